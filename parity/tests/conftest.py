@@ -1,0 +1,90 @@
+"""Real engines on the tiny checkpoints, one of each kind for the whole run: what is claimed of one backend is claimed
+of both, through the `backend` parametrization."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, for each engine
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import gen_engine
+
+ROOT = Path(__file__).parents[2]
+TEXT, VL = ROOT / "golden/models/tiny-qwen3", ROOT / "golden/models/tiny-qwen3-vl"
+BACKENDS = ("hf", "vllm")
+WINDOW = 1024
+SMALL = {"hf": {}, "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64}}}
+
+Load = Callable[..., gen_engine.GenerationEngine]
+
+
+def open_engine(model: Path, backend: str, **overrides: Any) -> gen_engine.GenerationEngine:
+    return gen_engine.load(model, backend=backend, **{"max_model_len": WINDOW, **SMALL[backend], **overrides})
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Load]:
+    """`shared(model, backend)`: an engine that stays loaded for the whole run."""
+    engines: dict[tuple[Path, str], gen_engine.GenerationEngine] = {}
+
+    def get(model: Path, backend: str) -> gen_engine.GenerationEngine:
+        if (model, backend) not in engines:
+            engines[model, backend] = open_engine(model, backend)
+        return engines[model, backend]
+
+    yield get
+    for engine in engines.values():
+        engine.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def text(shared: Load, backend: str) -> gen_engine.GenerationEngine:
+    return shared(TEXT, backend)
+
+
+@pytest.fixture
+def vl(shared: Load, backend: str) -> gen_engine.GenerationEngine:
+    return shared(VL, backend)
+
+
+@pytest.fixture
+def both(shared: Load) -> Callable[[Path], list[gen_engine.GenerationEngine]]:
+    return lambda model: [shared(model, backend) for backend in BACKENDS]
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Callable[..., Path]:
+    """`edited(model, {"config.json": {...}})`: a copy of a checkpoint with these keys of these files changed."""
+
+    def copy(model: Path, changes: dict[str, dict[str, Any]]) -> Path:
+        target = tmp_path / model.name
+        shutil.copytree(model, target)
+        for name, keys in changes.items():
+            content = json.loads((target / name).read_text()) if (target / name).exists() else {}
+            (target / name).write_text(json.dumps({**content, **keys}))
+        return target
+
+    return copy
+
+
+def chat(text: str, **request: Any) -> dict[str, Any]:
+    """A request of one user turn."""
+    return {"messages": [{"role": "user", "content": text}], **request}
+
+
+def of_task(task: Any) -> dict[str, Any]:
+    return {"messages": task.messages, "tools": task.tools, "chat": {"enable_thinking": task.enable_thinking}}
