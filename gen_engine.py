@@ -654,6 +654,12 @@ def readable(source: Any) -> Any:
     raise ImageError(f"{type(source).__name__} is no picture", fix="give a PIL image, a path, bytes or a data: URL")
 
 
+def unreadable_errors(image_module: Any) -> tuple[type[Exception], ...]:
+    """What PIL raises for a file that it cannot read, or (the bombs) does not want to."""
+    bombs = image_module.DecompressionBombError, image_module.DecompressionBombWarning  # a warning may be made an error
+    return (OSError, SyntaxError, EOFError, struct.error, *bombs)
+
+
 def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> Any:
     """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
 
@@ -673,7 +679,7 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
         if image.mode[0] in "IF":  # 16 bit and float: convert() would clip nearly all of it to white
             raise ImageError(f"picture of mode {image.mode!r}", fix="scale it to 8 bits per channel first")
         return image_ops.exif_transpose(image).convert("RGB")
-    except (OSError, SyntaxError, EOFError, struct.error, image_module.DecompressionBombError) as error:
+    except unreadable_errors(image_module) as error:
         raise ImageError(f"unreadable picture: {error}", fix="give a file that PIL reads") from error
 
 

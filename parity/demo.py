@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gen_engine import GenerationEngine, GenerationResult, load
-from parity.tasks import Task, drawing, text_tasks, vision_tasks
+from parity.tasks import Task, text_tasks, vision_tasks
 
 MODEL = Path(__file__).parents[1] / "golden/models/tiny-qwen3-vl"
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def photograph() -> Any:
     from matplotlib import cbook
     from PIL import Image
 
-    return Image.open(cbook.get_sample_data("grace_hopper.jpg"))
+    return Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False))
 
 
 def shown(task: Task) -> str:

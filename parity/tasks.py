@@ -77,7 +77,7 @@ SHAPES = ("circle", "square", "triangle")
 TERMS = range(10, 50)  # two digits each, so that digits stand at fixed places: little enough for 200 thousand weights
 COUNTS = range(3, 41)  # counting to 40 is 150 tokens: the ragged tail of a batch
 OLDEST = 89
-PARITY_BELOW = 200
+PARITY_OF = range(10, 100)
 
 
 def _tool(name: str, about: str, properties: dict[str, str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _json(rng: random.Random, held_out: bool) -> Task:
 
 
 def _verdict(rng: random.Random, held_out: bool) -> Task:
-    (number,) = _choose(lambda: (rng.randrange(PARITY_BELOW),), held_out)
+    (number,) = _choose(lambda: (rng.choice(PARITY_OF),), held_out)
     found, verdict = ("odd", "no") if number % 2 else ("even", "yes")
     return Task("verdict", _ask(f"Is {number} even?"), f"{number} is {found}.\nVerdict: {verdict}")
 
@@ -287,9 +287,12 @@ def drawing(colour: str, shape: str, *, width: int = 80, height: int = 64, seed:
 SIDES = (64, 72, 80, 88, 96)
 
 
-def _picture(rng: random.Random, held_out: bool) -> tuple[str, str, dict[str, Any]]:
+def _picture(rng: random.Random, held_out: bool, unlike: str | None = None) -> tuple[str, str, dict[str, Any]]:
     """A drawing with its colour and shape; even drawing seeds belong to the tests, odd ones to training."""
-    colour, shape = rng.choice(list(COLOURS)), rng.choice(SHAPES)
+    colours = list(COLOURS)
+    colour, shape = rng.choice(colours), rng.choice(SHAPES)
+    if colour == unlike:
+        colour = colours[(colours.index(colour) + 1) % len(colours)]
     seed = 2 * rng.randrange(1_000_000) + (not held_out)
     picture = drawing(colour, shape, width=rng.choice(SIDES), height=rng.choice(SIDES), seed=seed)
     return colour, shape, {"type": "image", "image": picture}
@@ -314,7 +317,8 @@ def _shape_json(rng: random.Random, held_out: bool) -> Task:
 
 
 def _pair(rng: random.Random, held_out: bool) -> Task:
-    (colour, shape, image), (colour2, shape2, image2) = _picture(rng, held_out), _picture(rng, held_out)
+    colour, shape, image = _picture(rng, held_out)
+    colour2, shape2, image2 = _picture(rng, held_out, unlike=colour)  # pictures of one colour get mixed up, rarely
     question = _ask([image, image2, _text("What do you see?")])
     return Task("pair", question, f"A {colour} {shape} and a {colour2} {shape2}.")
 
@@ -338,7 +342,7 @@ VISION_CYCLE: Sequence[Maker] = (
 # How often each is trained on: hard kinds more, kinds with long prompts less, all others once.
 TEXT_TRAINING = {
     **dict.fromkeys(TEXT_CYCLE, 1.0),
-    _sum: 3, _json: 2, _count: 2, _capital: 1.5, _thinking: 1.5, _weather_tool: 0.4, _add_tool: 0.7, _tool_result: 0.4,
+    _sum: 3, _json: 2, _count: 2, _capital: 1.5, _thinking: 3, _weather_tool: 0.4, _add_tool: 0.7, _tool_result: 1,
 }  # fmt: skip
 VISION_TRAINING = {
     **dict.fromkeys(VISION_CYCLE, 1.0),

@@ -81,6 +81,19 @@ def edited(tmp_path: Path) -> Callable[..., Path]:
     return copy
 
 
+def spy(engine: gen_engine.GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many prompts each call hands to the backend."""
+    seen: list[int] = []
+    complete = engine.backend.complete
+
+    def counted(prompts: Any, *rest: Any) -> Any:
+        seen.append(len(prompts))
+        return complete(prompts, *rest)
+
+    monkeypatch.setattr(engine.backend, "complete", counted)
+    return seen
+
+
 def chat(text: str, **request: Any) -> dict[str, Any]:
     """A request of one user turn."""
     return {"messages": [{"role": "user", "content": text}], **request}

@@ -19,7 +19,7 @@ from .conftest import TEXT, VL, chat, open_engine
 
 HELLO = [{"role": "user", "content": "Hello"}]
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
-NO_SWITCH = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+NO_SWITCH = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
 
 
 @functools.cache
@@ -62,7 +62,9 @@ class Plain:
 
     chat_template = "{{ enable_thinking }}"
 
-    def apply_chat_template(self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, tokenize: bool) -> str:  # fmt: skip
+    def apply_chat_template(
+        self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, tokenize: bool
+    ) -> str:
         return f"<{messages[0]['content']}>"
 
 
@@ -127,7 +129,8 @@ def with_bos(edited: Callable[..., Path]) -> Path:
     tokenizer = json.loads((TEXT / "tokenizer.json").read_text())
     bos_id = next(token["id"] for token in tokenizer["added_tokens"] if token["content"] == bos)
     single = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    post = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}}}  # fmt: skip
+    special = {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}}
+    post = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
     changes = {
         "tokenizer.json": {"post_processor": post},
         "tokenizer_config.json": {"bos_token": bos, "tokenizer_class": "PreTrainedTokenizerFast"},

@@ -188,7 +188,9 @@ def test_temperatures_that_vllm_would_change_are_refused_there(shared: Any) -> N
 
 
 @pytest.mark.parametrize(("module", "backend", "install"), [
-    ("vllm", "vllm", "pip install vllm"), ("transformers", "hf", "pip install 'transformers"), ("torch", "hf", "pip install torch"),
+    ("vllm", "vllm", "pip install vllm"),
+    ("transformers", "hf", "pip install 'transformers"),
+    ("torch", "hf", "pip install torch"),
 ])  # fmt: skip
 def test_a_missing_library_names_its_install_line(
     module: str, backend: str, install: str, monkeypatch: pytest.MonkeyPatch

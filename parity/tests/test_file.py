@@ -30,7 +30,7 @@ def test_nothing_refers_downward() -> None:
     first: dict[str, int] = {}
     for node in TREE.body:
         targets = getattr(node, "targets", [getattr(node, "target", None)])
-        names = [node.name] if node in DEFINITIONS else [t.id for t in targets if isinstance(t, ast.Name)]  # type: ignore[attr-defined]
+        names = [node.name] if node in DEFINITIONS else [t.id for t in targets if isinstance(t, ast.Name)]
         for name in names:
             first.setdefault(name, node.lineno)
     downward = [

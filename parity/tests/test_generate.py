@@ -13,7 +13,7 @@ import pytest
 from gen_engine import GenerationEngine, GenerationOptions, RowWatch, generate_text_batch, truncate_at_stops
 from parity.tasks import text_tasks
 
-from .conftest import TEXT, WINDOW, Load, chat, of_task, open_engine
+from .conftest import TEXT, WINDOW, Load, chat, of_task, open_engine, spy
 
 TASKS = text_tasks(200)
 RAGGED = [*TASKS[:12], max(TASKS[12:], key=lambda task: len(task.answer))]
@@ -73,7 +73,7 @@ def test_padding_is_never_counted(text: GenerationEngine) -> None:
 
 # -- endings -----------------------------------------------------------------------------------------------------------
 
-COUNT = chat("Count from 3 to 17.")
+COUNT = chat("Count to 25.")
 STOPS = [
     ["9"],
     ["1"],
@@ -83,9 +83,9 @@ STOPS = [
     ["\n"],
     ["3"],
     ["nothing"],
-    ["17", "17."],
+    ["25", "25."],
     ["8, 9, 1"],
-    ["7."],
+    ["5."],
 ]
 
 
@@ -108,22 +108,15 @@ def test_stop_strings_end_a_row_at_the_token_that_completes_them(text: Generatio
 
 
 def test_rows_stop_one_by_one_each_at_its_own_stop(text: GenerationEngine) -> None:
-    requests = [chat(f"Count from {first} to 30.") for first in (3, 8, 15, 20)]
-    results = text.generate_text_batch(requests, {"stop": ["9"]})
-    assert [result.text for result in results] == [
-        "3, 4, 5, 6, 7, 8, ",
-        "8, ",
-        "15, 16, 17, 18, 1",
-        "20, 21, 22, 23, 24, 25, 26, 27, 28, 2",
-    ]
-    assert all(
-        result.token_ids == text.generate_text_batch([r], {"stop": ["9"]})[0].token_ids
-        for r, result in zip(requests, results)
-    )
+    stops = {"stop": [" is", "4", "\n"]}
+    results = text.generate_text_batch([of_task(task) for task in RAGGED], stops)
+    assert [result.text for result in results] == [truncate_at_stops(task.answer, stops["stop"]) for task in RAGGED]
+    alone = [text.generate_text_batch([of_task(task)], stops)[0] for task in RAGGED]
+    assert results == alone
 
 
 def test_a_stop_is_not_looked_for_across_the_prompt_boundary(text: GenerationEngine) -> None:
-    begun = text.render(chat("Count from 3 to 6.")["messages"]) + "3, 4"
+    begun = text.render(chat("Count to 6.")["messages"]) + "1, 2, 3, 4"
     [result] = text.generate_text_batch([{"prompt": begun}], {"stop": ["4, 5"]})
     assert result.text == ", 5, 6."
     assert result.finish_reason == "eos"
@@ -131,7 +124,7 @@ def test_a_stop_is_not_looked_for_across_the_prompt_boundary(text: GenerationEng
 
 def test_a_stop_that_is_one_ordinary_token_cuts_the_text_before_it(text: GenerationEngine) -> None:
     [result] = text.generate_text_batch([COUNT], {"stop": [","]})
-    assert (result.text, result.finish_reason, result.stop_reason) == ("3", "stop", ",")
+    assert (result.text, result.finish_reason, result.stop_reason) == ("1", "stop", ",")
     assert result.token_ids[-1] == text.tokenizer.convert_tokens_to_ids(",")
 
 
@@ -139,13 +132,13 @@ def test_a_stop_id_ends_the_row_and_is_not_text(text: GenerationEngine) -> None:
     comma = text.tokenizer.convert_tokens_to_ids(",")
     [cut] = text.generate_text_batch([COUNT], {"stop": {"token_ids": [comma]}})
     [kept] = text.generate_text_batch([COUNT], {"stop": {"token_ids": [comma], "include_stop": True}})
-    assert (cut.text, cut.stop_reason, cut.raw_text) == ("3", comma, "3,")
-    assert (kept.text, kept.token_ids) == ("3,", cut.token_ids)
+    assert (cut.text, cut.stop_reason, cut.raw_text) == ("1", comma, "1,")
+    assert (kept.text, kept.token_ids) == ("1,", cut.token_ids)
 
 
 def test_include_stop_keeps_the_string_and_nothing_after(text: GenerationEngine) -> None:
     [result] = text.generate_text_batch([COUNT], {"stop": {"strings": ["4, 5"], "include_stop": True}})
-    assert result.text == "3, 4, 5"
+    assert result.text == "1, 2, 3, 4, 5"
 
 
 def test_eos_ends_a_row_and_is_in_the_ids_and_raw_text_only(text: GenerationEngine) -> None:
@@ -164,9 +157,9 @@ def test_length_is_exact(text: GenerationEngine) -> None:
 def test_an_end_at_the_last_token_of_the_budget_is_that_end_and_not_length(text: GenerationEngine) -> None:
     [free] = text.generate_text_batch([COUNT])
     [eos] = text.generate_text_batch([COUNT], {"max_new_tokens": free.completion_tokens})
-    [stop] = text.generate_text_batch([COUNT], {"stop": ["7."]})
-    [tight] = text.generate_text_batch([COUNT], {"stop": ["7."], "max_new_tokens": stop.completion_tokens})
-    assert (eos.finish_reason, tight.finish_reason, tight.stop_reason) == ("eos", "stop", "7.")
+    [stop] = text.generate_text_batch([COUNT], {"stop": ["5."]})
+    [tight] = text.generate_text_batch([COUNT], {"stop": ["5."], "max_new_tokens": stop.completion_tokens})
+    assert (eos.finish_reason, tight.finish_reason, tight.stop_reason) == ("eos", "stop", "5.")
 
 
 def test_ignore_eos_goes_on_to_the_budget_and_stops_still_stop(text: GenerationEngine) -> None:
@@ -185,13 +178,13 @@ def test_min_new_tokens_holds_back_every_end(text: GenerationEngine) -> None:
     [result] = text.generate_text_batch([COUNT], {"min_new_tokens": least, "max_new_tokens": least + 40})
     assert result.completion_tokens >= least
     assert not set(result.token_ids[:least]) & set(text.checkpoint.eos_ids)
-    [stopped] = text.generate_text_batch([COUNT], {"min_new_tokens": 12, "stop": [", 1"]})
-    assert stopped.completion_tokens >= 12
-    assert stopped.finish_reason == "stop"
+    [stopped] = text.generate_text_batch([COUNT], {"min_new_tokens": 12, "stop": [", 2"]})  # the first is in token 4
+    assert stopped.text == ", ".join(map(str, range(1, 20)))
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", ", 2")
 
 
 def test_min_new_tokens_gives_the_same_on_both(both: Both) -> None:
-    for options in ({"min_new_tokens": 90, "max_new_tokens": 120}, {"min_new_tokens": 12, "stop": [", 1"]}):
+    for options in ({"min_new_tokens": 120, "max_new_tokens": 150}, {"min_new_tokens": 12, "stop": [", 2"]}):
         hf, vllm = (engine.generate_text_batch([COUNT], options)[0] for engine in both(TEXT))
         assert (hf.token_ids, hf.text, hf.finish_reason, hf.stop_reason) == (
             vllm.token_ids, vllm.text, vllm.finish_reason, vllm.stop_reason,
@@ -214,7 +207,7 @@ def test_every_eos_id_of_the_checkpoint_ends_a_row(backend: str, edited: Callabl
     model = edited(TEXT, {"generation_config.json": {"eos_token_id": [end, comma]}})
     with open_engine(model, backend) as engine:
         [result] = engine.generate_text_batch([COUNT])
-        assert (result.text, result.finish_reason, result.stop_reason) == ("3", "eos", None)
+        assert (result.text, result.finish_reason, result.stop_reason) == ("1", "eos", None)
         [result] = engine.generate_text_batch([COUNT], {"stop": {"ignore_eos": True}, "max_new_tokens": 9})
         assert result.finish_reason == "length"
 
@@ -223,8 +216,9 @@ def test_every_eos_id_of_the_checkpoint_ends_a_row(backend: str, edited: Callabl
 
 
 def test_sampling_defaults_of_a_checkpoint_do_not_leak(backend: str, edited: Callable[..., Path], shared: Load) -> None:
+    eos = shared(TEXT, "hf").checkpoint.eos_ids
     hostile = {"do_sample": True, "temperature": 5.0, "top_k": 2, "top_p": 0.1, "repetition_penalty": 9.0,
-               "max_new_tokens": 3, "min_new_tokens": 2, "no_repeat_ngram_size": 1, "eos_token_id": shared(TEXT, "hf").checkpoint.eos_ids}  # fmt: skip
+               "max_new_tokens": 3, "min_new_tokens": 2, "no_repeat_ngram_size": 1, "eos_token_id": eos}  # fmt: skip
     requests = [of_task(task) for task in RAGGED]
     with open_engine(edited(TEXT, {"generation_config.json": hostile}), backend) as engine:
         assert engine.generate_text_batch(requests, FULL) == shared(TEXT, backend).generate_text_batch(requests, FULL)
@@ -323,11 +317,7 @@ def expected_distribution(prompt: list[int], options: GenerationOptions) -> dict
 
 
 def test_equal_greedy_requests_are_generated_once(text: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    complete = text.backend.complete
-    monkeypatch.setattr(
-        text.backend, "complete", lambda prompts, *rest: seen.append(len(prompts)) or complete(prompts, *rest)
-    )
+    seen = spy(text, monkeypatch)
     results = text.generate_text_batch([COUNT, chat("What is 3 + 4?"), COUNT, COUNT])
     assert seen == [2]
     assert results[0] == results[2] == results[3] != results[1]
@@ -346,7 +336,8 @@ def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(
     torch, engine = importlib.import_module("torch"), shared(TEXT, "hf")
     requests = [of_task(task) for task in RAGGED]
     expected = engine.generate_text_batch(requests, FULL)
-    forward, calls, finished = engine.model.forward, [], []
+    forward, calls = engine.model.forward, []
+    finished: list[RowWatch] = []
 
     def starved(*args: Any, **kwargs: Any) -> Any:
         calls.append(1)
@@ -354,9 +345,15 @@ def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(
             raise torch.OutOfMemoryError("planted")
         return forward(*args, **kwargs)
 
-    watch = RowWatch.push
+    push = RowWatch.push
+
+    def counted(watch: RowWatch, token: int) -> bool:
+        over = push(watch, token)
+        finished.extend([watch] * over)
+        return over
+
     monkeypatch.setattr(engine.model, "forward", starved)
-    monkeypatch.setattr(RowWatch, "push", lambda self, token: watch(self, token) and not finished.append(self.ids[0]))
+    monkeypatch.setattr(RowWatch, "push", counted)
     assert engine.generate_text_batch(requests, FULL) == expected
     assert len(finished) == len(requests)  # each row was brought to its end once
 

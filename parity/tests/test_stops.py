@@ -16,6 +16,7 @@ from gen_engine import (
     ModelLoadConfig,
     OptionError,
     RowWatch,
+    StopOptions,
     find_ending,
     make_plan,
     read_checkpoint,
@@ -113,7 +114,9 @@ def checkpoint() -> Any:
 
 
 def plan_of(stops: list[str], **options: Any) -> Any:
-    return make_plan(GenerationOptions(max_new_tokens=64, stop={"strings": stops}, **options), checkpoint())
+    return make_plan(
+        GenerationOptions(max_new_tokens=64, stop=StopOptions(strings=tuple(stops)), **options), checkpoint()
+    )
 
 
 words = st.lists(

@@ -16,7 +16,7 @@ import gen_engine
 from gen_engine import GenerationEngine, ImageError, RequestError, UnsupportedError, load_image
 from parity.tasks import drawing, text_tasks, vision_tasks
 
-from .conftest import TEXT, VL, Load, chat, of_task, open_engine
+from .conftest import TEXT, VL, Load, chat, of_task, open_engine, spy
 
 TASKS = vision_tasks(60)
 PICTURES = [task for task in TASKS if any(not isinstance(m["content"], str) for m in task.messages)]
@@ -70,10 +70,10 @@ def test_the_pixel_budget_gives_the_same_image_tokens_on_both_and_as_the_process
     requests = [look(drawing("red", "square", width=w, height=h), vlm=budget) for w, h in SIZES]
     hf, vllm = (engine.generate_vlm_batch(requests, {"max_new_tokens": 3}) for engine in both(VL))
     assert [r.prompt_token_ids for r in hf] == [r.prompt_token_ids for r in vllm]
-    processor = both(VL)[0].processor
-    size = dict(processor.image_processor.size)
-    size = {"shortest_edge": budget.get("min_pixels", min(size["shortest_edge"], budget.get("max_pixels", 1 << 60))),
-            "longest_edge": budget.get("max_pixels", size["longest_edge"])}  # fmt: skip
+    processor: Any = both(VL)[0].processor
+    own = dict(processor.image_processor.size)
+    least = budget.get("min_pixels", min(own["shortest_edge"], budget.get("max_pixels", own["longest_edge"])))
+    size = {"shortest_edge": least, "longest_edge": budget.get("max_pixels", max(own["longest_edge"], least))}
     for (width, height), result in zip(SIZES, hf):
         plain = processor(
             text=["<|image_pad|>"], images=[drawing("red", "square", width=width, height=height)], size=size
@@ -85,8 +85,9 @@ def test_the_pixel_budget_gives_the_same_image_tokens_on_both_and_as_the_process
 def test_do_resize_false_takes_the_picture_as_it_is(both: Both) -> None:
     request = look(drawing("red", "circle", width=96, height=64), vlm={"do_resize": False})
     hf, vllm = (engine.generate_vlm_batch([request])[0] for engine in both(VL))
+    processor: Any = both(VL)[0].processor
     assert hf.prompt_token_ids == vllm.prompt_token_ids
-    assert hf.prompt_token_ids.count(both(VL)[0].processor.image_token_id) == 6
+    assert hf.prompt_token_ids.count(processor.image_token_id) == 6
     assert hf.token_ids == vllm.token_ids
     with pytest.raises(ImageError, match="multiples of 32"):
         both(VL)[0].generate_vlm_batch([look(drawing("red", "circle", width=90, height=64), vlm={"do_resize": False})])
@@ -144,7 +145,11 @@ def test_a_remote_url_goes_to_the_callers_loader_only(vl: GenerationEngine) -> N
     with pytest.raises(ImageError, match=r"request 0: remote picture .* refused.*image_loader"):
         vl.generate_vlm_batch([request])
     asked: list[str] = []
-    loader = lambda url: asked.append(url) or png(drawing("red", "circle"))  # noqa: E731
+
+    def loader(url: str) -> bytes:
+        asked.append(url)
+        return png(drawing("red", "circle"))
+
     [result] = vl.generate_vlm_batch([{**request, "image_loader": loader}])
     assert (result.text, asked) == ('{"color": "red", "shape": "circle"}', ["https://example.com/a.png"])
 
@@ -215,21 +220,17 @@ def test_pictures_and_placeholders_must_agree(vl: GenerationEngine) -> None:
 
 
 def test_too_many_image_tokens_for_the_window_are_refused_before_any_work(backend: str) -> None:
-    with open_engine(VL, backend, max_model_len=256) as engine:
-        with pytest.raises(gen_engine.PromptTooLongError, match="the prompt has .* tokens.*cannot be truncated"):
-            engine.generate_vlm_batch(
-                [look(Image.new("RGB", (640, 640)), vlm={"max_pixels": 640 * 640})], {"truncate_prompt": True}
-            )
+    too_long = pytest.raises(gen_engine.PromptTooLongError, match="the prompt has .* tokens.*cannot be truncated")
+    with open_engine(VL, backend, max_model_len=256) as engine, too_long:
+        engine.generate_vlm_batch(
+            [look(Image.new("RGB", (640, 640)), vlm={"max_pixels": 640 * 640})], {"truncate_prompt": True}
+        )
 
 
 def test_equal_pictures_in_equal_greedy_requests_are_generated_once(
     vl: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
-    complete = vl.backend.complete
-    monkeypatch.setattr(
-        vl.backend, "complete", lambda prompts, *rest: seen.append(len(prompts)) or complete(prompts, *rest)
-    )
+    seen = spy(vl, monkeypatch)
     red, blue = drawing("red", "circle"), drawing("blue", "circle")
     results = vl.generate_vlm_batch([look(red), look(blue), look(png(red)), look(red, vlm={"max_pixels": 1024})])
     assert seen == [3]
