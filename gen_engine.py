@@ -34,14 +34,15 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
      4  Pictures              anything that holds one -> an upright RGB PIL image
      5  Chat                  messages -> the text that the checkpoint's own template makes of them
      6  Stops                 where generated text ends: the one cutter
-     7  Checkpoint            what both backends read from a checkpoint, once
-     8  Plan                  options that have met a tokenizer: nothing is left to decide
-     9  Prompts               request -> token ids and pictures
-    10  Results               token ids -> text, counts and the reason why it ended
-    11  Backend: hf           transformers, one decode loop
-    12  Backend: vllm         vLLM inside this process
-    13  Engine                load, render, generate
-    14  Command line          --version, outline, doctor, generate
+     7  Plugins               what a caller may add to a call
+     8  Checkpoint            what both backends read from a checkpoint, once
+     9  Plan                  options that have met a tokenizer: nothing is left to decide
+    10  Prompts               request -> token ids and pictures
+    11  Results               token ids -> text, counts and the reason why it ended
+    12  Backend: hf           transformers, one decode loop
+    13  Backend: vllm         vLLM inside this process
+    14  Engine                load, render, generate
+    15  Command line          --version, outline, doctor, generate
 
 Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
 """
@@ -73,6 +74,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -89,11 +91,12 @@ __all__ = [
     "BackendMissing", "UnsupportedError", "EngineError",
     # 3 contracts
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
-    "VlmPreprocessOptions", "TextGenerationRequest", "VlmGenerationRequest", "GenerationResult",
-    # 4-6 pictures, chat, stops
-    "load_image", "render", "truncate_at_stops",
-    # 13 engine
-    "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch",
+    "VlmPreprocessOptions", "StructuredOptions", "TextGenerationRequest", "VlmGenerationRequest", "GenerationResult",
+    "ScoreResult", "Capabilities",
+    # 4-7 pictures, chat, stops, plugins
+    "load_image", "render", "truncate_at_stops", "Plugin",
+    # 14 engine
+    "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
 
 log = logging.getLogger("gen_engine")
@@ -318,7 +321,7 @@ def check_strings(contract: Any, *names: str) -> None:
         check(contract, name, "a non-empty string or None", lambda value: value != "", (str, type(None)))
 
 
-BACKEND_NAMES = ("hf", "vllm")
+BACKEND_NAMES = ("hf", "vllm", "auto")
 
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -335,12 +338,16 @@ class ModelLoadConfig:
     """What to load, and where.
 
     model: a checkpoint directory or a hub name.   revision: the hub revision.
-    backend: "hf" (transformers, the safe default) or "vllm" (fast).
+    backend: "hf" (transformers, the safe default), "vllm" (fast), or "auto": vllm where it can run what this config
+        asks for, else hf; `engine.describe()` says which and why.
     dtype: "float32", "bfloat16" or "float16"; None is the checkpoint's own, on both backends.
     device: hf only, for example "cpu" or "cuda:1"; None is cuda if there is one, else cpu.
     attn_implementation: hf only, transformers' name; None is transformers' choice for the model.
     max_model_len: tokens that a prompt and its answer may take together; None is what the checkpoint says.
     max_batch_tokens: hf only, padded prompt + new tokens that one batch may hold; vLLM schedules by itself.
+    adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
+    logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
+    fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on the result.
     progress: a bar on a terminal; never one where there is no terminal.
     hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
     """
@@ -354,6 +361,9 @@ class ModelLoadConfig:
     revision: str | None = None
     max_model_len: int | None = None
     max_batch_tokens: int | None = None
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
+    fallback_backend: str | None = None
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -367,9 +377,13 @@ class ModelLoadConfig:
         if self.dtype not in (None, *DTYPES):
             raise OptionError(f"no dtype {self.dtype!r}", fix=nearest(str(self.dtype), DTYPES))
         check_strings(self, "device", "attn_implementation", "revision")
-        check_bools(self, "trust_remote_code", "progress")
+        if self.fallback_backend not in (None, "hf") or self.fallback_backend == self.backend:
+            raise OptionError(f"fallback_backend is {self.fallback_backend!r}", fix="it is None, or 'hf' for 'vllm'")
+        check_bools(self, "trust_remote_code", "progress", "logits_hooks")
         check_int(self, "max_model_len", 2, optional=True)
         check_int(self, "max_batch_tokens", 1, optional=True)
+        check(self, "adapters", "a mapping of names to directories", lambda value: True, (Mapping,))
+        settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             self._refuse_contradictions(name)
 
@@ -419,6 +433,41 @@ class DecodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class StructuredOptions:
+    """What the text must look like: exactly one of these, by the same grammar engine (xgrammar) on both backends.
+
+    json: a JSON schema (mapping or string).   json_object: any JSON object.   regex: a regular expression.
+    choice: one of these strings.   grammar: EBNF with a rule `root`.
+    JSON is written compactly, with no white space between its tokens, so that there is one way to write it.
+    """
+
+    json: Any = None
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        check_bools(self, "json_object")
+        check_strings(self, "regex", "grammar")
+        if isinstance(self.json, Mapping):
+            settle(self, json=json.dumps(self.json))
+        check(self, "json", "a schema as a mapping or a string", lambda value: value != "", (str, type(None)))
+        if self.choice is not None:
+            settle(self, choice=tuple(self.choice))
+            check(
+                self, "choice", "non-empty strings", lambda v: v and all(isinstance(c, str) and c for c in v), (tuple,)
+            )
+        if len(self.given()) != 1:
+            raise OptionError(f"StructuredOptions has {len(self.given())} forms", fix="give exactly one")
+
+    def given(self) -> dict[str, Any]:
+        """The form that is set, by name."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value not in (None, False)}
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationOptions:
     """How to generate. Each field is handed to the backend as it stands: nothing is filled in by a checkpoint.
 
@@ -426,6 +475,10 @@ class GenerationOptions:
     temperature: 0 takes the most likely token; there is no second switch.
     top_k: None is all tokens.   top_p, min_p, repetition_penalty: 1, 0 and 1 do nothing.
     seed: of the request, not of the process: the same sample alone and in any batch. None draws anew each time.
+    n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`.
+    logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
+        Raw: of the model's own distribution, before penalties, temperature and plugins, on both backends.
+    logits: also the full raw logits of each step, a float32 tensor [tokens, vocabulary] on the CPU.
     max_prompt_tokens: what a prompt may take; None is the context window less max_new_tokens.
     truncate_prompt: a longer prompt loses its beginning; otherwise it is refused.
     """
@@ -438,6 +491,9 @@ class GenerationOptions:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    logits: bool = False
     stop: StopOptions = field(default_factory=StopOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     max_prompt_tokens: int | None = None
@@ -446,6 +502,8 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         stop = {"strings": self.stop} if isinstance(self.stop, (str, list, tuple)) else self.stop
         settle(self, stop=build(StopOptions, stop), decode=build(DecodeOptions, self.decode))
+        check_int(self, "n", 1)
+        check_int(self, "logprobs", 0, optional=True)
         check_int(self, "max_new_tokens", 1)
         check(self, "min_new_tokens", "0 to max_new_tokens", lambda v: 0 <= v <= self.max_new_tokens, (int,))
         check_number(self, "temperature", "a finite number >= 0", lambda value: value >= 0)
@@ -455,7 +513,7 @@ class GenerationOptions:
         check_number(self, "repetition_penalty", "above 0", lambda value: value > 0)
         check_int(self, "seed", 0, optional=True)
         check_int(self, "max_prompt_tokens", 1, optional=True)
-        check_bools(self, "truncate_prompt")
+        check_bools(self, "truncate_prompt", "logits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,6 +611,8 @@ class TextGenerationRequest:
     tools: OpenAI style function schemas (or plain functions), for the template.
     continue_final: go on inside the last assistant message in place of opening a new turn.
     seed: this request's own; None is GenerationOptions.seed.
+    adapter: the name of one of ModelLoadConfig.adapters; None is the bare model.
+    structured: what the answer must look like.
     """
 
     messages: tuple[Mapping[str, Any], ...] | None = None
@@ -562,6 +622,8 @@ class TextGenerationRequest:
     chat: ChatTemplateOptions = field(default_factory=ChatTemplateOptions)
     continue_final: bool = False
     seed: int | None = None
+    adapter: str | None = None
+    structured: StructuredOptions | None = None
 
     def __post_init__(self) -> None:
         forms = [name for name in ("messages", "prompt", "prompt_token_ids") if getattr(self, name) is not None]
@@ -577,6 +639,9 @@ class TextGenerationRequest:
             settle(self, prompt_token_ids=tuple(self.prompt_token_ids))
             check(self, "prompt_token_ids", "token ids", lambda v: all(type(i) is int for i in v), (tuple,))
         check(self, "prompt", "a string", lambda value: True, (str, type(None)))
+        check_strings(self, "adapter")
+        if self.structured is not None:
+            settle(self, structured=build(StructuredOptions, self.structured))
         check_bools(self, "continue_final")
         check_int(self, "seed", 0, optional=True)
 
@@ -612,7 +677,13 @@ class GenerationResult:
     token_ids: what was generated, the ending token included, padding never.
     prompt_token_ids: what the model was given, each picture as its run of image tokens.
     finish_reason: "eos" (end of text), "stop" (stop_reason is the string or the id), "length", "plugin".
+    logprobs: raw log-probability of each of token_ids.
+    top_logprobs: for each of token_ids the most likely tokens, id -> logprob, best first.
+    logits: float32 tensor [tokens, vocabulary].
+    samples: all n results where n > 1 was asked, this one (without samples) first.
+    fallback_from: the backend that could not do it, where ModelLoadConfig.fallback_backend took over.
     notes: what was done otherwise than asked, for example a template without the thinking switch.
+    effective: every resolved option with its source, as `engine.effective` gives it.
     """
 
     text: str
@@ -622,7 +693,13 @@ class GenerationResult:
     finish_reason: FinishReason
     stop_reason: str | int | None
     backend: str
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[Mapping[int, float], ...] | None = None
+    logits: Any = field(default=None, repr=False, compare=False)
+    samples: tuple[GenerationResult, ...] = field(default=(), repr=False)
+    fallback_from: str | None = None
     notes: tuple[str, ...] = ()
+    effective: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def prompt_tokens(self) -> int:
@@ -631,6 +708,36 @@ class GenerationResult:
     @property
     def completion_tokens(self) -> int:
         return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreResult:
+    """How likely a given response is.
+
+    token_ids: the response's.   prompt_token_ids: as in GenerationResult.
+    logprobs: raw log-probability of each response token; with grad=True a float32 tensor [tokens] with gradient.
+    logits: float32 tensor [tokens, vocabulary]: row t is the distribution that token t was drawn from.
+    """
+
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    logprobs: Any
+    logits: Any = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a loaded engine can do. What it cannot is refused before anything runs."""
+
+    supports_vlm: bool
+    supports_token_ids: bool
+    supports_logprobs: bool
+    supports_logits: bool
+    supports_logits_plugins: bool
+    supports_hf_plugins: bool
+    supports_structured: bool
+    supports_lora: bool
+    supports_gradients: bool
 
 
 # == 4. Pictures =======================================================================================================
@@ -832,7 +939,65 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
     return text[: end if include_stop else start]
 
 
-# == 7. Checkpoint =====================================================================================================
+# == 7. Plugins ========================================================================================================
+
+
+class Plugin:
+    """What a caller may add to a call, always explicitly: derive from this, or write a class with the same names.
+
+    A hook that is left out, or left as None, is not called. Hooks see generated tokens only, never prompt or padding.
+    name: shows up as stop_reason and in errors.   backends, kinds: where it may be used.
+    should_stop(token_ids, text): True ends the row with finish_reason "plugin"; not asked before min_new_tokens.
+    logits(token_ids, logits): a float tensor [vocabulary] for the next token; runs before penalties and temperature.
+    post_decode(text): the text that the result shall have, after the cut at stops.
+    hf_stopping_criteria, hf_logits_processors: transformers' own objects, for hf only. They see the padded batch.
+    """
+
+    name: str = "plugin"
+    backends: tuple[str, ...] = ("hf", "vllm")
+    kinds: tuple[str, ...] = ("text", "vlm")
+    should_stop: Callable[[Sequence[int], str], bool] | None = None
+    logits: Callable[[Sequence[int], Any], Any] | None = None
+    post_decode: Callable[[str], str] | None = None
+    hf_stopping_criteria: Sequence[Any] = ()
+    hf_logits_processors: Sequence[Any] = ()
+
+
+PLUGIN_HOOKS = ("should_stop", "logits", "post_decode")
+
+
+PLUGIN_FIELDS = ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criteria", "hf_logits_processors")
+
+
+def adopt_plugin(given: Any) -> Plugin:
+    """Any object with a plugin's names as a Plugin; refuses one without a hook, or whose hook cannot be called."""
+    plugin = Plugin()
+    for name in PLUGIN_FIELDS:
+        setattr(plugin, name, getattr(given, name, getattr(Plugin, name)))
+    hooks = {name: getattr(plugin, name) for name in PLUGIN_HOOKS}
+    for name, hook in hooks.items():
+        if hook is not None and not callable(hook):
+            raise OptionError(f"plugin {plugin.name!r}: {name} cannot be called", fix="make it a method or None")
+    if not any((*hooks.values(), plugin.hf_stopping_criteria, plugin.hf_logits_processors)):
+        raise OptionError(f"{type(given).__name__} has no hook of a plugin", fix="give it " + ", ".join(PLUGIN_HOOKS))
+    return plugin
+
+
+def check_plugins(plugins: Sequence[Plugin], backend: str, kind: str) -> None:
+    """Refuse, before anything runs, a plugin that was not made for this backend or this kind of request."""
+    for plugin in plugins:
+        if backend not in plugin.backends:
+            fix = f"use backend={plugin.backends[0]!r}" if plugin.backends else "name its backends"
+            raise UnsupportedError(f"plugin {plugin.name!r} is not for {backend}", fix=fix)
+        if kind not in plugin.kinds:
+            raise UnsupportedError(f"plugin {plugin.name!r} is not for {kind} requests", fix="leave it out")
+        if backend != "hf" and (plugin.hf_stopping_criteria or plugin.hf_logits_processors):
+            raise UnsupportedError(
+                f"plugin {plugin.name!r} holds transformers objects", fix="use should_stop and logits"
+            )
+
+
+# == 8. Checkpoint =====================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -850,6 +1015,7 @@ class Checkpoint:
     pad_id: int
     dtype: str
     window: int | None
+    adapters: Mapping[str, str]
 
     @property
     def template_owner(self) -> Any:
@@ -915,6 +1081,9 @@ def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -
 
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
+    for path in settings.adapters.values():
+        if not Path(path, "adapter_config.json").is_file():
+            raise LoadError(f"no adapter at {path}", fix="give a directory that PEFT saved")
     transformers = need_transformers()
     common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
     try:
@@ -936,10 +1105,10 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         tokenizer.pad_token_id = pad_id
     window = settings.max_model_len or getattr(text_config, "max_position_embeddings", None)
     dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
-    return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window)
+    return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window, settings.adapters)
 
 
-# == 8. Plan ===========================================================================================================
+# == 9. Plan ===========================================================================================================
 
 
 def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool, clean_up: bool) -> str:
@@ -960,6 +1129,11 @@ class Plan:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
     stop_ids: Mapping[int, str | int]
+    plugins: tuple[Plugin, ...] = ()
+
+    def hooks(self, name: str) -> list[tuple[str, Callable[..., Any]]]:
+        """(plugin, hook) of every plugin that has this hook."""
+        return [(plugin.name, getattr(plugin, name)) for plugin in self.plugins if getattr(plugin, name)]
 
     @property
     def end_ids(self) -> list[int]:
@@ -967,8 +1141,8 @@ class Plan:
 
     @property
     def determined(self) -> bool:
-        """Whether equal prompts give equal answers without a seed."""
-        return self.options.temperature == 0
+        """Whether equal prompts give equal answers without a seed; of plugins, the caller's, nothing is known."""
+        return self.options.temperature == 0 and not self.plugins
 
     def decode(self, ids: Sequence[int]) -> str:
         how = self.options.decode
@@ -981,7 +1155,7 @@ def single_token(tokenizer: Any, string: str) -> int | None:
     return ids[0] if len(ids) == 1 and decode_ids(tokenizer, ids, False, False) == string else None
 
 
-def make_plan(options: GenerationOptions, checkpoint: Checkpoint) -> Plan:
+def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop, tokenizer = options.stop, checkpoint.tokenizer
     vocabulary = len(tokenizer)
@@ -999,10 +1173,11 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint) -> Plan:
                 fix="stop at the token alone, or set decode.skip_special_tokens=False",
             )
     stop_ids.update({i: i for i in stop.token_ids})
-    return Plan(options, checkpoint, eos_ids, {i: why for i, why in stop_ids.items() if i not in eos_ids})
+    own_ids = {i: why for i, why in stop_ids.items() if i not in eos_ids}
+    return Plan(options, checkpoint, eos_ids, own_ids, tuple(plugins))
 
 
-# == 9. Prompts ========================================================================================================
+# == 10. Prompts =======================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1017,6 +1192,8 @@ class Prompt:
     image_kwargs: Mapping[str, Any]
     length: int
     seed: int | None
+    adapter: str | None
+    structured: StructuredOptions | None
     notes: tuple[str, ...]
 
     def drawn_seed(self) -> int:
@@ -1024,10 +1201,17 @@ class Prompt:
         process's belongs to the caller."""
         return secrets.randbits(32) if self.seed is None else self.seed
 
-    def key(self) -> tuple[Any, ...]:
-        """Equal for prompts that a model cannot tell apart."""
+    def key(self, plan: Plan) -> tuple[Any, ...]:
+        """Equal for prompts whose answers are."""
         pixels = tuple((image.size, hashlib.sha256(image.tobytes()).digest()) for image in self.images)
-        return self.token_ids, pixels, repr(self.image_kwargs), self.seed
+        return (
+            self.token_ids,
+            pixels,
+            repr(self.image_kwargs),
+            None if plan.determined else self.seed,
+            self.adapter,
+            self.structured,
+        )
 
 
 def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -1142,19 +1326,30 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     check_ids(ids, len(images), checkpoint)
     length = len(ids) + sum(image_tokens(image, image_kwargs, checkpoint) - 1 for image in images)
     ids, length = fit(ids, length, bool(images), plan)
+    if request.adapter is not None and request.adapter not in checkpoint.adapters:
+        known = nearest(request.adapter, checkpoint.adapters) if checkpoint.adapters else "load with adapters={...}"
+        raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
     seed = request.seed if request.seed is not None else plan.options.seed
-    return Prompt(ids, images, image_kwargs, length, seed, notes)
+    return Prompt(ids, images, image_kwargs, length, seed, request.adapter, request.structured, notes)
 
 
-# == 10. Results =======================================================================================================
+# == 11. Results =======================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a backend gives back: ids, perhaps a few past the end; `finish` says where the end is."""
+    """What a backend gives back: ids, perhaps a few past the end; `finish` says where the end is.
+
+    logprobs, top_logprobs, logits: one entry per id, where asked for.
+    plugin_end: (tokens, name) of a plugin that ended the row.
+    """
 
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[Mapping[int, float], ...] | None = None
+    logits: Any = None
+    plugin_end: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -1213,13 +1408,41 @@ class RowWatch:
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._reach = longest + 4 if longest else 0  # 4: a character cut at the tail's edge has at most 4 bytes
         self._tail: list[int] = []
+        self._stoppers = plan.hooks("should_stop")
+        self.plugin_end: tuple[int, str] | None = None
+        self.logprobs: list[float] = []
+        self.top_logprobs: list[dict[int, float]] = []
+        self.logits: list[Any] = []
+
+    def completion(self, prompt_token_ids: Sequence[int]) -> Completion:
+        options = self.plan.options
+        return Completion(
+            token_ids=tuple(self.ids),
+            prompt_token_ids=tuple(prompt_token_ids),
+            logprobs=None if options.logprobs is None else tuple(self.logprobs),
+            top_logprobs=tuple(self.top_logprobs) if options.logprobs else None,
+            logits=need_torch().stack(self.logits[: len(self.ids)]) if options.logits else None,
+            plugin_end=self.plugin_end,
+        )
 
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
         if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
             return True
-        return bool(self._reach) and self._stop_in_tail(token_id)
+        if self._reach and self._stop_in_tail(token_id):
+            return True
+        return bool(self._stoppers) and self._plugin_stops()
+
+    def _plugin_stops(self) -> bool:
+        if len(self.ids) < self.plan.options.min_new_tokens:
+            return False
+        text = self.plan.decode(self.ids)
+        for name, should_stop in self._stoppers:
+            if should_stop(tuple(self.ids), text):
+                self.plugin_end = len(self.ids), name
+                return True
+        return False
 
     def _stop_in_tail(self, token_id: int) -> bool:
         if token_id not in self._hidden or not self.plan.options.decode.skip_special_tokens:
@@ -1231,7 +1454,7 @@ class RowWatch:
 
 def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     """The text before the end; with include_stop, the caller's stop too. An eos is never text."""
-    if ending.reason == "length":
+    if ending.reason in ("length", "plugin"):
         return plan.decode(ids)
     keep = plan.options.stop.include_stop and ending.reason == "stop"
     if isinstance(ending.stop_reason, str):
@@ -1243,9 +1466,20 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     return body + (decode_ids(plan.checkpoint.tokenizer, ids[-1:], False, False) if keep else "")
 
 
+def run_post_decode(text: str, plan: Plan) -> str:
+    """The text as the plugins want it."""
+    for name, hook in plan.hooks("post_decode"):
+        text = hook(text)
+        if not isinstance(text, str):
+            raise OptionError(f"plugin {name!r}: post_decode gave {type(text).__name__}", fix="return the text")
+    return text
+
+
 def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> GenerationResult:
     """Completion -> GenerationResult: the one place where ids become text."""
     ending = find_ending(completion.token_ids, plan)
+    if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
+        ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
     if ending is None:
         raise EngineError(
             f"{backend} ended a row after {len(completion.token_ids)} tokens for no reason of ours",
@@ -1254,18 +1488,21 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> 
     ids = completion.token_ids[: ending.count]
     text = cut_text(ids, ending, plan)
     return GenerationResult(
-        text=text.strip() if plan.options.decode.strip else text,
+        text=run_post_decode(text.strip() if plan.options.decode.strip else text, plan),
         raw_text=decode_ids(plan.checkpoint.tokenizer, ids, False, False),
         token_ids=ids,
         prompt_token_ids=completion.prompt_token_ids,
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         backend=backend,
+        logprobs=completion.logprobs and completion.logprobs[: ending.count],
+        top_logprobs=completion.top_logprobs and completion.top_logprobs[: ending.count],
+        logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
     )
 
 
-# == 11. Backend: hf ===================================================================================================
+# == 12. Backend: hf ===================================================================================================
 
 
 class Backend(Protocol):
@@ -1277,7 +1514,14 @@ class Backend(Protocol):
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]: ...
 
+    def score(
+        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
+    ) -> list[ScoreResult]: ...
+
     def close(self) -> None: ...
+
+
+SCORED_LOGITS = 1 << 28  # logits in one scoring batch, float32: 1 GiB
 
 
 DEFAULT_BATCH_TOKENS = 32_768  # about 3.5 GB of bf16 cache for an 8B model with 8 kv heads: fits beside it on 24 GB
@@ -1285,13 +1529,17 @@ DEFAULT_BATCH_TOKENS = 32_768  # about 3.5 GB of bf16 cache for an 8B model with
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One prompt on its way through the decode loop. inputs: what the model is fed, per row."""
+    """One prompt on its way through the decode loop. inputs: what the model is fed beside the ids.
+
+    generator: draws for this row alone.   matcher: where this row is in its grammar.
+    """
 
     prompt: Prompt
     ids: list[int]
     inputs: dict[str, Any]
-    watch: RowWatch
-    generator: Any | None
+    watch: RowWatch = field(init=False)
+    generator: Any = None
+    matcher: Any = None
     over: bool = False
 
 
@@ -1333,36 +1581,63 @@ def expand(prompt: Prompt, checkpoint: Checkpoint) -> tuple[list[int], dict[str,
     return ids, inputs
 
 
-def collate(rows: Sequence[Row], device: Any) -> dict[str, Any]:
-    """Rows -> left-padded [rows, longest] tensors and concatenated picture tensors.
+def collate(rows: Sequence[Row], device: Any, *, side: Literal["left", "right"] = "left") -> dict[str, Any]:
+    """Rows -> padded [rows, longest] tensors and concatenated picture tensors.
 
     The padding is the row's own first token: masked like any padding, but a repetition penalty, which reads the ids
     and not the mask, finds nothing there that the row does not hold itself.
     """
     torch = need_torch()
     longest = max(len(row.ids) for row in rows)
-    pads = [longest - len(row.ids) for row in rows]
+
+    def padded(values: list[int], fill: int) -> list[int]:
+        padding = [fill] * (longest - len(values))
+        return padding + values if side == "left" else values + padding
+
     batch = {
-        "input_ids": [[row.ids[0]] * pad + row.ids for row, pad in zip(rows, pads)],
-        "attention_mask": [[0] * pad + [1] * len(row.ids) for row, pad in zip(rows, pads)],
+        "input_ids": [padded(row.ids, row.ids[0]) for row in rows],
+        "attention_mask": [padded([1] * len(row.ids), 0) for row in rows],
     }
-    for name, values in rows[0].inputs.items():
-        if isinstance(values[0], int):
-            short = [(row.inputs[name], len(row.ids)) for row in rows]
-            batch[name] = [[0] * pad + v + [0] * (length - len(v)) for (v, length), pad in zip(short, pads)]
+    extra = {name: values for row in rows for name, values in row.inputs.items()}  # rows without pictures have none
+    for name, values in extra.items():
+        if isinstance(values[0], int):  # per token, and zero on the text after the last picture
+            whole = [[*row.inputs.get(name, ()), *[0] * len(row.ids)][: len(row.ids)] for row in rows]
+            batch[name] = [padded(v, 0) for v in whole]
     tensors = {name: torch.tensor(values, device=device) for name, values in batch.items()}
-    for name in rows[0].inputs.keys() - batch.keys():
-        tensors[name] = torch.cat([tensor for row in rows for tensor in row.inputs[name]]).to(device)
+    for name in extra.keys() - batch.keys():
+        tensors[name] = torch.cat([tensor for row in rows for tensor in row.inputs.get(name, ())]).to(device)
     return tensors
 
 
-def logits_processors(plan: Plan, prompt_length: int, device: Any) -> Any:
-    """transformers' own processors, in vLLM's order, so that combined settings mean the same on both."""
+def run_hook(name: str, hook: Callable[..., Any], token_ids: Sequence[int], logits: Any) -> Any:
+    """A plugin's logits for one row; it gets a copy, and must give back the same shape. logits: [vocabulary]."""
+    changed = hook(tuple(token_ids), logits.clone())
+    if getattr(changed, "shape", None) != logits.shape:
+        raise OptionError(f"plugin {name!r}: logits gave {type(changed).__name__}", fix="return a tensor [vocabulary]")
+    return changed
+
+
+def run_hooks(hooks: Sequence[tuple[str, Callable[..., Any]]], rows: Sequence[Row], scores: Any) -> Any:
+    """Each row's scores through every plugin. scores: [rows, vocabulary]."""
+    changed = list(scores)
+    for name, hook in hooks:
+        changed = [run_hook(name, hook, row.watch.ids, logits) for row, logits in zip(rows, changed)]
+    return need_torch().stack(changed)
+
+
+def logits_processors(plan: Plan, rows: Sequence[Row], prompt_length: int, device: Any) -> Any:
+    """transformers' own processors, in vLLM's order, so that combined settings mean the same on both.
+
+    rows: those in the batch, a list that shrinks as they finish.
+    """
     kit, options = importlib.import_module("transformers.generation.logits_process"), plan.options
     chain = kit.LogitsProcessorList()
     if options.min_new_tokens and plan.end_ids:
         least = options.min_new_tokens
         chain.append(kit.MinNewTokensLengthLogitsProcessor(prompt_length, least, plan.end_ids, device=device))
+    if hooks := plan.hooks("logits"):
+        chain.append(lambda ids, scores: run_hooks(hooks, rows, scores))
+    chain.extend(processor for plugin in plan.plugins for processor in plugin.hf_logits_processors)
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature not in (0, 1):
@@ -1401,6 +1676,43 @@ def keep_rows(model: Any, ids: Any, state: dict[str, Any], kept: Any) -> Any:
     return ids[kept]
 
 
+def choice_grammar(choices: Sequence[str]) -> str:
+    """EBNF for one of these strings."""
+    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+
+
+def compile_grammar(structured: StructuredOptions, checkpoint: Checkpoint) -> Any:
+    """A compiled xgrammar grammar, written as vLLM has it: JSON without white space."""
+    xgrammar = need("xgrammar", "xgrammar")
+    vocabulary = checkpoint.config.get_text_config().vocab_size
+    info = xgrammar.TokenizerInfo.from_huggingface(
+        checkpoint.tokenizer, vocab_size=vocabulary, stop_token_ids=list(checkpoint.eos_ids)
+    )
+    compiler = xgrammar.GrammarCompiler(info)
+    [(form, value)] = structured.given().items()
+    try:
+        if form in ("json", "json_object"):
+            schema = value if form == "json" else '{"type": "object"}'
+            return compiler.compile_json_schema(schema, any_whitespace=False, separators=(",", ":"))
+        if form == "regex":
+            return compiler.compile_regex(value)
+        return compiler.compile_grammar(value if form == "grammar" else choice_grammar(value))
+    except (RuntimeError, ValueError) as error:
+        raise RequestError(f"xgrammar refused the {form}: {error}", fix="correct it") from error
+
+
+def constrain(rows: Sequence[Row], logits: Any) -> Any:
+    """Mask what a row's grammar does not allow next; one whose grammar is done is free. logits: [rows, vocabulary]."""
+    xgrammar = need("xgrammar", "xgrammar")
+    mask = xgrammar.allocate_token_bitmask(len(rows), logits.shape[-1])
+    mask.fill_(-1)
+    for place, row in enumerate(rows):
+        if row.matcher is not None and not row.matcher.is_terminated():
+            row.matcher.fill_next_token_bitmask(mask, place)
+    xgrammar.apply_token_bitmask_inplace(logits, mask.to(logits.device))
+    return logits
+
+
 class DecodeLoop:
     """transformers' custom_generate hook: one token per row and step; a row that is over leaves the batch.
 
@@ -1408,8 +1720,10 @@ class DecodeLoop:
     into the prompt, and one global generator serves every row.
     """
 
-    def __init__(self, rows: Sequence[Row], done: Callable[[], None]) -> None:
-        self.rows, self.done = list(rows), done
+    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
+        self.rows, self.options, self.done = rows, plan.options, done
+        self.constrained = any(row.matcher is not None for row in rows)
+        self.criteria = [(plugin.name, c) for plugin in plan.plugins for c in plugin.hf_stopping_criteria]
 
     def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
         torch = need_torch()
@@ -1418,10 +1732,13 @@ class DecodeLoop:
         outputs = forward_first(model, input_ids, state, generation_config)
         while True:
             state = model._update_model_kwargs_for_generation(outputs, state)
-            logits = outputs.logits[:, -1].float()  # [rows, vocabulary]
+            logits = outputs.logits[:, -1].to(torch.float32, copy=True)  # [rows, vocabulary]
+            if self.constrained:
+                logits = constrain(self.rows, logits)
             chosen = self._choose(logits_processor(input_ids, logits))
+            self._record(logits, chosen)
             input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
-            kept = self._push(chosen.tolist())
+            kept = self._push(chosen.tolist(), input_ids)
             if not kept:
                 return input_ids
             if len(kept) < len(input_ids):
@@ -1438,28 +1755,48 @@ class DecodeLoop:
         picks = [torch.multinomial(chance, 1, generator=row.generator) for chance, row in zip(chances, self.rows)]
         return torch.cat(picks)
 
-    def _push(self, tokens: Sequence[int]) -> list[int]:
-        """Give each row its token; the places of the rows that go on."""
+    def _record(self, logits: Any, chosen: Any) -> None:
+        """Keep what was asked for of the raw distribution. logits: [rows, vocabulary], chosen: [rows]."""
+        if self.options.logits:
+            for row, values in zip(self.rows, logits.cpu()):
+                row.watch.logits.append(values)
+        if self.options.logprobs is None:
+            return
+        raw = logits.log_softmax(-1)
+        top = raw.topk(self.options.logprobs)
+        own = raw.gather(1, chosen[:, None])[:, 0].tolist()
+        for row, logprob, ids, values in zip(self.rows, own, top.indices.tolist(), top.values.tolist()):
+            row.watch.logprobs.append(logprob)
+            row.watch.top_logprobs.append(dict(zip(ids, values)))
+
+    def _push(self, tokens: Sequence[int], input_ids: Any) -> list[int]:
+        """Give each row its token; the places of the rows that go on. input_ids: [rows, all tokens so far]."""
         for row, token in zip(self.rows, tokens):
             row.over = row.watch.push(token)
-            if row.over:
-                self.done()
+            if row.matcher is not None and not row.matcher.is_terminated():
+                row.matcher.accept_token(token)
+        for name, criterion in self.criteria:
+            for row, stops in zip(self.rows, criterion(input_ids, None).tolist()):
+                if stops and not row.over:
+                    row.over, row.watch.plugin_end = True, (len(row.watch.ids), name)
         kept = [place for place, row in enumerate(self.rows) if not row.over]
-        self.rows = [self.rows[place] for place in kept]
+        for _ in range(len(self.rows) - len(kept)):
+            self.done()
+        self.rows[:] = [self.rows[place] for place in kept]  # in place: the logits hooks read this list
         return kept
 
 
 def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
     """Run transformers' `generate` with our loop in place of its own; fills each row's watch."""
-    inputs = collate(rows, model.device)
+    inputs, running = collate(rows, model.device), list(rows)
     prompt_length = inputs["input_ids"].shape[1]
     model.generate(
         **inputs,
-        logits_processor=logits_processors(plan, prompt_length, model.device),
+        logits_processor=logits_processors(plan, running, prompt_length, model.device),
         max_new_tokens=plan.options.max_new_tokens,
         do_sample=False,  # said by the processors and by the loop
         use_cache=True,
-        custom_generate=DecodeLoop(rows, done),
+        custom_generate=DecodeLoop(running, plan, done),
     )
 
 
@@ -1489,12 +1826,56 @@ class HfBackend:
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
         self.checkpoint = checkpoint
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
+        self.grammars: dict[StructuredOptions, Any] = {}
+        with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
+            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+            for name, path in settings.adapters.items():
+                self.model.load_adapter(path, adapter_name=name)
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
-        rows = [self._row(prompt, plan) for prompt in prompts]
+        rows = []
+        for place, prompt in enumerate(prompts):
+            with at_request(place):
+                rows.append(self._row(prompt, plan))
         for batch in self._batches(rows, plan):
+            self._adapt(batch[0].prompt.adapter)
             self._run(batch, plan, done)
-        return [Completion(tuple(row.watch.ids), tuple(row.ids)) for row in rows]
+        return [row.watch.completion(row.ids) for row in rows]
+
+    def score(
+        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
+    ) -> list[ScoreResult]:
+        """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
+        rows = []
+        for prompt, response in zip(prompts, responses):
+            ids, inputs = expand(prompt, self.checkpoint)
+            rows.append(Row(prompt, [*ids, *response], inputs))
+        vocabulary = self.checkpoint.config.get_text_config().vocab_size
+        size = max(1, SCORED_LOGITS // (vocabulary * max(len(row.ids) for row in rows)))
+        results: list[ScoreResult] = []
+        for start in range(0, len(rows), size):
+            results += self._score(rows[start : start + size], responses[start : start + size], logits, grad)
+        return results
+
+    def _score(
+        self, rows: Sequence[Row], responses: Sequence[tuple[int, ...]], logits: bool, grad: bool
+    ) -> list[ScoreResult]:
+        torch = need_torch()
+        results = []
+        self._adapt(rows[0].prompt.adapter)
+        with torch.set_grad_enabled(grad):
+            output = self.model(**collate(rows, self.model.device, side="right"), use_cache=False).logits
+            for row, response, scores in zip(rows, responses, output):
+                end = len(row.ids)
+                own = scores[
+                    end - len(response) - 1 : end - 1
+                ].float()  # [response, vocabulary]; row t predicts token t
+                wanted = torch.tensor(response, device=own.device)
+                logprobs = own.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+                values = logprobs if grad else tuple(logprobs.tolist())
+                kept = (own if grad else own.cpu()) if logits else None
+                results.append(ScoreResult(response, tuple(row.ids[: end - len(response)]), values, kept))
+        return results
 
     def close(self) -> None:
         self.model = None
@@ -1502,19 +1883,37 @@ class HfBackend:
 
     def _row(self, prompt: Prompt, plan: Plan) -> Row:
         ids, inputs = expand(prompt, self.checkpoint)
-        return Row(prompt, ids, inputs, RowWatch(plan), self._generator(prompt, plan))
+        row = Row(prompt, ids, inputs)
+        self._restart(row, plan)
+        return row
 
-    def _generator(self, prompt: Prompt, plan: Plan) -> Any | None:
-        if plan.options.temperature == 0:
-            return None
-        return need_torch().Generator(self.model.device).manual_seed(prompt.drawn_seed())
+    def _restart(self, row: Row, plan: Plan) -> None:
+        """Everything that decoding changes, as new."""
+        row.watch, row.generator, row.matcher = RowWatch(plan), None, None
+        if plan.options.temperature:
+            row.generator = need_torch().Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
+        if (structured := row.prompt.structured) is not None:
+            if structured not in self.grammars:
+                self.grammars[structured] = compile_grammar(structured, self.checkpoint)
+            row.matcher = need("xgrammar", "xgrammar").GrammarMatcher(self.grammars[structured])
+
+    def _adapt(self, adapter: str | None) -> None:
+        """Switch the LoRA adapter that the next batch wants on, or all of them off."""
+        if not self.checkpoint.adapters:
+            return
+        if adapter is None:
+            self.model.disable_adapters()
+        else:
+            self.model.enable_adapters()
+            self.model.set_adapter(adapter)
 
     def _batches(self, rows: Sequence[Row], plan: Plan) -> Iterator[list[Row]]:
-        """Longest prompt first, so that a batch that fits is followed by batches that fit better."""
+        """One adapter to a batch; longest prompt first, so that a batch that fits is followed by batches that do."""
         batch: list[Row] = []
-        for row in sorted(rows, key=lambda row: -len(row.ids)):
+        for row in sorted(rows, key=lambda row: (row.prompt.adapter or "", -len(row.ids))):
             width = len((batch or [row])[0].ids) + plan.options.max_new_tokens
-            if batch and (len(batch) + 1) * width > self.budget:
+            full = (len(batch) + 1) * width > self.budget
+            if batch and (full or row.prompt.adapter != batch[0].prompt.adapter):
                 yield batch
                 batch = []
             batch.append(row)
@@ -1532,7 +1931,7 @@ class HfBackend:
             reason = str(error).partition("\n")[0]
         left = [row for row in rows if not row.over]
         for row in left:
-            row.watch, row.generator = RowWatch(plan), self._generator(row.prompt, plan)
+            self._restart(row, plan)
         free_memory()
         if len(left) < 2:
             problem = f"out of memory with one prompt of {len(left[0].ids)} tokens: {reason}"
@@ -1543,54 +1942,42 @@ class HfBackend:
         self._run(left[half:], plan, done)
 
 
-# == 12. Backend: vllm =================================================================================================
+# == 13. Backend: vllm =================================================================================================
 
 
-def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Keywords of vllm.LLM; the caller's vllm_kwargs come last."""
-    device = importlib.import_module("vllm.platforms").current_platform
-    return {
-        "model": settings.model,
-        "dtype": checkpoint.dtype,
-        "revision": settings.revision,
-        "trust_remote_code": settings.trust_remote_code,
-        "max_model_len": settings.max_model_len,
-        "generation_config": "vllm",  # take no sampling defaults from the checkpoint
-        "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
-        "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
-        **settings.vllm_kwargs,
-    }
-
-
-def sampling_params(plan: Plan, prompt: Prompt) -> Any:
-    """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
-    options, vllm = plan.options, need_vllm()
-    return vllm.SamplingParams(
-        max_tokens=options.max_new_tokens,
-        min_tokens=options.min_new_tokens,
-        temperature=float(options.temperature),
-        top_p=options.top_p,
-        top_k=options.top_k or 0,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
-        seed=prompt.drawn_seed() if options.temperature else None,
-        ignore_eos=True,  # its own eos set differs from ours in some versions; ours goes in as stop ids
-        stop_token_ids=plan.end_ids,
-        detokenize=False,
-        output_kind=importlib.import_module("vllm.sampling_params").RequestOutputKind.DELTA,
-    )
+def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
+    """What vLLM must know of adapters beforehand: how many, and the largest rank."""
+    if not settings.adapters:
+        return {}
+    configs = [Path(path, "adapter_config.json") for path in settings.adapters.values()]
+    ranks = [json.loads(config.read_text(encoding="utf-8"))["r"] for config in configs]
+    # one slot more than adapters: on a CPU, vLLM 0.32 lets rows without an adapter use the last slot, which must be empty
+    return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
 
 
 @contextlib.contextmanager
-def in_process() -> Iterator[None]:
-    """Keep vLLM's engine in this process while it is made, unless the environment says otherwise."""
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    given = os.environ.setdefault(name, "0") if name not in os.environ else None
+def in_process(*, first_runner: bool) -> Iterator[None]:
+    """Keep vLLM's engine in this process while it is made (unless the environment says otherwise) and, for the logits
+    hook, on its first model runner: the second, a GPU's default, takes other hooks."""
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if first_runner else {})}
+    added = [name for name in wanted if name not in os.environ]
+    os.environ.update({name: wanted[name] for name in added})
     try:
         yield
     finally:
-        if given is not None:
+        for name in added:
             del os.environ[name]
+
+
+def row_hooks_class() -> Any:
+    """vLLM's logits processor that calls a request's own function; made when vLLM is there to derive from."""
+    base = importlib.import_module("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
+
+    def function_of(self: Any, params: Any) -> Any:
+        return (params.extra_args or {}).get("gen_engine")
+
+    members = {"is_argmax_invariant": lambda self: False, "new_req_logits_processor": function_of}
+    return type("RowHooks", (base,), members)
 
 
 def groups_alive() -> bool:
@@ -1609,6 +1996,131 @@ def restore_groups(vllm_config: Any) -> None:
         worker.init_worker_distributed_environment(vllm_config, 0, address, 0, device.dist_backend)
 
 
+def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Keywords of vllm.LLM; the caller's vllm_kwargs come last."""
+    device = importlib.import_module("vllm.platforms").current_platform
+    return {
+        "model": settings.model,
+        "dtype": checkpoint.dtype,
+        "revision": settings.revision,
+        "trust_remote_code": settings.trust_remote_code,
+        "max_model_len": settings.max_model_len,
+        "generation_config": "vllm",  # take no sampling defaults from the checkpoint
+        "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
+        "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
+        **({"logits_processors": [row_hooks_class()]} if settings.logits_hooks else {}),
+        **lora_arguments(settings),
+        # a named backend, or it does not listen to the second word: one way to write JSON, as compile_grammar has it
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+        **settings.vllm_kwargs,
+    }
+
+
+def structured_arguments(structured: StructuredOptions) -> dict[str, Any]:
+    return {name: list(value) if name == "choice" else value for name, value in structured.given().items()}
+
+
+def logits_hook(plan: Plan, watch: RowWatch) -> Callable[..., Any] | None:
+    """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins.
+
+    A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are.
+    """
+    hooks = plan.hooks("logits")
+    if not hooks and not plan.options.logits:
+        return None
+
+    def act(token_ids: Sequence[int], logits: Any) -> Any:
+        if plan.options.logits:
+            watch.logits.append(logits.float().cpu().clone())
+        for name, hook in hooks:
+            logits = run_hook(name, hook, token_ids, logits)
+        return logits
+
+    return act
+
+
+def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
+    """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
+    options, kit = plan.options, importlib.import_module("vllm.sampling_params")
+    structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
+    hook = logits_hook(plan, watch)
+    return kit.SamplingParams(
+        max_tokens=options.max_new_tokens,
+        min_tokens=options.min_new_tokens,
+        temperature=float(options.temperature),
+        top_p=options.top_p,
+        top_k=options.top_k or 0,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        seed=prompt.drawn_seed() if options.temperature else None,
+        logprobs=options.logprobs,
+        ignore_eos=True,  # its own eos set differs from ours in some versions; ours goes in as stop ids
+        stop_token_ids=plan.end_ids,
+        structured_outputs=structured or None,
+        extra_args={"gen_engine": hook} if hook else None,
+        detokenize=False,
+        output_kind=kit.RequestOutputKind.DELTA,
+    )
+
+
+def record_logprobs(watch: RowWatch, given: Iterable[Mapping[int, Any]]) -> None:
+    """vLLM's logprobs of new tokens: the chosen one's first, then the most likely ones by rank."""
+    for entry in given:
+        (_, chosen), *_ = entry.items()
+        most = watch.plan.options.logprobs or 0
+        top = sorted((item for item in entry.items() if item[1].rank <= most), key=lambda item: item[1].rank)
+        watch.logprobs.append(chosen.logprob)
+        watch.top_logprobs.append({token_id: logprob.logprob for token_id, logprob in top})
+
+
+def final_only() -> Any:
+    return importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
+
+
+def reading_params() -> Any:
+    """Read a prompt, and give the log-probability of each of its tokens."""
+    return importlib.import_module("vllm.sampling_params").SamplingParams(
+        max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=final_only()
+    )
+
+
+def read_score(output: Any, response: tuple[int, ...]) -> ScoreResult:
+    """output.prompt_logprobs: one mapping per token of prompt and response, counted from the end: pictures make the
+    beginning longer than what was given."""
+    entries = output.prompt_logprobs[-len(response) :]
+    logprobs = tuple(entry[token_id].logprob for entry, token_id in zip(entries, response))
+    return ScoreResult(response, tuple(output.prompt_token_ids[: -len(response)]), logprobs)
+
+
+def forcing_params(response: tuple[int, ...], seen: list[Any]) -> Any:
+    """Generate exactly `response`, keeping each step's logits in `seen`."""
+    torch = need_torch()
+
+    def act(token_ids: Sequence[int], logits: Any) -> Any:
+        seen.append(logits.float().cpu().clone())
+        forced = torch.full_like(logits, -math.inf)
+        forced[response[len(token_ids)]] = 0
+        return forced
+
+    return importlib.import_module("vllm.sampling_params").SamplingParams(
+        max_tokens=len(response),
+        temperature=0.0,
+        ignore_eos=True,
+        extra_args={"gen_engine": act},
+        detokenize=False,
+        output_kind=final_only(),
+    )
+
+
+def forced_score(output: Any, response: tuple[int, ...], seen: Sequence[Any]) -> ScoreResult:
+    torch = need_torch()
+    if tuple(output.outputs[0].token_ids) != response:
+        raise EngineError("vLLM did not follow a forced response", fix="report it with the vLLM version")
+    logits = torch.stack(list(seen))
+    logprobs = logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0]
+    return ScoreResult(response, tuple(output.prompt_token_ids), tuple(logprobs.tolist()), logits)
+
+
 class VllmBackend:
     """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no detokenizer."""
 
@@ -1617,20 +2129,44 @@ class VllmBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         vllm = need_vllm()
         self.checkpoint = checkpoint
-        with in_process():
+        with in_process(first_runner=settings.logits_hooks):
             self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
         self.grouped = groups_alive()
         self.requests = itertools.count()
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
-        engine = self.model.llm_engine
-        if self.grouped and not groups_alive():
-            restore_groups(engine.vllm_config)
-        try:
-            return self._step(engine, prompts, plan, done)
-        except BaseException:  # KeyboardInterrupt too: vLLM keeps the requests, and its next call would spin on them
-            abort(engine, list(engine.output_processor.request_states))
-            raise
+        watches = [RowWatch(plan) for _ in prompts]
+        prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
+
+        def take(place: int, output: Any) -> bool:
+            watch, new = watches[place], output.outputs[0]
+            prompt_ids[place] = prompt_ids[place] or tuple(output.prompt_token_ids)
+            record_logprobs(watch, new.logprobs or ())
+            over = any(map(watch.push, new.token_ids)) or output.finished
+            if over:
+                done()
+            return over
+
+        self._run(prompts, [sampling_params(plan, *pair) for pair in zip(prompts, watches)], take)
+        return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
+
+    def score(
+        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
+    ) -> list[ScoreResult]:
+        """By prompt_logprobs; full logits by forcing the response token by token and keeping what the hook sees."""
+        outputs: list[Any] = [None] * len(prompts)
+        seen: list[list[Any]] = [[] for _ in prompts]
+
+        def take(place: int, output: Any) -> bool:
+            outputs[place] = output
+            return bool(output.finished)
+
+        if logits:
+            self._run(prompts, [forcing_params(response, kept) for response, kept in zip(responses, seen)], take)
+            return [forced_score(*row) for row in zip(outputs, responses, seen)]
+        whole = [dataclasses.replace(p, token_ids=p.token_ids + r) for p, r in zip(prompts, responses)]
+        self._run(whole, [reading_params()] * len(whole), take)
+        return [read_score(output, response) for output, response in zip(outputs, responses)]
 
     def close(self) -> None:
         if self.model is not None:
@@ -1638,34 +2174,49 @@ class VllmBackend:
         self.model = None
         free_memory()
 
-    def _step(self, engine: Any, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
-        watches = {str(next(self.requests)): RowWatch(plan) for _ in prompts}
+    def _run(self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]) -> None:
+        """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
+        engine = self.model.llm_engine
+        if self.grouped and not groups_alive():
+            restore_groups(engine.vllm_config)
+        try:
+            self._step(engine, prompts, params, take)
+        except BaseException:  # KeyboardInterrupt too: vLLM keeps the requests, and its next call would spin on them
+            abort(engine, list(engine.output_processor.request_states))
+            raise
+
+    def _step(
+        self, engine: Any, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]
+    ) -> None:
+        places: dict[str, int] = {}
         internal: dict[str, str] = {}
-        prompt_ids: dict[str, tuple[int, ...]] = {}
-        for index, (name, prompt) in enumerate(zip(watches, prompts)):
-            internal[name] = self._add(engine, name, prompt, plan, index)
-        running = set(watches)
-        while running and engine.has_unfinished_requests():
+        for place, (prompt, how) in enumerate(zip(prompts, params)):
+            name = str(next(self.requests))
+            places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
+        while places and engine.has_unfinished_requests():
             for output in engine.step():
                 name = output.request_id
-                prompt_ids.setdefault(name, tuple(output.prompt_token_ids or ()))
-                tokens = iter(output.outputs[0].token_ids)
-                if name in running and (any(map(watches[name].push, tokens)) or output.finished):
-                    running.discard(name)
-                    done()
+                if name in places and take(places[name], output):
+                    del places[name]
                     if not output.finished:
                         abort(engine, [internal[name]])
-        return [Completion(tuple(watch.ids), prompt_ids[name]) for name, watch in watches.items()]
 
-    def _add(self, engine: Any, name: str, prompt: Prompt, plan: Plan, index: int) -> str:
+    def _add(self, engine: Any, name: str, prompt: Prompt, params: Any, place: int) -> str:
         inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
             inputs["multi_modal_data"] = {"image": list(prompt.images)}
             inputs["mm_processor_kwargs"] = dict(prompt.image_kwargs)
         try:
-            return engine.add_request(name, inputs, sampling_params(plan, prompt)) or name
+            return engine.add_request(name, inputs, params, lora_request=self._lora(prompt.adapter)) or name
         except request_errors() as error:
-            raise RequestError(f"vLLM refused it: {error}", index=index) from error
+            raise RequestError(f"vLLM refused it: {error}", index=place) from error
+
+    def _lora(self, adapter: str | None) -> Any:
+        if adapter is None:
+            return None
+        number = 1 + list(self.checkpoint.adapters).index(adapter)
+        request = importlib.import_module("vllm.lora.request").LoRARequest
+        return request(adapter, number, self.checkpoint.adapters[adapter])
 
 
 BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Backend]] = {"hf": HfBackend, "vllm": VllmBackend}
@@ -1673,39 +2224,48 @@ BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Backend]] = {"hf": H
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One thing that a backend cannot do: `asked` tells whether a contract asks for it."""
+    """One thing that a backend cannot do. asked(config, options, plugins): whether a call asks for it; options is None
+    while loading."""
 
     backend: str
-    contract: str
     what: str
-    asked: Callable[[Any], bool]
+    asked: Callable[[ModelLoadConfig, GenerationOptions | None, Sequence[Plugin]], bool]
     fix: str
 
 
 UNSUPPORTED = (
-    Refusal("vllm", "ModelLoadConfig", "device", lambda c: c.device is not None,
+    Refusal("vllm", "device", lambda c, o, p: c.device is not None,
             "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
-    Refusal("vllm", "ModelLoadConfig", "attn_implementation", lambda c: c.attn_implementation is not None,
+    Refusal("vllm", "attn_implementation", lambda c, o, p: c.attn_implementation is not None,
             "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
-    Refusal("vllm", "ModelLoadConfig", "max_batch_tokens", lambda c: c.max_batch_tokens is not None,
+    Refusal("vllm", "max_batch_tokens", lambda c, o, p: c.max_batch_tokens is not None,
             "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
-    Refusal("vllm", "ModelLoadConfig", "hf_kwargs", lambda c: bool(c.hf_kwargs), "drop them, or use backend='hf'"),
-    Refusal("hf", "ModelLoadConfig", "vllm_kwargs", lambda c: bool(c.vllm_kwargs), "drop them, or use backend='vllm'"),
-    Refusal("vllm", "GenerationOptions", "a temperature between 0 and 0.01", lambda o: 0 < o.temperature < 0.01,
+    Refusal("vllm", "hf_kwargs", lambda c, o, p: bool(c.hf_kwargs), "drop them, or use backend='hf'"),
+    Refusal("hf", "vllm_kwargs", lambda c, o, p: bool(c.vllm_kwargs), "drop them, or use backend='vllm'"),
+    Refusal("vllm", "a temperature between 0 and 0.01", lambda c, o, p: o is not None and 0 < o.temperature < 0.01,
             "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
-    Refusal("vllm", "GenerationOptions", "a temperature above 2", lambda o: o.temperature > 2,
+    Refusal("vllm", "a temperature above 2", lambda c, o, p: o is not None and o.temperature > 2,
             "vLLM takes at most 2: lower it, or use backend='hf'"),
+    Refusal("vllm", "full logits without its hook", lambda c, o, p: o is not None and o.logits and not c.logits_hooks,
+            "load with logits_hooks=True, or use backend='hf'"),
+    Refusal("vllm", "full logits with min_new_tokens",
+            lambda c, o, p: o is not None and o.logits and o.min_new_tokens > 0,
+            "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'"),
+    Refusal("vllm", "logits plugins without its hook", lambda c, o, p: not c.logits_hooks and any(x.logits for x in p),
+            "load with logits_hooks=True, or use backend='hf'"),
 )  # fmt: skip
 
 
-def refuse_unsupported(backend: str, contract: Any) -> None:
-    """Raise UnsupportedError for the first thing in `contract` that `backend` cannot do."""
+def refuse_unsupported(
+    config: ModelLoadConfig, options: GenerationOptions | None = None, plugins: Sequence[Plugin] = ()
+) -> None:
+    """Raise UnsupportedError for the first thing asked for that the backend cannot do."""
     for refusal in UNSUPPORTED:
-        if (refusal.backend, refusal.contract) == (backend, type(contract).__name__) and refusal.asked(contract):
-            raise UnsupportedError(f"{backend} cannot do {refusal.what}", fix=refusal.fix)
+        if refusal.backend == config.backend and refusal.asked(config, options, plugins):
+            raise UnsupportedError(f"{config.backend} cannot do {refusal.what}", fix=refusal.fix)
 
 
-# == 13. Engine ========================================================================================================
+# == 14. Engine ========================================================================================================
 
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 
@@ -1713,34 +2273,39 @@ Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 Options = GenerationOptions | Mapping[str, Any] | None
 
 
-def expect_images(requests: Any, kind: type[Any]) -> list[Any]:
-    """Requests as `kind`: a VlmGenerationRequest holds one picture at least, a text request none."""
-    if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, Iterable):
-        raise RequestError(f"requests is {type(requests).__name__}", fix="pass a list of requests, one per answer")
-    checked = []
-    for index, given in enumerate(requests):
-        with at_request(index):
-            request = build(kind, given)
-            images = len(image_parts(request.messages)) + len(getattr(request, "images", ()))
-            if kind is TextGenerationRequest and images:
-                raise RequestError("a picture in a text request", fix="use generate_vlm_batch")
-            if kind is VlmGenerationRequest and not images:
-                raise RequestError("no picture in the request", fix="use generate_text_batch")
-            checked.append(request)
-    return checked
+OnError = Literal["raise", "return"]
+
+
+def checked_request(given: Any, kind: type[TextGenerationRequest]) -> TextGenerationRequest:
+    """A request as `kind`: a VlmGenerationRequest holds one picture at least, a text request none."""
+    request = build(kind, given)
+    images = len(image_parts(request.messages)) + len(getattr(request, "images", ()))
+    if kind is TextGenerationRequest and images:
+        raise RequestError("a picture in a text request", fix="use generate_vlm_batch")
+    if kind is VlmGenerationRequest and not images:
+        raise RequestError("no picture in the request", fix="use generate_text_batch")
+    return request
+
+
+def sample_prompts(prompt: Prompt, options: GenerationOptions) -> list[Prompt]:
+    """One prompt per sample, each with a seed of its own."""
+    if options.n == 1:
+        return [prompt]
+    seeds = [None if prompt.seed is None else prompt.seed + sample for sample in range(options.n)]
+    return [dataclasses.replace(prompt, seed=seed) for seed in seeds]
 
 
 def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], list[int]]:
     """Prompts without repetitions, and for each given prompt the place of its equal among them.
 
-    Only where equal prompts have equal answers: greedy, or the same seed.
+    Only where equal prompts have equal answers: greedy, or the same seed, and no plugins.
     """
     leaders: list[Prompt] = []
     places: dict[Any, int] = {}
     twins = []
     for prompt in prompts:
-        determined = plan.determined or prompt.seed is not None
-        place = places.setdefault(prompt.key() if determined else object(), len(leaders))
+        determined = plan.determined or (prompt.seed is not None and not plan.plugins)
+        place = places.setdefault(prompt.key(plan) if determined else object(), len(leaders))
         if place == len(leaders):
             leaders.append(prompt)
         twins.append(place)
@@ -1755,32 +2320,163 @@ def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
         yield bar
 
 
+def effective_options(plan: Plan, config: ModelLoadConfig) -> dict[str, dict[str, Any]]:
+    """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (GenerationOptions' own)."""
+    options, stop, defaults = plan.options, plan.options.stop, GenerationOptions()
+    groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
+    said = {
+        f.name: {"value": value, "from": "default" if value == getattr(usual, f.name) else "caller"}
+        for group, usual in groups
+        for f in dataclasses.fields(group)
+        if (value := getattr(group, f.name)) is not None or f.name not in ("stop", "decode")
+    }
+    said = {name: entry for name, entry in said.items() if name not in ("stop", "decode")}
+    window = {"value": plan.checkpoint.window, "from": "caller" if config.max_model_len else "checkpoint"}
+    return {
+        **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
+        "eos_token_ids": {"value": sorted(plan.eos_ids), "from": "caller" if stop.ignore_eos else "checkpoint"},
+        "stop_token_ids": {"value": sorted(plan.stop_ids), "from": "caller" if plan.stop_ids else "default"},
+        "max_model_len": window,
+        "plugins": {"value": [plugin.name for plugin in plan.plugins], "from": "caller" if plan.plugins else "default"},
+    }
+
+
+def scored_request(given: Any) -> TextGenerationRequest:
+    if isinstance(given, str):
+        return TextGenerationRequest(prompt=given)
+    if isinstance(given, Mapping) or dataclasses.is_dataclass(given):
+        return build(VlmGenerationRequest, given)
+    if given and all(type(token_id) is int for token_id in given):
+        return TextGenerationRequest(prompt_token_ids=tuple(given))
+    return VlmGenerationRequest(messages=given)
+
+
+def scored_pair(item: Any, plan: Plan) -> tuple[Prompt, tuple[int, ...]]:
+    """(prompt, response): the prompt a string, messages, token ids or a request; the response a string or token ids."""
+    try:
+        given, response = item
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"{type(item).__name__} is no pair", fix="give (prompt or messages, response)") from error
+    if isinstance(response, str):
+        response = encode(
+            plan.checkpoint, response, False
+        )  # by itself: the boundary is between ids, not inside a token
+    response = tuple(response)
+    if not response:
+        raise RequestError("the response has no tokens", fix="give it some text or ids")
+    prompt = prompt_of(scored_request(given), plan)
+    check_ids((*prompt.token_ids, *response), len(prompt.images), plan.checkpoint)
+    window = plan.checkpoint.window
+    if window and prompt.length + len(response) >= window:
+        problem = f"prompt and response have {prompt.length + len(response)} tokens, the window is {window}"
+        raise PromptTooLongError(problem, fix="shorten one of them")
+    return prompt, response
+
+
+def fallback_config(config: ModelLoadConfig) -> ModelLoadConfig:
+    """The same model on the fallback backend, without what only the first one understands."""
+    assert config.fallback_backend is not None
+    return dataclasses.replace(
+        config, backend=config.fallback_backend, fallback_backend=None, vllm_kwargs={}, logits_hooks=False
+    )
+
+
+def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
+    """ "auto" -> the fast backend where it is installed, finds its device and can do what is asked for; and why."""
+    fast = dataclasses.replace(config, backend="vllm")
+    safe = dataclasses.replace(config, backend="hf", vllm_kwargs={}, logits_hooks=False)
+    if find_spec("vllm") is None:
+        return safe, "auto: vllm is not installed"
+    device = importlib.import_module("vllm.platforms").current_platform.device_type
+    if not device:
+        return safe, "auto: vllm finds no device that it was built for"
+    try:
+        refuse_unsupported(fast)
+    except UnsupportedError as error:
+        return safe, f"auto: {error.problem}"
+    return fast, f"auto: vllm is installed and runs on {device}"
+
+
 class GenerationEngine:
     """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
 
     model: the transformers model or the vllm.LLM.   tokenizer, processor: transformers' own (processor may be None).
     """
 
-    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint, backend: Backend) -> None:
-        self.config, self.checkpoint, self.backend = config, checkpoint, backend
+    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint, backend: Backend, why: str) -> None:
+        self.config, self.checkpoint, self.backend, self.why = config, checkpoint, backend, why
         self.tokenizer, self.processor = checkpoint.tokenizer, checkpoint.processor
+        self.fallback_from: str | None = None
+        self._spare: GenerationEngine | None = None
         self._lock, self._closed = threading.RLock(), False
+
+    @classmethod
+    def open(cls, config: ModelLoadConfig, why: str = "asked for") -> GenerationEngine:
+        """Read the checkpoint and load the model. `load` is the door to it."""
+        need_torch()  # what is missing is said before the checkpoint is read
+        if config.backend == "vllm":
+            need_vllm()
+        checkpoint = read_checkpoint(config)
+        with rng_untouched(), loading_bar(config.progress):
+            return cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
 
     @property
     def model(self) -> Any:
         return self.backend.model
 
+    @property
+    def capabilities(self) -> Capabilities:
+        hf = self.backend.name == "hf"
+        hooks = hf or self.config.logits_hooks
+        return Capabilities(
+            supports_vlm=self.processor is not None,
+            supports_token_ids=True,
+            supports_logprobs=True,
+            supports_logits=hooks,
+            supports_logits_plugins=hooks,
+            supports_hf_plugins=hf,
+            supports_structured=find_spec("xgrammar") is not None,
+            supports_lora=bool(self.config.adapters),
+            supports_gradients=hf,
+        )
+
     def render(self, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
         """The prompt text of a chat; the keywords of `gen_engine.render`."""
         return render(self, messages, **how)
 
-    def generate_text_batch(self, requests: Requests, options: Options = None) -> list[GenerationResult]:
+    def generate_text_batch(
+        self, requests: Requests, options: Options = None, *, plugins: Sequence[Any] = (), on_error: OnError = "raise"
+    ) -> list[GenerationResult]:
         """One result per text request, in order. See `gen_engine.generate_text_batch`."""
-        return self._generate(expect_images(requests, TextGenerationRequest), options)
+        return self._generate(requests, TextGenerationRequest, options, plugins, on_error)
 
-    def generate_vlm_batch(self, requests: Requests, options: Options = None) -> list[GenerationResult]:
+    def generate_vlm_batch(
+        self, requests: Requests, options: Options = None, *, plugins: Sequence[Any] = (), on_error: OnError = "raise"
+    ) -> list[GenerationResult]:
         """One result per request with pictures, in order. See `gen_engine.generate_vlm_batch`."""
-        return self._generate(expect_images(requests, VlmGenerationRequest), options)
+        return self._generate(requests, VlmGenerationRequest, options, plugins, on_error)
+
+    def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
+        """How likely given responses are. See `gen_engine.score_batch`."""
+        if (logits or grad) and self.backend.name == "vllm":
+            refuse_unsupported(self.config, GenerationOptions(logits=True))
+        if grad and self.backend.name != "hf":
+            raise UnsupportedError(f"{self.backend.name} gives no gradients", fix="use backend='hf'")
+        with self._lock:
+            self._require_open()
+            plan = make_plan(GenerationOptions(max_new_tokens=1), self.checkpoint)
+            prompts, responses = [], []
+            for index, item in enumerate(items):
+                with at_request(index):
+                    prompt, response = scored_pair(item, plan)
+                    prompts.append(prompt)
+                    responses.append(response)
+            return self.backend.score(prompts, responses, logits=logits, grad=grad) if prompts else []
+
+    def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
+        """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
+        plan = make_plan(build(GenerationOptions, options), self.checkpoint, map(adopt_plugin, plugins))
+        return effective_options(plan, self.config)
 
     def describe(self) -> dict[str, Any]:
         """What is loaded, as plain values."""
@@ -1790,11 +2486,12 @@ class GenerationEngine:
             "model": self.config.model,
             "architecture": (checkpoint.config.architectures or [checkpoint.config.model_type])[0],
             "backend": self.backend.name,
+            "backend_why": self.why,
             "dtype": checkpoint.dtype,
-            "supports_vlm": checkpoint.processor is not None,
             "max_model_len": checkpoint.window,
             "eos_token_ids": list(checkpoint.eos_ids),
             "pad_token_id": checkpoint.pad_id,
+            **dataclasses.asdict(self.capabilities),
         }
 
     def close(self) -> None:
@@ -1802,6 +2499,8 @@ class GenerationEngine:
         with self._lock:
             self._closed = True
             self.backend.close()
+            if self._spare is not None:
+                self._spare.close()
 
     def __enter__(self) -> GenerationEngine:
         return self
@@ -1809,26 +2508,76 @@ class GenerationEngine:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _generate(self, requests: list[Any], options: Options) -> list[GenerationResult]:
-        options = build(GenerationOptions, options)
-        refuse_unsupported(self.backend.name, options)
-        with self._lock:
-            self._require(requests)
-            plan = make_plan(options, self.checkpoint)
-            prompts = []
-            for index, request in enumerate(requests):
-                with at_request(index):
-                    prompts.append(prompt_of(request, plan))
-            leaders, twins = merge_equal(prompts, plan)
-            with progress_bar(len(leaders), self.config.progress) as bar:
-                completions = self.backend.complete(leaders, plan, bar.update)
-            return [finish(completions[twin], prompt, plan, self.backend.name) for twin, prompt in zip(twins, prompts)]
-
-    def _require(self, requests: list[Any]) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed", fix="load it again")
-        if self.processor is None and requests and isinstance(requests[0], VlmGenerationRequest):
-            raise UnsupportedError(f"{self.config.model} sees no pictures", fix="load a vision-language checkpoint")
+
+    def _generate(
+        self, requests: Any, kind: type[TextGenerationRequest], options: Options, plugins: Sequence[Any], on_error: str
+    ) -> list[Any]:
+        if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, Iterable):
+            raise RequestError(f"requests is {type(requests).__name__}", fix="pass a list of requests, one per answer")
+        if on_error not in ("raise", "return"):
+            raise OptionError(f"on_error is {on_error!r}", fix="it is 'raise' or 'return'")
+        options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
+        with self._lock:
+            self._require_open()
+            try:
+                refuse_unsupported(self.config, options, adopted)
+                check_plugins(adopted, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
+            except UnsupportedError as error:
+                return self._fall_back(error)._generate(requests, kind, options, plugins, on_error)
+            plan = make_plan(options, self.checkpoint, adopted)
+            answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
+            return self._answer(answers, plan, on_error)
+
+    def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
+        """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
+        if self.config.fallback_backend is None:
+            raise error
+        log.warning("%s; falling back to %s", error, self.config.fallback_backend)
+        if self._spare is None:
+            self._spare = self.open(fallback_config(self.config), f"fallback: {error.problem}")
+            self._spare.fallback_from = self.backend.name
+        return self._spare
+
+    def _prompt(self, index: int, given: Any, kind: type[TextGenerationRequest], plan: Plan, on_error: str) -> Any:
+        """A Prompt, or with on_error="return" the error that stands in its place."""
+        try:
+            with at_request(index):
+                if self.processor is None and kind is VlmGenerationRequest:
+                    raise UnsupportedError(
+                        f"{self.config.model} sees no pictures", fix="load a vision-language checkpoint"
+                    )
+                return prompt_of(checked_request(given, kind), plan)
+        except (RequestError, OptionError) as error:
+            if on_error == "raise":
+                raise
+            return error
+
+    def _answer(self, prompts: list[Any], plan: Plan, on_error: str) -> list[Any]:
+        """Prompts -> results, errors staying where they are."""
+        good = [place for place, prompt in enumerate(prompts) if isinstance(prompt, Prompt)]
+        wanted = [sample for place in good for sample in sample_prompts(prompts[place], plan.options)]
+        leaders, twins = merge_equal(wanted, plan)
+        try:
+            completions = self._complete(leaders, plan)
+        except RequestError as error:  # the backend refused one prompt, before any work
+            error.index = good[twins.index(error.index or 0) // plan.options.n]
+            if on_error == "raise":
+                raise
+            return self._answer([error if k == error.index else p for k, p in enumerate(prompts)], plan, on_error)
+        effective, answers = effective_options(plan, self.config), list(prompts)
+        for number, place in enumerate(good):
+            mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
+            results = [finish(completions[twin], prompts[place], plan, self.backend.name) for twin in mine]
+            results = [dataclasses.replace(r, fallback_from=self.fallback_from, effective=effective) for r in results]
+            answers[place] = dataclasses.replace(results[0], samples=tuple(results) if len(results) > 1 else ())
+        return answers
+
+    def _complete(self, prompts: Sequence[Prompt], plan: Plan) -> list[Completion]:
+        with progress_bar(len(prompts), self.config.progress) as bar:
+            return self.backend.complete(prompts, plan, bar.update)
 
 
 def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
@@ -1836,41 +2585,72 @@ def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **
 
     Raises OptionError, UnsupportedError, BackendMissing or LoadError.
     """
-    if isinstance(model, (str, os.PathLike)):
-        config = build(ModelLoadConfig, {"model": model, **overrides})
-    else:
-        given = build(ModelLoadConfig, model)
-        values = {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
-        config = build(ModelLoadConfig, {**values, **overrides})
-    refuse_unsupported(config.backend, config)
-    need_torch()  # what is missing is said before the checkpoint is read
-    if config.backend == "vllm":
-        need_vllm()
-    checkpoint = read_checkpoint(config)
-    with rng_untouched(), loading_bar(config.progress):
-        return GenerationEngine(config, checkpoint, BACKENDS[config.backend](config, checkpoint))
+    given: Any = {"model": model} if isinstance(model, (str, os.PathLike)) else model
+    values = (
+        given if isinstance(given, Mapping) else {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
+    )
+    config, why = build(ModelLoadConfig, {**values, **overrides}), "asked for"
+    fallback_from = None
+    if config.backend == "auto":
+        config, why = choose_backend(config)
+    try:
+        refuse_unsupported(config)
+    except UnsupportedError as error:
+        if config.fallback_backend is None:
+            raise
+        log.warning("%s; falling back to %s", error, config.fallback_backend)
+        fallback_from, why = config.backend, f"fallback: {error.problem}"
+        config = fallback_config(config)
+    engine = GenerationEngine.open(config, why)
+    engine.fallback_from = fallback_from
+    return engine
 
 
 def generate_text_batch(
-    engine: GenerationEngine, requests: Requests, options: Options = None
+    engine: GenerationEngine,
+    requests: Requests,
+    options: Options = None,
+    *,
+    plugins: Sequence[Any] = (),
+    on_error: OnError = "raise",
 ) -> list[GenerationResult]:
     """Answers to text requests (TextGenerationRequest or mappings), in order.
 
     Everything is checked before anything runs. Raises OptionError, RequestError (its `index` says which) or
-    UnsupportedError.
+    UnsupportedError. With on_error="return" the error of a bad request stands in its place and the others are answered.
     """
-    return engine.generate_text_batch(requests, options)
+    return engine.generate_text_batch(requests, options, plugins=plugins, on_error=on_error)
 
 
-def generate_vlm_batch(engine: GenerationEngine, requests: Requests, options: Options = None) -> list[GenerationResult]:
+def generate_vlm_batch(
+    engine: GenerationEngine,
+    requests: Requests,
+    options: Options = None,
+    *,
+    plugins: Sequence[Any] = (),
+    on_error: OnError = "raise",
+) -> list[GenerationResult]:
     """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
 
     Raises what generate_text_batch raises, and ImageError.
     """
-    return engine.generate_vlm_batch(requests, options)
+    return engine.generate_vlm_batch(requests, options, plugins=plugins, on_error=on_error)
 
 
-# == 14. Command line ==================================================================================================
+def score_batch(
+    engine: GenerationEngine, items: Sequence[Any], *, logits: bool = False, grad: bool = False
+) -> list[ScoreResult]:
+    """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
+
+    A prompt is a raw string, messages, token ids or a request (also with pictures); a response is token ids, or a
+    string that is tokenized by itself. The boundary is between ids; the joined text is never tokenized again.
+    logits: also [response tokens, vocabulary] for each item (on vllm: load with logits_hooks=True).
+    grad: hf only, tensors that carry gradient, for training.
+    """
+    return engine.score_batch(items, logits=logits, grad=grad)
+
+
+# == 15. Command line ==================================================================================================
 
 
 def cli_outline(args: argparse.Namespace) -> int:

@@ -33,13 +33,14 @@ def open_engine(model: Path, backend: str, **overrides: Any) -> gen_engine.Gener
 
 @pytest.fixture(scope="session")
 def shared() -> Iterator[Load]:
-    """`shared(model, backend)`: an engine that stays loaded for the whole run."""
-    engines: dict[tuple[Path, str], gen_engine.GenerationEngine] = {}
+    """`shared(model, backend, **settings)`: an engine that stays loaded for the whole run."""
+    engines: dict[Any, gen_engine.GenerationEngine] = {}
 
-    def get(model: Path, backend: str) -> gen_engine.GenerationEngine:
-        if (model, backend) not in engines:
-            engines[model, backend] = open_engine(model, backend)
-        return engines[model, backend]
+    def get(model: Path, backend: str, **settings: Any) -> gen_engine.GenerationEngine:
+        key = (model, backend, *settings.items())
+        if key not in engines:
+            engines[key] = open_engine(model, backend, **settings)
+        return engines[key]
 
     yield get
     for engine in engines.values():
@@ -54,6 +55,12 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def text(shared: Load, backend: str) -> gen_engine.GenerationEngine:
     return shared(TEXT, backend)
+
+
+@pytest.fixture
+def hooked(shared: Load, backend: str) -> gen_engine.GenerationEngine:
+    """With what logits plugins and full logits need; hf always has it."""
+    return shared(TEXT, backend, logits_hooks=True)
 
 
 @pytest.fixture
