@@ -34,15 +34,17 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
      4  Pictures              anything that holds one -> an upright RGB PIL image
      5  Chat                  messages -> the text that the checkpoint's own template makes of them
      6  Stops                 where generated text ends: the one cutter
-     7  Plugins               what a caller may add to a call
-     8  Checkpoint            what both backends read from a checkpoint, once
-     9  Plan                  options that have met a tokenizer: nothing is left to decide
-    10  Prompts               request -> token ids and pictures
-    11  Results               token ids -> text, counts and the reason why it ended
-    12  Backend: hf           transformers, one decode loop
-    13  Backend: vllm         vLLM inside this process
-    14  Engine                load, render, generate
-    15  Command line          --version, outline, doctor, generate
+     7  Tool calls            what a model wants called -> names and arguments
+     8  Plugins               what a caller may add to a call
+     9  Checkpoint            what both backends read from a checkpoint, once
+    10  Plan                  options that have met a tokenizer: nothing is left to decide
+    11  Prompts               request -> token ids and pictures
+    12  Results               token ids -> text, counts and the reason why it ended
+    13  Cache                 answers to equal requests, in memory and in a file
+    14  Backend: hf           transformers, one decode loop
+    15  Backend: vllm         vLLM inside this process
+    16  Engine                load, render, generate
+    17  Command line          --version, outline, doctor, generate
 
 Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
 """
@@ -50,6 +52,7 @@ Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torc
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
 import binascii
 import contextlib
@@ -69,12 +72,14 @@ import platform
 import random
 import re
 import secrets
+import sqlite3
 import struct
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -91,11 +96,11 @@ __all__ = [
     "BackendMissing", "UnsupportedError", "EngineError",
     # 3 contracts
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
-    "VlmPreprocessOptions", "StructuredOptions", "TextGenerationRequest", "VlmGenerationRequest", "GenerationResult",
-    "ScoreResult", "Capabilities",
-    # 4-7 pictures, chat, stops, plugins
-    "load_image", "render", "truncate_at_stops", "Plugin",
-    # 14 engine
+    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "TextGenerationRequest", "VlmGenerationRequest",
+    "GenerationResult", "ScoreResult", "Capabilities",
+    # 4-8 pictures, chat, stops, tool calls, plugins
+    "load_image", "render", "truncate_at_stops", "ToolCall", "parse_tool_calls", "Plugin",
+    # 16 engine
     "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
 
@@ -334,6 +339,26 @@ OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that say
 
 
 @dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """Answers to keep for equal requests: greedy or seeded ones, the least recently used go first.
+
+    size: answers kept, in memory and in the file; 0 is no cache.
+    path: an SQLite file for one model that outlives the process; None keeps them in memory only.
+    """
+
+    size: int = 0  # off: a caller who measures speed must not measure a dictionary
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.path, os.PathLike):
+            settle(self, path=os.fspath(self.path))
+        check_int(self, "size", 0)
+        check_strings(self, "path")
+        if self.path and not self.size:
+            raise OptionError("CacheOptions.path with size 0 does nothing", fix="give it a size, or drop the path")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelLoadConfig:
     """What to load, and where.
 
@@ -347,6 +372,7 @@ class ModelLoadConfig:
     max_batch_tokens: hf only, padded prompt + new tokens that one batch may hold; vLLM schedules by itself.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
+    cache: what to keep of answers, for equal requests.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on the result.
     progress: a bar on a terminal; never one where there is no terminal.
     hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
@@ -363,6 +389,7 @@ class ModelLoadConfig:
     max_batch_tokens: int | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
+    cache: CacheOptions = field(default_factory=CacheOptions)
     fallback_backend: str | None = None
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -383,6 +410,7 @@ class ModelLoadConfig:
         check_int(self, "max_model_len", 2, optional=True)
         check_int(self, "max_batch_tokens", 1, optional=True)
         check(self, "adapters", "a mapping of names to directories", lambda value: True, (Mapping,))
+        settle(self, cache=build(CacheOptions, self.cache))
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             self._refuse_contradictions(name)
@@ -681,6 +709,7 @@ class GenerationResult:
     top_logprobs: for each of token_ids the most likely tokens, id -> logprob, best first.
     logits: float32 tensor [tokens, vocabulary].
     samples: all n results where n > 1 was asked, this one (without samples) first.
+    cached: it came from the cache.
     fallback_from: the backend that could not do it, where ModelLoadConfig.fallback_backend took over.
     notes: what was done otherwise than asked, for example a template without the thinking switch.
     effective: every resolved option with its source, as `engine.effective` gives it.
@@ -697,6 +726,7 @@ class GenerationResult:
     top_logprobs: tuple[Mapping[int, float], ...] | None = None
     logits: Any = field(default=None, repr=False, compare=False)
     samples: tuple[GenerationResult, ...] = field(default=(), repr=False)
+    cached: bool = field(default=False, compare=False)
     fallback_from: str | None = None
     notes: tuple[str, ...] = ()
     effective: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -939,7 +969,365 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
     return text[: end if include_stop else start]
 
 
-# == 7. Plugins ========================================================================================================
+# == 7. Tool calls =====================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call in a model's text, well formed (`error` is None) or not.
+
+    arguments: only what JSON can say, in every format; empty where the call is malformed.
+    name: of a malformed call, "" where it did not get as far.
+    raw_text: text[start:end], the call with its own tags, without the marker or the brackets of a list of calls.
+    error: what is wrong, and at which character. Never run such a call.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    raw_text: str
+    start: int
+    end: int
+    error: str | None = None
+
+
+class BrokenCall(ValueError):
+    """Why a call cannot be read; becomes ToolCall.error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How values are written, as regular expressions whose group 1 counts.
+
+    value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, where items have keys.
+    after: what follows an item, a comma or a closing bracket.
+    """
+
+    value: str
+    keys: Mapping[str, str]
+    after: str
+    decode: Callable[[str], Any]
+
+
+def python_atom(token: str) -> Any:
+    """A string, number, True, False or None. literal_eval warns of an unknown escape, as in "\\d"; with its backslash
+    doubled it means the same."""
+    escape = r"""\\([\n\\'"abfnrtvNuUx0-7])?"""
+    return ast.literal_eval(re.sub(escape, lambda found: found[0] if found[1] else r"\\", token))
+
+
+# Each pattern takes time linear in what it tries: no two runs that can share a character (\s*x?\s*) stand in a row.
+WS = r"[ \t\n\r]*"  # JSON's; \s would also eat a no-break space at the end of a text
+
+
+NAME = r"[^\W\d][\w.]*"
+
+
+JSON_STRING = r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
+
+
+JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"  # NaN and Infinity are none
+
+
+PYTHON_STRING = r"""(?s:(?P<quote>'''|\"""|'|")(?:\\.|(?!(?P=quote))[^\\])*(?P=quote))"""
+
+
+PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+
+
+LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
+
+
+JSON = Spelling(
+    value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
+    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":"},
+    after=WS + r"([,}\]])",
+    decode=json.loads,
+)
+
+
+PYTHON = Spelling(
+    value=r"\s*([{\[]|" + PYTHON_STRING + "|" + PYTHON_NUMBER + "|True|False|None)",
+    keys={"{": r"\s*(" + PYTHON_STRING + r")\s*:", "(": r"\s*([^\W\d]\w*)\s*="},
+    after=r"\s*(?:,\s*(?=[}\])]))?([,}\])])",  # a trailing comma is none
+    decode=python_atom,
+)
+
+
+CLOSING = {"{": "}", "[": "]", "(": ")"}
+
+
+DEEPEST = 100  # levels of nesting: arguments have a handful, and each level takes two frames of Python's stack
+
+
+class Cursor:
+    """A place in a text that moves right only. A call that breaks is read no further than to where it broke, so the
+    time is linear in the text, whatever that holds.
+
+    Not raw_decode and ast.parse: a JSONDecodeError counts the lines before it, which makes many broken calls quadratic;
+    a RecursionError does not say where it was; and both read numbers and names that JSON does not have.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+        self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
+
+    def take(self, pattern: str, expected: str) -> re.Match[str]:
+        """Move over `pattern`, or raise BrokenCall."""
+        match = re.compile(pattern).match(self.text, self.at)
+        if match is None:
+            if re.compile(LAST_TOKEN).match(self.text, self.at):
+                self.at = len(self.text)  # the text was cut off in it or behind it
+            cut = self.at == len(self.text)
+            raise BrokenCall(f"{expected} expected {'where the text ends' if cut else f'at character {self.at}'}")
+        self.at = match.end()
+        return match
+
+    def until(self, end: str) -> str:
+        """Move over `end`; what stands before it."""
+        start, found = self.at, self.text.find(end, self.at)
+        self.at = len(self.text) if found < 0 else found + len(end)
+        if found < 0:
+            raise BrokenCall(f"{end} expected where the text ends")
+        return self.text[start:found]
+
+    def value(self, spelling: Spelling, depth: int = 0) -> Any:
+        token = self.take(spelling.value, "a value")[1]
+        return self.items(token, spelling, depth + 1) if token in CLOSING else self.decode(token, spelling)
+
+    def decode(self, token: str, spelling: Spelling) -> Any:
+        try:
+            value = spelling.decode(token)
+        except (SyntaxError, ValueError) as error:  # an unknown \N{name}, more digits than Python converts
+            value, self.fault = None, self.fault or f"bad value before character {self.at}: {error}"
+        if value in (math.inf, -math.inf):  # what Python makes of 1e999
+            self.fault = self.fault or f"number out of range before character {self.at}"
+        return value
+
+    def items(self, opening: str, spelling: Spelling, depth: int = 0) -> Any:
+        """What stands in brackets, the opening one taken already: a dict where items have keys, else a list."""
+        if depth > DEEPEST:
+            raise BrokenCall(f"no more than {DEEPEST} levels expected at character {self.at}")
+        keys: list[str] = []
+        values: list[Any] = []
+        mark = self.take(WS + r"([}\])]?)", "")[1] or ","
+        while mark == ",":
+            if opening in spelling.keys:
+                key = self.take(spelling.keys[opening], "a key")[1]
+                keys.append(self.decode(key, spelling) if key[0] in "\"'" else key)
+            values.append(self.value(spelling, depth))
+            mark = self.take(spelling.after, f"a comma or {CLOSING[opening]}")[1]
+        if mark != CLOSING[opening]:
+            raise BrokenCall(f"{CLOSING[opening]} expected before character {self.at}")
+        if len(set(keys)) < len(keys):
+            self.fault = self.fault or f"a key stands twice before character {self.at}"
+        return dict(zip(keys, values)) if opening in spelling.keys else values
+
+    def call(self, start: int, arguments: Any) -> ToolCall:
+        """The call from `start` to here."""
+        if self.fault or not isinstance(arguments, dict):
+            raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
+        return ToolCall(self.name, arguments, self.text[start : self.at], start, self.at)
+
+
+def json_or_text(text: str) -> Any:
+    """What a text says as JSON, or the text itself."""
+    cursor = Cursor(text)
+    try:
+        value = cursor.value(JSON)
+        cursor.take(WS + r"\Z", "nothing more")
+    except BrokenCall:
+        return text
+    return text if cursor.fault else value
+
+
+NAME_KEYS, ARGUMENT_KEYS = ("name", "tool", "function"), ("arguments", "parameters")
+
+
+def said(value: Any, keys: Sequence[str]) -> list[Any]:
+    """What an object has under these keys; OpenAI's calls have it all under "function"."""
+    inner = value.get("function") if isinstance(value, dict) else None
+    owner = inner if isinstance(inner, dict) else value
+    return [owner[key] for key in keys if key in owner] if isinstance(owner, dict) else []
+
+
+def call_said(cursor: Cursor, start: int, value: Any) -> ToolCall:
+    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string."""
+    names, arguments = said(value, NAME_KEYS), said(value, ARGUMENT_KEYS)
+    cursor.name = names[0] if len(names) == 1 and isinstance(names[0], str) else ""
+    if not cursor.name or len(arguments) != 1:
+        raise BrokenCall(f"one name and one set of arguments expected before character {cursor.at}")
+    return cursor.call(start, json_or_text(arguments[0]) if isinstance(arguments[0], str) else arguments[0])
+
+
+def json_call(cursor: Cursor) -> ToolCall:
+    start = cursor.take(r"\s*(?=\{)", "an object").end()
+    return call_said(cursor, start, cursor.value(JSON))
+
+
+def python_call(cursor: Cursor) -> ToolCall:
+    head = cursor.take(r"\s*(" + NAME + r")\s*\(", "a call")
+    cursor.name = head[1]
+    return cursor.call(head.start(1), cursor.items("(", PYTHON))
+
+
+def several(cursor: Cursor, read: Callable[[Cursor], ToolCall], more: str) -> Iterator[ToolCall]:
+    """Calls for as long as group 1 of `more` follows."""
+    yield read(cursor)
+    while cursor.take(more, "a comma or ]")[1]:
+        cursor.name = ""
+        yield read(cursor)
+
+
+def read_parameters(cursor: Cursor, parameter: str, foot: str, margin: str = "") -> dict[str, Any]:
+    """Tagged values up to `foot`: JSON where a value is JSON, else its text, less one `margin` at each end."""
+    arguments: dict[str, Any] = {}
+    while key := cursor.take(rf"\s*(?:{parameter}|{foot})", "a parameter or the closing tag")[1]:
+        if key in arguments:
+            cursor.fault = f"parameter {key!r} stands twice before character {cursor.at}"
+        arguments[key] = json_or_text(cursor.until("</parameter>").removeprefix(margin).removesuffix(margin))
+    return arguments
+
+
+def read_hermes(cursor: Cursor) -> Iterator[ToolCall]:
+    start = cursor.take("<tool_call>", "<tool_call>").start()
+    call = json_call(cursor)
+    cursor.take(r"\s*</tool_call>", "</tool_call>")
+    yield cursor.call(start, call.arguments)
+
+
+def read_qwen_coder(cursor: Cursor) -> Iterator[ToolCall]:
+    head = cursor.take(r"(<tool_call>)?\s*<function=([^<>]+)>", "<function=name>")
+    cursor.name = head[2]
+    foot = r"</function>\s*</tool_call>" if head[1] else r"</function>(?:\s*</tool_call>)?"  # it forgets the opening
+    yield cursor.call(head.start(), read_parameters(cursor, "<parameter=([^<>]+)>", foot, margin="\n"))
+
+
+def read_invoke(cursor: Cursor) -> Iterator[ToolCall]:
+    head = cursor.take('<invoke name="([^"<>]+)">', '<invoke name="...">')
+    cursor.name = head[1]
+    yield cursor.call(head.start(), read_parameters(cursor, '<parameter name="([^"<>]+)">', "</invoke>"))
+
+
+def read_llama(cursor: Cursor) -> Iterator[ToolCall]:
+    head = cursor.take(r"<\|python_tag\|>|<function=([^<>]+)>", "<function=name>")
+    if head[1] is None:
+        yield from several(cursor, json_call, r"(?:\s*(;)(?=\s*\{))?")
+        return
+    cursor.name, arguments = head[1], cursor.value(JSON)
+    cursor.take(r"\s*</function>", "</function>")
+    yield cursor.call(head.start(), arguments)
+
+
+def read_mistral(cursor: Cursor) -> Iterator[ToolCall]:
+    head = cursor.take(r"\[TOOL_CALLS\]\s*(\[?)", "[TOOL_CALLS]")
+    if head[1]:
+        yield from several(cursor, json_call, r"\s*(?:(,)|\])")
+        return
+    cursor.name = cursor.take(r"([^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?\[ARGS\]", "name[ARGS]")[1]
+    arguments = cursor.value(JSON)
+    yield cursor.call(head.start(), arguments)
+
+
+def read_json(cursor: Cursor) -> Iterator[ToolCall]:
+    """An object with a name and arguments, or the beginning of one; any other object is passed over whole."""
+    start = cursor.at
+    try:
+        value = cursor.value(JSON)
+    except BrokenCall:
+        if re.compile(r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:').match(cursor.text, start):
+            raise
+        return
+    if said(value, NAME_KEYS) and said(value, ARGUMENT_KEYS):
+        yield call_said(cursor, start, value)
+
+
+def read_pythonic(cursor: Cursor) -> Iterator[ToolCall]:
+    listed = cursor.take(r"\s*(\[?)", "")[1]
+    yield from several(cursor, python_call, r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])" if listed else "()")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """opening, closing: where a call begins; where a malformed one ends, unless another begins or the text ends first.
+
+    read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
+    """
+
+    opening: str
+    closing: str
+    read: Callable[[Cursor], Iterator[ToolCall]]
+
+
+NEVER = "(?!)"
+
+
+FORMATS = {
+    # <tool_call>{"name": "f", "arguments": {"k": "v"}}</tool_call>
+    "hermes": ToolFormat(r"<tool_call>(?!\s*<function=)", "</tool_call>", read_hermes),
+    # <tool_call><function=f><parameter=k>v</parameter></function></tool_call>
+    "qwen_coder": ToolFormat(r"<tool_call>(?!\s*\{)|<function=[^<>]+>(?!\s*\{)", "</tool_call>", read_qwen_coder),
+    # <function_calls><invoke name="f"><parameter name="k">v</parameter></invoke></function_calls>
+    "invoke": ToolFormat(r"<function_calls>(?!\s*<invoke )|<invoke ", "</invoke>", read_invoke),
+    # <|python_tag|>{"name": "f", "parameters": {"k": "v"}}; {...}      <function=f>{"k": "v"}</function>
+    "llama": ToolFormat(r"<\|python_tag\|>|<function=", "</function>", read_llama),
+    # [TOOL_CALLS][{"name": "f", "arguments": {"k": "v"}}, {...}]      [TOOL_CALLS]f[ARGS]{"k": "v"}
+    "mistral": ToolFormat(r"\[TOOL_CALLS\]", NEVER, read_mistral),
+    # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
+    "json": ToolFormat(r'\{(?=\s*")', "", read_json),
+    # [f(k="v"), g()], or f(k="v") where the text begins
+    "pythonic": ToolFormat(rf"\[\s*{NAME}\s*\(|\A\s*{NAME}\s*\(", NEVER, read_pythonic),
+}
+
+
+def calls_in(text: str, formats: Mapping[str, ToolFormat]) -> Iterator[tuple[str, ToolCall]]:
+    """(format, call) of each call, well formed or not, in text order."""
+    opening = re.compile("|".join(f"(?P<{name}>{form.opening})" for name, form in formats.items()))
+    cursor = Cursor(text)
+    while found := opening.search(text, cursor.at):
+        name, start = str(found.lastgroup), found.start()
+        cursor.at, cursor.name, cursor.fault = start, "", ""
+        try:
+            for call in formats[name].read(cursor):
+                start = call.end
+                yield name, call
+        except BrokenCall as broken:
+            ending = re.compile(f"{formats[name].closing}|(?={formats[name].opening})")
+            end = ending.search(text, max(cursor.at, found.end()))
+            cursor.at = end.end() if end else len(text)
+            yield name, ToolCall(cursor.name, {}, text[start : cursor.at], start, cursor.at, str(broken))
+
+
+def is_call_list(text: str) -> bool:
+    """Whether a text is nothing but calls in Python's way, or a malformed or cut off list of them."""
+    cursor = Cursor(text)
+    try:
+        list(read_pythonic(cursor))
+    except BrokenCall:
+        ends = cursor.at == len(text) or text.rstrip().endswith("]")
+        return ends and re.match(rf"\s*\[\s*{NAME}\s*\(", text) is not None
+    return not text[cursor.at :].strip()
+
+
+def parse_tool_calls(text: str, *, format: str = "auto") -> list[ToolCall]:
+    """The tool calls in a model's text, in order. Nothing is evaluated, and a malformed or truncated call is one with
+    an `error`, never a guess and never an exception.
+
+    format: a key of FORMATS, or "auto": "pythonic" where the whole text is calls in Python's way, else the format of
+    the call that begins first. Not the first of a list of formats whose marker is there: a quoted <tool_call> inside
+    an argument must not become a call. Raises OptionError for an unknown format. Linear in len(text).
+    Where a marker is a special token ([TOOL_CALLS], <|python_tag|>), pass GenerationResult.raw_text.
+    """
+    if format not in ("auto", *FORMATS):
+        raise OptionError(f"no tool call format {format!r}", fix=nearest(format, ["auto", *FORMATS]))
+    if format == "auto" and is_call_list(text):
+        format = "pythonic"
+    elif format == "auto":
+        others = {name: form for name, form in FORMATS.items() if name != "pythonic"}
+        format, _ = next(calls_in(text, others), ("json", None))
+    return [call for _, call in calls_in(text, {format: FORMATS[format]})]
+
+
+# == 8. Plugins ========================================================================================================
 
 
 class Plugin:
@@ -997,7 +1385,7 @@ def check_plugins(plugins: Sequence[Plugin], backend: str, kind: str) -> None:
             )
 
 
-# == 8. Checkpoint =====================================================================================================
+# == 9. Checkpoint =====================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1108,7 +1496,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window, settings.adapters)
 
 
-# == 9. Plan ===========================================================================================================
+# == 10. Plan ==========================================================================================================
 
 
 def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool, clean_up: bool) -> str:
@@ -1177,7 +1565,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     return Plan(options, checkpoint, eos_ids, own_ids, tuple(plugins))
 
 
-# == 10. Prompts =======================================================================================================
+# == 11. Prompts =======================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1333,7 +1721,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     return Prompt(ids, images, image_kwargs, length, seed, request.adapter, request.structured, notes)
 
 
-# == 11. Results =======================================================================================================
+# == 12. Results =======================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1502,7 +1890,223 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> 
     )
 
 
-# == 12. Backend: hf ===================================================================================================
+# == 13. Cache =========================================================================================================
+
+ATOMS = frozenset({int, float, bool, str, bytes, type(None)})  # ascii() tells each from all others: 1, 1.0, True, '1'
+
+
+def canonical(value: Any) -> str:
+    """The text of a value and of no other: nested tuples, lists, mappings and dataclasses of ATOMS."""
+    if type(value) in ATOMS or (type(value) in (tuple, list) and set(map(type, value)) <= ATOMS):
+        return ascii(value)  # token ids: one call for all. Not repr, which depends on Python's Unicode tables
+    if dataclasses.is_dataclass(value):
+        return type(value).__name__ + canonical({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return "{" + "".join(sorted(f"{canonical(k)}:{canonical(v)}," for k, v in value.items())) + "}"
+    if type(value) not in (tuple, list):  # subclasses too: one may read like its base and mean something else
+        raise OptionError(f"no cache key can be made of {type(value).__name__}", fix="pass plain values")
+    inner = "".join(f"{canonical(item)}," for item in value)
+    return f"({inner})" if type(value) is tuple else f"[{inner}]"
+
+
+def cache_key(*parts: Any) -> str:
+    """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit."""
+    return hashlib.sha256(canonical(parts).encode("ascii")).hexdigest()
+
+
+MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
+
+
+WHOLE_FILE, EDGE = 64 << 20, 1 << 20  # bytes
+
+
+def file_identity(file: Path) -> tuple[Any, ...]:
+    """Name, size and sha256; of more than 64 MB only that of the first and last MB, and the time it was written.
+
+    Reading 16 GB at each load would cost more than a cache saves. Training moves every weight, the edges too; the
+    time catches an edit in between. A copy with a new time is another model: a miss is safe, a wrong hit is not.
+    """
+    status = file.stat()
+    with file.open("rb") as stream:
+        if status.st_size <= WHOLE_FILE:
+            return file.name, status.st_size, hashlib.sha256(stream.read()).hexdigest()
+        head = stream.read(EDGE)
+        stream.seek(-EDGE, os.SEEK_END)
+        return file.name, status.st_size, hashlib.sha256(head + stream.read()).hexdigest(), status.st_mtime_ns
+
+
+def fingerprint(model: str, revision: str | None, dtype: str, backend: str, *more: Any) -> str:
+    """Tells one loaded model's answers from another's. more: plain values of whatever else changes them.
+
+    A directory is known by its files, wherever it stands; a hub name by itself and its revision, so pin that.
+    """
+    if not Path(model).is_dir():
+        return cache_key("hub", model, revision, dtype, backend, more)
+    files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES and file.is_file())
+    return cache_key("files", [file_identity(file) for file in files], dtype, backend, more)
+
+
+def to_json(value: Any) -> Any:
+    """Tuples become lists, and a mapping {"": pairs}: as an object its keys would come back as strings."""
+    if isinstance(value, Mapping):
+        return {"": [[key, to_json(item)] for key, item in value.items()]}
+    return [to_json(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: from_json(item) for key, item in value[""]}
+    return tuple(map(from_json, value)) if isinstance(value, list) else value
+
+
+CACHE_MARK = 0x67656E43  # "genC", in the header of our SQLite files
+
+
+CACHE_FORMAT = " ".join(["1", *(f.name for f in dataclasses.fields(Completion))])  # entries are these, in this order
+
+
+NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count, not a clock: clocks go backwards
+
+
+OLDEST = "SELECT key FROM entries ORDER BY used LIMIT max((SELECT count(*) FROM entries) - ?, 0)"
+
+
+ELSEWHERE = "delete it, or point CacheOptions.path elsewhere"
+
+
+@contextlib.contextmanager
+def file_errors(path: str) -> Iterator[None]:
+    """What SQLite raises, as an EngineError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        fix = "see to the lock or the disk if it names one, else " + ELSEWHERE
+        raise EngineError(f"the cache file {path} cannot be used: {error}", fix=fix) from error
+
+
+def claim(db: sqlite3.Connection, path: str, model: str) -> None:
+    """Make an empty file ours; refuse, untouched, what is not a cache of this model in this format."""
+    # By size: SQLite takes a file of one byte for an empty one and would write over it. Not by reading the file: to
+    # close it would drop every lock that this process has on it (POSIX), another engine's too.
+    if path == ":memory:" or os.path.getsize(path) == 0:
+        db.execute(f"PRAGMA application_id = {CACHE_MARK}")
+        db.execute("CREATE TABLE about (format TEXT, model TEXT)")
+        db.execute("INSERT INTO about VALUES (?, ?)", (CACHE_FORMAT, model))
+        db.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, used INTEGER, body TEXT, checksum TEXT)")
+        db.execute("CREATE INDEX by_use ON entries (used)")
+    if db.execute("PRAGMA application_id").fetchone() != (CACHE_MARK,):
+        raise EngineError(f"{path} is not a cache file", fix="point CacheOptions.path elsewhere")
+    found = db.execute("SELECT format, model FROM about").fetchone()
+    if found != (CACHE_FORMAT, model):
+        what = "another model's answers" if found and found[0] == CACHE_FORMAT else "another format"
+        raise EngineError(f"the cache file {path} holds {what}", fix=ELSEWHERE)
+
+
+def open_cache(path: str, model: str) -> sqlite3.Connection:
+    """The file, checked. A process killed at any moment leaves whole entries; several may share the file."""
+    with file_errors(path):
+        # No check of threads: CompletionCache's lock lets in one at a time, and SQLite asks for no more.
+        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        try:
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                claim(db, path, model)
+            db.execute("PRAGMA journal_mode = WAL")  # one process writes while others read
+            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last entries, a crash none
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+
+class CompletionCache:
+    """Completions by key, the least recently used forgotten first. Safe to call from several threads.
+
+    Holds ids, not text: `finish` decodes anew, so DecodeOptions matter to a key only where stop strings, which are
+    looked for in the text, ended the row. The SQLite file (without a path, one in memory) is the cache; a dictionary
+    before it, its latest part, spares a hit the reading.
+    """
+
+    def __init__(self, options: CacheOptions, fingerprint: str) -> None:
+        self.options, self.model = options, fingerprint
+        self.path = os.path.abspath(options.path) if options.path else ":memory:"
+        self._recent: OrderedDict[str, Completion] = OrderedDict()
+        self._touched: OrderedDict[str, None] = OrderedDict()  # hits that the file does not know of
+        self._hits, self._misses, self._lock = 0, 0, threading.Lock()
+        self._db = open_cache(self.path, fingerprint)
+        self._write()  # the file may have been made with a larger size
+
+    def get(self, key: str) -> Completion | None:
+        """The completion, or None. The file learns of a hit at the next `put` or `close`; a crash loses only that."""
+        with self._lock:
+            found = self._recent.get(key) or self._read(key)
+            if found is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._remember(key, found)
+            self._touched[key] = None
+            self._touched.move_to_end(key)
+            return found
+
+    def put(self, key: str, completion: Completion) -> None:
+        """Keep a determined outcome, of a greedy or a seeded request; it must hold no tensors (logits)."""
+        body = json.dumps(to_json(tuple(getattr(completion, f.name) for f in dataclasses.fields(completion))))
+        with self._lock:
+            self._write((key, body, cache_key(self.model, key, body)))
+            self._remember(key, completion)
+
+    def clear(self) -> None:
+        """Forget every entry, the file's too, and the figures."""
+        with self._lock, file_errors(self.path):
+            self._db.execute("DELETE FROM entries")
+            self._forget()
+            self._hits = self._misses = 0
+
+    def statistics(self) -> dict[str, Any]:
+        """hits and misses, here; size: entries now, other processes' on the same file too; capacity; path."""
+        with self._lock, file_errors(self.path):
+            [size] = self._db.execute("SELECT count(*) FROM entries").fetchone()
+            figures = {"hits": self._hits, "misses": self._misses, "size": size}
+        return {**figures, "capacity": self.options.size, "path": self.options.path}
+
+    def close(self) -> None:
+        """Tell the file of the last hits and let go of it. May be called again."""
+        with self._lock, contextlib.closing(self._db):
+            if self._touched:
+                self._write()
+            self._forget()
+
+    def _forget(self) -> None:
+        self._recent.clear()
+        self._touched.clear()
+
+    def _remember(self, key: str, completion: Completion) -> None:
+        self._recent[key] = completion
+        self._recent.move_to_end(key)
+        if len(self._recent) > self.options.size:
+            self._recent.popitem(last=False)
+
+    def _read(self, key: str) -> Completion | None:
+        with file_errors(self.path):
+            row = self._db.execute("SELECT body, checksum FROM entries WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        if row[1] != cache_key(self.model, key, row[0]):
+            raise EngineError(f"the cache file {self.path} is damaged: entry {key[:16]} was changed", fix=ELSEWHERE)
+        return Completion(*from_json(json.loads(row[0])))
+
+    def _write(self, *rows: tuple[str, str, str]) -> None:
+        """One transaction: the order of the last hits, then new rows, then the oldest go."""
+        with file_errors(self.path), self._db as db:  # which commits, or rolls back
+            db.execute("BEGIN IMMEDIATE")
+            db.executemany(f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?", [(key,) for key in self._touched])
+            db.executemany(f"INSERT OR REPLACE INTO entries VALUES (?, {NEXT_USE}, ?, ?)", rows)
+            db.execute(f"DELETE FROM entries WHERE key IN ({OLDEST})", (self.options.size,))
+        self._touched.clear()
+
+
+# == 14. Backend: hf ===================================================================================================
 
 
 class Backend(Protocol):
@@ -1942,7 +2546,7 @@ class HfBackend:
         self._run(left[half:], plan, done)
 
 
-# == 13. Backend: vllm =================================================================================================
+# == 15. Backend: vllm =================================================================================================
 
 
 def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
@@ -1951,7 +2555,7 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
         return {}
     configs = [Path(path, "adapter_config.json") for path in settings.adapters.values()]
     ranks = [json.loads(config.read_text(encoding="utf-8"))["r"] for config in configs]
-    # one slot more than adapters: on a CPU, vLLM 0.32 lets rows without an adapter use the last slot, which must be empty
+    # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
 
 
@@ -2265,7 +2869,7 @@ def refuse_unsupported(
             raise UnsupportedError(f"{config.backend} cannot do {refusal.what}", fix=refusal.fix)
 
 
-# == 14. Engine ========================================================================================================
+# == 16. Engine ========================================================================================================
 
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 
@@ -2377,7 +2981,12 @@ def fallback_config(config: ModelLoadConfig) -> ModelLoadConfig:
     """The same model on the fallback backend, without what only the first one understands."""
     assert config.fallback_backend is not None
     return dataclasses.replace(
-        config, backend=config.fallback_backend, fallback_backend=None, vllm_kwargs={}, logits_hooks=False
+        config,
+        backend=config.fallback_backend,
+        fallback_backend=None,
+        vllm_kwargs={},
+        logits_hooks=False,
+        cache=CacheOptions(config.cache.size),  # a cache file belongs to one backend
     )
 
 
@@ -2397,6 +3006,15 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     return fast, f"auto: vllm is installed and runs on {device}"
 
 
+def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionCache:
+    """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
+    libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), config.adapters)
+    versions = [library.__version__ for library in libraries]
+    model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
+    return CompletionCache(config.cache, model)
+
+
 class GenerationEngine:
     """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
 
@@ -2407,6 +3025,7 @@ class GenerationEngine:
         self.config, self.checkpoint, self.backend, self.why = config, checkpoint, backend, why
         self.tokenizer, self.processor = checkpoint.tokenizer, checkpoint.processor
         self.fallback_from: str | None = None
+        self.cache = open_answers(config, checkpoint) if config.cache.size else None
         self._spare: GenerationEngine | None = None
         self._lock, self._closed = threading.RLock(), False
 
@@ -2445,16 +3064,28 @@ class GenerationEngine:
         return render(self, messages, **how)
 
     def generate_text_batch(
-        self, requests: Requests, options: Options = None, *, plugins: Sequence[Any] = (), on_error: OnError = "raise"
+        self,
+        requests: Requests,
+        options: Options = None,
+        *,
+        plugins: Sequence[Any] = (),
+        on_error: OnError = "raise",
+        cache: bool = True,
     ) -> list[GenerationResult]:
         """One result per text request, in order. See `gen_engine.generate_text_batch`."""
-        return self._generate(requests, TextGenerationRequest, options, plugins, on_error)
+        return self._generate(requests, TextGenerationRequest, options, plugins, on_error, cache)
 
     def generate_vlm_batch(
-        self, requests: Requests, options: Options = None, *, plugins: Sequence[Any] = (), on_error: OnError = "raise"
+        self,
+        requests: Requests,
+        options: Options = None,
+        *,
+        plugins: Sequence[Any] = (),
+        on_error: OnError = "raise",
+        cache: bool = True,
     ) -> list[GenerationResult]:
         """One result per request with pictures, in order. See `gen_engine.generate_vlm_batch`."""
-        return self._generate(requests, VlmGenerationRequest, options, plugins, on_error)
+        return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """How likely given responses are. See `gen_engine.score_batch`."""
@@ -2499,6 +3130,8 @@ class GenerationEngine:
         with self._lock:
             self._closed = True
             self.backend.close()
+            if self.cache is not None:
+                self.cache.close()
             if self._spare is not None:
                 self._spare.close()
 
@@ -2513,7 +3146,13 @@ class GenerationEngine:
             raise EngineError("the engine is closed", fix="load it again")
 
     def _generate(
-        self, requests: Any, kind: type[TextGenerationRequest], options: Options, plugins: Sequence[Any], on_error: str
+        self,
+        requests: Any,
+        kind: type[TextGenerationRequest],
+        options: Options,
+        plugins: Sequence[Any],
+        on_error: str,
+        cache: bool,
     ) -> list[Any]:
         if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, Iterable):
             raise RequestError(f"requests is {type(requests).__name__}", fix="pass a list of requests, one per answer")
@@ -2526,10 +3165,10 @@ class GenerationEngine:
                 refuse_unsupported(self.config, options, adopted)
                 check_plugins(adopted, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
             except UnsupportedError as error:
-                return self._fall_back(error)._generate(requests, kind, options, plugins, on_error)
+                return self._fall_back(error)._generate(requests, kind, options, plugins, on_error, cache)
             plan = make_plan(options, self.checkpoint, adopted)
             answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
-            return self._answer(answers, plan, on_error)
+            return self._answer(answers, plan, on_error, cache)
 
     def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
@@ -2555,29 +3194,58 @@ class GenerationEngine:
                 raise
             return error
 
-    def _answer(self, prompts: list[Any], plan: Plan, on_error: str) -> list[Any]:
+    def _answer(self, prompts: list[Any], plan: Plan, on_error: str, cache: bool) -> list[Any]:
         """Prompts -> results, errors staying where they are."""
         good = [place for place, prompt in enumerate(prompts) if isinstance(prompt, Prompt)]
         wanted = [sample for place in good for sample in sample_prompts(prompts[place], plan.options)]
         leaders, twins = merge_equal(wanted, plan)
         try:
-            completions = self._complete(leaders, plan)
+            completions, hits = self._complete(leaders, plan, cache)
         except RequestError as error:  # the backend refused one prompt, before any work
             error.index = good[twins.index(error.index or 0) // plan.options.n]
             if on_error == "raise":
                 raise
-            return self._answer([error if k == error.index else p for k, p in enumerate(prompts)], plan, on_error)
+            return self._answer(
+                [error if k == error.index else p for k, p in enumerate(prompts)], plan, on_error, cache
+            )
         effective, answers = effective_options(plan, self.config), list(prompts)
         for number, place in enumerate(good):
             mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
-            results = [finish(completions[twin], prompts[place], plan, self.backend.name) for twin in mine]
-            results = [dataclasses.replace(r, fallback_from=self.fallback_from, effective=effective) for r in results]
+            results = [
+                dataclasses.replace(
+                    finish(completions[twin], prompts[place], plan, self.backend.name),
+                    cached=twin in hits,
+                    fallback_from=self.fallback_from,
+                    effective=effective,
+                )
+                for twin in mine
+            ]
             answers[place] = dataclasses.replace(results[0], samples=tuple(results) if len(results) > 1 else ())
         return answers
 
-    def _complete(self, prompts: Sequence[Prompt], plan: Plan) -> list[Completion]:
-        with progress_bar(len(prompts), self.config.progress) as bar:
-            return self.backend.complete(prompts, plan, bar.update)
+    def _complete(self, prompts: Sequence[Prompt], plan: Plan, cache: bool) -> tuple[list[Completion], set[int]]:
+        """Completions in order, and the places of those that the cache had."""
+        keys = self._cache_keys(prompts, plan) if cache and self.cache is not None else {}
+        found = {k: hit for k, key in keys.items() if self.cache and (hit := self.cache.get(key)) is not None}
+        left = [k for k in range(len(prompts)) if k not in found]
+        with progress_bar(len(left), self.config.progress) as bar:
+            try:
+                fresh = self.backend.complete([prompts[k] for k in left], plan, bar.update) if left else []
+            except RequestError as error:
+                error.index = None if error.index is None else left[error.index]
+                raise
+        for k, completion in zip(left, fresh):
+            if k in keys and self.cache is not None:
+                self.cache.put(keys[k], completion)
+        return [by_place for _, by_place in sorted([*found.items(), *zip(left, fresh)])], set(found)
+
+    def _cache_keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
+        """place -> key, of the prompts whose answer is determined. Plugins may do anything, and logits are too large."""
+        if plan.plugins or plan.options.logits:
+            return {}
+        how = cache_key(dataclasses.replace(plan.options, n=1, seed=None), sorted(plan.eos_ids), plan.stop_ids)
+        fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
+        return {k: cache_key(how, prompts[k].key(plan)) for k in fixed}
 
 
 def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
@@ -2613,13 +3281,15 @@ def generate_text_batch(
     *,
     plugins: Sequence[Any] = (),
     on_error: OnError = "raise",
+    cache: bool = True,
 ) -> list[GenerationResult]:
     """Answers to text requests (TextGenerationRequest or mappings), in order.
 
     Everything is checked before anything runs. Raises OptionError, RequestError (its `index` says which) or
     UnsupportedError. With on_error="return" the error of a bad request stands in its place and the others are answered.
+    cache=False neither reads nor writes the engine's cache.
     """
-    return engine.generate_text_batch(requests, options, plugins=plugins, on_error=on_error)
+    return engine.generate_text_batch(requests, options, plugins=plugins, on_error=on_error, cache=cache)
 
 
 def generate_vlm_batch(
@@ -2629,12 +3299,13 @@ def generate_vlm_batch(
     *,
     plugins: Sequence[Any] = (),
     on_error: OnError = "raise",
+    cache: bool = True,
 ) -> list[GenerationResult]:
     """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
 
     Raises what generate_text_batch raises, and ImageError.
     """
-    return engine.generate_vlm_batch(requests, options, plugins=plugins, on_error=on_error)
+    return engine.generate_vlm_batch(requests, options, plugins=plugins, on_error=on_error, cache=cache)
 
 
 def score_batch(
@@ -2650,7 +3321,7 @@ def score_batch(
     return engine.score_batch(items, logits=logits, grad=grad)
 
 
-# == 15. Command line ==================================================================================================
+# == 17. Command line ==================================================================================================
 
 
 def cli_outline(args: argparse.Namespace) -> int:

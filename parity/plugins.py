@@ -1,6 +1,6 @@
 """Two plugins of the kind that call sites really carry, as examples and for the tests.
 
-    engine.generate_text_batch(requests, plugins=[StopAtBalancedJson(), SuppressRepeatedObject(engine.tokenizer)])
+engine.generate_text_batch(requests, plugins=[StopAtBalancedJson(), SuppressRepeatedObject(engine.tokenizer)])
 """
 
 from __future__ import annotations

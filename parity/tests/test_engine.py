@@ -1,4 +1,4 @@
-"""What an engine says of itself: effective options, capabilities; fallback, automatic choice, threads, errors in place."""
+"""What an engine says of itself; fallback, automatic choice, errors in place, threads, memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_every_result_carries_the_effective_options(text: GenerationEngine) -> N
     assert result.effective == text.effective({"top_k": 3, "max_new_tokens": 2})
 
 
-def test_a_hostile_checkpoint_shows_in_no_effective_value_but_the_ends(backend: str, edited: Callable[..., Path]) -> None:
+def test_a_hostile_checkpoint_shows_in_no_effective_value_but_the_ends(
+    backend: str, edited: Callable[..., Path]
+) -> None:
     hostile = {"temperature": 9.0, "top_k": 1, "repetition_penalty": 3.0, "max_new_tokens": 1, "eos_token_id": [7, 9]}
     with open_engine(edited(TEXT, {"generation_config.json": hostile}), backend) as engine:
         said = engine.effective()
@@ -86,7 +88,10 @@ def test_without_a_configured_fallback_nothing_falls_back(shared: Load) -> None:
 
 
 def test_a_fallback_at_load_is_recorded_on_the_results(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "gen_engine"), load(TEXT, backend="vllm", device="cpu", fallback_backend="hf") as engine:
+    with (
+        caplog.at_level(logging.WARNING, "gen_engine"),
+        load(TEXT, backend="vllm", device="cpu", fallback_backend="hf") as engine,
+    ):
         [result] = engine.generate_text_batch([COUNT])
     assert (result.backend, result.fallback_from) == ("hf", "vllm")
     assert "falling back to hf" in caplog.text
@@ -119,7 +124,7 @@ def test_auto_takes_vllm_where_it_can_and_says_which_and_why(monkeypatch: pytest
 
 def test_on_error_return_answers_the_rest(text: GenerationEngine) -> None:
     good, bad = [of_task(task) for task in text_tasks(3)], [{"prompt": ""}, {"messages": []}, chat("x", adapter="none")]
-    mixed = [bad[0], good[0], bad[1], good[1], good[2], bad[2]]
+    mixed: list[Any] = [bad[0], good[0], bad[1], good[1], good[2], bad[2]]
     results: list[Any] = text.generate_text_batch(mixed, on_error="return")
     expected = text.generate_text_batch(good)
     assert [results[1], results[3], results[4]] == expected
@@ -187,7 +192,7 @@ def test_close_gives_the_memory_back(backend: str) -> None:
     assert resident() - first < 60
 
 
-def test_ten_thousand_tokens_of_red_circles_are_one_request(vl: GenerationEngine) -> None:
+def test_five_hundred_equal_requests_are_one(vl: GenerationEngine) -> None:
     request = {"messages": [{"role": "user", "content": [
         {"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": "What do you see?"}]}]}  # fmt: skip
     assert {r.text for r in vl.generate_vlm_batch([request] * 500)} == {"A red circle."}

@@ -54,7 +54,9 @@ def test_logprobs_are_raw_and_the_same_on_both(shared: Load) -> None:
 
 
 def test_logprobs_of_an_answer_are_its_score(hooked: GenerationEngine) -> None:
-    [result] = hooked.generate_text_batch([UNSURE], {"max_new_tokens": 10, "logprobs": 0, "temperature": 1.5, "seed": 1})
+    [result] = hooked.generate_text_batch(
+        [UNSURE], {"max_new_tokens": 10, "logprobs": 0, "temperature": 1.5, "seed": 1}
+    )
     [score] = hooked.score_batch([("The", result.token_ids)])
     assert score.logprobs == pytest.approx(result.logprobs, abs=CLOSE)
     assert result.top_logprobs is None
@@ -62,7 +64,9 @@ def test_logprobs_of_an_answer_are_its_score(hooked: GenerationEngine) -> None:
 
 def test_full_logits_are_those_of_the_model_on_both(shared: Load) -> None:
     options = {"max_new_tokens": 6, "logits": True, "logprobs": 0, "stop": {"ignore_eos": True}}
-    hf, vllm = (shared(TEXT, b, logits_hooks=True).generate_text_batch([COUNT, UNSURE], options) for b in ("hf", "vllm"))
+    hf, vllm = (
+        shared(TEXT, b, logits_hooks=True).generate_text_batch([COUNT, UNSURE], options) for b in ("hf", "vllm")
+    )
     for a, b in zip(hf, vllm):
         assert a.token_ids == b.token_ids
         assert a.logits.shape == b.logits.shape == (6, shared(TEXT, "hf").checkpoint.config.vocab_size)
@@ -104,7 +108,9 @@ def test_responses_to_pictures_are_scored_alike_on_both(shared: Load) -> None:
 
 def test_the_boundary_is_between_ids_and_never_retokenized(text: GenerationEngine) -> None:
     prompt, response = "The cap", "ital"
-    assert len(text.tokenizer.encode(prompt + response)) < len(text.tokenizer.encode(prompt)) + len(text.tokenizer.encode(response))
+    assert len(text.tokenizer.encode(prompt + response)) < len(text.tokenizer.encode(prompt)) + len(
+        text.tokenizer.encode(response)
+    )
     [score] = text.score_batch([(prompt, response)])
     assert score.prompt_token_ids == tuple(text.tokenizer.encode(prompt))
     assert score.token_ids == tuple(text.tokenizer.encode(response))

@@ -48,7 +48,9 @@ def test_the_text_has_the_form_and_is_the_same_on_both(shared: Load, form: dict[
 
 
 def test_one_ragged_batch_mixes_forms_and_free_rows(shared: Load) -> None:
-    requests = [chat(QUESTIONS[k % 3], **({"structured": form} if form else {})) for k, form in enumerate([*FORMS, None])]
+    requests = [
+        chat(QUESTIONS[k % 3], **({"structured": form} if form else {})) for k, form in enumerate([*FORMS, None])
+    ]
     options = {"max_new_tokens": 60, "repetition_penalty": 1.3}
     hf, vllm = (shared(TEXT, backend).generate_text_batch(requests, options) for backend in ("hf", "vllm"))
     assert [r.token_ids for r in hf] == [r.token_ids for r in vllm]
@@ -63,7 +65,9 @@ def test_any_json_object(text: GenerationEngine) -> None:
 
 
 def test_a_stop_string_may_end_a_structured_row_early(text: GenerationEngine) -> None:
-    [result] = text.generate_text_batch([chat(QUESTIONS[0], structured={"regex": "[ab]{4}c"})], {"stop": ["aaa", "bbb"]})
+    [result] = text.generate_text_batch(
+        [chat(QUESTIONS[0], structured={"regex": "[ab]{4}c"})], {"stop": ["aaa", "bbb"]}
+    )
     assert result.finish_reason in ("stop", "eos")
 
 
@@ -74,7 +78,9 @@ def test_a_form_that_cannot_be_compiled_is_refused_with_the_index(text: Generati
     assert text.generate_text_batch([chat(QUESTIONS[0])])[0].text == "The capital of France is Paris."
 
 
-@pytest.mark.parametrize("form", [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}, {"regex": ""}, {"jsn": {}}], ids=repr)
+@pytest.mark.parametrize(
+    "form", [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}, {"regex": ""}, {"jsn": {}}], ids=repr
+)
 def test_exactly_one_form(form: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
         build(StructuredOptions, form)
