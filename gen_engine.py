@@ -3240,7 +3240,7 @@ class GenerationEngine:
         return [by_place for _, by_place in sorted([*found.items(), *zip(left, fresh)])], set(found)
 
     def _cache_keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
-        """place -> key, of the prompts whose answer is determined. Plugins may do anything, and logits are too large."""
+        """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
         if plan.plugins or plan.options.logits:
             return {}
         how = cache_key(dataclasses.replace(plan.options, n=1, seed=None), sorted(plan.eos_ids), plan.stop_ids)

@@ -262,7 +262,7 @@ def _thinking(rng: random.Random, held_out: bool) -> Task:
 # == Drawings ==
 
 
-def drawing(colour: str, shape: str, *, width: int = 80, height: int = 64, seed: int = 0) -> Image.Image:
+def drawing(colour: str, shape: str, *, width: int = 72, height: int = 64, seed: int = 0) -> Image.Image:
     """Draw one filled `shape` in `colour` somewhere on a light background; RGB, `width` x `height` pixels."""
     from PIL import Image, ImageDraw
 

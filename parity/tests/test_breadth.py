@@ -17,7 +17,8 @@ from parity.tasks import drawing
 from .conftest import TEXT, VL, open_engine
 
 SIZE = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512, "tie_word_embeddings": False}  # fmt: skip
+        "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 512,
+        "tie_word_embeddings": False}  # fmt: skip
 # architecture -> (config class, what differs from SIZE)
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),

@@ -16,7 +16,7 @@ import gen_engine
 from gen_engine import GenerationEngine, GenerationOptions, OptionError, RequestError, UnsupportedError, load
 from parity.tasks import drawing, text_tasks, vision_tasks
 
-from .conftest import SMALL, TEXT, VL, WINDOW, Load, chat, of_task, open_engine
+from .conftest import SMALL, TEXT, VL, WINDOW, Load, chat, of_task, open_engine, spy
 
 COUNT = chat("Count to 12.")
 
@@ -193,6 +193,50 @@ def test_close_gives_the_memory_back(backend: str) -> None:
 
 
 def test_five_hundred_equal_requests_are_one(vl: GenerationEngine) -> None:
-    request = {"messages": [{"role": "user", "content": [
-        {"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": "What do you see?"}]}]}  # fmt: skip
+    content = [{"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": "What do you see?"}]
+    request = {"messages": [{"role": "user", "content": content}]}
     assert {r.text for r in vl.generate_vlm_batch([request] * 500)} == {"A red circle."}
+
+
+# -- cache -------------------------------------------------------------------------------------------------------------
+
+
+def test_determined_answers_come_from_the_cache_and_others_do_not(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [of_task(task) for task in text_tasks(4)]
+    unsure = [{"prompt": "The"}]
+    with open_engine(TEXT, backend, cache={"size": 100}) as engine:
+        seen = spy(engine, monkeypatch)
+        first = engine.generate_text_batch(requests)
+        again = engine.generate_text_batch([*requests[::-1], chat("Count to 3.")])
+        assert (seen, again[:4]) == ([4, 1], first[::-1])
+        assert [r.cached for r in again] == [True] * 4 + [False]
+        seeded = {"temperature": 2.0, "max_new_tokens": 5}
+        [a] = engine.generate_text_batch(unsure, {**seeded, "seed": 1})
+        [b] = engine.generate_text_batch(unsure, {**seeded, "seed": 1})
+        assert a == b and b.cached
+        for options in ({**seeded, "seed": 2}, seeded, seeded, {"max_new_tokens": 4}, {"stop": ["a"]}):
+            assert not engine.generate_text_batch(unsure, options)[0].cached
+        assert not engine.generate_text_batch(requests[:1], cache=False)[0].cached
+        assert engine.cache is not None
+        engine.cache.clear()
+        assert not engine.generate_text_batch(requests[:1])[0].cached
+
+
+def test_a_cache_file_serves_the_next_engine_of_the_same_model_only(tmp_path: Path, vl: GenerationEngine) -> None:
+    file = {"size": 100, "path": str(tmp_path / "answers.sqlite")}
+    with open_engine(TEXT, "hf", cache=file) as engine:
+        first = engine.generate_text_batch([COUNT])
+    with open_engine(TEXT, "hf", cache=file) as engine:
+        again = engine.generate_text_batch([COUNT])
+    assert again == first and again[0].cached
+    with pytest.raises(gen_engine.EngineError, match="another model"):
+        open_engine(VL, "hf", cache=file)
+
+
+def test_a_cached_answer_decodes_as_each_call_asks(shared: Load) -> None:
+    with open_engine(TEXT, "hf", cache={"size": 10}) as engine:
+        [plain] = engine.generate_text_batch([COUNT], {"logprobs": 2})
+        [hit] = engine.generate_text_batch([COUNT], {"logprobs": 2})
+        assert hit.cached and hit == plain

@@ -151,7 +151,7 @@ def test_bad_pairs_are_named(text: GenerationEngine) -> None:
 
 
 def test_a_drawing_is_likelier_to_be_what_it_is(vl: GenerationEngine) -> None:
-    request = {"messages": [{"role": "user", "content": [
-        {"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": "What do you see?"}]}]}  # fmt: skip
+    content = [{"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": "What do you see?"}]
+    request = {"messages": [{"role": "user", "content": content}]}
     right, wrong = vl.score_batch([(request, "A red circle."), (request, "A blue square.")])
     assert sum(right.logprobs) > sum(wrong.logprobs) + 5
