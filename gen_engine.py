@@ -369,7 +369,8 @@ class ModelLoadConfig:
     device: hf only, for example "cpu" or "cuda:1"; None is cuda if there is one, else cpu.
     attn_implementation: hf only, transformers' name; None is transformers' choice for the model.
     max_model_len: tokens that a prompt and its answer may take together; None is what the checkpoint says.
-    max_batch_tokens: hf only, padded prompt + new tokens that one batch may hold; vLLM schedules by itself.
+    max_batch_tokens, max_batch_size: hf only, padded prompt + new tokens, and rows, that one batch may hold; vLLM
+        schedules by itself.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
     cache: what to keep of answers, for equal requests.
@@ -387,6 +388,7 @@ class ModelLoadConfig:
     revision: str | None = None
     max_model_len: int | None = None
     max_batch_tokens: int | None = None
+    max_batch_size: int | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     cache: CacheOptions = field(default_factory=CacheOptions)
@@ -409,6 +411,7 @@ class ModelLoadConfig:
         check_bools(self, "trust_remote_code", "progress", "logits_hooks")
         check_int(self, "max_model_len", 2, optional=True)
         check_int(self, "max_batch_tokens", 1, optional=True)
+        check_int(self, "max_batch_size", 1, optional=True)
         check(self, "adapters", "a mapping of names to directories", lambda value: True, (Mapping,))
         settle(self, cache=build(CacheOptions, self.cache))
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
@@ -504,6 +507,8 @@ class GenerationOptions:
     top_k: None is all tokens.   top_p, min_p, repetition_penalty: 1, 0 and 1 do nothing.
     seed: of the request, not of the process: the same sample alone and in any batch. None draws anew each time.
     n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`.
+    num_beams: above 1, the library's own beam search and its best answer; greedy, with no end but end-of-text ids, as the
+        libraries have it. Their rules of length differ a little, so here the backends need not agree.
     logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
         Raw: of the model's own distribution, before penalties, temperature and plugins, on both backends.
     logits: also the full raw logits of each step, a float32 tensor [tokens, vocabulary] on the CPU.
@@ -520,6 +525,7 @@ class GenerationOptions:
     repetition_penalty: float = 1.0
     seed: int | None = None
     n: int = 1
+    num_beams: int = 1
     logprobs: int | None = None
     logits: bool = False
     stop: StopOptions = field(default_factory=StopOptions)
@@ -531,6 +537,8 @@ class GenerationOptions:
         stop = {"strings": self.stop} if isinstance(self.stop, (str, list, tuple)) else self.stop
         settle(self, stop=build(StopOptions, stop), decode=build(DecodeOptions, self.decode))
         check_int(self, "n", 1)
+        check_int(self, "num_beams", 1)
+        self._check_beams()
         check_int(self, "logprobs", 0, optional=True)
         check_int(self, "max_new_tokens", 1)
         check(self, "min_new_tokens", "0 to max_new_tokens", lambda v: 0 <= v <= self.max_new_tokens, (int,))
@@ -542,6 +550,17 @@ class GenerationOptions:
         check_int(self, "seed", 0, optional=True)
         check_int(self, "max_prompt_tokens", 1, optional=True)
         check_bools(self, "truncate_prompt", "logits")
+
+    def _check_beams(self) -> None:
+        """Beam search keeps whole answers in play: what decides token by token does not go with it."""
+        stop, usual = self.stop, type(self).__dataclass_fields__
+        one_by_one = ("temperature", "n", "logprobs", "logits", "min_new_tokens", "repetition_penalty")
+        asked = [name for name in one_by_one if getattr(self, name) != usual[name].default]
+        asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
+        if self.num_beams > 1 and asked:
+            raise OptionError(
+                f"num_beams {self.num_beams} does not go with {', '.join(asked)}", fix="drop one of the two"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -1545,7 +1564,9 @@ def single_token(tokenizer: Any, string: str) -> int | None:
 
 def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
-    stop, tokenizer = options.stop, checkpoint.tokenizer
+    stop, tokenizer, plugins = options.stop, checkpoint.tokenizer, tuple(plugins)
+    if options.num_beams > 1 and plugins:
+        raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
     vocabulary = len(tokenizer)
     if too_large := [i for i in stop.token_ids if i >= vocabulary]:
         raise OptionError(f"stop token ids {too_large} are outside the vocabulary of {vocabulary}", fix="check them")
@@ -1562,7 +1583,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
             )
     stop_ids.update({i: i for i in stop.token_ids})
     own_ids = {i: why for i, why in stop_ids.items() if i not in eos_ids}
-    return Plan(options, checkpoint, eos_ids, own_ids, tuple(plugins))
+    return Plan(options, checkpoint, eos_ids, own_ids, plugins)
 
 
 # == 11. Prompts =======================================================================================================
@@ -1717,6 +1738,8 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     if request.adapter is not None and request.adapter not in checkpoint.adapters:
         known = nearest(request.adapter, checkpoint.adapters) if checkpoint.adapters else "load with adapters={...}"
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
+    if plan.options.num_beams > 1 and (images or request.structured is not None):
+        raise UnsupportedError("beam search with pictures or a structure", fix="drop one of the two")
     seed = request.seed if request.seed is not None else plan.options.seed
     return Prompt(ids, images, image_kwargs, length, seed, request.adapter, request.structured, notes)
 
@@ -2390,6 +2413,21 @@ class DecodeLoop:
         return kept
 
 
+def search_beams(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
+    """transformers' own beam search; each row's best answer goes through its watch, which drops the padding."""
+    inputs = collate(rows, model.device)
+    sequences = model.generate(
+        **inputs,
+        num_beams=plan.options.num_beams,
+        max_new_tokens=plan.options.max_new_tokens,
+        do_sample=False,
+        eos_token_id=plan.end_ids,
+    )
+    for row, sequence in zip(rows, sequences[:, inputs["input_ids"].shape[1] :].tolist()):
+        row.over = any(map(row.watch.push, sequence))
+        done()
+
+
 def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
     """Run transformers' `generate` with our loop in place of its own; fills each row's watch."""
     inputs, running = collate(rows, model.device), list(rows)
@@ -2430,6 +2468,7 @@ class HfBackend:
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
         self.checkpoint = checkpoint
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
+        self.most_rows = settings.max_batch_size or sys.maxsize
         self.grammars: dict[StructuredOptions, Any] = {}
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -2516,7 +2555,7 @@ class HfBackend:
         batch: list[Row] = []
         for row in sorted(rows, key=lambda row: (row.prompt.adapter or "", -len(row.ids))):
             width = len((batch or [row])[0].ids) + plan.options.max_new_tokens
-            full = (len(batch) + 1) * width > self.budget
+            full = (len(batch) + 1) * width > self.budget or len(batch) >= self.most_rows
             if batch and (full or row.prompt.adapter != batch[0].prompt.adapter):
                 yield batch
                 batch = []
@@ -2527,7 +2566,8 @@ class HfBackend:
     def _run(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
         """Decode `rows`; out of memory, the unfinished ones again in two halves."""
         try:
-            decode_rows(self.model, rows, plan, done)
+            run = decode_rows if plan.options.num_beams == 1 else search_beams
+            run(self.model, rows, plan, done)
             return
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -2739,6 +2779,8 @@ class VllmBackend:
         self.requests = itertools.count()
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+        if plan.options.num_beams > 1:
+            return self._search_beams(prompts, plan, done)
         watches = [RowWatch(plan) for _ in prompts]
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
@@ -2778,32 +2820,49 @@ class VllmBackend:
         self.model = None
         free_memory()
 
-    def _run(self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]) -> None:
-        """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
+    def _search_beams(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+        """vLLM's own beam search; each row's best answer goes through a watch, as on hf."""
+        kit, options = importlib.import_module("vllm.sampling_params"), plan.options
+        params = kit.BeamSearchParams(beam_width=options.num_beams, max_tokens=options.max_new_tokens)
+        given = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
+        adapters = [self._lora(prompt.adapter) for prompt in prompts] if self.checkpoint.adapters else None
+        with self._healthy():
+            outputs = self.model.beam_search(given, params, lora_request=adapters)
+        completions = []
+        for prompt, output in zip(prompts, outputs):
+            watch = RowWatch(plan)
+            any(map(watch.push, output.sequences[0].tokens[len(prompt.token_ids) :]))
+            completions.append(watch.completion(prompt.token_ids))
+            done()
+        return completions
+
+    @contextlib.contextmanager
+    def _healthy(self) -> Iterator[Any]:
+        """vLLM's engine with its process groups in place, and with no request left behind if the call fails."""
         engine = self.model.llm_engine
         if self.grouped and not groups_alive():
             restore_groups(engine.vllm_config)
         try:
-            self._step(engine, prompts, params, take)
+            yield engine
         except BaseException:  # KeyboardInterrupt too: vLLM keeps the requests, and its next call would spin on them
             abort(engine, list(engine.output_processor.request_states))
             raise
 
-    def _step(
-        self, engine: Any, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]
-    ) -> None:
+    def _run(self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]) -> None:
+        """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
         places: dict[str, int] = {}
         internal: dict[str, str] = {}
-        for place, (prompt, how) in enumerate(zip(prompts, params)):
-            name = str(next(self.requests))
-            places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
-        while places and engine.has_unfinished_requests():
-            for output in engine.step():
-                name = output.request_id
-                if name in places and take(places[name], output):
-                    del places[name]
-                    if not output.finished:
-                        abort(engine, [internal[name]])
+        with self._healthy() as engine:
+            for place, (prompt, how) in enumerate(zip(prompts, params)):
+                name = str(next(self.requests))
+                places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
+            while places and engine.has_unfinished_requests():
+                for output in engine.step():
+                    name = output.request_id
+                    if name in places and take(places[name], output):
+                        del places[name]
+                        if not output.finished:
+                            abort(engine, [internal[name]])
 
     def _add(self, engine: Any, name: str, prompt: Prompt, params: Any, place: int) -> str:
         inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
@@ -2844,6 +2903,8 @@ UNSUPPORTED = (
             "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
     Refusal("vllm", "max_batch_tokens", lambda c, o, p: c.max_batch_tokens is not None,
             "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
+    Refusal("vllm", "max_batch_size", lambda c, o, p: c.max_batch_size is not None,
+            "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
     Refusal("vllm", "hf_kwargs", lambda c, o, p: bool(c.hf_kwargs), "drop them, or use backend='hf'"),
     Refusal("hf", "vllm_kwargs", lambda c, o, p: bool(c.vllm_kwargs), "drop them, or use backend='vllm'"),
     Refusal("vllm", "a temperature between 0 and 0.01", lambda c, o, p: o is not None and 0 < o.temperature < 0.01,
