@@ -335,6 +335,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that says it
     "dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "revision",
     "trust_remote_code": "trust_remote_code", "max_model_len": "max_model_len", "model": "model",
+    "enable_lora": "adapters", "max_loras": "adapters", "max_lora_rank": "adapters",
 }  # fmt: skip
 
 
@@ -507,7 +508,7 @@ class GenerationOptions:
     top_k: None is all tokens.   top_p, min_p, repetition_penalty: 1, 0 and 1 do nothing.
     seed: of the request, not of the process: the same sample alone and in any batch. None draws anew each time.
     n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`.
-    num_beams: above 1, the library's own beam search and its best answer; greedy, with no end but end-of-text ids, as the
+    num_beams: above 1, the library's own beam search and its best answer; greedy, ended by end-of-text ids only, as the
         libraries have it. Their rules of length differ a little, so here the backends need not agree.
     logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
         Raw: of the model's own distribution, before penalties, temperature and plugins, on both backends.
@@ -772,6 +773,7 @@ class ScoreResult:
     prompt_token_ids: tuple[int, ...]
     logprobs: Any
     logits: Any = field(default=None, repr=False, compare=False)
+    fallback_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -2495,10 +2497,13 @@ class HfBackend:
             rows.append(Row(prompt, [*ids, *response], inputs))
         vocabulary = self.checkpoint.config.get_text_config().vocab_size
         size = max(1, SCORED_LOGITS // (vocabulary * max(len(row.ids) for row in rows)))
-        results: list[ScoreResult] = []
-        for start in range(0, len(rows), size):
-            results += self._score(rows[start : start + size], responses[start : start + size], logits, grad)
-        return results
+        results: dict[int, ScoreResult] = {}
+        for adapter in {row.prompt.adapter for row in rows}:
+            places = [place for place, row in enumerate(rows) if row.prompt.adapter == adapter]
+            for some in (places[start : start + size] for start in range(0, len(places), size)):
+                scored = self._score([rows[k] for k in some], [responses[k] for k in some], logits, grad)
+                results.update(zip(some, scored))
+        return [results[place] for place in range(len(rows))]
 
     def _score(
         self, rows: Sequence[Row], responses: Sequence[tuple[int, ...]], logits: bool, grad: bool
@@ -2838,12 +2843,14 @@ class VllmBackend:
 
     @contextlib.contextmanager
     def _healthy(self) -> Iterator[Any]:
-        """vLLM's engine with its process groups in place, and with no request left behind if the call fails."""
+        """vLLM's engine with its process groups in place; no request is left behind if the call fails, and no random
+        number is taken from the process."""
         engine = self.model.llm_engine
         if self.grouped and not groups_alive():
             restore_groups(engine.vllm_config)
         try:
-            yield engine
+            with rng_untouched():
+                yield engine
         except BaseException:  # KeyboardInterrupt too: vLLM keeps the requests, and its next call would spin on them
             abort(engine, list(engine.output_processor.request_states))
             raise
@@ -3071,7 +3078,7 @@ def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionC
     """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
     libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
     how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), config.adapters)
-    versions = [library.__version__ for library in libraries]
+    versions = [str(library.__version__) for library in libraries]
     model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
     return CompletionCache(config.cache, model)
 
@@ -3086,7 +3093,7 @@ class GenerationEngine:
         self.config, self.checkpoint, self.backend, self.why = config, checkpoint, backend, why
         self.tokenizer, self.processor = checkpoint.tokenizer, checkpoint.processor
         self.fallback_from: str | None = None
-        self.cache = open_answers(config, checkpoint) if config.cache.size else None
+        self.cache: CompletionCache | None = None
         self._spare: GenerationEngine | None = None
         self._lock, self._closed = threading.RLock(), False
 
@@ -3097,8 +3104,11 @@ class GenerationEngine:
         if config.backend == "vllm":
             need_vllm()
         checkpoint = read_checkpoint(config)
+        cache = open_answers(config, checkpoint) if config.cache.size else None  # a bad file is said before the model
         with rng_untouched(), loading_bar(config.progress):
-            return cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
+            engine = cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
+        engine.cache = cache
+        return engine
 
     @property
     def model(self) -> Any:
@@ -3150,10 +3160,13 @@ class GenerationEngine:
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """How likely given responses are. See `gen_engine.score_batch`."""
-        if (logits or grad) and self.backend.name == "vllm":
-            refuse_unsupported(self.config, GenerationOptions(logits=True))
-        if grad and self.backend.name != "hf":
-            raise UnsupportedError(f"{self.backend.name} gives no gradients", fix="use backend='hf'")
+        try:
+            refuse_unsupported(self.config, GenerationOptions(logits=logits))
+            if grad and not self.capabilities.supports_gradients:
+                raise UnsupportedError(f"{self.backend.name} gives no gradients", fix="use backend='hf'")
+        except UnsupportedError as error:
+            scores = self._fall_back(error).score_batch(items, logits=logits, grad=grad)
+            return [dataclasses.replace(score, fallback_from=self.backend.name) for score in scores]
         with self._lock:
             self._require_open()
             plan = make_plan(GenerationOptions(max_new_tokens=1), self.checkpoint)
@@ -3245,12 +3258,10 @@ class GenerationEngine:
         """A Prompt, or with on_error="return" the error that stands in its place."""
         try:
             with at_request(index):
-                if self.processor is None and kind is VlmGenerationRequest:
-                    raise UnsupportedError(
-                        f"{self.config.model} sees no pictures", fix="load a vision-language checkpoint"
-                    )
+                if kind is VlmGenerationRequest:
+                    _ = self.checkpoint.vision  # or an UnsupportedError
                 return prompt_of(checked_request(given, kind), plan)
-        except (RequestError, OptionError) as error:
+        except GenEngineError as error:
             if on_error == "raise":
                 raise
             return error
@@ -3263,7 +3274,9 @@ class GenerationEngine:
         try:
             completions, hits = self._complete(leaders, plan, cache)
         except RequestError as error:  # the backend refused one prompt, before any work
-            error.index = good[twins.index(error.index or 0) // plan.options.n]
+            if error.index is None:
+                raise
+            error.index = good[twins.index(error.index) // plan.options.n]
             if on_error == "raise":
                 raise
             return self._answer(

@@ -10,7 +10,14 @@ from typing import Any
 
 import pytest
 
-from gen_engine import GenerationEngine, GenerationOptions, RowWatch, generate_text_batch, truncate_at_stops
+from gen_engine import (
+    EngineError,
+    GenerationEngine,
+    GenerationOptions,
+    RowWatch,
+    generate_text_batch,
+    truncate_at_stops,
+)
 from parity.tasks import text_tasks
 
 from .conftest import TEXT, WINDOW, Load, chat, of_task, open_engine, spy
@@ -329,33 +336,47 @@ def test_no_requests_no_results(text: GenerationEngine) -> None:
     assert generate_text_batch(text, []) == []
 
 
-@pytest.mark.parametrize("failing_forward", [1, 4, 15])
-def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(
-    shared: Load, monkeypatch: pytest.MonkeyPatch, failing_forward: int
-) -> None:
-    torch, engine = importlib.import_module("torch"), shared(TEXT, "hf")
-    requests = [of_task(task) for task in RAGGED]
-    expected = engine.generate_text_batch(requests, FULL)
-    forward, calls = engine.model.forward, []
-    finished: list[RowWatch] = []
+def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the first, a middle and the last batch, at its first step and later: nothing lost, nothing done twice."""
+    torch, requests = importlib.import_module("torch"), [of_task(task) for task in RAGGED]
+    with open_engine(TEXT, "hf", max_batch_size=5) as engine:
+        forward, push = engine.model.forward, RowWatch.push
+        plant = [0]
+        calls: list[int] = []
+        finished: list[RowWatch] = []
 
-    def starved(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == failing_forward:
+        def starved(*args: Any, **kwargs: Any) -> Any:
+            calls.append(1)
+            if len(calls) == plant[0]:
+                raise torch.OutOfMemoryError("planted")
+            return forward(*args, **kwargs)
+
+        def counted(watch: RowWatch, token: int) -> bool:
+            over = push(watch, token)
+            finished.extend([watch] * over)
+            return over
+
+        monkeypatch.setattr(engine.model, "forward", starved)
+        monkeypatch.setattr(RowWatch, "push", counted)
+        expected = engine.generate_text_batch(requests, FULL)
+        steps = len(calls)
+        for plant[0] in (1, 9, steps // 2, steps - 20, steps):
+            calls.clear()
+            finished.clear()
+            assert engine.generate_text_batch(requests, FULL) == expected
+            assert len(finished) == len(requests)  # each row was brought to its end once
+
+
+def test_one_request_that_does_not_fit_in_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = importlib.import_module("torch")
+    with open_engine(TEXT, "hf") as engine:
+
+        def starved(*args: Any, **kwargs: Any) -> Any:
             raise torch.OutOfMemoryError("planted")
-        return forward(*args, **kwargs)
 
-    push = RowWatch.push
-
-    def counted(watch: RowWatch, token: int) -> bool:
-        over = push(watch, token)
-        finished.extend([watch] * over)
-        return over
-
-    monkeypatch.setattr(engine.model, "forward", starved)
-    monkeypatch.setattr(RowWatch, "push", counted)
-    assert engine.generate_text_batch(requests, FULL) == expected
-    assert len(finished) == len(requests)  # each row was brought to its end once
+        monkeypatch.setattr(engine.model, "forward", starved)
+        with pytest.raises(EngineError, match="out of memory with one prompt of .* tokens: planted"):
+            engine.generate_text_batch([COUNT])
 
 
 # -- after a failure ---------------------------------------------------------------------------------------------------

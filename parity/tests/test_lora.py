@@ -73,3 +73,18 @@ def test_an_unknown_adapter_is_refused_with_the_index(backend: str, adapters: di
 def test_a_missing_adapter_is_a_load_error(backend: str) -> None:
     with pytest.raises(LoadError, match="no adapter at /no/such"):
         load(TEXT, backend=backend, adapters={"one": "/no/such"})
+
+
+def test_scores_use_the_adapter_of_each_request(backend: str, adapters: dict[str, str]) -> None:
+    items = [(request, task.answer) for request, task in zip(mixed(), TASKS)]
+    with open_engine(TEXT, backend, adapters=adapters) as engine:
+        together = engine.score_batch(items)
+        alone = [engine.score_batch([item])[0] for item in items]
+        bare = engine.score_batch([(of_task(task), task.answer) for task in TASKS])
+    for a, b in zip(together, alone):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+    assert [a.logprobs == pytest.approx(b.logprobs, abs=1e-4) for a, b in zip(together, bare)] == [
+        True,
+        False,
+        False,
+    ] * 2

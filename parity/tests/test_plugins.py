@@ -68,20 +68,6 @@ def test_balanced_json_stops_each_row_at_its_first_value(text: GenerationEngine)
     assert [(r.text, r.finish_reason) for r in results] == [(task.answer, "plugin") for task in JSON]
 
 
-def test_logits_hooks_change_what_is_said_and_are_the_same_on_both(shared: Load) -> None:
-    requests = [of_task(task) for task in MIXED]
-    results = []
-    for backend in ("hf", "vllm"):
-        engine = shared(TEXT, backend, logits_hooks=True)
-        plugin = SuppressRepeatedObject(engine.tokenizer)
-        options = {"stop": {"ignore_eos": True}, "max_new_tokens": 70}
-        results.append(engine.generate_text_batch(requests, options, plugins=[plugin]))
-        free = engine.generate_text_batch(requests, options)
-        assert any(a.token_ids != b.token_ids for a, b in zip(free, results[-1]))
-        assert all(result.text.count("{") <= 1 for result in results[-1][: len(JSON)])
-    assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
-
-
 class Forbid(Plugin):
     name = "forbid"
 
@@ -91,6 +77,43 @@ class Forbid(Plugin):
     def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
         logits[self.token] = float("-inf")
         return logits
+
+
+def test_logits_hooks_change_what_is_said_and_are_the_same_on_both(shared: Load) -> None:
+    requests = [of_task(task) for task in MIXED]
+    results = []
+    for backend in ("hf", "vllm"):
+        engine = shared(TEXT, backend, logits_hooks=True)
+        plugins = [SuppressRepeatedObject(engine.tokenizer), Forbid(engine.tokenizer.convert_tokens_to_ids(","))]
+        options = {"stop": {"ignore_eos": True}, "max_new_tokens": 70}
+        results.append(engine.generate_text_batch(requests, options, plugins=plugins))
+        free = engine.generate_text_batch(requests, options)
+        assert any(a.token_ids != b.token_ids for a, b in zip(free, results[-1]))
+        assert all(plugins[1].token not in result.token_ids for result in results[-1])
+    assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+def test_a_second_object_is_suppressed_and_the_first_is_not(hooked: GenerationEngine) -> None:
+    plugin, encode = SuppressRepeatedObject(hooked.tokenizer), hooked.tokenizer.encode
+    begun = '[{"name": "Anna"},'
+    opening = encode(' {"')[0]
+    asked: list[Any] = []
+
+    class TwoObjects(Plugin):
+        """Writes one object, then wants nothing but another."""
+
+        def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
+            script = encode(begun)
+            wanted = script[len(token_ids)] if len(token_ids) < len(script) else opening
+            logits[wanted] = 100.0
+            changed = plugin.logits(token_ids, logits)
+            asked.append((len(token_ids), bool(changed[wanted] == float("-inf"))))
+            return changed
+
+    [result] = hooked.generate_text_batch([COUNT], {"max_new_tokens": 30}, plugins=[TwoObjects()])
+    assert result.raw_text.startswith(begun)
+    assert result.raw_text.count("{") == 1
+    assert asked[0] == (0, False) and asked[-1][1]
 
 
 def test_a_logits_hook_acts_on_its_own_copy_and_under_penalties(hooked: GenerationEngine) -> None:
