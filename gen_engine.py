@@ -2804,7 +2804,8 @@ class VllmBackend:
     def score(
         self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
     ) -> list[ScoreResult]:
-        """By prompt_logprobs; full logits by forcing the response token by token and keeping what the hook sees."""
+        """By prompt_logprobs; full logits, and scores beside adapters, by forcing the response token by token and
+        keeping what the hook sees."""
         outputs: list[Any] = [None] * len(prompts)
         seen: list[list[Any]] = [[] for _ in prompts]
 
@@ -2812,9 +2813,10 @@ class VllmBackend:
             outputs[place] = output
             return bool(output.finished)
 
-        if logits:
+        if logits or self.checkpoint.adapters:
             self._run(prompts, [forcing_params(response, kept) for response, kept in zip(responses, seen)], take)
-            return [forced_score(*row) for row in zip(outputs, responses, seen)]
+            scores = [forced_score(*row) for row in zip(outputs, responses, seen)]
+            return scores if logits else [dataclasses.replace(score, logits=None) for score in scores]
         whole = [dataclasses.replace(p, token_ids=p.token_ids + r) for p, r in zip(prompts, responses)]
         self._run(whole, [reading_params()] * len(whole), take)
         return [read_score(output, response) for output, response in zip(outputs, responses)]
@@ -3162,6 +3164,9 @@ class GenerationEngine:
         """How likely given responses are. See `gen_engine.score_batch`."""
         try:
             refuse_unsupported(self.config, GenerationOptions(logits=logits))
+            if self.config.adapters and not self.capabilities.supports_logits:  # its prompt_logprobs break beside LoRA
+                fix = "load with logits_hooks=True, or use backend='hf'"
+                raise UnsupportedError(f"{self.backend.name} cannot score beside adapters without its hook", fix=fix)
             if grad and not self.capabilities.supports_gradients:
                 raise UnsupportedError(f"{self.backend.name} gives no gradients", fix="use backend='hf'")
         except UnsupportedError as error:

@@ -346,7 +346,7 @@ def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(monkeypatch: pyt
         finished: list[RowWatch] = []
 
         def starved(*args: Any, **kwargs: Any) -> Any:
-            calls.append(1)
+            calls.append(kwargs["input_ids"].shape[1])
             if len(calls) == plant[0]:
                 raise torch.OutOfMemoryError("planted")
             return forward(*args, **kwargs)
@@ -359,8 +359,9 @@ def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(monkeypatch: pyt
         monkeypatch.setattr(engine.model, "forward", starved)
         monkeypatch.setattr(RowWatch, "push", counted)
         expected = engine.generate_text_batch(requests, FULL)
-        steps = len(calls)
-        for plant[0] in (1, 9, steps // 2, steps - 20, steps):
+        starts = [step for step, width in enumerate(calls, start=1) if width > 1]
+        assert len(starts) == 3
+        for plant[0] in (*starts, *(start + 5 for start in starts)):
             calls.clear()
             finished.clear()
             assert engine.generate_text_batch(requests, FULL) == expected

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gen_engine import LoadError, RequestError, load
+from gen_engine import LoadError, RequestError, UnsupportedError, load
 from parity.tasks import text_tasks
 
 from .conftest import TEXT, Load, of_task, open_engine
@@ -77,7 +77,7 @@ def test_a_missing_adapter_is_a_load_error(backend: str) -> None:
 
 def test_scores_use_the_adapter_of_each_request(backend: str, adapters: dict[str, str]) -> None:
     items = [(request, task.answer) for request, task in zip(mixed(), TASKS)]
-    with open_engine(TEXT, backend, adapters=adapters) as engine:
+    with open_engine(TEXT, backend, adapters=adapters, logits_hooks=True) as engine:
         together = engine.score_batch(items)
         alone = [engine.score_batch([item])[0] for item in items]
         bare = engine.score_batch([(of_task(task), task.answer) for task in TASKS])
@@ -88,3 +88,11 @@ def test_scores_use_the_adapter_of_each_request(backend: str, adapters: dict[str
         False,
         False,
     ] * 2
+
+
+def test_scores_beside_adapters_need_the_hook_on_vllm(adapters: dict[str, str]) -> None:
+    with (
+        open_engine(TEXT, "vllm", adapters=adapters) as engine,
+        pytest.raises(UnsupportedError, match="logits_hooks=True"),
+    ):
+        engine.score_batch([("a", "b")])
