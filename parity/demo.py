@@ -10,13 +10,14 @@ import os
 import sys
 import textwrap
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gen_engine import GenerationEngine, GenerationResult, load
-from parity.tasks import Task, text_tasks, vision_tasks
+from parity.tasks import Task, vision_tasks
 
 MODEL = Path(__file__).parents[1] / "golden/models/tiny-qwen3-vl"
 BACKENDS: dict[str, dict[str, Any]] = {
@@ -58,18 +59,17 @@ def shown(task: Task) -> str:
 
 
 def questions() -> list[Question]:
-    """Drawings that were not trained on, one photograph, and chat."""
-    drawings = [task for task in vision_tasks(60, seed=7) if not isinstance(task.messages[-1]["content"], str)]
-    kinds = {task.kind: task for task in reversed(drawings)}
-    chosen = [*kinds.values(), *(task for task in drawings if task not in kinds.values())][:6]
-    known = {task.kind for task in vision_tasks(60, seed=7)}
-    chats = {
-        task.kind: task for task in reversed(text_tasks(200, seed=7)) if task.kind in known and len(task.messages) == 1
-    }
-    asked = [Question(shown(task), task.messages, task.answer) for task in [*chosen, *chats.values()]]
+    """Drawings that were not trained on, one photograph, and chat: one of each kind, then more drawings."""
+    tasks = [task for task in vision_tasks(60, seed=7) if not task.enable_thinking]
+    kinds = list({task.kind: task for task in reversed(tasks)}.values())
+    chosen = [*kinds, *[task for task in tasks if task not in kinds]][:10]
+    asked = sorted(
+        (Question(shown(t), t.messages, t.answer) for t in chosen), key=lambda question: not question.has_picture
+    )
+    drawings = sum(question.has_picture for question in asked)
     look = [{"type": "image", "image": photograph()}, {"type": "text", "text": "What do you see?"}]
     portrait = Question("[a real photograph, 512x600] What do you see?", [{"role": "user", "content": look}], None)
-    return [*asked[: len(chosen)], portrait, *asked[len(chosen) :]]
+    return [*asked[:drawings], portrait, *asked[drawings:]]
 
 
 def ask(engine: GenerationEngine, asked: Sequence[Question]) -> list[GenerationResult]:
@@ -128,6 +128,7 @@ def main() -> int:
     argparse.ArgumentParser(
         prog="python -m parity.demo", description=__doc__, epilog="example: make demo"
     ).parse_args()  # fmt: skip
+    warnings.simplefilter("ignore")  # of the libraries among themselves
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
