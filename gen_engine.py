@@ -3450,7 +3450,7 @@ def backend_verdict(backend: str, found: Mapping[str, tuple[bool, str]], model: 
 
 
 def cli_doctor(args: argparse.Namespace) -> int:
-    """What this machine can do. 0 if each backend asked for works, else 1."""
+    """What this machine can do, and what each backend cannot. 0 if each backend asked for works, else 1."""
     print(f"{'gen_engine':13} {__version__:12} {Path(__file__).resolve()}")
     print(f"{'python':13} {platform.python_version():12} {platform.platform()}, {os.cpu_count()} cores")
     found = {library: run_probe("-c", PROBES[library]) for library in LIBRARIES}
@@ -3460,6 +3460,9 @@ def cli_doctor(args: argparse.Namespace) -> int:
     verdicts = {backend: backend_verdict(backend, found, args.model) for backend in args.backend.split(",")}
     for backend, (works, why) in verdicts.items():
         print(f"backend {backend:5} {'works' if works else 'does not work':13} {why}")
+    print("what a backend refuses, before anything runs:")
+    for refusal in UNSUPPORTED:
+        print(f"  {refusal.backend:5} {refusal.what:36} {refusal.fix}")
     return 0 if all(works for works, _ in verdicts.values()) else 1
 
 

@@ -22,7 +22,10 @@ ROOT = Path(__file__).parents[2]
 TEXT, VL = ROOT / "golden/models/tiny-qwen3", ROOT / "golden/models/tiny-qwen3-vl"
 BACKENDS = ("hf", "vllm")
 WINDOW = 1024
-SMALL = {"hf": {}, "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64}}}
+SMALL: dict[str, dict[str, Any]] = {
+    "hf": {},
+    "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64}},
+}
 
 Load = Callable[..., gen_engine.GenerationEngine]
 

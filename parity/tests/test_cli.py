@@ -80,6 +80,7 @@ def test_doctor_tells_what_works_here_by_trying(capsys: Capture) -> None:
     for library in ("torch", "transformers", "PIL", "vllm"):
         assert re.search(rf"^{library} +\d+\.\d+", said, re.MULTILINE)
     assert re.search(r"^backend hf +works +generated with", said, re.MULTILINE)
+    assert all(refusal.what in said and refusal.fix in said for refusal in gen_engine.UNSUPPORTED)
     assert re.search(r"^backend vllm +works +generated with", said, re.MULTILINE)
 
 
