@@ -1400,10 +1400,6 @@ def check_plugins(plugins: Sequence[Plugin], backend: str, kind: str) -> None:
             raise UnsupportedError(f"plugin {plugin.name!r} is not for {backend}", fix=fix)
         if kind not in plugin.kinds:
             raise UnsupportedError(f"plugin {plugin.name!r} is not for {kind} requests", fix="leave it out")
-        if backend != "hf" and (plugin.hf_stopping_criteria or plugin.hf_logits_processors):
-            raise UnsupportedError(
-                f"plugin {plugin.name!r} holds transformers objects", fix="use should_stop and logits"
-            )
 
 
 # == 9. Checkpoint =====================================================================================================
@@ -2895,48 +2891,65 @@ BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Backend]] = {"hf": H
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """What a load (options is None), a generating or a scoring call asks of a backend."""
+
+    config: ModelLoadConfig
+    options: GenerationOptions | None = None
+    plugins: Sequence[Plugin] = ()
+    scoring: bool = False
+    grad: bool = False
+
+    def says(self, holds: Callable[[GenerationOptions], bool]) -> bool:
+        return self.options is not None and holds(self.options)
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """One thing that a backend cannot do. asked(config, options, plugins): whether a call asks for it; options is None
-    while loading."""
+    """One thing that a backend cannot do, how to know that it is asked for, and what to do instead."""
 
     backend: str
     what: str
-    asked: Callable[[ModelLoadConfig, GenerationOptions | None, Sequence[Plugin]], bool]
+    asked: Callable[[Asked], bool]
     fix: str
 
 
+HOOK = "load with logits_hooks=True, or use backend='hf'"
 UNSUPPORTED = (
-    Refusal("vllm", "device", lambda c, o, p: c.device is not None,
+    Refusal("vllm", "device", lambda a: a.config.device is not None,
             "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
-    Refusal("vllm", "attn_implementation", lambda c, o, p: c.attn_implementation is not None,
+    Refusal("vllm", "attn_implementation", lambda a: a.config.attn_implementation is not None,
             "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
-    Refusal("vllm", "max_batch_tokens", lambda c, o, p: c.max_batch_tokens is not None,
+    Refusal("vllm", "max_batch_tokens", lambda a: a.config.max_batch_tokens is not None,
             "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
-    Refusal("vllm", "max_batch_size", lambda c, o, p: c.max_batch_size is not None,
+    Refusal("vllm", "max_batch_size", lambda a: a.config.max_batch_size is not None,
             "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
-    Refusal("vllm", "hf_kwargs", lambda c, o, p: bool(c.hf_kwargs), "drop them, or use backend='hf'"),
-    Refusal("hf", "vllm_kwargs", lambda c, o, p: bool(c.vllm_kwargs), "drop them, or use backend='vllm'"),
-    Refusal("vllm", "a temperature between 0 and 0.01", lambda c, o, p: o is not None and 0 < o.temperature < 0.01,
+    Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
+    Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
+    Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
             "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
-    Refusal("vllm", "a temperature above 2", lambda c, o, p: o is not None and o.temperature > 2,
+    Refusal("vllm", "a temperature above 2", lambda a: a.says(lambda o: o.temperature > 2),
             "vLLM takes at most 2: lower it, or use backend='hf'"),
-    Refusal("vllm", "full logits without its hook", lambda c, o, p: o is not None and o.logits and not c.logits_hooks,
-            "load with logits_hooks=True, or use backend='hf'"),
-    Refusal("vllm", "full logits with min_new_tokens",
-            lambda c, o, p: o is not None and o.logits and o.min_new_tokens > 0,
+    Refusal("vllm", "logits without its hook",
+            lambda a: a.says(lambda o: o.logits) and not a.config.logits_hooks, HOOK),
+    Refusal("vllm", "logits with min_new_tokens", lambda a: a.says(lambda o: o.logits and o.min_new_tokens > 0),
             "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'"),
-    Refusal("vllm", "logits plugins without its hook", lambda c, o, p: not c.logits_hooks and any(x.logits for x in p),
-            "load with logits_hooks=True, or use backend='hf'"),
+    Refusal("vllm", "logits plugins without its hook",
+            lambda a: not a.config.logits_hooks and any(p.logits for p in a.plugins), HOOK),
+    Refusal("vllm", "plugins that hold transformers objects",
+            lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
+            "write should_stop and logits, or use backend='hf'"),
+    Refusal("vllm", "scores beside adapters without its hook",  # its prompt_logprobs break where LoRA is on
+            lambda a: a.scoring and bool(a.config.adapters) and not a.config.logits_hooks, HOOK),
+    Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
 )  # fmt: skip
 
 
-def refuse_unsupported(
-    config: ModelLoadConfig, options: GenerationOptions | None = None, plugins: Sequence[Plugin] = ()
-) -> None:
+def refuse_unsupported(asked: Asked) -> None:
     """Raise UnsupportedError for the first thing asked for that the backend cannot do."""
     for refusal in UNSUPPORTED:
-        if refusal.backend == config.backend and refusal.asked(config, options, plugins):
-            raise UnsupportedError(f"{config.backend} cannot do {refusal.what}", fix=refusal.fix)
+        if refusal.backend == asked.config.backend and refusal.asked(asked):
+            raise UnsupportedError(f"{refusal.backend} cannot do {refusal.what}", fix=refusal.fix)
 
 
 # == 16. Engine ========================================================================================================
@@ -3070,7 +3083,7 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     if not device:
         return safe, "auto: vllm finds no device that it was built for"
     try:
-        refuse_unsupported(fast)
+        refuse_unsupported(Asked(fast))
     except UnsupportedError as error:
         return safe, f"auto: {error.problem}"
     return fast, f"auto: vllm is installed and runs on {device}"
@@ -3163,12 +3176,8 @@ class GenerationEngine:
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """How likely given responses are. See `gen_engine.score_batch`."""
         try:
-            refuse_unsupported(self.config, GenerationOptions(logits=logits))
-            if self.config.adapters and not self.capabilities.supports_logits:  # its prompt_logprobs break beside LoRA
-                fix = "load with logits_hooks=True, or use backend='hf'"
-                raise UnsupportedError(f"{self.backend.name} cannot score beside adapters without its hook", fix=fix)
-            if grad and not self.capabilities.supports_gradients:
-                raise UnsupportedError(f"{self.backend.name} gives no gradients", fix="use backend='hf'")
+            options = GenerationOptions(logits=logits)
+            refuse_unsupported(Asked(self.config, options, scoring=True, grad=grad))
         except UnsupportedError as error:
             scores = self._fall_back(error).score_batch(items, logits=logits, grad=grad)
             return [dataclasses.replace(score, fallback_from=self.backend.name) for score in scores]
@@ -3241,7 +3250,7 @@ class GenerationEngine:
         with self._lock:
             self._require_open()
             try:
-                refuse_unsupported(self.config, options, adopted)
+                refuse_unsupported(Asked(self.config, options, adopted))
                 check_plugins(adopted, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
             except UnsupportedError as error:
                 return self._fall_back(error)._generate(requests, kind, options, plugins, on_error, cache)
@@ -3341,7 +3350,7 @@ def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **
     if config.backend == "auto":
         config, why = choose_backend(config)
     try:
-        refuse_unsupported(config)
+        refuse_unsupported(Asked(config))
     except UnsupportedError as error:
         if config.fallback_backend is None:
             raise
