@@ -316,6 +316,10 @@ def check_number(contract: Any, name: str, meaning: str, holds: Callable[[float]
     check(contract, name, meaning, lambda value: math.isfinite(value) and holds(value), (int, float))
 
 
+def seed_fits(seed: int | None) -> bool:
+    return seed is None or 0 <= seed < 1 << 63  # what both torch and vLLM take
+
+
 def check_bools(contract: Any, *names: str) -> None:
     for name in names:
         check(contract, name, "True or False", lambda value: True, (bool,))
@@ -548,7 +552,7 @@ class GenerationOptions:
         check_int(self, "top_k", 1, optional=True)
         check_number(self, "min_p", "0 to 1", lambda value: 0 <= value <= 1)
         check_number(self, "repetition_penalty", "above 0", lambda value: value > 0)
-        check_int(self, "seed", 0, optional=True)
+        check(self, "seed", "a whole number from 0 to 2**63 - 1 or None", seed_fits, (int, type(None)))
         check_int(self, "max_prompt_tokens", 1, optional=True)
         check_bools(self, "truncate_prompt", "logits")
 
@@ -691,7 +695,7 @@ class TextGenerationRequest:
         if self.structured is not None:
             settle(self, structured=build(StructuredOptions, self.structured))
         check_bools(self, "continue_final")
-        check_int(self, "seed", 0, optional=True)
+        check(self, "seed", "a whole number from 0 to 2**63 - 1 or None", seed_fits, (int, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -1508,7 +1512,10 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = pad_id
-    window = settings.max_model_len or getattr(text_config, "max_position_embeddings", None)
+    longest = getattr(text_config, "max_position_embeddings", None)
+    window = settings.max_model_len or longest
+    if longest and settings.max_model_len and settings.max_model_len > longest:
+        raise OptionError(f"max_model_len {window} is above the checkpoint's {longest}", fix="lower it or leave it out")
     dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
     return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window, settings.adapters)
 
@@ -2648,6 +2655,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "revision": settings.revision,
         "trust_remote_code": settings.trust_remote_code,
         "max_model_len": settings.max_model_len,
+        "max_logprobs": -1,  # any number: hf has no limit either
         "generation_config": "vllm",  # take no sampling defaults from the checkpoint
         "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),

@@ -52,6 +52,7 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"min_p": -0.5}, "min_p is -0.5"),
     (GenerationOptions, {"repetition_penalty": 0}, "repetition_penalty is 0"),
     (GenerationOptions, {"seed": -1}, "seed is -1"),
+    (GenerationOptions, {"seed": 2**63}, f"seed is {2**63}"),
     (GenerationOptions, {"stop": {"string": ["x"]}}, "no field 'string'. Did you mean 'strings'?"),
     (GenerationOptions, {"stop": [""]}, "StopOptions.strings is"),
     (GenerationOptions, {"stop": 5}, "StopOptions cannot be made from int"),
@@ -163,6 +164,11 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
 def test_a_missing_checkpoint_is_a_load_error(backend: str) -> None:
     with pytest.raises(LoadError, match="cannot read the checkpoint '/no/such/model'"):
         load("/no/such/model", backend=backend)
+
+
+def test_a_window_wider_than_the_checkpoints_is_refused(backend: str) -> None:
+    with pytest.raises(OptionError, match="max_model_len 1000000 is above the checkpoint's 2048"):
+        load(TEXT, backend=backend, max_model_len=1_000_000)
 
 
 @pytest.mark.parametrize(

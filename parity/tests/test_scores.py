@@ -62,6 +62,11 @@ def test_logprobs_of_an_answer_are_its_score(hooked: GenerationEngine) -> None:
     assert result.top_logprobs is None
 
 
+def test_any_number_of_logprobs_can_be_asked_for(text: GenerationEngine) -> None:
+    [result] = text.generate_text_batch([UNSURE], {"max_new_tokens": 2, "logprobs": 50})
+    assert result.top_logprobs is not None and [len(top) for top in result.top_logprobs] == [50, 50]
+
+
 def test_full_logits_are_those_of_the_model_on_both(shared: Load) -> None:
     options = {"max_new_tokens": 6, "logits": True, "logprobs": 0, "stop": {"ignore_eos": True}}
     hf, vllm = (
