@@ -116,7 +116,7 @@ class GenEngineError(Exception):
     """
 
     def __init__(self, problem: str, *, fix: str = "", index: int | None = None) -> None:
-        super().__init__(problem, fix, index)
+        super().__init__(problem)  # the one positional argument: pickle and copy make an error anew from these
         self.problem, self.fix, self.index = problem, fix, index
 
     def __str__(self) -> str:
@@ -165,13 +165,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def at_request(index: int) -> Iterator[None]:
-    """Give a RequestError raised inside the index of its request."""
+    """Give an error raised inside the index of its request."""
     try:
         yield
-    except RequestError as error:
-        error.index = index
-        raise
-    except (OptionError, UnsupportedError) as error:  # a request's own field: same place, same kind of error
+    except (RequestError, OptionError, UnsupportedError) as error:  # the latter two: a field of the request's own
         error.index = index
         raise
 
@@ -282,7 +279,8 @@ def build(kind: type[T], value: Any) -> T:
         return value
     if value is None:
         return kind()
-    if dataclasses.is_dataclass(value) and kind.__name__ in {base.__name__ for base in inspect.getmro(type(value))}:
+    family = {base.__name__ for base in (*inspect.getmro(type(value)), *inspect.getmro(kind))}
+    if dataclasses.is_dataclass(value) and {kind.__name__, type(value).__name__} <= family:
         value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     if not isinstance(value, Mapping):
         raise OptionError(f"{kind.__name__} cannot be made from {type(value).__name__}", fix="pass a mapping")
@@ -318,6 +316,17 @@ def check_number(contract: Any, name: str, meaning: str, holds: Callable[[float]
 
 def seed_fits(seed: int | None) -> bool:
     return seed is None or 0 <= seed < 1 << 63  # what both torch and vLLM take
+
+
+def check_list(contract: Any, *names: str, optional: bool = False) -> None:
+    """A list becomes a tuple; a string, bytes or a mapping would come apart silently, and is refused."""
+    for name in names:
+        value = getattr(contract, name)
+        if value is None and optional:
+            continue
+        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+            raise OptionError(f"{type(contract).__name__}.{name} is {value!r}", fix="it must be a list")
+        settle(contract, **{name: tuple(value)})
 
 
 def check_bools(contract: Any, *names: str) -> None:
@@ -417,7 +426,14 @@ class ModelLoadConfig:
         check_int(self, "max_model_len", 2, optional=True)
         check_int(self, "max_batch_tokens", 1, optional=True)
         check_int(self, "max_batch_size", 1, optional=True)
-        check(self, "adapters", "a mapping of names to directories", lambda value: True, (Mapping,))
+        paths = (str, os.PathLike)
+        check(
+            self,
+            "adapters",
+            "a mapping of names to directories",
+            lambda v: all(isinstance(p, paths) for p in v.values()),
+            (Mapping,),
+        )
         settle(self, cache=build(CacheOptions, self.cache))
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
@@ -430,6 +446,8 @@ class ModelLoadConfig:
         for key in extra:
             if key in OWN_SETTINGS:
                 raise OptionError(f"{name} sets {key!r}", fix=f"use the field {OWN_SETTINGS[key]!r} of ModelLoadConfig")
+        if self.device is not None and "device_map" in extra:
+            raise OptionError(f"{name} sets 'device_map' beside device {self.device!r}", fix="give one of the two")
         settle(self, **{name: dict(extra)})
 
 
@@ -449,9 +467,13 @@ class StopOptions:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        strings = (self.strings,) if isinstance(self.strings, str) else tuple(self.strings)
-        settle(self, strings=tuple(dict.fromkeys(strings)), token_ids=tuple(dict.fromkeys(self.token_ids)))
+        if isinstance(self.strings, str):
+            settle(self, strings=(self.strings,))
+        check_list(self, "strings", "token_ids")
+        settle(self, strings=tuple(dict.fromkeys(self.strings)), token_ids=tuple(dict.fromkeys(self.token_ids)))
         check(self, "strings", "non-empty strings", lambda v: all(isinstance(s, str) and s for s in v), (tuple,))
+        if any("\ufffd" in string for string in self.strings):
+            raise OptionError("a stop string holds U+FFFD, which stands for broken characters", fix="drop it")
         check(self, "token_ids", "token ids", lambda v: all(type(i) is int and i >= 0 for i in v), (tuple,))
         check_bools(self, "include_stop", "ignore_eos")
 
@@ -489,8 +511,8 @@ class StructuredOptions:
         if isinstance(self.json, Mapping):
             settle(self, json=json.dumps(self.json))
         check(self, "json", "a schema as a mapping or a string", lambda value: value != "", (str, type(None)))
+        check_list(self, "choice", optional=True)
         if self.choice is not None:
-            settle(self, choice=tuple(self.choice))
             check(
                 self, "choice", "non-empty strings", lambda v: v and all(isinstance(c, str) and c for c in v), (tuple,)
             )
@@ -555,11 +577,14 @@ class GenerationOptions:
         check(self, "seed", "a whole number from 0 to 2**63 - 1 or None", seed_fits, (int, type(None)))
         check_int(self, "max_prompt_tokens", 1, optional=True)
         check_bools(self, "truncate_prompt", "logits")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            settle(self, **{name: float(getattr(self, name))})  # transformers refuses a penalty of 2
 
     def _check_beams(self) -> None:
         """Beam search keeps whole answers in play: what decides token by token does not go with it."""
         stop, usual = self.stop, type(self).__dataclass_fields__
-        one_by_one = ("temperature", "n", "logprobs", "logits", "min_new_tokens", "repetition_penalty")
+        one_by_one = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "logprobs", "logits",
+                      "min_new_tokens")  # fmt: skip
         asked = [name for name in one_by_one if getattr(self, name) != usual[name].default]
         asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
         if self.num_beams > 1 and asked:
@@ -682,13 +707,13 @@ class TextGenerationRequest:
         if len(forms) != 1:
             given = " and ".join(forms) or "none of them"
             raise RequestError(f"{given} given", fix="give one of messages, prompt, prompt_token_ids")
-        settle(self, chat=build(ChatTemplateOptions, self.chat), tools=self.tools and tuple(self.tools))
+        settle(self, chat=build(ChatTemplateOptions, self.chat))
+        check_list(self, "tools", "prompt_token_ids", optional=True)
         if self.messages is not None:
             settle(self, messages=checked_messages(self.messages))
         elif self.tools or self.continue_final or self.chat != ChatTemplateOptions():
             raise RequestError(f"tools, continue_final and chat act on messages, not on {forms[0]}", fix="drop them")
         if self.prompt_token_ids is not None:
-            settle(self, prompt_token_ids=tuple(self.prompt_token_ids))
             check(self, "prompt_token_ids", "token ids", lambda v: all(type(i) is int for i in v), (tuple,))
         check(self, "prompt", "a string", lambda value: True, (str, type(None)))
         check_strings(self, "adapter")
@@ -714,7 +739,8 @@ class VlmGenerationRequest(TextGenerationRequest):
 
     def __post_init__(self) -> None:
         TextGenerationRequest.__post_init__(self)  # not super(): slots=True makes a second class, which super() misses
-        images = self.images if isinstance(self.images, (list, tuple)) else (self.images,)
+        images = self.images if isinstance(self.images, (list, tuple)) else [self.images]
+        images = [] if self.images is None else images
         settle(self, images=tuple(images), vlm=build(VlmPreprocessOptions, self.vlm))
 
 
@@ -819,7 +845,15 @@ def readable(source: Any) -> Any:
 def unreadable_errors(image_module: Any) -> tuple[type[Exception], ...]:
     """What PIL raises for a file that it cannot read, or (the bombs) does not want to."""
     bombs = image_module.DecompressionBombError, image_module.DecompressionBombWarning  # a warning may be made an error
-    return (OSError, SyntaxError, EOFError, struct.error, *bombs)
+    return (OSError, SyntaxError, ValueError, EOFError, struct.error, *bombs)
+
+
+def loaded_by(loader: Callable[[str], Any], url: str) -> Any:
+    """What the caller's loader gives; whatever it raises is this picture's fault, not the batch's."""
+    try:
+        return loader(url)
+    except Exception as error:  # the caller's code: nothing is known of what it raises
+        raise ImageError(f"image_loader failed on {url[:80]!r}: {error!r}", fix="see the cause") from error
 
 
 def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> Any:
@@ -832,15 +866,19 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
     if isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
         if loader is None:
             raise ImageError(f"remote picture {source[:80]!r} refused", fix="pass image_loader, or load the bytes")
-        source = loader(source)
+        source = loaded_by(loader, source)
     try:
         image = source if isinstance(source, image_module.Image) else image_module.open(readable(source))
+        if not image.width or not image.height:
+            raise ImageError("picture without pixels", fix="give one with some")
         limit = image_module.MAX_IMAGE_PIXELS
         if limit is not None and image.width * image.height > limit:
             raise ImageError(f"picture of {image.width}x{image.height} pixels", fix=f"the limit is {limit} pixels")
         if image.mode[0] in "IF":  # 16 bit and float: convert() would clip nearly all of it to white
             raise ImageError(f"picture of mode {image.mode!r}", fix="scale it to 8 bits per channel first")
         return image_ops.exif_transpose(image).convert("RGB")
+    except ImageError:
+        raise
     except unreadable_errors(image_module) as error:
         raise ImageError(f"unreadable picture: {error}", fix="give a file that PIL reads") from error
 
@@ -875,8 +913,12 @@ class Rendered:
 
 
 def template_errors() -> tuple[type[Exception], ...]:
-    """What a Jinja template raises by itself (raise_exception) and for values that it did not expect."""
-    return (need("jinja2", "jinja2").TemplateError, TypeError, ValueError)
+    """What a Jinja template raises by itself (raise_exception), for values that it did not expect, and transformers for
+    functions that it cannot describe as tools."""
+    tools = importlib.import_module("transformers.utils.chat_template_utils")
+    parsing = tools.DocstringParsingException, tools.TypeHintParsingException
+    wrong_values = TypeError, ValueError, ArithmeticError, LookupError, AttributeError
+    return (need("jinja2", "jinja2").TemplateError, *wrong_values, *parsing)
 
 
 def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
@@ -1384,6 +1426,8 @@ PLUGIN_FIELDS = ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criter
 
 def adopt_plugin(given: Any) -> Plugin:
     """Any object with a plugin's names as a Plugin; refuses one without a hook, or whose hook cannot be called."""
+    if isinstance(given, type):
+        raise OptionError(f"plugin {given.__name__} is a class", fix=f"make one: {given.__name__}()")
     plugin = Plugin()
     for name in PLUGIN_FIELDS:
         setattr(plugin, name, getattr(given, name, getattr(Plugin, name)))
@@ -1573,6 +1617,8 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     if options.num_beams > 1 and plugins:
         raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
     vocabulary = len(tokenizer)
+    if (options.logprobs or 0) > vocabulary:
+        raise OptionError(f"logprobs {options.logprobs} is more than the {vocabulary} tokens there are", fix="lower it")
     if too_large := [i for i in stop.token_ids if i >= vocabulary]:
         raise OptionError(f"stop token ids {too_large} are outside the vocabulary of {vocabulary}", fix="check them")
     eos_ids = frozenset() if stop.ignore_eos else frozenset(checkpoint.eos_ids)
@@ -1743,6 +1789,10 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     if request.adapter is not None and request.adapter not in checkpoint.adapters:
         known = nearest(request.adapter, checkpoint.adapters) if checkpoint.adapters else "load with adapters={...}"
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
+    if request.structured is not None and (plan.options.min_new_tokens or plan.options.stop.ignore_eos):
+        raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
+    if request.structured is not None and (plan.options.logprobs is not None or plan.options.logits):
+        raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
     if plan.options.num_beams > 1 and (images or request.structured is not None):
         raise UnsupportedError("beam search with pictures or a structure", fix="drop one of the two")
     seed = request.seed if request.seed is not None else plan.options.seed
@@ -1912,7 +1962,7 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> 
         stop_reason=ending.stop_reason,
         backend=backend,
         logprobs=completion.logprobs and completion.logprobs[: ending.count],
-        top_logprobs=completion.top_logprobs and completion.top_logprobs[: ending.count],
+        top_logprobs=completion.top_logprobs and tuple(map(dict, completion.top_logprobs[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
     )
@@ -2050,8 +2100,7 @@ def open_cache(path: str, model: str) -> sqlite3.Connection:
 class CompletionCache:
     """Completions by key, the least recently used forgotten first. Safe to call from several threads.
 
-    Holds ids, not text: `finish` decodes anew, so DecodeOptions matter to a key only where stop strings, which are
-    looked for in the text, ended the row. The SQLite file (without a path, one in memory) is the cache; a dictionary
+    Holds ids, not text, but is keyed by every option: stop strings, which end a row, are looked for in the text. The SQLite file (without a path, one in memory) is the cache; a dictionary
     before it, its latest part, spares a hit the reading.
     """
 
@@ -2154,6 +2203,8 @@ class Backend(Protocol):
 
 
 SCORED_LOGITS = 1 << 28  # logits in one scoring batch, float32: 1 GiB
+
+
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
 
 
@@ -2522,7 +2573,7 @@ class HfBackend:
                 wanted = torch.tensor(response, device=own.device)
                 logprobs = own.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
                 values = logprobs if grad else tuple(logprobs.tolist())
-                kept = (own if grad else own.cpu()) if logits else None
+                kept = (own if grad else own.cpu().clone()) if logits else None  # not a view of the whole batch
                 results.append(ScoreResult(response, tuple(row.ids[: end - len(response)]), values, kept))
         return results
 
@@ -2647,7 +2698,8 @@ def restore_groups(vllm_config: Any) -> None:
 
 
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Keywords of vllm.LLM; the caller's vllm_kwargs come last."""
+    """Keywords of vllm.LLM; the caller's vllm_kwargs go over ours, and their logits processors beside it."""
+    own = settings.vllm_kwargs.get("logits_processors") or ()
     device = importlib.import_module("vllm.platforms").current_platform
     return {
         "model": settings.model,
@@ -2659,11 +2711,11 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "generation_config": "vllm",  # take no sampling defaults from the checkpoint
         "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
-        **({"logits_processors": [row_hooks_class()]} if settings.logits_hooks else {}),
         **lora_arguments(settings),
         # a named backend, or it does not listen to the second word: one way to write JSON, as compile_grammar has it
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         **settings.vllm_kwargs,
+        **({"logits_processors": [row_hooks_class(), *own]} if settings.logits_hooks else {}),
     }
 
 
@@ -2697,7 +2749,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
     hook = logits_hook(plan, watch)
     return kit.SamplingParams(
         max_tokens=options.max_new_tokens,
-        min_tokens=options.min_new_tokens,
+        min_tokens=options.min_new_tokens if plan.end_ids else 0,  # it masks eos ids too, also ignored ones
         temperature=float(options.temperature),
         top_p=options.top_p,
         top_k=options.top_k or 0,
@@ -2921,6 +2973,8 @@ class Refusal:
 
 
 HOOK = "load with logits_hooks=True, or use backend='hf'"
+
+
 UNSUPPORTED = (
     Refusal("vllm", "device", lambda a: a.config.device is not None,
             "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
@@ -2936,6 +2990,10 @@ UNSUPPORTED = (
             "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
     Refusal("vllm", "a temperature above 2", lambda a: a.says(lambda o: o.temperature > 2),
             "vLLM takes at most 2: lower it, or use backend='hf'"),
+    Refusal("vllm", "min_new_tokens with ignore_eos and stops",
+            lambda a: a.says(lambda o: o.min_new_tokens > 0 and o.stop.ignore_eos)
+            and a.says(lambda o: bool(o.stop.token_ids + o.stop.strings)),
+            "it would hold back the end-of-text ids too: drop one of the three, or use backend='hf'"),
     Refusal("vllm", "logits without its hook",
             lambda a: a.says(lambda o: o.logits) and not a.config.logits_hooks, HOOK),
     Refusal("vllm", "logits with min_new_tokens", lambda a: a.says(lambda o: o.logits and o.min_new_tokens > 0),
@@ -3014,16 +3072,19 @@ def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
 
 
 def effective_options(plan: Plan, config: ModelLoadConfig) -> dict[str, dict[str, Any]]:
-    """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (GenerationOptions' own)."""
+    """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
+    GenerationOptions, whether or not the caller wrote it)."""
     options, stop, defaults = plan.options, plan.options.stop, GenerationOptions()
     groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
     said = {
-        f.name: {"value": value, "from": "default" if value == getattr(usual, f.name) else "caller"}
+        f.name: {
+            "value": getattr(group, f.name),
+            "from": "default" if getattr(group, f.name) == getattr(usual, f.name) else "caller",
+        }
         for group, usual in groups
         for f in dataclasses.fields(group)
-        if (value := getattr(group, f.name)) is not None or f.name not in ("stop", "decode")
+        if f.name not in ("stop", "decode")
     }
-    said = {name: entry for name, entry in said.items() if name not in ("stop", "decode")}
     window = {"value": plan.checkpoint.window, "from": "caller" if config.max_model_len else "checkpoint"}
     return {
         **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
@@ -3044,24 +3105,29 @@ def scored_request(given: Any) -> TextGenerationRequest:
     return VlmGenerationRequest(messages=given)
 
 
-def scored_pair(item: Any, plan: Plan) -> tuple[Prompt, tuple[int, ...]]:
-    """(prompt, response): the prompt a string, messages, token ids or a request; the response a string or token ids."""
-    try:
-        given, response = item
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"{type(item).__name__} is no pair", fix="give (prompt or messages, response)") from error
+def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int, ...]]:
+    """(prompt, response): the prompt a string, messages, token ids or a request; the response a string or token ids.
+
+    spare: tokens of the window that the backend needs for itself (vLLM always generates one).
+    """
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        raise RequestError(f"{type(item).__name__} is no pair", fix="give (prompt or messages, response)")
+    given, response = item
     if isinstance(response, str):
         response = encode(
             plan.checkpoint, response, False
         )  # by itself: the boundary is between ids, not inside a token
-    response = tuple(response)
     if not response:
         raise RequestError("the response has no tokens", fix="give it some text or ids")
-    prompt = prompt_of(scored_request(given), plan)
+    response = TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()  # the same check of ids
+    request = scored_request(given)
+    if request.structured is not None or request.seed is not None:
+        raise RequestError("structured and seed are for generating, not for scoring", fix="drop them")
+    prompt = prompt_of(request, plan)
     check_ids((*prompt.token_ids, *response), len(prompt.images), plan.checkpoint)
     window = plan.checkpoint.window
-    if window and prompt.length + len(response) >= window:
-        problem = f"prompt and response have {prompt.length + len(response)} tokens, the window is {window}"
+    if window and prompt.length + len(response) + spare > window:
+        problem = f"prompt and response have {prompt.length + len(response)} tokens, the window has {window - spare}"
         raise PromptTooLongError(problem, fix="shorten one of them")
     return prompt, response
 
@@ -3082,7 +3148,7 @@ def fallback_config(config: ModelLoadConfig) -> ModelLoadConfig:
 def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     """ "auto" -> the fast backend where it is installed, finds its device and can do what is asked for; and why."""
     fast = dataclasses.replace(config, backend="vllm")
-    safe = dataclasses.replace(config, backend="hf", vllm_kwargs={}, logits_hooks=False)
+    safe = dataclasses.replace(config, backend="hf", fallback_backend=None, vllm_kwargs={}, logits_hooks=False)
     if find_spec("vllm") is None:
         return safe, "auto: vllm is not installed"
     device = importlib.import_module("vllm.platforms").current_platform.device_type
@@ -3098,7 +3164,8 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
 def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionCache:
     """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
     libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), config.adapters)
+    adapters = {name: fingerprint(path, None, "", "") for name, path in config.adapters.items()}
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters)
     versions = [str(library.__version__) for library in libraries]
     model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
     return CompletionCache(config.cache, model)
@@ -3126,8 +3193,14 @@ class GenerationEngine:
             need_vllm()
         checkpoint = read_checkpoint(config)
         cache = open_answers(config, checkpoint) if config.cache.size else None  # a bad file is said before the model
-        with rng_untouched(), loading_bar(config.progress):
-            engine = cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
+        try:
+            with rng_untouched(), loading_bar(config.progress):
+                engine = cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
+        except GenEngineError:
+            raise
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            fix = "see what it says of the checkpoint and the settings"
+            raise LoadError(f"{config.backend} cannot load {config.model!r}: {error}", fix=fix) from error
         engine.cache = cache
         return engine
 
@@ -3181,22 +3254,22 @@ class GenerationEngine:
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """How likely given responses are. See `gen_engine.score_batch`."""
-        try:
-            options = GenerationOptions(logits=logits)
-            refuse_unsupported(Asked(self.config, options, scoring=True, grad=grad))
-        except UnsupportedError as error:
-            scores = self._fall_back(error).score_batch(items, logits=logits, grad=grad)
-            return [dataclasses.replace(score, fallback_from=self.backend.name) for score in scores]
+        if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+            raise RequestError(f"items is {type(items).__name__}", fix="pass a list of (prompt, response) pairs")
         with self._lock:
             self._require_open()
+            try:
+                refuse_unsupported(Asked(self.config, GenerationOptions(logits=logits), scoring=True, grad=grad))
+            except UnsupportedError as error:
+                scores = self._fall_back(error).score_batch(items, logits=logits, grad=grad)
+                return [dataclasses.replace(score, fallback_from=self.backend.name) for score in scores]
             plan = make_plan(GenerationOptions(max_new_tokens=1), self.checkpoint)
-            prompts, responses = [], []
+            pairs = []
             for index, item in enumerate(items):
                 with at_request(index):
-                    prompt, response = scored_pair(item, plan)
-                    prompts.append(prompt)
-                    responses.append(response)
-            return self.backend.score(prompts, responses, logits=logits, grad=grad) if prompts else []
+                    pairs.append(scored_pair(item, plan, spare=self.backend.name == "vllm"))
+            prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
+            return self.backend.score(prompts, responses, logits=logits, grad=grad) if pairs else []
 
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
@@ -3348,10 +3421,10 @@ def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **
     Raises OptionError, UnsupportedError, BackendMissing or LoadError.
     """
     given: Any = {"model": model} if isinstance(model, (str, os.PathLike)) else model
-    values = (
-        given if isinstance(given, Mapping) else {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
-    )
-    config, why = build(ModelLoadConfig, {**values, **overrides}), "asked for"
+    if not isinstance(given, Mapping):
+        loaded = build(ModelLoadConfig, given)
+        given = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(loaded)}
+    config, why = build(ModelLoadConfig, {**given, **overrides}), "asked for"
     fallback_from = None
     if config.backend == "auto":
         config, why = choose_backend(config)
@@ -3456,6 +3529,9 @@ def cli_doctor(args: argparse.Namespace) -> int:
     """What this machine can do, and what each backend cannot. 0 if each backend asked for works, else 1."""
     print(f"{'gen_engine':13} {__version__:12} {Path(__file__).resolve()}")
     print(f"{'python':13} {platform.python_version():12} {platform.platform()}, {os.cpu_count()} cores")
+    for backend in args.backend.split(","):
+        if backend not in BACKENDS:
+            raise OptionError(f"no backend {backend!r}", fix=nearest(backend, BACKENDS))
     found = {library: run_probe("-c", PROBES[library]) for library in LIBRARIES}
     for library, (works, said) in found.items():
         version, _, device = said.partition(" | ") if works else ("-", "", said)
@@ -3471,7 +3547,8 @@ def cli_doctor(args: argparse.Namespace) -> int:
 
 def flag_fields() -> list[Any]:
     """The fields of GenerationOptions that are one plain value: each is a flag, with its default."""
-    return [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
+    fields = [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
+    return [f for f in fields if f.name != "logits"]  # a tensor is nothing for a shell
 
 
 def cli_generate(args: argparse.Namespace) -> int:
@@ -3489,7 +3566,7 @@ def cli_generate(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}, ensure_ascii=False))
     else:
-        print(result.text)
+        print(*[sample.text for sample in result.samples or [result]], sep="\n")
         why = result.finish_reason + (f" at {result.stop_reason!r}" if result.stop_reason is not None else "")
         counts = f"{result.prompt_tokens} prompt tokens, {result.completion_tokens} generated in {seconds:.2f} s"
         print(f"[{result.backend}: {counts}, ended by {why}]", file=sys.stderr)

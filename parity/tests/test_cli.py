@@ -64,6 +64,7 @@ def test_generate_looks_at_pictures_and_takes_every_option(capsys: Capture, tmp_
         (["--model", "/no/such", "x"], 1, "LoadError: cannot read the checkpoint"),
         (["--model", str(TEXT), "--temperature", "-1", "x"], 2, "OptionError: GenerationOptions.temperature is -1.0"),
         (["--model", str(TEXT), "--image", "/no/such.png", "x"], 1, "UnsupportedError"),
+        (["--model", str(TEXT), "--n", "0", "x"], 2, "OptionError: GenerationOptions.n is 0"),
         (["--model", str(VL), "--image", "/no/such.png", "x"], 1, "ImageError: request 0: unreadable picture"),
     ],
 )
@@ -89,6 +90,16 @@ def test_doctor_says_why_a_backend_does_not_work(capsys: Capture, monkeypatch: p
     assert main(["doctor"]) == 1
     assert "No module named 'a_library_that_is_not_there'" in capsys.readouterr().out
     assert main(["doctor", "--backend", "hf"]) == 0
+
+
+def test_doctor_knows_no_other_backend(capsys: Capture) -> None:
+    assert main(["doctor", "--backend", "foo"]) == 2
+    assert "no backend 'foo'" in capsys.readouterr().err
+
+
+def test_generate_prints_every_sample(capsys: Capture) -> None:
+    assert main(["generate", "--model", str(TEXT), "--n", "3", "What is the capital of France?"]) == 0
+    assert capsys.readouterr().out == "The capital of France is Paris.\n" * 3
 
 
 def test_doctor_tries_a_checkpoint_and_reports_its_failure(capsys: Capture, tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.util
 import math
+import pickle
+import shutil
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +29,7 @@ from gen_engine import (
     PromptTooLongError,
     RequestError,
     StopOptions,
+    StructuredOptions,
     TextGenerationRequest,
     UnsupportedError,
     VlmPreprocessOptions,
@@ -56,6 +61,20 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"stop": {"string": ["x"]}}, "no field 'string'. Did you mean 'strings'?"),
     (GenerationOptions, {"stop": [""]}, "StopOptions.strings is"),
     (GenerationOptions, {"stop": 5}, "StopOptions cannot be made from int"),
+    (GenerationOptions, {"num_beams": 2, "top_p": 0.5}, "num_beams 2 does not go with top_p"),
+    (StopOptions, {"token_ids": 5}, "token_ids is 5"),
+    (StopOptions, {"strings": None}, "strings is None"),
+    (StopOptions, {"strings": ["\ufffd"]}, "U+FFFD"),
+    (StructuredOptions, {"choice": "Paris"}, "choice is 'Paris'"),
+    (
+        TextGenerationRequest,
+        {"messages": [{"role": "user", "content": "x"}], "tools": {"type": "function"}},
+        "tools is {",
+    ),
+    (TextGenerationRequest, {"prompt_token_ids": b"abc"}, "prompt_token_ids is b'abc'"),
+    (TextGenerationRequest, {"prompt_token_ids": 5}, "prompt_token_ids is 5"),
+    (ModelLoadConfig, {"model": "m", "adapters": {"a": 5}}, "adapters is {'a': 5}"),
+    (ModelLoadConfig, {"model": "m", "device": "cpu", "hf_kwargs": {"device_map": "auto"}}, "beside device 'cpu'"),
     (StopOptions, {"token_ids": [-1]}, "token_ids is (-1,)"),
     (StopOptions, {"token_ids": ["a"]}, "token_ids is ('a',)"),
     (StopOptions, {"ignore_eos": 1}, "ignore_eos is 1"),
@@ -96,16 +115,27 @@ def test_contracts_are_frozen_and_alike_from_mappings_and_values() -> None:
 def test_two_vendored_copies_work_in_one_process(text: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = importlib.util.spec_from_file_location("vendored_copy", ROOT / "gen_engine.py")
     assert spec and spec.loader
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "vendored_copy", copy)
-    spec.loader.exec_module(copy)
-    theirs = copy.TextGenerationRequest(prompt="The capital", chat=copy.ChatTemplateOptions())
-    options = copy.GenerationOptions(max_new_tokens=4, stop=copy.StopOptions(strings=("z",)))
+    other = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "vendored_copy", other)
+    spec.loader.exec_module(other)
+    theirs = other.TextGenerationRequest(prompt="The capital", chat=other.ChatTemplateOptions())
+    options = other.GenerationOptions(max_new_tokens=4, stop=other.StopOptions(strings=("z",)))
     ours = TextGenerationRequest(prompt="The capital")
     assert text.generate_text_batch([theirs], options) == text.generate_text_batch(
         [ours], {"max_new_tokens": 4, "stop": ["z"]}
     )
-    assert copy.render(text, [{"role": "user", "content": "x"}]) == text.render([{"role": "user", "content": "x"}])
+    assert other.render(text, [{"role": "user", "content": "x"}]) == text.render([{"role": "user", "content": "x"}])
+
+
+def test_errors_survive_pickling_and_copying() -> None:
+    error = RequestError("bad", fix="mend it", index=3)
+    for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert (str(other), other.index, other.fix) == ("request 3: bad. Mend it.", 3, "mend it")
+
+
+def test_whole_numbers_do_where_numbers_are_meant(text: GenerationEngine) -> None:
+    options = {"repetition_penalty": 2, "temperature": 1, "top_p": 1, "min_p": 1, "max_new_tokens": 2}
+    assert text.generate_text_batch([chat("a")], options)[0].completion_tokens == 2
 
 
 def test_errors_are_the_builtin_ones_too() -> None:
@@ -135,6 +165,9 @@ CALLS: list[tuple[Any, Any, str]] = [
     ([chat("a")], {"max_new_tokens": 1024}, "the window of 1024 less max_new_tokens 1024 leaves 0"),
     ([chat("a")], {"max_prompt_tokens": 3}, "max_prompt_tokens is 3"),
     ([chat("a")], {"stop": {"token_ids": [10**6]}}, "outside the vocabulary"),
+    ([chat("a")], {"logprobs": 5000}, "more than the"),
+    ([chat("a", structured={"regex": "a"})], {"min_new_tokens": 2}, "request 0: min_new_tokens or ignore_eos"),
+    ([chat("a", structured={"regex": "a"})], {"logprobs": 0}, "request 0: logprobs or logits with a structure"),
     ([chat("a")], {"nonsense": 1}, "no field 'nonsense'"),
 ]
 
@@ -159,6 +192,19 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
         [{"prompt_token_ids": ids * 100}], {"truncate_prompt": True, "max_new_tokens": 24}
     )
     assert result.prompt_tokens == 1000 and result.completion_tokens > 0
+
+
+def test_what_a_library_cannot_load_is_a_load_error(backend: str, tmp_path: Path) -> None:
+    shutil.copytree(TEXT, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(LoadError, match=f"{backend} cannot load"):
+        load(tmp_path / "empty", backend=backend)
+    with pytest.raises(OptionError, match="cannot be made from int"):
+        load(5, backend=backend)  # type: ignore[arg-type]
+
+
+def test_an_unknown_device_is_a_load_error() -> None:
+    with pytest.raises(LoadError, match="hf cannot load .*cpuu"):
+        load(TEXT, device="cpuu")
 
 
 def test_a_missing_checkpoint_is_a_load_error(backend: str) -> None:

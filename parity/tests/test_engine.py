@@ -17,6 +17,7 @@ from gen_engine import GenerationEngine, GenerationOptions, OptionError, Request
 from parity.tasks import drawing, text_tasks, vision_tasks
 
 from .conftest import SMALL, TEXT, VL, WINDOW, Load, chat, of_task, open_engine, spy
+from .test_lora import make_adapter
 
 COUNT = chat("Count to 12.")
 
@@ -114,6 +115,8 @@ def test_auto_takes_vllm_where_it_can_and_says_which_and_why(monkeypatch: pytest
     with load(TEXT, backend="auto", device="cpu") as engine:
         assert engine.describe()["backend"] == "hf"
         assert engine.describe()["backend_why"] == "auto: vllm cannot do device"
+    with load(TEXT, backend="auto", device="cpu", fallback_backend="hf") as engine:
+        assert engine.describe()["backend"] == "hf"
     monkeypatch.setattr(gen_engine, "find_spec", lambda name: None)
     with load(TEXT, backend="auto") as engine:
         assert (engine.describe()["backend"], engine.describe()["backend_why"]) == ("hf", "auto: vllm is not installed")
@@ -240,3 +243,23 @@ def test_a_cached_answer_decodes_as_each_call_asks(shared: Load) -> None:
         [plain] = engine.generate_text_batch([COUNT], {"logprobs": 2})
         [hit] = engine.generate_text_batch([COUNT], {"logprobs": 2})
         assert hit.cached and hit == plain
+        shared_with_nobody: Any = hit.top_logprobs
+        shared_with_nobody[0].clear()
+        assert engine.generate_text_batch([COUNT], {"logprobs": 2}) == [plain]
+
+
+def test_a_retrained_adapter_does_not_get_the_old_ones_answers(tmp_path: Path) -> None:
+    file = {"size": 9, "path": str(tmp_path / "answers.sqlite")}
+    adapter = make_adapter(tmp_path / "adapter", 0)
+    with open_engine(TEXT, "hf", adapters={"a": adapter}, cache=file) as engine:
+        engine.generate_text_batch([{**COUNT, "adapter": "a"}])
+    make_adapter(tmp_path / "adapter", 1)
+    with pytest.raises(gen_engine.EngineError, match="another model"):
+        open_engine(TEXT, "hf", adapters={"a": adapter}, cache=file)
+
+
+def test_a_closed_engine_scores_nothing_even_with_a_fallback() -> None:
+    engine = open_engine(TEXT, "vllm", fallback_backend="hf")
+    engine.close()
+    with pytest.raises(gen_engine.EngineError, match="the engine is closed"):
+        engine.score_batch([("a", "b")], logits=True)

@@ -15,6 +15,7 @@ from gen_engine import (
     GenerationEngine,
     GenerationOptions,
     RowWatch,
+    UnsupportedError,
     generate_text_batch,
     truncate_at_stops,
 )
@@ -188,6 +189,15 @@ def test_min_new_tokens_holds_back_every_end(text: GenerationEngine) -> None:
     [stopped] = text.generate_text_batch([COUNT], {"min_new_tokens": 12, "stop": [", 2"]})  # the first is in token 4
     assert stopped.text == ", ".join(map(str, range(1, 20)))
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", ", 2")
+
+
+def test_min_new_tokens_does_not_hold_back_an_ignored_end(both: Both) -> None:
+    options = {"max_new_tokens": 100, "min_new_tokens": 90, "stop": {"ignore_eos": True}}
+    hf, vllm = (engine.generate_text_batch([COUNT], options)[0] for engine in both(TEXT))
+    assert hf.token_ids == vllm.token_ids
+    assert both(TEXT)[0].tokenizer.eos_token_id in hf.token_ids[:90]
+    with pytest.raises(UnsupportedError, match="min_new_tokens with ignore_eos and stops"):
+        both(TEXT)[1].generate_text_batch([COUNT], {**options, "stop": {"ignore_eos": True, "token_ids": [5]}})
 
 
 def test_min_new_tokens_gives_the_same_on_both(both: Both) -> None:

@@ -12,7 +12,7 @@ from gen_engine import GenerationEngine, OptionError, Plugin, UnsupportedError
 from parity.plugins import StopAtBalancedJson, SuppressRepeatedObject
 from parity.tasks import drawing, text_tasks
 
-from .conftest import TEXT, VL, Load, chat, of_task
+from .conftest import SMALL, TEXT, VL, Load, chat, of_task, open_engine
 
 COUNT = chat("Count to 25.")
 TASKS = text_tasks(60)
@@ -167,7 +167,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(shared: Load, monkey
 
     for backend in ("hf", "vllm"):
         monkeypatch.setattr(shared(TEXT, backend).backend, "complete", None)
-        for plugin, said in ((Plugin(), "no hook"), (object(), "no hook"), (Wrong(), "should_stop cannot be called")):
+        for plugin, said in (
+            (Plugin(), "no hook"),
+            (object(), "no hook"),
+            (Wrong, "is a class"),
+            (Wrong(), "should_stop cannot be called"),
+        ):
             with pytest.raises(OptionError, match=said):
                 shared(TEXT, backend).generate_text_batch([COUNT], plugins=[plugin])
     with pytest.raises(UnsupportedError, match="plugin 'stop-after' is not for vllm. Use backend='hf'"):
@@ -196,6 +201,14 @@ def test_a_hook_that_gives_back_nonsense_is_named(hooked: GenerationEngine) -> N
         with pytest.raises(OptionError, match=f"plugin '{plugin.name}'"):
             hooked.generate_text_batch([COUNT], {"max_new_tokens": 3}, plugins=[plugin])
     assert hooked.generate_text_batch([COUNT])[0].text.endswith("25.")
+
+
+def test_the_callers_own_vllm_logits_processors_stand_beside_the_hook() -> None:
+    own = {**SMALL["vllm"]["vllm_kwargs"], "logits_processors": []}
+    with open_engine(TEXT, "vllm", logits_hooks=True, vllm_kwargs=own) as engine:
+        comma = engine.tokenizer.convert_tokens_to_ids(",")
+        [result] = engine.generate_text_batch([COUNT], {"max_new_tokens": 9}, plugins=[Forbid(comma)])
+    assert comma not in result.token_ids
 
 
 @pytest.mark.parametrize("hook", ["should_stop", "logits"])

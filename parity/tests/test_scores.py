@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from gen_engine import GenerationEngine, PromptTooLongError, RequestError, UnsupportedError, score_batch
+from gen_engine import (
+    GenerationEngine,
+    OptionError,
+    PromptTooLongError,
+    RequestError,
+    TextGenerationRequest,
+    UnsupportedError,
+    score_batch,
+)
 from parity.tasks import drawing, text_tasks, vision_tasks
 
 from .conftest import TEXT, VL, Load, chat, of_task
@@ -141,18 +149,36 @@ def test_full_logits_need_the_hook_on_vllm(shared: Load) -> None:
         engine.score_batch(pairs()[:1], logits=True)
 
 
+def test_a_prompt_may_be_a_request_of_either_kind(text: GenerationEngine) -> None:
+    asked = TextGenerationRequest(prompt="The capital")
+    assert text.score_batch([(asked, " is")]) == text.score_batch([("The capital", " is")])
+    with pytest.raises(RequestError, match="structured and seed are for generating"):
+        text.score_batch([(TextGenerationRequest(prompt="The", seed=1), "x")])
+
+
 def test_bad_pairs_are_named(text: GenerationEngine) -> None:
     for item, said in (
         ("no pair at all", "str is no pair"),
+        ("ab", "str is no pair"),
         (("x", ""), "the response has no tokens"),
         (("x", [10**6]), "outside the vocabulary"),
         (([{"role": "usr", "content": "x"}], "y"), "no role 'usr'"),
     ):
         with pytest.raises(RequestError, match=f"request 1: .*{said}"):
             text.score_batch([("a", "b"), item])
-    with pytest.raises(PromptTooLongError, match="the window is 1024"):
+    with pytest.raises(PromptTooLongError, match="the window has 102"):
         text.score_batch([("a", "b " * 2000)])
+    for response in (b"bc", [2.5]):
+        with pytest.raises(OptionError, match="request 0: .*prompt_token_ids"):
+            text.score_batch([("a", response)])
+    with pytest.raises(RequestError, match="items is dict"):
+        text.score_batch({"ab": 1})  # type: ignore[arg-type]
     assert text.score_batch([]) == []
+
+
+def test_what_fills_the_window_can_be_scored(shared: Load) -> None:
+    engine = shared(TEXT, "hf")
+    assert len(engine.score_batch([([5] * 1000, [6] * 24)])[0].logprobs) == 24
 
 
 def test_a_drawing_is_likelier_to_be_what_it_is(vl: GenerationEngine) -> None:

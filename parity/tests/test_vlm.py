@@ -182,6 +182,33 @@ def test_a_bad_picture_is_an_error_with_the_index_before_any_work(
     assert caught.value.index == 1
 
 
+def failing_loader(url: str) -> bytes:
+    raise KeyError(url)
+
+
+ALONE: list[dict[str, Any]] = [
+    look("https://example.com/a.png", image_loader=failing_loader),
+    look(Image.new("RGB", (0, 0))),
+    look("a\0b.png"),
+    look(drawing("red", "circle"), chat={"template": "{{ 1 / 0 }}"}),
+    look(drawing("red", "circle"), tools=[lambda x: x]),
+    {"messages": [{"role": "user", "content": "no picture"}]},
+]
+
+
+@pytest.mark.parametrize("bad", ALONE, ids=range(len(ALONE)))
+def test_a_bad_row_of_any_kind_fails_alone_where_asked(vl: GenerationEngine, bad: dict[str, Any]) -> None:
+    good = look(drawing("red", "circle"))
+    results: list[Any] = vl.generate_vlm_batch([good, bad, good], on_error="return")
+    assert isinstance(results[1], RequestError) and results[1].index == 1
+    assert results[0].text == results[2].text == '{"color": "red", "shape": "circle"}'
+
+
+def test_a_text_contract_with_pictures_goes_through_the_vlm_door(vl: GenerationEngine) -> None:
+    request = gen_engine.TextGenerationRequest(messages=look(drawing("red", "circle"))["messages"])
+    assert vl.generate_vlm_batch([request])[0].text == '{"color": "red", "shape": "circle"}'
+
+
 def test_a_decompression_bomb_is_refused(vl: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in (5000, 2000):  # PIL itself warns above its limit and raises above twice that
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
