@@ -2100,8 +2100,9 @@ def open_cache(path: str, model: str) -> sqlite3.Connection:
 class CompletionCache:
     """Completions by key, the least recently used forgotten first. Safe to call from several threads.
 
-    Holds ids, not text, but is keyed by every option: stop strings, which end a row, are looked for in the text. The SQLite file (without a path, one in memory) is the cache; a dictionary
-    before it, its latest part, spares a hit the reading.
+    Holds ids, not text, but is keyed by every option: stop strings, which end a row, are looked for in the text. The
+    SQLite file (without a path, one in memory) is the cache; a dictionary before it, its latest part, spares a hit the
+    reading.
     """
 
     def __init__(self, options: CacheOptions, fingerprint: str) -> None:
