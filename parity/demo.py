@@ -6,6 +6,7 @@ Exit code 0 if both backends agree everywhere and every answer that can be right
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import textwrap
@@ -129,6 +130,7 @@ def main() -> int:
         prog="python -m parity.demo", description=__doc__, epilog="example: make demo"
     ).parse_args()  # fmt: skip
     warnings.simplefilter("ignore")  # of the libraries among themselves
+    logging.disable(logging.WARNING)  # likewise: the table is what a person came for
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
