@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
 import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -105,3 +113,28 @@ def test_generate_prints_every_sample(capsys: Capture) -> None:
 def test_doctor_tries_a_checkpoint_and_reports_its_failure(capsys: Capture, tmp_path: Path) -> None:
     assert main(["doctor", "--backend", "hf", "--model", str(tmp_path)]) == 1
     assert re.search(r"backend hf +does not work +gen_engine: LoadError", capsys.readouterr().out)
+
+
+def shown_on_a_terminal(*command: str) -> str:
+    """What a command writes where it has a terminal of 100 columns."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(command[0], list(command))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    written = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while piece := os.read(terminal, 4096):
+            written += piece
+    os.close(terminal)
+    assert os.waitpid(child, 0)[1] == 0
+    return written.decode()
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
+    command = (sys.executable, str(ROOT / "gen_engine.py"), "generate", "--model", str(TEXT), "Count to 5.")
+    shown = shown_on_a_terminal(*command)
+    assert re.search(r"generate: 100%.*1/1", shown)
+    assert "1, 2, 3, 4, 5." in shown
+    piped = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert piped.stdout == "1, 2, 3, 4, 5.\n"
+    assert "%" not in piped.stderr
