@@ -207,7 +207,7 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
 #   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
 #   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
-#   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 complete()
+#   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
 #   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
 
 
@@ -227,7 +227,7 @@ def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
 
 def abort(engine: Any, internal_ids: list[str]) -> None:
     """Take requests out of a vLLM engine by the ids that the engine itself uses."""
-    if "internal" in inspect.signature(engine.abort_request).parameters:
+    if takes(engine.abort_request, "internal"):
         engine.abort_request(internal_ids, internal=True)
     else:
         engine.abort_request(internal_ids)
@@ -3172,6 +3172,9 @@ def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionC
     return CompletionCache(config.cache, model)
 
 
+LOAD_FAILURES = (OSError, ValueError, TypeError, RuntimeError)  # of both libraries, for a bad checkpoint or setting
+
+
 class GenerationEngine:
     """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
 
@@ -3197,9 +3200,11 @@ class GenerationEngine:
         try:
             with rng_untouched(), loading_bar(config.progress):
                 engine = cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
-        except GenEngineError:
-            raise
-        except (OSError, ValueError, TypeError, RuntimeError) as error:
+        except BaseException as error:
+            if cache is not None:
+                cache.close()
+            if isinstance(error, GenEngineError) or not isinstance(error, LOAD_FAILURES):
+                raise
             fix = "see what it says of the checkpoint and the settings"
             raise LoadError(f"{config.backend} cannot load {config.model!r}: {error}", fix=fix) from error
         engine.cache = cache
