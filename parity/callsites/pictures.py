@@ -1,0 +1,60 @@
+"""Pictures for the cases, written as small files: the same bytes each time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from parity.tasks import drawing
+
+
+class Pictures:
+    """Writes pictures into a directory; every method returns the path of a file as a string."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def _saved(self, image: Any, name: str, **how: Any) -> str:
+        path = self.directory / name
+        image.save(path, **how)
+        return str(path)
+
+    def drawing(self, colour: str, shape: str, *, width: int = 72, height: int = 64, seed: int = 0) -> str:
+        image = drawing(colour, shape, width=width, height=height, seed=seed)
+        return self._saved(image, f"{colour}-{shape}-{width}x{height}-{seed}.png")
+
+    def turned(self, colour: str, shape: str, *, width: int, height: int, seed: int) -> str:
+        """Lying on its side, with the EXIF note that says so (6: turn it clockwise to look at it)."""
+        from PIL import Image
+
+        image = drawing(colour, shape, width=height, height=width, seed=seed).transpose(Image.Transpose.ROTATE_90)
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        return self._saved(image, f"{colour}-{shape}-turned-{seed}.jpg", exif=exif, quality=90)
+
+    def transparent(self, colour: str, shape: str, *, width: int, height: int, seed: int) -> str:
+        """With an alpha channel, half of it see-through."""
+        image = drawing(colour, shape, width=width, height=height, seed=seed).convert("RGBA")
+        image.putalpha(128)
+        return self._saved(image, f"{colour}-{shape}-rgba-{seed}.png")
+
+    def palette(self, colour: str, shape: str, *, width: int, height: int, seed: int) -> str:
+        image = drawing(colour, shape, width=width, height=height, seed=seed).quantize(16)
+        return self._saved(image, f"{colour}-{shape}-palette-{seed}.png")
+
+    def scaled(self, colour: str, shape: str, size: tuple[int, int]) -> str:
+        """A drawing blown up or shrunk to `size`; flat areas, so that the file stays small."""
+        from PIL import Image
+
+        width, height = size
+        image = drawing(colour, shape, width=96, height=64).resize(size, Image.Resampling.NEAREST)
+        return self._saved(image, f"{colour}-{shape}-{width}x{height}.png", optimize=True)
+
+    def photograph(self) -> str:
+        """A real one: the portrait that matplotlib ships, in the size of a thumbnail."""
+        from matplotlib import cbook
+        from PIL import Image
+
+        with Image.open(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)) as image:
+            return self._saved(image.convert("RGB").resize((128, 150)), "photograph.jpg", quality=80)
