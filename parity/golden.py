@@ -1,0 +1,336 @@
+"""Goldens: what the old code did, one readable file per case. Reading is strict, writing is deterministic.
+
+    golden/<site>/<case>.json        one case (the layout is that of `Case`)
+    golden/sites.json                site -> the old function, the new function, how the goldens were made
+    golden/accepted.json             differences that someone wants, with a reason and a day on which that ends
+    golden/blobs/<sha256>.<ext>      pictures and files that cases refer to
+    golden/environments/<id>.json    versions and machine, referred to by cases, never compared
+
+A file is written for the one who reviews it: fixed order of keys, UTF-8, text as an array of lines, numbers of one list
+on one line, floats to 6 digits, no times, no host names. A value that JSON has no word for is an object with one key
+that begins with `$`:
+
+    {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg"}    a path: the file is a blob
+    {"$image": "ab12….png"}  a PIL image, as pixels           {"$object": "torch.device"}  nothing that can be replayed
+    {"$float": "nan"}        what JSON cannot write           {"$bytes": "…"}           base64
+
+A case holds one row per sequence that the model generated:
+
+    messages      the chat as it was given to the template
+    template      {"sha256", "arguments"}: the template and what it was told beside the chat
+    prompt_text   the prompt as text, each picture as one placeholder
+    prompt_ids    the ids that the model saw, without padding, pictures as their image tokens
+    images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}]
+    batch         {"rows", "side" of the padding, "pads" of this row, "masked"}
+    model         {"class", "dtype", "attention", "quantization", "weights", "files", "path", "backend"}
+    sampling      each setting as {"value", "from"}: caller, checkpoint or default
+    stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria
+    output_ids    what was generated, with the id that ended it, without padding
+    decode        {"ids", "skip_special_tokens", "clean_up"}: which ids became text, and how
+    text          what decoding gave
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+RESERVED = {"models", "blobs", "environments"}
+ROW_KEYS = (
+    "messages", "template", "prompt_text", "prompt_ids", "images", "batch", "model", "sampling", "stop", "output_ids",
+    "decode", "text",
+)  # fmt: skip
+
+
+class GoldenError(Exception):
+    """A golden that cannot be read, or cannot be used. Says which file, what is wrong, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One recorded call of a call site: arguments, rows, and what it finally returned or raised.
+
+    repeats: False where the old code gave something else when it was run again, None where that was not tried.
+    samples: values of further runs with other seeds, for comparing distributions.
+    """
+
+    site: str
+    case: str
+    function: str = ""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[Mapping[str, Any], ...] = ()
+    value: Any = None
+    raised: str | None = None
+    repeats: bool | None = None
+    samples: tuple[Any, ...] = ()
+    environment: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values in the order of the file."""
+        said = {
+            "format": FORMAT,
+            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("rows", "samples")},
+            "rows": [{key: row[key] for key in ROW_KEYS if row.get(key) is not None} for row in self.rows],
+            "samples": list(self.samples),
+        }
+        return {key: value for key, value in said.items() if value not in (None, [], {}, "") or key == "value"}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Case:
+        rest = {key: value for key, value in said.items() if key != "format"}
+        return cls(**{**rest, "rows": tuple(rest.get("rows", ())), "samples": tuple(rest.get("samples", ()))})
+
+
+# == Writing and reading one file ==
+
+
+def coded(value: Any) -> Any:
+    """A plain value as it stands in a file."""
+    if isinstance(value, str):
+        return {"$lines": value.split("\n")} if "\n" in value else value
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else {"$float": str(value)}
+    if isinstance(value, Mapping):
+        return {str(key): coded(entry) for key, entry in value.items()}
+    return [coded(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def decoded(value: Any) -> Any:
+    """The plain value that stands in a file. Blobs stay what they are: `Store.restore` opens them."""
+    if isinstance(value, dict):
+        if value.keys() == {"$lines"}:
+            return "\n".join(value["$lines"])
+        return float(value["$float"]) if value.keys() == {"$float"} else {k: decoded(v) for k, v in value.items()}
+    return [decoded(entry) for entry in value] if isinstance(value, list) else value
+
+
+def dump(value: Any, depth: int = 0) -> str:
+    """JSON for a reader: numbers of one list on one line, everything else on lines of its own."""
+    pad, end = "  " * (depth + 1), "  " * depth
+    if isinstance(value, dict) and value:
+        line = json.dumps(value, ensure_ascii=False)
+        if depth and len(line) <= 100 and not any(isinstance(entry, dict) for entry in value.values()):
+            return line
+        body = (f"{pad}{json.dumps(key, ensure_ascii=False)}: {dump(entry, depth + 1)}" for key, entry in value.items())
+        return "{\n" + ",\n".join(body) + f"\n{end}}}"
+    if isinstance(value, list) and value and not all(isinstance(entry, (int, float)) for entry in value):
+        return "[\n" + ",\n".join(pad + dump(entry, depth + 1) for entry in value) + f"\n{end}]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """The file is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    os.chmod(beside, 0o644)
+    os.replace(beside, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_whole(path, (dump(coded(value)) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return decoded(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
+
+
+def image_bytes(image: Any) -> bytes:
+    """A picture as PNG, with its EXIF, so that it comes back as it was."""
+    file = io.BytesIO()
+    image.save(file, "PNG", exif=image.getexif().tobytes() if image.getexif() else b"")
+    return file.getvalue()
+
+
+# == A folder of goldens ==
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A difference that is wanted. It covers one cause of one case ("*": every case of the site) on one backend
+    ("*": every backend), until the day it ends."""
+
+    site: str
+    case: str
+    backend: str
+    cause: str
+    reason: str
+    until: str
+
+    def covers(self, site: str, case: str, backend: str, cause: str, today: datetime.date) -> bool:
+        same = (self.site, self.cause) == (site, cause) and self.case in ("*", case) and self.backend in ("*", backend)
+        return same and today <= datetime.date.fromisoformat(self.until)
+
+
+class Store:
+    """The folder of goldens."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
+    def sites(self) -> list[str]:
+        """Names of the folders that hold cases, sorted."""
+        if not self.root.is_dir():
+            return []
+        found = (p for p in self.root.iterdir() if p.is_dir() and p.name not in RESERVED)
+        return sorted(p.name for p in found if any(p.glob("*.json")))
+
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """sites.json: what belongs to a site beside its cases."""
+        path = self.root / "sites.json"
+        return read_json(path) if path.exists() else {}
+
+    def set_site(self, site: str, **changes: Any) -> None:
+        said = self.settings()
+        said[site] = {**said.get(site, {}), **changes}
+        write_json(self.root / "sites.json", dict(sorted(said.items())))
+
+    def path(self, site: str, case: str) -> Path:
+        return self.root / site / f"{case}.json"
+
+    def names(self, site: str) -> list[str]:
+        return sorted(path.stem for path in (self.root / site).glob("*.json"))
+
+    def read(self, site: str, case: str) -> Case:
+        """One golden. Raises GoldenError for one that is broken, of another format, or in the wrong place."""
+        path = self.path(site, case)
+        said = read_json(path)
+        if not isinstance(said, dict) or said.get("format") != FORMAT:
+            found = said.get("format") if isinstance(said, dict) else type(said).__name__
+            raise GoldenError(f"{path} has format {found!r}, this version reads {FORMAT}; record it again")
+        try:
+            golden = Case.from_json(said)
+        except TypeError as error:
+            raise GoldenError(f"{path} is no case: {error}; record it again") from error
+        if (golden.site, golden.case) != (site, case):
+            raise GoldenError(f"{path} says it is {golden.site}/{golden.case}; it was moved by hand, move it back")
+        return golden
+
+    def write(self, case: Case) -> Path:
+        if case.site in RESERVED or "/" in case.site + case.case or case.case.startswith("."):
+            raise GoldenError(f"{case.site}/{case.case} cannot be a golden's name; choose another")
+        path = self.path(case.site, case.case)
+        write_json(path, case.to_json())
+        return path
+
+    # -- blobs --
+
+    def blobs(self) -> Path:
+        return self.root / "blobs"
+
+    def put_blob(self, content: bytes, suffix: str) -> str:
+        name = hashlib.sha256(content).hexdigest() + suffix.lower()
+        if not (self.blobs() / name).exists():
+            write_whole(self.blobs() / name, content)
+        return name
+
+    def blob(self, name: str) -> Path:
+        """Where a blob lies. Raises GoldenError where it does not, or is not what its name says."""
+        path = self.blobs() / name
+        if not path.exists():
+            raise GoldenError(f"{path} is missing; restore it from version control")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != name.partition(".")[0]:
+            raise GoldenError(f"{path} was changed: its content has another sha256; restore it from version control")
+        return path
+
+    def restore(self, value: Any) -> Any:
+        """A recorded argument as it was given. Raises GoldenError for what is no data."""
+        if isinstance(value, list):
+            return [self.restore(entry) for entry in value]
+        if not isinstance(value, dict):
+            return value
+        if value.keys() == {"$file"}:
+            return str(self.blob(value["$file"]).resolve())
+        if value.keys() == {"$image"}:
+            from PIL import Image
+
+            with Image.open(self.blob(value["$image"])) as image:
+                image.load()
+                return image
+        if value.keys() == {"$bytes"}:
+            return base64.b64decode(value["$bytes"])
+        if value.keys() == {"$object"}:
+            raise GoldenError(
+                f"an argument was a {value['$object']}, which is no data; check this site with `check -- python script`"
+            )
+        return {key: self.restore(entry) for key, entry in value.items()}
+
+    def used_blobs(self) -> set[str]:
+        return {
+            name for site in self.sites() for case in self.names(site) for name in blob_names(self.read(site, case))
+        }
+
+    def unused_blobs(self) -> list[Path]:
+        """Blobs that no case refers to."""
+        used = self.used_blobs()
+        found = self.blobs().iterdir() if self.blobs().is_dir() else ()
+        return sorted(path for path in found if path.name not in used)
+
+    def remove_site(self, site: str) -> None:
+        shutil.rmtree(self.root / site)
+        left = {name: said for name, said in self.settings().items() if name != site}
+        write_json(self.root / "sites.json", left)
+
+    # -- what is accepted --
+
+    def accepted(self) -> list[Accepted]:
+        path = self.root / "accepted.json"
+        if not path.exists():
+            return []
+        try:
+            entries = [Accepted(**entry) for entry in read_json(path)]
+            for entry in entries:
+                datetime.date.fromisoformat(entry.until)
+        except (TypeError, ValueError) as error:
+            raise GoldenError(f"{path} holds an entry that cannot be read: {error}; correct it") from error
+        return entries
+
+    def accept(self, entry: Accepted) -> None:
+        """Add an entry; one for the same case, backend and cause is replaced."""
+        same = (entry.site, entry.case, entry.backend, entry.cause)
+        kept = [e for e in self.accepted() if (e.site, e.case, e.backend, e.cause) != same]
+        whole = sorted([*kept, entry], key=lambda e: (e.site, e.case, e.backend, e.cause))
+        write_json(self.root / "accepted.json", [dataclasses.asdict(e) for e in whole])
+
+    # -- environments --
+
+    def put_environment(self, environment: Mapping[str, Any]) -> str:
+        name = hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]
+        write_json(self.root / "environments" / f"{name}.json", dict(environment))
+        return name
+
+
+def blob_names(case: Case) -> Iterator[str]:
+    """Every blob that a case refers to."""
+
+    def walk(value: Any) -> Iterator[str]:
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                if key in ("$file", "$image", "blob") and isinstance(entry, str):
+                    yield entry
+                yield from walk(entry)
+        elif isinstance(value, (list, tuple)):
+            for entry in value:
+                yield from walk(entry)
+
+    yield from walk(case.to_json())

@@ -1,0 +1,180 @@
+"""Runs a moved call site again with one thing as it was: another backend, or one stage value out of the golden.
+
+A `Replay` stands between a call site and its engine (`Observer(replay=...)`): it changes how an engine is loaded, the
+options of its calls, or the prompts that it makes. The call site's code is not touched, and knows nothing of it.
+
+    Replay(load={"backend": "vllm"})            every engine on vLLM
+    Replay(prompts=golden.rows)                 the old prompt ids and pictures
+    Replay(options=from_golden(row, "stop"))    the old stops
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity import golden
+from parity.compare import entry, placeholder_in
+from parity.rows import collapsed
+
+Row = Mapping[str, Any]
+Options = Callable[[dict[str, Any]], dict[str, Any]]
+
+HF_ONLY: dict[str, Any] = {
+    "device": None, "attn_implementation": None, "max_batch_tokens": None, "max_batch_size": None, "hf_kwargs": {},
+}  # fmt: skip
+
+
+class Engines:
+    """Engines that replays loaded, kept while a check runs: loading is what takes time."""
+
+    def __init__(self, most: int = 3) -> None:
+        self.most = most
+        self._open: dict[str, Any] = {}
+
+    def get(self, module: Any, config: Any) -> Any:
+        key = f"{module.__name__}{config!r}"
+        if key not in self._open:
+            while len(self._open) >= self.most:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[key] = module.load(config)
+        return self._open[key]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass
+class Replay:
+    """What is put back. load: fields of ModelLoadConfig.   options: changes an options mapping.
+
+    prompts, pictures: rows of the golden whose prompt ids, or pictures and pixel budget, are put back, in the order of
+    the requests.   alone: every row in a batch of its own.
+    """
+
+    engines: Engines
+    load: Mapping[str, Any] = field(default_factory=dict)
+    per_backend: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    options: Options | None = None
+    prompts: Sequence[Row] = ()
+    pictures: Sequence[Row] = ()
+    store: golden.Store | None = None
+    asked: int = 0
+
+    def config(self, config: Any) -> Any:
+        """A ModelLoadConfig as this replay wants it."""
+        wanted = {**self.load}
+        backend = wanted.get("backend", config.backend)
+        if backend == "vllm" and config.backend != "vllm":
+            wanted = {**HF_ONLY, **wanted}
+        if backend == "hf":
+            wanted = {**wanted, "vllm_kwargs": {}, "logits_hooks": False}
+        else:
+            wanted = {**self.per_backend.get(backend, {}), **wanted}
+        return dataclasses.replace(config, **wanted)
+
+    def engine(self, engine: Any, plugins: Sequence[Any], logits: bool) -> Any:
+        """This engine, or one like it that is loaded as this replay wants it."""
+        config = self.config(engine.config)
+        hooked = any(getattr(plugin, "logits", None) for plugin in plugins) or logits
+        if config.backend == "vllm" and hooked:
+            config = dataclasses.replace(config, logits_hooks=True)
+        if config == engine.config:
+            return engine
+        return self.engines.get(sys.modules[type(engine).__module__], config)
+
+    def call(self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any) -> Any:
+        """generate_*_batch, changed."""
+        fields = as_fields(options)
+        used = self.engine(engine, how.get("plugins", ()), bool(fields.get("logits")))
+        if self.options is not None:
+            options = self.options(fields)
+        requests = list(requests)
+        return original(used, requests, options, **how)
+
+    def prompt(self, engine: Any, made: Any) -> Any:
+        """A Prompt, changed. made may be the error that stands in its place."""
+        place, self.asked = self.asked, self.asked + 1
+        if not hasattr(made, "token_ids"):
+            return made
+        if place < len(self.pictures):
+            made = self._with_pictures(engine, made, self.pictures[place])
+        if place < len(self.prompts):
+            row = self.prompts[place]
+            ids = collapsed(row["prompt_ids"], placeholder_in(row))
+            made = dataclasses.replace(made, token_ids=tuple(ids), length=len(row["prompt_ids"]))
+        return made
+
+    def _with_pictures(self, engine: Any, made: Any, row: Row) -> Any:
+        """The old pixels, where the golden kept them, and the old pixel budget."""
+        old = row.get("images", [])
+        images = made.images
+        if self.store is not None and old and all("blob" in picture for picture in old):
+            images = tuple(self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old)
+        kwargs = made.image_kwargs
+        if old and old[0].get("budget"):
+            least, most = old[0]["budget"]
+            kwargs = {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+        module = sys.modules[type(engine).__module__]
+        tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
+        text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
+        return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
+
+
+def as_fields(options: Any) -> dict[str, Any]:
+    """GenerationOptions, or a mapping of its fields, as a mapping."""
+    if options is None:
+        return {}
+    if isinstance(options, Mapping):
+        return dict(options)
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+
+
+def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with some fields of one of their parts (stop, decode) changed."""
+    part = options.get(name)
+    fields = {"strings": part} if isinstance(part, (str, list, tuple)) else as_fields(part)
+    return {**options, name: {**fields, **changes}}
+
+
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams")
+
+
+def old_sampling(row: Row, names: Iterable[str] = SAMPLING) -> Options:
+    """The old sampling settings."""
+    values = {name: entry(row, "sampling", name) for name in names}
+    if "top_k" in values:
+        values["top_k"] = values["top_k"] or None
+    return lambda options: {**options, **values}
+
+
+def old_end_ids(row: Row) -> Options:
+    """Only the old ids end the text."""
+    ends = tuple(entry(row, "stop", "end_ids") or ())
+    return lambda options: merged(options, "stop", {"ignore_eos": True, "token_ids": ends})
+
+
+def old_strings(row: Row) -> Options:
+    return lambda options: merged(options, "stop", {"strings": tuple(entry(row, "stop", "strings") or ())})
+
+
+def old_length(row: Row) -> Options:
+    values = {name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")}
+    return lambda options: {**options, **values}
+
+
+def old_decoding(row: Row) -> Options:
+    how = row.get("decode", {})
+    changes = {"skip_special_tokens": how.get("skip_special_tokens", True)}
+    changes["clean_up_tokenization_spaces"] = how.get("clean_up", False)
+    return lambda options: merged(options, "decode", changes)

@@ -1,0 +1,745 @@
+"""Events of libraries -> rows: one per sequence that a model generated, stage by stage (laid out as in parity.golden).
+
+The same functions read the old code and the moved code, so that a difference between two rows is one of behaviour and
+not of how it was looked at. What a library does not say is absent from a row, never guessed.
+
+Map: events, small readers, chat and tokens, pictures, the model, sampling and stops, decoding, rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from parity import golden
+
+LARGEST_IMAGE = 4 << 20  # pixels of a picture that a golden keeps as a blob
+
+
+# == Events ==
+
+
+@dataclass(slots=True)
+class Template:
+    """A chat template was rendered: chats and texts, one per conversation."""
+
+    chats: list[Any]
+    texts: list[str]
+    sha256: str
+    arguments: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Tokens:
+    """Texts became ids (padding left out)."""
+
+    texts: list[str]
+    ids: list[list[int]]
+
+
+@dataclass(slots=True)
+class Images:
+    """Pictures went through an image processor."""
+
+    pictures: list[dict[str, Any]]
+
+
+@dataclass(slots=True)
+class Decode:
+    """Ids became text."""
+
+    ids: list[list[int]]
+    texts: list[str]
+    how: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Params:
+    """The parameters of one request as vLLM received them."""
+
+    params: Any
+
+
+@dataclass(slots=True)
+class Produced:
+    """One generated sequence before it is a row. whole: with its prompt and all padding, as decoding may get it."""
+
+    prompt_ids: list[int]
+    output_ids: list[int]
+    new_ids: list[int] = field(default_factory=list)
+    whole: list[int] = field(default_factory=list)
+    batch: dict[str, Any] = field(default_factory=dict)
+    said: dict[str, Any] = field(default_factory=dict)  # stages that the library told us itself
+
+
+@dataclass(slots=True)
+class Generated:
+    """A model call. nested: inside an engine's call, which tells the rest."""
+
+    sequences: list[Produced]
+    model: dict[str, Any]
+    sampling: dict[str, Any]
+    stop: dict[str, Any]
+    placeholder: int | None
+    nested: bool = False
+
+
+Event = Template | Tokens | Images | Decode | Params | Generated
+MODEL_EVENTS = Generated
+
+
+# == Small readers ==
+
+
+def lists(value: Any) -> list[list[int]]:
+    """Ids in any shape as a list of lists."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, int):
+        return [[value]]
+    value = list(value)
+    if value and isinstance(value[0], int):
+        return [value]
+    return [entry.tolist() if hasattr(entry, "tolist") else list(entry) for entry in value]
+
+
+def collapsed(ids: Sequence[int], placeholder: int | None) -> tuple[int, ...]:
+    """Ids with each run of image tokens as one."""
+    if placeholder is None:
+        return tuple(ids)
+    return tuple(i for k, i in enumerate(ids) if i != placeholder or k == 0 or ids[k - 1] != placeholder)
+
+
+def runs(ids: Sequence[int], placeholder: int | None) -> list[int]:
+    """How long each run of image tokens is."""
+    found: list[int] = []
+    for k, i in enumerate(ids):
+        if i == placeholder:
+            if k and ids[k - 1] == placeholder:
+                found[-1] += 1
+            else:
+                found.append(1)
+    return found
+
+
+def texts_of(text: Any) -> list[str]:
+    given = [text] if isinstance(text, str) else list(text)
+    return [entry if isinstance(entry, str) else " ".join(map(str, entry)) for entry in given]
+
+
+def sourced(value: Any, source: str) -> dict[str, Any]:
+    return {"value": value, "from": source}
+
+
+# == Chat and tokens ==
+
+NOT_THE_TEMPLATE = {
+    "self", "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+    "tokenizer_kwargs", "chat_template", "return_assistant_tokens_mask", "kwargs", "processor_kwargs",
+}  # fmt: skip
+
+
+def plain_chat(chat: Any) -> list[Any]:
+    """Messages as data: a picture inside becomes {"type": "image"}, whose pixels are in the row's images."""
+
+    def part(entry: Any) -> Any:
+        if isinstance(entry, Mapping) and str(entry.get("type", "")).startswith("image"):
+            return {"type": "image"}
+        return dict(entry) if isinstance(entry, Mapping) else entry
+
+    def message(entry: Any) -> Any:
+        content = entry.get("content")
+        if isinstance(content, (list, tuple)):
+            content = [part(p) for p in content]
+            texts = [p["text"] for p in content if isinstance(p, Mapping) and p.get("type") == "text"]
+            content = texts[0] if len(texts) == len(content) == 1 else content  # two ways to write the same
+        return {**entry, "content": content}
+
+    return [json.loads(json.dumps(message(entry), default=lambda v: f"<{type(v).__name__}>")) for entry in chat]
+
+
+def template_event(owner: Any, chat: Any, given: Mapping[str, Any], result: Any, inner: Sequence[Event]) -> Template:
+    """inner: what happened meanwhile; where the template's text went on to the tokenizer, that call has it."""
+    batched = bool(chat) and isinstance(chat[0], (list, tuple))
+    if isinstance(result, str) or (isinstance(result, list) and result and isinstance(result[0], str)):
+        texts = texts_of(result)
+    else:
+        texts = [text for event in inner if isinstance(event, Tokens) for text in event.texts]
+    source = given.get("chat_template") or owner.chat_template or ""
+    source = source if isinstance(source, str) else json.dumps(source)
+    said = {k: v for k, v in given.items() if k not in NOT_THE_TEMPLATE}
+    arguments = {k: v for k, v in said.items() if v not in (None, False) or k in SWITCHES}
+    named = json.loads(json.dumps(arguments, default=lambda v: f"<{type(v).__name__}>"))
+    chats = [plain_chat(entry) for entry in (chat if batched else [chat])]
+    return Template(chats, texts, hashlib.sha256(source.encode()).hexdigest(), named)
+
+
+SWITCHES = {"enable_thinking"}  # where False says something that leaving it out does not
+
+
+def tokens_event(text: Any, result: Any) -> Tokens:
+    if hasattr(result, "keys"):
+        ids = lists(result["input_ids"])
+        if "attention_mask" in result:
+            ids = [[i for i, m in zip(row, mask) if m] for row, mask in zip(ids, lists(result["attention_mask"]))]
+    else:
+        ids = lists(result)
+    return Tokens(texts_of(text), ids)
+
+
+# == Pictures ==
+
+
+def flat(images: Any) -> Iterator[Any]:
+    if isinstance(images, (list, tuple)):
+        for entry in images:
+            yield from flat(entry)
+    else:
+        yield images
+
+
+def as_rgb(image: Any) -> Any:
+    """A PIL image of whatever a processor takes."""
+    if hasattr(image, "convert"):
+        return image.convert("RGB")
+    from PIL import Image
+
+    array = image.permute(1, 2, 0).cpu().numpy() if hasattr(image, "permute") else image
+    return Image.fromarray(array.astype("uint8")).convert("RGB")
+
+
+def budget_of(processor: Any, kwargs: Mapping[str, Any]) -> list[int] | None:
+    """[least, most] pixels that pictures are resized to, where the processor has such a budget."""
+    kwargs = {**kwargs, **(kwargs.get("images_kwargs") or {})}
+    if kwargs.get("do_resize") is False:
+        return [0, 0]
+    size = kwargs.get("size") or getattr(processor, "size", None) or {}
+    least = kwargs.get("min_pixels") or size.get("shortest_edge")
+    most = kwargs.get("max_pixels") or size.get("longest_edge")
+    return [least, most] if least and most else None
+
+
+def images_event(processor: Any, images: Any, kwargs: Mapping[str, Any], result: Any) -> Images:
+    grids = lists(result["image_grid_thw"]) if "image_grid_thw" in result else []
+    values, start, merge = result.get("pixel_values"), 0, getattr(processor, "merge_size", None)
+    pictures = []
+    for number, image in enumerate(flat(images)):
+        rgb = as_rgb(image)
+        said: dict[str, Any] = {"sha256": hashlib.sha256(rgb.tobytes()).hexdigest(), "size": list(rgb.size)}
+        if number < len(grids):
+            patches = functools.reduce(lambda a, b: a * b, grids[number])
+            said["grid"] = grids[number]
+            if hasattr(values, "float"):
+                own = values[start : start + patches].float()
+                said["values"] = [round(float(own.mean()), 4), round(float(own.std()), 4)]
+            said["tokens"], start = patches // merge**2 if merge else None, start + patches
+        said["budget"], said["pixels"] = budget_of(processor, kwargs), rgb
+        pictures.append(said)
+    return Images(pictures)
+
+
+def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+    """A picture as it stands in a row: its pixels are a blob."""
+    said = {k: v for k, v in picture.items() if k != "pixels" and v is not None}
+    pixels = picture.get("pixels")
+    if store is not None and pixels is not None and pixels.width * pixels.height <= LARGEST_IMAGE:
+        said["blob"] = store.put_blob(golden.image_bytes(pixels), ".png")
+    return said
+
+
+# == The model ==
+
+_weights: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()
+
+
+def weights_in_memory(model: Any) -> str:
+    """A fingerprint of a torch module: 64 values of each parameter. In-place changes are seen."""
+    version = sum(p._version for p in model.parameters())
+    known = _weights.get(model)
+    if known is None or known[0] != version:
+        digest = hashlib.sha256()
+        for name, p in sorted(model.named_parameters()):
+            values = p.detach().flatten()
+            digest.update(f"{name}{tuple(p.shape)}".encode())
+            digest.update(values[:: max(1, len(values) // 64)].float().cpu().numpy().tobytes())
+        known = _weights[model] = version, digest.hexdigest()[:16]
+    return known[1]
+
+
+@functools.lru_cache(maxsize=16)
+def weights_on_disk(path: str) -> str | None:
+    """A fingerprint of a checkpoint's weight files: names, sizes, first and last 64 KiB."""
+    files = sorted(p for pattern in ("*.safetensors", "*.bin") for p in Path(path).glob(pattern))
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            digest.update(f"{file.name}{file.stat().st_size}".encode() + content.read(1 << 16))
+            content.seek(max(0, file.stat().st_size - (1 << 16)))
+            digest.update(content.read())
+    return digest.hexdigest()[:16]
+
+
+def shown_path(path: str) -> str:
+    """A checkpoint's path as a golden may hold it: relative to the working directory, or only its name."""
+    here = Path(path)
+    if not here.is_absolute():
+        return path
+    return here.relative_to(Path.cwd()).as_posix() if here.is_relative_to(Path.cwd()) else here.name
+
+
+def model_of(model: Any) -> dict[str, Any]:
+    """A transformers model, or a vllm.LLM, as data."""
+    if hasattr(model, "llm_engine"):
+        config = model.llm_engine.vllm_config.model_config
+        said = {
+            "class": config.hf_config.architectures[0],
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "quantization": config.quantization,
+            "files": weights_on_disk(str(config.model)),
+            "path": shown_path(str(config.model)),
+            "backend": "vllm",
+        }
+    else:
+        config, path = model.config, str(getattr(model.config, "_name_or_path", ""))
+        quantization = getattr(config, "quantization_config", None)
+        said = {
+            "class": type(model).__name__,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "attention": getattr(config, "_attn_implementation", None),
+            "quantization": quantization and str(getattr(quantization, "quant_method", quantization)),
+            "weights": weights_in_memory(model),
+            "files": weights_on_disk(path),
+            "path": shown_path(path),
+            "backend": "hf",
+        }
+    return {key: value for key, value in said.items() if value is not None}
+
+
+def placeholder_of(config: Any) -> int | None:
+    return getattr(config, "image_token_id", None)
+
+
+# == Sampling and stops ==
+
+NEUTRAL: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "n": 1,
+    "processors": [],
+}
+# transformers' class -> (our name, its attribute)
+PROCESSORS = {
+    "TemperatureLogitsWarper": ("temperature", "temperature"),
+    "TopKLogitsWarper": ("top_k", "top_k"),
+    "TopPLogitsWarper": ("top_p", "top_p"),
+    "MinPLogitsWarper": ("min_p", "min_p"),
+    "RepetitionPenaltyLogitsProcessor": ("repetition_penalty", "penalty"),
+    "NoRepeatNGramLogitsProcessor": ("no_repeat_ngram_size", "ngram_size"),
+}
+LENGTHS = {"MinNewTokensLengthLogitsProcessor", "MinLengthLogitsProcessor"}
+
+
+def of_processors(processors: Sequence[Any]) -> dict[str, Any]:
+    """The settings that a list of logits processors stands for; others by the name of their class."""
+    said: dict[str, Any] = {}
+    for processor in processors:
+        kind = type(processor).__name__
+        if kind in PROCESSORS:
+            name, attribute = PROCESSORS[kind]
+            said[name] = getattr(processor, attribute)
+        elif kind not in LENGTHS:
+            said.setdefault("processors", []).append(getattr(processor, "__name__", kind))
+    return said
+
+
+def source_in(given: Mapping[str, Any], config: Any, name: str, value: Any) -> str:
+    """Who said so: the call (as a keyword, or in a GenerationConfig of its own), the checkpoint, or nobody."""
+    if name in given:
+        return "caller"
+    own = given.get("generation_config")
+    if own is not None and getattr(own, name, None) == value:
+        return "caller"
+    return "checkpoint" if getattr(config, name, None) == value else "default"
+
+
+def hf_sampling(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoint: Any) -> dict[str, Any]:
+    config = resolved["config"]
+    values = {**NEUTRAL, **of_processors(resolved.get("processors", ()))}
+    values["num_beams"], values["n"] = config.num_beams or 1, config.num_return_sequences or 1
+    said = {name: sourced(value, source_in(given, checkpoint, name, value)) for name, value in values.items()}
+    if not config.do_sample:
+        said["temperature"] = sourced(0, source_in(given, checkpoint, "do_sample", config.do_sample))
+    return said
+
+
+def hf_stop(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoint: Any, length: int) -> dict[str, Any]:
+    config, strings, others, ends = resolved["config"], [], [], []
+    for criterion in resolved.get("criteria", ()):
+        kind = type(criterion).__name__
+        if kind == "StopStringCriteria":
+            strings += list(criterion.stop_strings)
+        elif kind == "EosTokenCriteria":
+            ends += criterion.eos_token_id.tolist()
+        elif kind not in ("MaxLengthCriteria", "MaxTimeCriteria"):
+            others.append(kind)
+    budget = config.max_new_tokens if config.max_new_tokens is not None else config.max_length - length
+    return {
+        "end_ids": sourced(sorted(ends), source_in(given, checkpoint, "eos_token_id", config.eos_token_id)),
+        "strings": sourced(strings, "caller" if strings else "default"),
+        "max_new_tokens": sourced(budget, source_in(given, checkpoint, "max_new_tokens", config.max_new_tokens)),
+        "min_new_tokens": sourced(config.min_new_tokens or 0, "caller" if config.min_new_tokens else "default"),
+        "criteria": sourced(others, "caller" if others else "default"),
+    }
+
+
+def vllm_ends(llm: Any) -> list[int]:
+    """The ids that end text in this vLLM unless it is told otherwise."""
+    config = llm.llm_engine.vllm_config.model_config
+    generation = config.try_get_generation_config()
+    ends = generation.get("eos_token_id", [])
+    own = llm.get_tokenizer().eos_token_id
+    return sorted({*([ends] if isinstance(ends, int) else ends), *([] if own is None else [own])})
+
+
+def vllm_sampling(params: Any) -> dict[str, Any]:
+    values = {**NEUTRAL}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n"):
+        values[name] = getattr(params, name)
+    values["top_k"] = max(0, values["top_k"])
+    for name in ("presence_penalty", "frequency_penalty"):
+        if getattr(params, name):
+            values[name] = getattr(params, name)
+    return {k: sourced(v, "default" if v == NEUTRAL.get(k) else "caller") for k, v in values.items()}
+
+
+def vllm_stop(params: Any, ends: Sequence[int]) -> dict[str, Any]:
+    ids, strings = set(params.stop_token_ids or ()), list(params.stop or ())
+    return {
+        "end_ids": sourced(
+            sorted(ids | (set() if params.ignore_eos else set(ends))), "caller" if ids else "checkpoint"
+        ),
+        "strings": sourced(strings, "caller" if strings else "default"),
+        "max_new_tokens": sourced(params.max_tokens, "caller"),
+        "min_new_tokens": sourced(params.min_tokens, "caller" if params.min_tokens else "default"),
+        "criteria": sourced([], "default"),
+    }
+
+
+# == Model calls ==
+
+
+def padding(
+    ids: Sequence[int], mask: Sequence[int], pad: int | None, unmasked: bool
+) -> tuple[list[int], dict[str, Any]]:
+    """A padded prompt -> its own ids, and how it was padded. Padding that the mask lets through is padding, too."""
+    inner = [k for k, m in enumerate(mask) if m]
+    first, last = (inner[0], inner[-1] + 1) if inner else (0, len(ids))
+    side, masked = ("left" if first else "right" if last < len(ids) else "none"), True
+    own = [ids[k] for k in inner]
+    if side == "none" and unmasked and pad is not None:
+        while len(own) > 1 and own[0] == pad:
+            own, side, masked = own[1:], "left", False
+        while len(own) > 1 and own[-1] == pad:
+            own, side, masked = own[:-1], "right", False
+    return own, {"side": side, "pads": len(ids) - len(own), "masked": masked}
+
+
+def ended(ids: Sequence[int], ends: Sequence[int], pad: int | None) -> list[int]:
+    """Generated ids up to the one that ended them, without what padding follows."""
+    for k, i in enumerate(ids):
+        if i in ends:
+            return list(ids[: k + 1])
+    own = list(ids)
+    while own and own[-1] == pad:
+        own.pop()
+    return own
+
+
+def first_id(value: Any) -> Any:
+    return value[0] if isinstance(value, (list, tuple)) and value else value
+
+
+def generate_event(
+    model: Any, given: Mapping[str, Any], resolved: Mapping[str, Any], result: Any, *, nested: bool
+) -> Generated:
+    """A call of transformers' generate. given: its arguments by name."""
+    given = {**given, **given.get("kwargs", {})}
+    found = result.sequences if hasattr(result, "sequences") else result
+    whole, inputs = lists(found), given.get("input_ids", given.get("inputs"))
+    prompts = lists(inputs) if inputs is not None else [[] for _ in whole]
+    length = 0 if inputs is None or model.config.is_encoder_decoder else len(prompts[0])
+    config, checkpoint = resolved["config"], model.generation_config
+    stop = hf_stop(given, resolved, checkpoint, length)
+    pad = first_id(config.pad_token_id)
+    mask = given.get("attention_mask")
+    inferred = mask is None and pad is not None and pad not in stop["end_ids"]["value"]
+    masks = [[int(not inferred or i != pad) for i in row] for row in prompts] if mask is None else lists(mask)
+    copies = max(1, len(whole) // max(1, len(prompts)))
+    sequences = []
+    for number, ids in enumerate(whole):
+        own, batch = padding(prompts[number // copies], masks[number // copies], pad, not inferred)
+        batch = {"rows": len(prompts), **batch}
+        if given.get("position_ids") is not None:
+            batch["positions"] = "given"
+        new = ids[length:]
+        sequences.append(Produced(own, ended(new, stop["end_ids"]["value"], pad), new, ids, batch))
+    sampling = hf_sampling(given, resolved, checkpoint)
+    return Generated(sequences, model_of(model), sampling, stop, placeholder_of(model.config), nested)
+
+
+def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], outputs: Sequence[Any]) -> Generated:
+    """A call of LLM.generate or LLM.chat."""
+    used = params[0].params if params else given.get("sampling_params") or llm.get_default_sampling_params()
+    used = used[0] if isinstance(used, (list, tuple)) else used
+    sequences = []
+    for output in outputs:
+        for answer in output.outputs:
+            ids = list(answer.token_ids)
+            how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
+            said = {"prompt_text": output.prompt, "decode": how, "text": answer.text}
+            sequences.append(Produced(list(output.prompt_token_ids), ids, ids, ids, {}, said))
+    config = llm.llm_engine.vllm_config.model_config.hf_config
+    stop = vllm_stop(used, vllm_ends(llm))
+    return Generated(sequences, model_of(llm), vllm_sampling(used), stop, placeholder_of(config))
+
+
+# == An engine's calls ==
+
+
+def having(plugins: Sequence[Any], *hooks: str) -> list[str]:
+    """Names of the plugins that have one of these hooks."""
+    return [plugin.name for plugin in plugins if any(getattr(plugin, hook, None) for hook in hooks)]
+
+
+def engine_sampling(effective: Mapping[str, Any], inner: Sequence[Event], plugins: Sequence[Any]) -> dict[str, Any]:
+    """What the engine says, corrected by what the library below it was really given."""
+    said = {name: effective.get(name, sourced(value, "default")) for name, value in NEUTRAL.items()}
+    said = {
+        name: entry if entry["value"] is not None else {**entry, "value": NEUTRAL[name]} for name, entry in said.items()
+    }
+    names = having(plugins, "logits", "hf_logits_processors")
+    nested = [event for event in inner if isinstance(event, Generated)]
+    params = [event.params for event in inner if isinstance(event, Params)]
+    if nested:
+        below: dict[str, Any] = {name: entry["value"] for name, entry in nested[0].sampling.items()}
+        del below["temperature"]  # the loop's own: it draws by itself and tells the library nothing
+        below["n"] = said["n"]["value"]
+        names += [p for p in below["processors"] if p != "<lambda>"]
+    elif params:
+        below = {name: entry["value"] for name, entry in vllm_sampling(params[0]).items() if name != "n"}
+    else:
+        below = {}
+    said["processors"] = sourced(names, "caller" if names else "default")
+    below.pop("processors", None)
+    for name, value in below.items():
+        if said.get(name, {}).get("value") != value:
+            said[name] = sourced(value, "below the engine")
+    return said
+
+
+def engine_stop(effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[Any]) -> dict[str, Any]:
+    """end_ids are those of the checkpoint and those named as ids; a string that is one token is named by `strings`."""
+    strings = list(effective["stop_strings"]["value"])
+    named = [i for i in effective["stop_token_ids"]["value"] if tokenizer.decode([i]) not in strings]
+    ends = sorted({*effective["eos_token_ids"]["value"], *named})
+    criteria = having(plugins, "should_stop", "hf_stopping_criteria")
+    return {
+        "end_ids": sourced(ends, "caller" if named else effective["eos_token_ids"]["from"]),
+        "strings": sourced(strings, effective["stop_strings"]["from"]),
+        "max_new_tokens": effective["max_new_tokens"],
+        "min_new_tokens": effective["min_new_tokens"],
+        "criteria": sourced(criteria, "caller" if criteria else "default"),
+    }
+
+
+def engine_pictures(engine: Any, prompt: Any, ids: Sequence[int], seen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A request's pictures. seen: what the image processor made of a picture, by sha256 and budget."""
+    pictures = []
+    for image, tokens in zip(prompt.images, runs(ids, engine.checkpoint.placeholder_id)):
+        budget = budget_of(engine.checkpoint.vision.image_processor, prompt.image_kwargs)
+        digest = hashlib.sha256(image.tobytes()).hexdigest()
+        said = {"sha256": digest, "size": list(image.size), "tokens": tokens, "budget": budget, "pixels": image}
+        pictures.append({**seen.get(f"{digest}{tokens}", {}), **said})
+    return pictures
+
+
+def engine_event(
+    engine: Any, given: Mapping[str, Any], prompts: Mapping[int, Any], inner: Sequence[Event], results: Sequence[Any]
+) -> Generated:
+    """A call of gen_engine's generate_*_batch. prompts: index -> (request, Prompt, events of making it)."""
+    pictures = [p for event in inner if isinstance(event, Images) for p in event.pictures]
+    seen = {f"{p['sha256']}{p.get('tokens')}": p for p in pictures}
+    padded = {tuple(s.prompt_ids): s.batch for e in inner if isinstance(e, Generated) and e.nested for s in e.sequences}
+    sequences, effective = [], None
+    for index, result in enumerate(results):
+        if not hasattr(result, "token_ids"):  # on_error="return": no model was asked
+            continue
+        _, prompt, made = prompts[index]
+        for sample in result.samples or (result,):
+            effective = sample.effective
+            ids = list(sample.token_ids)
+            said = {
+                "decode": {
+                    "ids": "ended",
+                    "skip_special_tokens": effective["skip_special_tokens"]["value"],
+                    "clean_up": effective["clean_up_tokenization_spaces"]["value"],
+                },
+                "text": sample.text,
+                "images": engine_pictures(engine, prompt, sample.prompt_token_ids, seen) if prompt.images else None,
+                **chat_of(made),
+            }
+            batch = padded.get(tuple(sample.prompt_token_ids), {})
+            sequences.append(Produced(list(sample.prompt_token_ids), ids, ids, ids, batch, said))
+    if effective is None:
+        effective = engine.effective(given.get("options"))
+    plugins = given.get("plugins", ())
+    sampling, stop = engine_sampling(effective, inner, plugins), engine_stop(effective, engine.tokenizer, plugins)
+    return Generated(sequences, model_of(engine.model), sampling, stop, engine.checkpoint.placeholder_id)
+
+
+def chat_of(made: Sequence[Event]) -> dict[str, Any]:
+    """The chat stages of one request, from what happened while its prompt was made."""
+    said: dict[str, Any] = {}
+    for event in made:
+        if isinstance(event, Template) and event.texts:
+            said["messages"], said["prompt_text"] = event.chats[0], event.texts[0]
+            said["template"] = {"sha256": event.sha256, "arguments": event.arguments}
+    for event in made:
+        if isinstance(event, Tokens) and "prompt_text" not in said and event.texts:
+            said["prompt_text"] = event.texts[0]
+    return said
+
+
+# == Decoding ==
+
+
+def decode_event(tokenizer: Any, given: Mapping[str, Any], result: Any) -> Decode:
+    ids = given.get("token_ids", given.get("sequences"))
+    clean = given.get("clean_up_tokenization_spaces")
+    clean = getattr(tokenizer, "clean_up_tokenization_spaces", False) if clean is None else clean
+    how = {"skip_special_tokens": bool(given.get("skip_special_tokens", False)), "clean_up": bool(clean)}
+    return Decode(lists(ids), texts_of(result), how)
+
+
+def which_ids(ids: list[int], sequence: Produced) -> str | None:
+    """Which part of a sequence was decoded, or None if none of it was."""
+    if ids == sequence.whole:
+        return "whole"
+    if ids == sequence.output_ids:
+        return "ended"
+    if ids == sequence.new_ids:
+        return "new"
+    if ids and ids == sequence.new_ids[: len(ids)] and len(ids) > 1:
+        return "part"
+    return None
+
+
+def decoded_as(sequence: Produced, later: Sequence[Event]) -> dict[str, Any]:
+    """The first decode call after the model's that was given this sequence."""
+    for event in later:
+        if isinstance(event, Decode):
+            for place, ids in enumerate(event.ids):
+                part = which_ids(ids, sequence)
+                if part is not None and place < len(event.texts):
+                    return {"decode": {"ids": part, **event.how}, "text": event.texts[place]}
+    return {}
+
+
+# == Rows ==
+
+
+class Before:
+    """What happened before a model call, to be asked for by the ids of a prompt."""
+
+    def __init__(self, events: Sequence[Event], placeholder: int | None) -> None:
+        self.placeholder = placeholder
+        self.templates = [event for event in events if isinstance(event, Template)]
+        self.pictures = [p for event in events if isinstance(event, Images) for p in event.pictures]
+        self.texts: dict[tuple[int, ...], str] = {}
+        for event in events:
+            if isinstance(event, Tokens):
+                for text, ids in zip(event.texts, event.ids):
+                    self.texts[collapsed(ids, placeholder)] = text
+
+    def stages(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+        text = self.texts.get(collapsed(prompt_ids, self.placeholder))
+        said: dict[str, Any] = {"prompt_text": text}
+        for event in reversed(self.templates):
+            for chat, rendered in zip(event.chats, event.texts):
+                if text is not None and folded(rendered) == folded(text):
+                    template = {"sha256": event.sha256, "arguments": event.arguments}
+                    return {"messages": chat, "template": template, "prompt_text": rendered}
+        return said
+
+    def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """The next pictures in order, one per run of image tokens."""
+        count = len(runs(prompt_ids, self.placeholder))
+        taken, self.pictures = self.pictures[:count], self.pictures[count:]
+        return taken
+
+
+def folded(text: str) -> str:
+    """Text with each run of image tokens as one, whatever they are called."""
+    for name in ("<|image_pad|>", "<image>", "<image_soft_token>"):
+        while name * 2 in text:
+            text = text.replace(name * 2, name)
+    return text
+
+
+def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[Event]) -> dict[str, Any]:
+    said = {**before.stages(sequence.prompt_ids), **decoded_as(sequence, later)}
+    said.update({key: value for key, value in sequence.said.items() if value is not None})
+    pictures = said.pop("images", None) or before.take_pictures(sequence.prompt_ids)
+    text = said.get("prompt_text")
+    return {
+        **said,
+        "prompt_text": text if text is None else folded(text),
+        "prompt_ids": sequence.prompt_ids,
+        "images": pictures or None,
+        "batch": sequence.batch or None,
+        "model": call.model,
+        "sampling": call.sampling,
+        "stop": call.stop,
+        "output_ids": sequence.output_ids,
+    }
+
+
+def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[str, Any]]:
+    """All rows of one call, in the order in which the model was asked."""
+    found = []
+    since = 0
+    for place, event in enumerate(events):
+        if not isinstance(event, Generated) or event.nested:
+            continue
+        before = Before(events[since:place], event.placeholder)
+        since = place
+        for sequence in event.sequences:
+            row = row_of(sequence, event, before, events[place:])
+            row["images"] = row["images"] and [kept_picture(p, store) for p in row["images"]]
+            found.append({key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None})
+    return found
+
+
+def split_calls(events: list[Event], keep: int) -> tuple[list[list[Event]], list[Event]]:
+    """Events of many model calls -> one list per call (what led to it, and all decoding after it), and the rest, with
+    the last `keep` calls."""
+    places = [k for k, event in enumerate(events) if isinstance(event, Generated) and not event.nested]
+    done = places[: len(places) - keep] if keep else places
+    found, since = [], 0
+    for place in done:
+        later = [event for event in events[place + 1 :] if isinstance(event, Decode)]
+        found.append([*events[since : place + 1], *later])
+        since = place + 1
+    return found, events[since:]

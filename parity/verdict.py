@@ -1,0 +1,215 @@
+"""The values that a check is made of: what was compared, what differs, why, and what that means for the exit code.
+
+A check is a list of `Outcome`s, one per golden case and backend; every report is computed from that list afterwards.
+Nothing here reads a file, runs a model or prints.
+
+    Difference   one field of one stage of one row, with both values
+    Cause        a name from CAUSES, how sure we are of it, and one sentence that holds both values
+    Outcome      case x backend -> verdict, differences, cause
+    exit_code    the one place where verdicts become a number
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal[
+    "IDENTICAL",  # same value, same ids, same stages
+    "TEXT-IDENTICAL",  # same value, other ids
+    "LATENT",  # same value, but a stage before it differs: it will show one day
+    "NEAR-TIE",  # other ids, and floating point alone explains every one of them
+    "ACCEPTED",  # differs, and someone said why that is wanted
+    "DRIFT",
+    "UNSTABLE",  # the old code does not repeat itself, so there is nothing to compare with
+    "ERROR",
+    "MISSING",
+    "UNUSED",
+]
+
+# Stages in causal order. The first unequal one is the suspect.
+STAGES = (
+    "messages",
+    "template",
+    "prompt_text",
+    "prompt_ids",
+    "images",
+    "batch",
+    "model",
+    "sampling",
+    "stop",
+    "output_ids",
+    "decode",
+    "text",
+    "value",
+)
+
+CAUSES: dict[str, str] = {
+    "prompt.messages": "the chat that was rendered is another one",
+    "prompt.template": "the chat template, or what it was told, is another one",
+    "prompt.clock": "the prompt holds a date or a time",
+    "prompt.double_bos": "the beginning-of-text id stands twice",
+    "prompt.tokenization": "the same text became other ids",
+    "prompt.truncation": "a part of the prompt is missing",
+    "batch.padding_side": "shorter rows are padded on the other side",
+    "batch.pad_unmasked": "padding is read as text",
+    "batch.position_ids": "positions are counted otherwise",
+    "batch.composition": "a row's answer depends on its neighbours",
+    "image.content": "the picture itself is another one",
+    "image.pixel_budget": "the picture was resized to another budget",
+    "image.values": "the picture was normalised otherwise",
+    "image.tokens": "the picture became another number of tokens",
+    "model.weights": "the weights are others",
+    "model.dtype": "the weights have another type",
+    "model.attn": "attention is computed by another implementation",
+    "model.quant": "the weights are quantized otherwise",
+    "env.version": "a library has another version",
+    "sampling.mode": "greedy on one side, drawn on the other",
+    "sampling.leak": "a sampling setting comes from the checkpoint on one side only",
+    "sampling.processors": "what is done to the logits before a token is chosen differs",
+    "stop.eos_set": "other ids end the text",
+    "stop.strings": "other strings end the text",
+    "stop.rule": "the same stops cut at another place",
+    "stop.length": "another number of tokens is allowed",
+    "decode.skip_special": "special tokens are kept on one side, dropped on the other",
+    "decode.cleanup": "spaces are tidied on one side only",
+    "post.strip": "blanks at the ends are kept on one side only",
+    "post.trim": "the text is cut elsewhere after decoding",
+    "post.other": "what is done with the text after decoding differs",
+    "numeric.near_tie": "two tokens were equally likely but for rounding",
+    "numeric.shift": "the same input gives other logits than rounding explains",
+    "rng": "another draw of the same distribution",
+    "nondeterminism": "the old code does not repeat itself",
+    "error": "an exception",
+}
+
+Certainty = Literal["confirmed", "likely", "unattributed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that is unequal. row: number of the model call's row within the case, None for the case's value.
+
+    counts: whether it may fail a strict check by itself; a stage that the next one absorbed does not (another way to
+    write messages that render to the same text).
+    """
+
+    stage: str
+    field: str
+    old: Any
+    new: Any
+    row: int | None = None
+    counts: bool = True
+
+    def sentence(self) -> str:
+        where = "" if self.row is None else f" of row {self.row}"
+        name = self.stage if not self.field else f"{self.stage}.{self.field}"
+        return f"{name}{where} was {brief(self.old)}, is {brief(self.new)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why. proof: what was done to know it ("with the old eos set the new path gives the old ids")."""
+
+    name: str
+    certainty: Certainty
+    sentence: str
+    proof: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}; {self.certainty}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one case on one backend.
+
+    old, new: the two recordings (golden.Case.to_json(), or None where there is none), for reports that show them side
+    by side.   seconds: how long the new code took.   notes: what a reader should know, such as the sampled level.
+    """
+
+    site: str
+    case: str
+    backend: str
+    verdict: Verdict
+    differences: tuple[Difference, ...] = ()
+    cause: Cause | None = None
+    old: Mapping[str, Any] | None = None
+    new: Mapping[str, Any] | None = None
+    accepted: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return f"{self.site}/{self.case}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What passes. strict: LATENT fails. near_ties: the part of the cases of one site and backend that may be one."""
+
+    strict: bool = True
+    near_ties: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A whole run: outcomes, how they are judged, and what was used (versions, model, tau)."""
+
+    outcomes: tuple[Outcome, ...]
+    policy: Policy = Policy()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def failing(self) -> list[Outcome]:
+        """Outcomes that this policy does not let pass, in order."""
+        crowded = self._crowded()
+        return [o for o in self.outcomes if not self.passes(o) or (o.verdict == "NEAR-TIE" and self._key(o) in crowded)]
+
+    def passes(self, outcome: Outcome) -> bool:
+        """Whether this verdict is allowed by itself; the budget of near ties is for all of a site together."""
+        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "ACCEPTED"}
+        return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
+
+    def _key(self, outcome: Outcome) -> tuple[str, str]:
+        return outcome.site, outcome.backend
+
+    def _crowded(self) -> set[tuple[str, str]]:
+        """(site, backend) with more near ties than the budget; one is always allowed, a share of few is nothing."""
+        cases = Counter(self._key(o) for o in self.outcomes)
+        ties = Counter(self._key(o) for o in self.outcomes if o.verdict == "NEAR-TIE")
+        return {key for key, count in ties.items() if count > max(1, self.policy.near_ties * cases[key])}
+
+    @property
+    def exit_code(self) -> int:
+        """0 all within policy, 1 drift, 3 could not judge, 4 missing or unused, 5 nothing compared.
+
+        The gravest wins: what differs, then what could not be judged, then what is not there.
+        """
+        compared = [o for o in self.outcomes if o.verdict not in ("MISSING", "UNUSED")]
+        bad = {o.verdict for o in self.failing()}
+        if bad & {"DRIFT", "LATENT", "NEAR-TIE"}:
+            return 1
+        if bad & {"ERROR", "UNSTABLE"}:
+            return 3
+        if bad:
+            return 4
+        return 0 if compared else 5
+
+
+def brief(value: Any, width: int = 60) -> str:
+    """A value for one line: long text loses its middle."""
+    text = value if isinstance(value, str) else str(value)
+    text = repr(text) if isinstance(value, str) else text
+    return text if len(text) <= width else f"{text[: width // 2]} … {text[-width // 3 :]}"
+
+
+def first_divergence(old: Sequence[Any], new: Sequence[Any]) -> int | None:
+    """The first place where two sequences differ; the shorter one's end counts. None if they are equal."""
+    for place, (a, b) in enumerate(zip(old, new)):
+        if a != b:
+            return place
+    return None if len(old) == len(new) else min(len(old), len(new))
