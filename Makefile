@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := uv==0.13.8
 
+# The models here are tiny: more threads only wait for each other.
+export OMP_NUM_THREADS ?= 1
+
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -16,10 +19,23 @@ demo: $(VENV)/.ready  ## ask the tiny models on both backends, pictures and text
 test: $(VENV)/.ready  ## all tests, on real transformers and real vLLM
 	$(BIN)/python -m pytest
 
+parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
+	$(BIN)/python -m parity check --html parity.html
+
+goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (only what is missing)
+	$(BIN)/python -m parity.callsites.record
+
 lint: $(VENV)/.ready  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# FORCE=1: also over a copy that was edited.
+vendor:  ## copy gen_engine.py into another repository: make vendor DEST=../acme/llm/engine.py
+	@$(PYTHON) -m parity.vendor --copy $(if $(FORCE),--force) '$(or $(DEST),$(error name a file or a folder: make vendor DEST=...))'
+
+release:  ## write this version's digest to parity/versions.json, so that copies of it are known
+	@$(PYTHON) -m parity.vendor --release
 
 models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again (minutes)
 	$(BIN)/python golden/models/make.py all
@@ -39,4 +55,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo test lint models pins clean
+.PHONY: help demo test lint vendor release models pins clean

@@ -10,7 +10,7 @@ A file is written for the one who reviews it: fixed order of keys, UTF-8, text a
 on one line, floats to 6 digits, no times, no host names. A value that JSON has no word for is an object with one key
 that begins with `$`:
 
-    {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg"}    a path: the file is a blob
+    {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg", "name": "x.jpg"}   a path to a file
     {"$image": "ab12….png"}  a PIL image, as pixels           {"$object": "torch.device"}  nothing that can be replayed
     {"$float": "nan"}        what JSON cannot write           {"$bytes": "…"}           base64
 
@@ -253,14 +253,20 @@ class Store:
             raise GoldenError(f"{path} was changed: its content has another sha256; restore it from version control")
         return path
 
-    def restore(self, value: Any) -> Any:
-        """A recorded argument as it was given. Raises GoldenError for what is no data."""
+    def restore(self, value: Any, folder: Path | None = None) -> Any:
+        """A recorded argument as it was given; files are copied into `folder` under their own names.
+
+        Raises GoldenError for what is no data.
+        """
         if isinstance(value, list):
-            return [self.restore(entry) for entry in value]
+            return [self.restore(entry, folder) for entry in value]
         if not isinstance(value, dict):
             return value
-        if value.keys() == {"$file"}:
-            return str(self.blob(value["$file"]).resolve())
+        if value.keys() == {"$file", "name"} and folder is not None:
+            place = folder / value["$file"][:12] / value["name"]
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(self.blob(value["$file"]), place)
+            return str(place)
         if value.keys() == {"$image"}:
             from PIL import Image
 
@@ -273,7 +279,7 @@ class Store:
             raise GoldenError(
                 f"an argument was a {value['$object']}, which is no data; check this site with `check -- python script`"
             )
-        return {key: self.restore(entry) for key, entry in value.items()}
+        return {key: self.restore(entry, folder) for key, entry in value.items()}
 
     def used_blobs(self) -> set[str]:
         return {

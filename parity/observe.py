@@ -127,7 +127,7 @@ def keep_path(text: str, blobs: golden.Store | None) -> Any:
     path = Path(text)
     with contextlib.suppress(OSError):  # text that no file system takes as a name
         if blobs is not None and path.is_file() and path.stat().st_size <= LARGEST_FILE:
-            return {"$file": blobs.put_blob(path.read_bytes(), path.suffix)}
+            return {"$file": blobs.put_blob(path.read_bytes(), path.suffix), "name": path.name}
         if path.is_absolute() and path.is_dir() and path.is_relative_to(Path.cwd()):
             return path.relative_to(Path.cwd()).as_posix()
     return text
@@ -145,13 +145,13 @@ def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     return flat
 
 
-def seed_everything() -> None:
+def seed_everything(seed: int) -> None:
     """The same draws in every run: of Python, and of numpy and torch where they are loaded."""
-    random.seed(SEED)
+    random.seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(SEED)
+        sys.modules["numpy"].random.seed(seed)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)
 
 
 # == The observer ==
@@ -163,7 +163,7 @@ class Observer:
     """Wraps, listens, and hands every finished call to `sink` as a golden.Case.
 
     store: where pictures and files of arguments are kept (None: they are not kept).   loose: what model calls outside
-    any site are filed under (None: they are not recorded).   seed: whether each site call begins with the same seeds.
+    any site are filed under (None: they are not recorded).   seed: what each site call begins with (None: leave it).
     """
 
     def __init__(
@@ -173,12 +173,14 @@ class Observer:
         sink: Sink,
         store: golden.Store | None = None,
         loose: str | None = None,
-        seed: bool = True,
+        seed: int | None = SEED,
         replay: Any = None,
     ) -> None:
         self.sites, self.sink, self.store, self.loose, self.seed = list(sites), sink, store, loose, seed
         self.replay = replay  # a parity.replay.Replay, which changes what an engine is asked
+        self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
         self.failures: list[str] = []
+        self.opened: list[Any] = []  # engines that the observed code loaded
         self.own_seconds = 0.0
         self.counts: dict[tuple[str, str], int] = {}
         self._patched: list[tuple[Any, str, Any]] = []
@@ -202,8 +204,8 @@ class Observer:
         for name, module in list(sys.modules.items()):
             if module is not None and self._finder.wanted(name, getattr(module, "__file__", None)):
                 self.look_at(module)
-        if self.seed:
-            seed_everything()
+        if self.seed is not None:
+            seed_everything(self.seed)
 
     def uninstall(self) -> None:
         self.flush()
@@ -344,8 +346,9 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
         with observer.guarded(f"arguments of {site.function}"):
             given = bound(original, args, kwargs)
             call.arguments = {name: keep(value, observer.store, paths=True) for name, value in given.items()}
-        if observer.seed:
-            seed_everything()
+        if observer.seed is not None:
+            seed_everything(observer.seed)
+        observer.starting(call)
         observer._local.call = call
         try:
             value = original(*args, **kwargs)
@@ -480,7 +483,10 @@ def tap_open(observer: Observer, original: Any, config: Any, *args: Any, **kwarg
     """Where an engine is loaded: a replay on another backend need not load the first one too."""
     if observer.replay is not None and not observer.within("engine"):
         config = observer.replay.config(config)
-    return original(config, *args, **kwargs)
+    engine = original(config, *args, **kwargs)
+    if not observer.within("engine"):
+        observer.opened.append(engine)
+    return engine
 
 
 LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {

@@ -3,16 +3,15 @@
 A `Replay` stands between a call site and its engine (`Observer(replay=...)`): it changes how an engine is loaded, the
 options of its calls, or the prompts that it makes. The call site's code is not touched, and knows nothing of it.
 
-    Replay(load={"backend": "vllm"})            every engine on vLLM
-    Replay(prompts=golden.rows)                 the old prompt ids and pictures
-    Replay(options=from_golden(row, "stop"))    the old stops
+    Replay(engines, load={"backend": "vllm"})                          every engine on vLLM
+    Replay(engines, put_back=frozenset({"prompts"}), rows=old.rows)    the old prompt ids
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +20,6 @@ from parity.compare import entry, placeholder_in
 from parity.rows import collapsed
 
 Row = Mapping[str, Any]
-Options = Callable[[dict[str, Any]], dict[str, Any]]
 
 HF_ONLY: dict[str, Any] = {
     "device": None, "attn_implementation": None, "max_batch_tokens": None, "max_batch_size": None, "hf_kwargs": {},
@@ -56,38 +54,33 @@ class Engines:
 
 @dataclass
 class Replay:
-    """What is put back. load: fields of ModelLoadConfig.   options: changes an options mapping.
-
-    prompts, pictures: rows of the golden whose prompt ids, or pictures and pixel budget, are put back, in the order of
-    the requests.   alone: every row in a batch of its own.
+    """What is put back. load: fields of ModelLoadConfig.   put_back: names out of PARTS, taken from `rows`, which are
+    those of the golden in the order of the requests.   per_backend: load settings that belong to a backend.
     """
 
     engines: Engines
     load: Mapping[str, Any] = field(default_factory=dict)
     per_backend: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    options: Options | None = None
-    prompts: Sequence[Row] = ()
-    pictures: Sequence[Row] = ()
+    put_back: frozenset[str] = frozenset()
+    rows: Sequence[Row] = ()
     store: golden.Store | None = None
+    used: Any = None  # the engine of the last call
     asked: int = 0
 
     def config(self, config: Any) -> Any:
         """A ModelLoadConfig as this replay wants it."""
         wanted = {**self.load}
         backend = wanted.get("backend", config.backend)
-        if backend == "vllm" and config.backend != "vllm":
-            wanted = {**HF_ONLY, **wanted}
-        if backend == "hf":
-            wanted = {**wanted, "vllm_kwargs": {}, "logits_hooks": False}
+        if backend == "vllm":
+            wanted = {**HF_ONLY, **self.per_backend.get(backend, {}), **wanted}
         else:
-            wanted = {**self.per_backend.get(backend, {}), **wanted}
+            wanted = {**self.per_backend.get(backend, {}), **wanted, "vllm_kwargs": {}, "logits_hooks": False}
         return dataclasses.replace(config, **wanted)
 
-    def engine(self, engine: Any, plugins: Sequence[Any], logits: bool) -> Any:
+    def engine(self, engine: Any, *, hooked: bool = False) -> Any:
         """This engine, or one like it that is loaded as this replay wants it."""
         config = self.config(engine.config)
-        hooked = any(getattr(plugin, "logits", None) for plugin in plugins) or logits
-        if config.backend == "vllm" and hooked:
+        if config.backend == "vllm" and (hooked or engine.config.logits_hooks):
             config = dataclasses.replace(config, logits_hooks=True)
         if config == engine.config:
             return engine
@@ -96,21 +89,22 @@ class Replay:
     def call(self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any) -> Any:
         """generate_*_batch, changed."""
         fields = as_fields(options)
-        used = self.engine(engine, how.get("plugins", ()), bool(fields.get("logits")))
-        if self.options is not None:
-            options = self.options(fields)
-        requests = list(requests)
-        return original(used, requests, options, **how)
+        hooked = any(getattr(plugin, "logits", None) for plugin in how.get("plugins", ()))
+        self.used = self.engine(engine, hooked=hooked or bool(fields.get("logits")))
+        for part in sorted(self.put_back & OPTIONS.keys()):
+            if self.asked < len(self.rows):
+                options = fields = OPTIONS[part](fields, self.rows[self.asked])
+        return original(self.used, list(requests), options, **how)
 
     def prompt(self, engine: Any, made: Any) -> Any:
         """A Prompt, changed. made may be the error that stands in its place."""
         place, self.asked = self.asked, self.asked + 1
-        if not hasattr(made, "token_ids"):
+        if not hasattr(made, "token_ids") or place >= len(self.rows):
             return made
-        if place < len(self.pictures):
-            made = self._with_pictures(engine, made, self.pictures[place])
-        if place < len(self.prompts):
-            row = self.prompts[place]
+        row = self.rows[place]
+        if "pictures" in self.put_back:
+            made = self._with_pictures(engine, made, row)
+        if "prompts" in self.put_back:
             ids = collapsed(row["prompt_ids"], placeholder_in(row))
             made = dataclasses.replace(made, token_ids=tuple(ids), length=len(row["prompt_ids"]))
         return made
@@ -121,14 +115,20 @@ class Replay:
         images = made.images
         if self.store is not None and old and all("blob" in picture for picture in old):
             images = tuple(self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old)
-        kwargs = made.image_kwargs
-        if old and old[0].get("budget"):
-            least, most = old[0]["budget"]
-            kwargs = {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+        kwargs = budget_kwargs(row) or made.image_kwargs
         module = sys.modules[type(engine).__module__]
         tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
         text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
+
+
+def budget_kwargs(row: Row) -> dict[str, Any]:
+    """The pixel budget of a row's pictures as keywords of its processor."""
+    old = row.get("images", [])
+    if not old or not old[0].get("budget"):
+        return {}
+    least, most = old[0]["budget"]
+    return {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
 
 
 def as_fields(options: Any) -> dict[str, Any]:
@@ -147,34 +147,29 @@ def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) ->
     return {**options, name: {**fields, **changes}}
 
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams")
-
-
-def old_sampling(row: Row, names: Iterable[str] = SAMPLING) -> Options:
-    """The old sampling settings."""
+def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams")
     values = {name: entry(row, "sampling", name) for name in names}
-    if "top_k" in values:
-        values["top_k"] = values["top_k"] or None
-    return lambda options: {**options, **values}
+    return {**options, **values, "top_k": values["top_k"] or None}
 
 
-def old_end_ids(row: Row) -> Options:
+def old_end_ids(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """Only the old ids end the text."""
-    ends = tuple(entry(row, "stop", "end_ids") or ())
-    return lambda options: merged(options, "stop", {"ignore_eos": True, "token_ids": ends})
+    return merged(options, "stop", {"ignore_eos": True, "token_ids": tuple(entry(row, "stop", "end_ids") or ())})
 
 
-def old_strings(row: Row) -> Options:
-    return lambda options: merged(options, "stop", {"strings": tuple(entry(row, "stop", "strings") or ())})
+def old_strings(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return merged(options, "stop", {"strings": tuple(entry(row, "stop", "strings") or ())})
 
 
-def old_length(row: Row) -> Options:
-    values = {name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")}
-    return lambda options: {**options, **values}
+def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return {**options, **{name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")}}
 
 
-def old_decoding(row: Row) -> Options:
-    how = row.get("decode", {})
-    changes = {"skip_special_tokens": how.get("skip_special_tokens", True)}
-    changes["clean_up_tokenization_spaces"] = how.get("clean_up", False)
-    return lambda options: merged(options, "decode", changes)
+OPTIONS: dict[str, Callable[[Mapping[str, Any], Row], dict[str, Any]]] = {
+    "sampling": old_sampling,
+    "end_ids": old_end_ids,
+    "strings": old_strings,
+    "length": old_length,
+}
+PARTS = frozenset({"prompts", "pictures", *OPTIONS})

@@ -550,18 +550,20 @@ def engine_sampling(effective: Mapping[str, Any], inner: Sequence[Event], plugin
 
 
 def engine_stop(effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[Any]) -> dict[str, Any]:
-    """end_ids are those of the checkpoint and those named as ids; a string that is one token is named by `strings`."""
+    """end_ids are those of the checkpoint and those named as ids; string_ids, those of stop strings of one token."""
     strings = list(effective["stop_strings"]["value"])
-    named = [i for i in effective["stop_token_ids"]["value"] if tokenizer.decode([i]) not in strings]
-    ends = sorted({*effective["eos_token_ids"]["value"], *named})
+    named = effective["stop_token_ids"]["value"]
+    by_string = [i for i in named if tokenizer.decode([i]) in strings]
+    ends = sorted({*effective["eos_token_ids"]["value"], *named} - set(by_string))
     criteria = having(plugins, "should_stop", "hf_stopping_criteria")
-    return {
+    said = {
         "end_ids": sourced(ends, "caller" if named else effective["eos_token_ids"]["from"]),
         "strings": sourced(strings, effective["stop_strings"]["from"]),
         "max_new_tokens": effective["max_new_tokens"],
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": sourced(criteria, "caller" if criteria else "default"),
     }
+    return {**said, "string_ids": sourced(by_string, "caller")} if by_string else said
 
 
 def engine_pictures(engine: Any, prompt: Any, ids: Sequence[int], seen: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ Verdict = Literal[
     "TEXT-IDENTICAL",  # same value, other ids
     "LATENT",  # same value, but a stage before it differs: it will show one day
     "NEAR-TIE",  # other ids, and floating point alone explains every one of them
+    "SAME-DISTRIBUTION",  # drawn, other draws, and the strongest comparison that there is finds one distribution
     "ACCEPTED",  # differs, and someone said why that is wanted
     "DRIFT",
     "UNSTABLE",  # the old code does not repeat itself, so there is nothing to compare with
@@ -128,6 +129,7 @@ class Outcome:
 
     old, new: the two recordings (golden.Case.to_json(), or None where there is none), for reports that show them side
     by side.   seconds: how long the new code took.   notes: what a reader should know, such as the sampled level.
+    steps: how the cause was found, for `explain`.
     """
 
     site: str
@@ -141,6 +143,7 @@ class Outcome:
     accepted: str = ""
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    steps: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -171,7 +174,7 @@ class Check:
 
     def passes(self, outcome: Outcome) -> bool:
         """Whether this verdict is allowed by itself; the budget of near ties is for all of a site together."""
-        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "ACCEPTED"}
+        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "ACCEPTED"}
         return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
 
     def _key(self, outcome: Outcome) -> tuple[str, str]:

@@ -1,14 +1,15 @@
-"""The laws of engine.md's stop strings: plain predicates, tried by Hypothesis, with the known cases pinned."""
+"""Stop strings: the cutter keeps the laws of parity.laws, and so does the engine on token ids."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import random
 import time
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_engine import (
@@ -22,21 +23,11 @@ from gen_engine import (
     read_checkpoint,
     truncate_at_stops,
 )
+from parity.laws import LAWS, Law, Sample, samples, try_law
 
 from .conftest import TEXT
 
 PINNED = [("abc", ["abc", "b"], "a"), ("abXYZ", ["XYZ", "Y"], "abX"), ("xab", ["b", "ab"], "x")]
-texts = st.text(alphabet="ab\nXé", max_size=30)
-stop_lists = st.lists(st.text(alphabet="ab\nXé", min_size=1, max_size=4), min_size=1, max_size=5)
-
-
-def cut_by_scanning(text: str, stops: list[str]) -> str:
-    """The law, literally: read characters left to right until some stop is complete; the longest such stop goes."""
-    for end in range(1, len(text) + 1):
-        complete = [stop for stop in stops if text[:end].endswith(stop)]
-        if complete:
-            return text[: end - max(map(len, complete))]
-    return text
 
 
 @pytest.mark.parametrize(("text", "stops", "cut"), PINNED)
@@ -44,41 +35,15 @@ def test_pinned_cases(text: str, stops: list[str], cut: str) -> None:
     assert truncate_at_stops(text, stops) == cut
 
 
-@given(texts, stop_lists)
-@example("abc", ["abc", "b"])
-@example("abXYZ", ["XYZ", "Y"])
-@example("xab", ["b", "ab"])
-def test_the_stop_that_completes_first_cuts(text: str, stops: list[str]) -> None:
-    assert truncate_at_stops(text, stops) == cut_by_scanning(text, stops)
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_the_cutter_keeps_the_laws(law: Law) -> None:
+    trial = try_law(law, truncate_at_stops, seed=random.randrange(1 << 32))
+    assert trial.broken is None, str(trial)
 
 
-@given(texts, stop_lists)
-def test_the_cut_is_a_prefix_and_cutting_twice_is_cutting_once(text: str, stops: list[str]) -> None:
-    cut = truncate_at_stops(text, stops)
-    assert text.startswith(cut)
-    assert truncate_at_stops(cut, stops) == cut
-
-
-@given(texts, stop_lists)
-def test_no_stop_survives(text: str, stops: list[str]) -> None:
-    cut = truncate_at_stops(text, stops)
-    assert not any(stop in cut for stop in stops)
-
-
-@given(texts, stop_lists, st.randoms())
-def test_the_order_of_the_list_does_not_matter(text: str, stops: list[str], random: Any) -> None:
-    shuffled = random.sample(stops, len(stops))
-    assert truncate_at_stops(text, shuffled) == truncate_at_stops(text, stops)
-
-
-@given(texts, stop_lists, texts)
-def test_what_comes_after_the_stop_does_not_matter(text: str, stops: list[str], more: str) -> None:
-    stopped = text + stops[0]
-    assert truncate_at_stops(stopped + more, stops) == truncate_at_stops(stopped, stops)
-
-
-@given(texts, stop_lists)
-def test_include_stop_keeps_the_stop_and_nothing_after_it(text: str, stops: list[str]) -> None:
+@given(samples())
+def test_include_stop_keeps_the_stop_and_nothing_after_it(sample: Sample) -> None:
+    text, stops = sample.text, sample.stops
     kept = truncate_at_stops(text, stops, include_stop=True)
     assert text.startswith(kept)
     assert kept == text or any(kept == truncate_at_stops(text, stops) + stop for stop in stops)

@@ -1,0 +1,56 @@
+"""Record the goldens of this project's call sites from their old code: python -m parity.callsites.record [--overwrite].
+
+Any other repository uses `python -m parity record`; this does the same for each site in turn, and says in sites.json
+where the moved code is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from parity.callsites.drive import SITES, cases_of
+from parity.golden import Store
+from parity.observe import Site
+from parity.record import record
+
+# A small window and few cache blocks: loading takes a second instead of ten, and nothing here is longer.
+LOAD: dict[str, Any] = {
+    "vllm": {
+        "max_model_len": 1024,
+        "vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64, "gpu_memory_utilization": 0.1},
+    }
+}
+
+
+def record_site(name: str, store: Store, overwrite: bool) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        functions = sorted({function for _, function, _ in cases_of(name, Path(folder))})
+    module = f"parity.callsites.{name}"
+    done = record(
+        [sys.executable, "-m", "parity.callsites.drive", name, "old"],
+        store,
+        sites=[Site(name, f"{module}.old:{function}") for function in functions],
+        repeat=2,
+        overwrite=overwrite,
+    )
+    store.set_site(name, moved={f"{module}.old": f"{module}.moved"}, backends=["hf", "vllm"], load=LOAD)
+    counts = f"{len(done.written)} written, {len(done.same)} unchanged, {len(done.refused)} not replaced"
+    print(f"{name}: {counts}", *done.seen.failures, sep="\n  ", file=sys.stderr)
+    return done.exit_code
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m parity.callsites.record", description=__doc__.splitlines()[0])
+    parser.add_argument("sites", nargs="*", metavar="SITE", help=f"default: {', '.join(SITES)}")
+    parser.add_argument("--goldens", default="golden")
+    parser.add_argument("--overwrite", action="store_true", help="replace goldens that differ")
+    asked = parser.parse_args()
+    return max(record_site(name, Store(asked.goldens), asked.overwrite) for name in asked.sites or SITES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

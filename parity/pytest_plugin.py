@@ -1,0 +1,150 @@
+"""A `parity` fixture for repositories that live in pytest: goldens are checked by tests like any others.
+
+    def test_summaries(parity):
+        parity.check("summaries")                  # every golden of the site, on each backend asked for
+
+    @pytest.mark.parametrize("case", parity_cases("golden", "summaries"))
+    def test_summary(parity, case):
+        parity.case("summaries", case)             # one golden
+
+A failure shows what `python -m parity check` prints of it. A golden that is missing fails; nothing is recorded here.
+
+    pytest --parity-goldens golden --parity-backend hf --parity-backend vllm --parity-html parity.html
+
+Loaded by itself where the project is installed, else by `-p parity.pytest_plugin`. Importing it costs nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from parity.golden import Store
+    from parity.verdict import Check, Outcome, Policy
+
+BACKENDS = ("hf", "vllm")
+
+
+def parity_cases(goldens: str, site: str) -> list[str]:
+    """Names of the goldens of a site, for parametrize. goldens: the folder, as the test run sees it."""
+    from parity.golden import Store
+
+    return Store(goldens).names(site)
+
+
+@dataclass
+class Parity:
+    """What the fixture is. backends: None for those that sites.json names.   outcomes: of every check of this run."""
+
+    store: Store
+    backends: tuple[str, ...] | None = None
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def check(self, site: str, *, backends: tuple[str, ...] | None = None, policy: Policy | None = None) -> Check:
+        """Check every golden of a site; the test fails unless all are within the policy."""
+        self._expect(site, self.store.sites(), f"there are no goldens of the site {site!r}")
+        return self._run(site, None, backends, policy)
+
+    def case(
+        self, site: str, case: str, *, backends: tuple[str, ...] | None = None, policy: Policy | None = None
+    ) -> Check:
+        """Check one golden."""
+        self._expect(site, self.store.sites(), f"there are no goldens of the site {site!r}")
+        self._expect(case, self.store.names(site), f"the site {site!r} has no golden {case!r}")
+        return self._run(site, [case], backends, policy)
+
+    def _expect(self, name: str, known: list[str], problem: str) -> None:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
+            fix = "record it from the old code with `python -m parity record`, or say --parity-goldens"
+            pytest.fail(f"MISSING  {problem} under {self.store.root}; {guess}{fix}", pytrace=False)
+
+    def _run(
+        self, site: str, cases: list[str] | None, backends: tuple[str, ...] | None, policy: Policy | None
+    ) -> Check:
+        from parity import report
+        from parity.check import check_sites
+        from parity.golden import GoldenError
+        from parity.verdict import Policy
+
+        backends = backends or self.backends
+        try:
+            check = check_sites(self.store, sites=[site], cases=cases, backends=backends, policy=policy or Policy())
+        except GoldenError as error:
+            pytest.fail(f"ERROR  {error}", pytrace=False)
+        self.outcomes.extend(check.outcomes)
+        if check.exit_code:
+            pytest.fail(report.console(check), pytrace=False)
+        return check
+
+
+KEY = pytest.StashKey[Parity]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("parity", "goldens of call sites that were moved onto gen_engine.py")
+    group.addoption("--parity-goldens", metavar="DIR", help="the folder of goldens (default: golden under the rootdir)")
+    group.addoption(
+        "--parity-backend",
+        action="append",
+        choices=BACKENDS,
+        metavar="NAME",
+        help="hf or vllm; repeatable (default: as in sites.json)",
+    )
+    group.addoption("--parity-html", metavar="PATH", help="write one page of every check of this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    from parity.golden import Store
+
+    folder = config.getoption("--parity-goldens") or config.rootpath / "golden"
+    backends = tuple(dict.fromkeys(config.getoption("--parity-backend") or ()))
+    config.stash[KEY] = Parity(Store(folder), backends or None)
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Parity:
+    """Checks goldens: `parity.check(site)`, `parity.case(site, case)`."""
+    return request.config.stash[KEY]
+
+
+def page_path(config: pytest.Config) -> Path | None:
+    """Where the page goes; each worker of pytest-xdist writes its own."""
+    asked = config.getoption("--parity-html")
+    worker = getattr(config, "workerinput", {}).get("workerid")
+    if not asked:
+        return None
+    path = Path(asked)
+    return path.with_stem(f"{path.stem}.{worker}") if worker else path
+
+
+def whole_run(config: pytest.Config) -> Check:
+    from parity.verdict import Check
+
+    outcomes = tuple(config.stash[KEY].outcomes)
+    return Check(outcomes, seconds=sum(o.seconds for o in outcomes))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    path = page_path(session.config)
+    if path is not None:
+        from parity import report
+
+        report.write_reports(whole_run(session.config), html=path, blobs=session.config.stash[KEY].store.blobs())
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    from parity import report
+
+    check = whole_run(config)
+    if check.outcomes:
+        terminalreporter.section("parity")
+        terminalreporter.write_line(report.sites_text(check, terminalreporter.hasmarkup))
+    if page_path(config) is not None:
+        terminalreporter.write_line(f"parity page: {page_path(config)}")

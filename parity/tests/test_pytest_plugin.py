@@ -1,0 +1,211 @@
+"""The `parity` fixture, in a second repository that has vendored gen_engine.py under another package path.
+
+Most tests put a `check_sites` there that answers from a table: they are about the plugin. The last one is a whole
+migration: old code recorded, moved onto the vendored file, checked, broken, and found out.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity import vendor
+from parity.golden import Case, Store
+
+from .conftest import ROOT, TEXT
+
+CONFTEST = """
+import sys, types
+from parity.verdict import Cause, Check, Difference, Outcome
+
+def check_sites(store, *, sites, backends, policy, cases=None):
+    outcomes = []
+    for site in sites:
+        for case in cases or store.names(site):
+            golden = store.read(site, case).to_json()
+            for backend in backends or ('hf',):
+                moved = {**golden, "value": golden["value"].replace("Paris", "Rome")}
+                same = moved == golden
+                why = None if same else Cause("model.weights", "likely", "value was 'Paris.', is 'Rome.'")
+                found = () if same else (Difference("value", "", golden["value"], moved["value"]),)
+                verdict = "IDENTICAL" if same else "DRIFT"
+                outcomes.append(Outcome(site, case, backend, verdict, found, why, golden, moved))
+    return Check(tuple(outcomes), policy)
+
+sys.modules["parity.check"] = types.SimpleNamespace(check_sites=check_sites)
+"""
+
+TESTS = """
+import pytest
+from acme.llm.engine import truncate_at_stops
+from parity.pytest_plugin import parity_cases
+
+def test_the_vendored_file_is_there():
+    assert truncate_at_stops("a X", ["X"]) == "a "
+
+def test_site(parity):
+    assert len(parity.check("capitals").outcomes) == len(parity.backends or ['hf'])
+
+def test_drift(parity):
+    parity.check("summaries")
+
+@pytest.mark.parametrize("case", parity_cases("golden", "summaries"))
+def test_case(parity, case):
+    parity.case("summaries", case)
+
+def test_missing_case(parity):
+    parity.case("summaries", "franc")
+
+def test_missing_site(parity):
+    parity.check("nowhere")
+
+def test_broken(parity):
+    parity.check("broken")
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository `acme` with the engine as acme/llm/engine.py and the parity folder in tools/."""
+    folder = tmp_path / "acme-repo"
+    for package in ("acme", "acme/llm"):
+        (folder / package).mkdir(parents=True)
+        (folder / package / "__init__.py").touch()
+    vendor.copy_to(folder / "acme/llm/engine.py")
+    (folder / "tools").mkdir()
+    (folder / "tools/parity").symlink_to(ROOT / "parity")
+    store = Store(folder / "golden")
+    for site, case, value in (
+        ("capitals", "oslo", "Oslo."),
+        ("summaries", "france", "Paris."),
+        ("summaries", "it", "?"),
+    ):
+        store.write(Case(site, case, value=value))
+    (folder / "golden/broken").mkdir()
+    (folder / "golden/broken/old.json").write_text('{"format": 0}')
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_parity.py").write_text(TESTS)
+    (folder / "pytest.ini").write_text("[pytest]\ntestpaths = test_parity.py\n")
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """pytest there, with nothing of this project on the path but tools/parity."""
+    environment = {**os.environ, "PYTHONPATH": f"{folder}/tools{os.pathsep}{folder}", "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "-p", "parity.pytest_plugin", "-p", "no:cacheprovider", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_it_passes_and_fails_with_the_console_text(repository: Path) -> None:
+    code, said = run(repository, "-v", "--color=no")
+    assert code == 1
+    verdicts = dict(line.split()[:2] for line in said.splitlines() if line.startswith("test_parity.py::"))
+    assert {name.partition("::")[2]: verdict for name, verdict in verdicts.items()} == {
+        "test_the_vendored_file_is_there": "PASSED",
+        "test_site": "PASSED",
+        "test_drift": "FAILED",
+        "test_case[france]": "FAILED",
+        "test_case[it]": "PASSED",
+        "test_missing_case": "FAILED",
+        "test_missing_site": "FAILED",
+        "test_broken": "FAILED",
+    }
+    for wanted in (
+        "DRIFT  summaries/france on hf  model.weights; likely",
+        "     is  ▸Rome.",
+        "python -m parity explain summaries/france --backend hf",
+        "FAILED (exit 1, drift): 1 of 2 cases fail",
+        "has no golden 'franc' under",
+        "did you mean 'france'? record it from the old code with `python -m parity record`",
+        "there are no goldens of the site 'nowhere'",
+        "old.json has format 0, this version reads 1; record it again",
+    ):
+        assert wanted in said
+    assert "test_parity.py:1" not in said.partition("FAILURES")[2].partition("short test summary")[0]  # no traceback
+    assert "capitals   hf" in said.partition("= parity =")[2]
+
+
+def test_backends_goldens_and_the_page_are_options(repository: Path) -> None:
+    (repository / "golden").rename(repository / "elsewhere")
+    (repository / "golden").mkdir()
+    code, said = run(repository, "-k", "test_site", "--parity-goldens=elsewhere", "--parity-backend=hf",
+                     "--parity-backend=vllm", "--parity-html=page.html")  # fmt: skip
+    assert code == 0, said
+    assert "parity page: page.html" in said
+    page = (repository / "page.html").read_text()
+    assert page.count('"verdict":"IDENTICAL"') == 2 and '"backend":"vllm"' in page
+
+
+def test_an_unknown_backend_is_refused(repository: Path) -> None:
+    code, said = run(repository, "--parity-backend=tgi")
+    assert code == 4 and "invalid choice: 'tgi'" in said
+
+
+def test_without_goldens_nothing_passes(repository: Path) -> None:
+    code, said = run(repository, "-k", "test_site", "--parity-goldens=nothing")
+    assert code == 1 and "there are no goldens of the site 'capitals' under nothing" in said
+
+
+def test_the_plugin_costs_nothing_until_it_is_used() -> None:
+    heavy = "{'torch', 'transformers', 'vllm', 'PIL', 'gen_engine', 'hypothesis'}"
+    script = f"import parity.pytest_plugin, sys; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+OLD = """
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+def answer(model_path, question):
+    tokenizer = AutoTokenizer.from_pretrained(model_path)
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    chat = [{"role": "user", "content": question}]
+    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
+    ids = model.generate(**inputs, max_new_tokens=32, do_sample=False, repetition_penalty=1.0)
+    return tokenizer.decode(ids[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip()
+"""
+
+MOVED = """
+from acme.llm.engine import load
+
+def answer(model_path, question):
+    request = {"messages": [{"role": "user", "content": question}]}
+    with load(model_path) as engine:
+        [result] = engine.generate_text_batch([request], {"max_new_tokens": 32, "repetition_penalty": 1.0})
+    return result.text.strip()
+"""
+
+SCRIPT = """
+import sys
+from acme.old import answer
+
+for question in ("What is the capital of France?", "Count to 5."):
+    print(answer(sys.argv[1], question))
+"""
+
+
+def test_a_migration_in_a_second_repository(repository: Path) -> None:
+    for name, text in (("acme/old.py", OLD), ("acme/new.py", MOVED), ("run_old.py", SCRIPT)):
+        (repository / name).write_text(text)
+    (repository / "conftest.py").unlink()
+    (repository / "test_parity.py").write_text('def test_answers(parity):\n    parity.check("answers")\n')
+    environment = {**os.environ, "PYTHONPATH": f"{repository}/tools{os.pathsep}{repository}"}
+    record = ["-m", "parity", "record", "--site", "answers=acme.old:answer", "--", "python", "run_old.py", str(TEXT)]
+    done = subprocess.run(
+        [sys.executable, *record], cwd=repository, env=environment, capture_output=True, text=True, check=False
+    )
+    store = Store(repository / "golden")
+    assert len(store.names("answers")) == 2, done.stdout + done.stderr
+    store.set_site("answers", moved={"acme.old": "acme.new"})
+    code, said = run(repository)
+    assert code == 0, said
+    (repository / "acme/new.py").write_text(MOVED.replace('"max_new_tokens": 32', '"max_new_tokens": 3'))
+    code, said = run(repository)
+    assert code == 1 and "stop.length; confirmed" in said and "2 of 2 cases fail" in said, said
