@@ -55,4 +55,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo test lint vendor release models pins clean
+.PHONY: help demo test parity goldens lint vendor release models pins clean

@@ -100,7 +100,7 @@ class Judge:
         if cause is not None:
             return "DRIFT", cause, ()
         verdict, cause, notes = self.rounding(old)
-        if cause is not None and cause.name == "numeric.shift":
+        if verdict == "DRIFT":
             cause = by_company(inquiry) or cause
         return verdict, cause, notes
 
@@ -194,10 +194,18 @@ def decoder(old: Case) -> Any:
 
 
 def own_modules() -> set[str]:
-    """Loaded modules of the code under test: what is neither a library, nor Python's, nor the harness."""
+    """Loaded modules of the code under test: neither libraries, nor Python's, nor the harness, nor copies of gen_engine
+    with the packages that they are in."""
     wanted = observe.Finder(observe.Observer(sink=lambda case: None)).wanted
-    found = {name for name, module in sys.modules.items() if wanted(name, getattr(module, "__file__", None))}
-    return {name for name in found - observe.LIBRARY_TAPS.keys() if not name.startswith(HARNESS)}
+    loaded = {name: module for name, module in sys.modules.items() if module is not None}
+    found = {name for name, module in loaded.items() if wanted(name, getattr(module, "__file__", None))}
+    engines = [name for name, module in loaded.items() if observe.is_engine(module)]
+    kept = {
+        *observe.LIBRARY_TAPS,
+        *engines,
+        *(name for name in found if any(e.startswith(f"{name}.") for e in engines)),
+    }
+    return {name for name in found - kept if not name.startswith(HARNESS)}
 
 
 # `parity.callsites` is code under test, like anybody's.
@@ -207,8 +215,8 @@ HARNESS = ("__m", *(f"parity.{path.stem}" for path in Path(__file__).parent.glob
 class Session:
     """Moved functions, called under observation on one backend.
 
-    Code under test that was loaded here is forgotten at the end: its modules keep engines, and those of one backend
-    must not answer for another.
+    Code under test is loaded anew for it and forgotten at the end: its modules keep engines, and those of one backend
+    must not answer for another. Copies of gen_engine stay, they keep nothing.
     """
 
     def __init__(self, store: Store, functions: Mapping[str, str]) -> None:
@@ -219,10 +227,10 @@ class Session:
         sites = [observe.Site(site, function) for function, site in functions.items()]
         self.observer = observe.Observer(sites=sites, sink=self.found.append, store=self.scratch)
         self.replay: Replay | None = None
-        self.before: set[str] = set()
+        self.aside: dict[str, Any] = {}
 
     def __enter__(self) -> Session:
-        self.before = own_modules()
+        self.aside = {name: sys.modules.pop(name) for name in own_modules()}
         self.observer.install()
         return self
 
@@ -231,8 +239,9 @@ class Session:
         self.engines.close()
         for engine in self.observer.opened:
             engine.close()
-        for name in own_modules() - self.before:
+        for name in own_modules():
             del sys.modules[name]
+        sys.modules.update(self.aside)
         self.folder.cleanup()
 
     def call(self, old: Case, function: str, load: Mapping[str, Any], per_backend: Any, parts: frozenset[str]) -> Case:

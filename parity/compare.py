@@ -141,7 +141,10 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
         yield Difference("sampling", "mode", before, after)
-    for name in sorted({*old["sampling"], *new["sampling"]}):
+    seeds = entry(old, "sampling", "seed"), entry(new, "sampling", "seed")
+    if all(drawn) and None not in seeds and seeds[0] != seeds[1]:
+        yield Difference("sampling", "seed", *seeds)
+    for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
         if name in ONLY_DRAWN and not all(drawn):
             continue
         before, after = entry(old, "sampling", name), entry(new, "sampling", name)
@@ -234,6 +237,7 @@ OF_FIELDS = {
     ("model", "quantization"): "model.quant",
     ("sampling", "mode"): "sampling.mode",
     ("sampling", "processors"): "sampling.processors",
+    ("sampling", "seed"): "rng",
     ("stop", "end_ids"): "stop.eos_set",
     ("stop", "strings"): "stop.strings",
     ("stop", "criteria"): "stop.rule",

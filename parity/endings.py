@@ -199,6 +199,7 @@ def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
     if recorded:
         score += 4 * (way.skip_special != recorded.get("skip_special_tokens", way.skip_special))
         score += 4 * (way.clean_up != recorded.get("clean_up", way.clean_up))
+        score += 4 * bool(recorded["strings"] and set(way.stops) != set(recorded["strings"]))
     return score
 
 
@@ -227,7 +228,11 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
                 ids = row["output_ids"]
                 ended = bool(ids) and ids[-1] in (entry(row, "stop", "end_ids") or ())
                 sides.append(explaining(ids, text, ways, decode, ended))
-            found = smallest(sides[0], sides[1], {"old": a.get("decode"), "new": b.get("decode")})
+            hints = {
+                side: {**row.get("decode", {}), "strings": entry(row, "stop", "strings")}
+                for side, row in (("old", a), ("new", b))
+            }
+            found = smallest(sides[0], sides[1], hints)
             if found is not None and found.fields:
                 return found
     return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity.compare import entry, equal, paired, same_ids, suspects
-from parity.endings import Decode, explain_text
+from parity.endings import Decode, explain_text, leaves
 from parity.golden import Case
 from parity.verdict import CAUSES, Cause, Certainty, Difference, brief
 
@@ -29,6 +29,7 @@ PUT_BACK = {
     "prompt": {"prompts"},
     "image": {"pictures"},
     "sampling": {"sampling"},
+    "rng": {"seed"},
     "stop.eos_set": {"end_ids"},
     "stop.strings": {"strings"},
     "stop.length": {"length"},
@@ -159,10 +160,24 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
         return cause
     for difference in inquiry.found:
+        if difference.stage == "value" and (name := kept_more(difference.old, difference.new)):
+            proof = "the ids are the same, and one text holds the other"
+            return Cause(name, "confirmed", sentence(name, difference), proof)
         if difference.stage == "value":
             proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
             return Cause("post.other", "likely", sentence("post.other", difference), proof)
     raise AssertionError("after_decoding is asked about a value")
+
+
+def kept_more(old: Any, new: Any) -> str | None:
+    """Of values whose texts differ: post.strip if only by blanks at the ends, post.trim if one text holds the other."""
+    theirs = dict(leaves(new))
+    texts = [(text, theirs[path]) for path, text in leaves(old) if path in theirs and theirs[path] != text]
+    if not texts:
+        return None
+    if all(a.strip() == b.strip() for a, b in texts):
+        return "post.strip"
+    return "post.trim" if all(a and b and (a in b or b in a) for a, b in texts) else None
 
 
 # == With the model ==

@@ -153,6 +153,10 @@ def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
     return {**options, **values, "top_k": values["top_k"] or None}
 
 
+def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return {**options, "seed": entry(row, "sampling", "seed")}
+
+
 def old_end_ids(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """Only the old ids end the text."""
     return merged(options, "stop", {"ignore_eos": True, "token_ids": tuple(entry(row, "stop", "end_ids") or ())})
@@ -168,6 +172,7 @@ def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 OPTIONS: dict[str, Callable[[Mapping[str, Any], Row], dict[str, Any]]] = {
     "sampling": old_sampling,
+    "seed": old_seed,
     "end_ids": old_end_ids,
     "strings": old_strings,
     "length": old_length,

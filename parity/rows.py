@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -314,7 +315,9 @@ def model_of(model: Any) -> dict[str, Any]:
             "dtype": str(model.dtype).removeprefix("torch."),
             "attention": getattr(config, "_attn_implementation", None),
             "quantization": quantization and str(getattr(quantization, "quant_method", quantization)),
-            "weights": weights_in_memory(model),
+            "weights": None
+            if quantization
+            else weights_in_memory(model),  # packed tensors do not let themselves be read
             "files": weights_on_disk(path),
             "path": shown_path(path),
             "backend": "hf",
@@ -379,7 +382,9 @@ def hf_sampling(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoin
     values = {**NEUTRAL, **of_processors(resolved.get("processors", ()))}
     values["num_beams"], values["n"] = config.num_beams or 1, config.num_return_sequences or 1
     said = {name: sourced(value, source_in(given, checkpoint, name, value)) for name, value in values.items()}
-    if not config.do_sample:
+    if config.do_sample:
+        said["seed"] = sourced(sys.modules["torch"].initial_seed(), "process")
+    else:
         said["temperature"] = sourced(0, source_in(given, checkpoint, "do_sample", config.do_sample))
     return said
 
@@ -418,7 +423,7 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n"):
         values[name] = getattr(params, name)
     values["top_k"] = max(0, values["top_k"])
-    for name in ("presence_penalty", "frequency_penalty"):
+    for name in ("presence_penalty", "frequency_penalty", "seed"):
         if getattr(params, name):
             values[name] = getattr(params, name)
     return {k: sourced(v, "default" if v == NEUTRAL.get(k) else "caller") for k, v in values.items()}
@@ -486,6 +491,8 @@ def generate_event(
     mask = given.get("attention_mask")
     inferred = mask is None and pad is not None and pad not in stop["end_ids"]["value"]
     masks = [[int(not inferred or i != pad) for i in row] for row in prompts] if mask is None else lists(mask)
+    if nested:  # an engine's own loop lets rows go as they end; it tells what became of them itself
+        whole = prompts
     copies = max(1, len(whole) // max(1, len(prompts)))
     sequences = []
     for number, ids in enumerate(whole):
@@ -544,8 +551,10 @@ def engine_sampling(effective: Mapping[str, Any], inner: Sequence[Event], plugin
     said["processors"] = sourced(names, "caller" if names else "default")
     below.pop("processors", None)
     for name, value in below.items():
-        if said.get(name, {}).get("value") != value:
+        if said.get(name, {}).get("value") != value and name != "seed":
             said[name] = sourced(value, "below the engine")
+    if said["temperature"]["value"] and effective["seed"]["value"] is not None:
+        said["seed"] = effective["seed"]
     return said
 
 
@@ -606,6 +615,8 @@ def engine_event(
             sequences.append(Produced(list(sample.prompt_token_ids), ids, ids, ids, batch, said))
     if effective is None:
         effective = engine.effective(given.get("options"))
+    if prompts and (seed := getattr(prompts[min(prompts)][1], "seed", None)) is not None:
+        effective = {**effective, "seed": sourced(seed, "caller")}  # a request's own, before that of the options
     plugins = given.get("plugins", ())
     sampling, stop = engine_sampling(effective, inner, plugins), engine_stop(effective, engine.tokenizer, plugins)
     return Generated(sequences, model_of(engine.model), sampling, stop, engine.checkpoint.placeholder_id)
