@@ -58,6 +58,7 @@ import binascii
 import contextlib
 import dataclasses
 import difflib
+import functools
 import gc
 import hashlib
 import importlib
@@ -96,7 +97,8 @@ __all__ = [
     "BackendMissing", "UnsupportedError", "EngineError",
     # 3 contracts
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
-    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "TextGenerationRequest", "VlmGenerationRequest",
+    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "SpeculativeOptions", "TextGenerationRequest",
+    "VlmGenerationRequest",
     "GenerationResult", "ScoreResult", "Capabilities",
     # 4-8 pictures, chat, stops, tool calls, plugins
     "load_image", "render", "truncate_at_stops", "ToolCall", "parse_tool_calls", "Plugin",
@@ -206,6 +208,7 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
 #   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
+#   transformers 4.57 | 5.x    places of new tokens: cache_position | position_ids; crop(0) empties | trims   grown(), forget()
 #   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
 #   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
 #   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
@@ -219,10 +222,29 @@ def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> A
     return model(**model.prepare_inputs_for_generation(ids, **state), return_dict=True)
 
 
-def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
-    """One further token's forward pass over the cache. ids: [batch, all tokens so far]."""
-    last = {"next_sequence_length": 1} if hasattr(model, "_prefill") else {}
+def forward_next(model: Any, ids: Any, state: dict[str, Any], new: int = 1) -> Any:
+    """The forward pass of the `new` last tokens over the cache. ids: [batch, all tokens so far]."""
+    last = {"next_sequence_length": new} if hasattr(model, "_prefill") else {}
     return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
+
+
+def grown(model: Any, outputs: Any, state: dict[str, Any], ids: Any, length: int, new: int) -> dict[str, Any]:
+    """The state of one row, which described `length` tokens, for all of `ids`, the last `new` not in the cache yet."""
+    torch, whole = need_torch(), ids.shape[1]
+    if whole > length:
+        state = model._update_model_kwargs_for_generation(outputs, dict(state), num_new_tokens=whole - length)
+    state["attention_mask"] = torch.ones_like(ids)
+    if "cache_position" in state:
+        state["cache_position"] = torch.arange(whole - new, whole, device=ids.device)
+    if "logits_to_keep" in state:
+        state["logits_to_keep"] = new
+    return state
+
+
+def forget(cache: Any, tokens: int) -> None:
+    """Take the last `tokens` tokens out of a cache."""
+    if tokens or hasattr(cache, "activate_past_recording"):
+        cache.crop(-tokens)
 
 
 def abort(engine: Any, internal_ids: list[str]) -> None:
@@ -238,6 +260,14 @@ def request_errors() -> tuple[type[Exception], ...]:
     if find_spec("vllm.exceptions") is None:
         return (ValueError,)
     return (ValueError, importlib.import_module("vllm.exceptions").VLLMError)
+
+
+def let_vllm_scan_numba() -> None:
+    """Loading on a CPU, vLLM 0.32 asks vars() of every value in every module; the library handle of numba (which n-gram
+    drafting imports) answers with a function in place of a dict, and every later load in the process would fail."""
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        getattr(ffi.lib, "_fntab", {}).setdefault("__dict__", {})
 
 
 @contextlib.contextmanager
@@ -372,6 +402,43 @@ class CacheOptions:
             raise OptionError("CacheOptions.path with size 0 does nothing", fix="give it a size, or drop the path")
 
 
+SPECULATIVE_METHODS = ("ngram", "draft_model")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeOptions:
+    """Tokens to guess cheaply and let the model judge several at a time; the answers are those without it.
+
+    method: "ngram" guesses what followed the last few tokens where they stood before, in the prompt or the answer;
+        "draft_model" asks a smaller model with the same vocabulary.
+    num_tokens: guesses in a round.   model: the draft checkpoint, for "draft_model" only.
+    lookup_max, lookup_min: for "ngram" only, how many last tokens to look for: the longest run that is found.
+
+    hf speculates one row at a time: it pays where a call has one request, not where it has many.
+    """
+
+    method: str
+    num_tokens: int = 5  # beyond that the odds that all are right fall faster than the rounds get fewer
+    model: str | None = None
+    lookup_max: int = 3
+    lookup_min: int = 1
+
+    def __post_init__(self) -> None:
+        if self.method not in SPECULATIVE_METHODS:
+            fix = nearest(str(self.method), SPECULATIVE_METHODS)
+            raise OptionError(f"no speculative method {self.method!r}", fix=fix)
+        if isinstance(self.model, os.PathLike):
+            settle(self, model=os.fspath(self.model))
+        check_strings(self, "model")
+        if (self.model is not None) != (self.method == "draft_model"):
+            raise OptionError(
+                f"SpeculativeOptions.model is {self.model!r}", fix="draft_model needs one, ngram has none"
+            )
+        check_int(self, "num_tokens", 1)
+        check_int(self, "lookup_max", 1)
+        check(self, "lookup_min", "1 to lookup_max", lambda value: 1 <= value <= self.lookup_max, (int,))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLoadConfig:
     """What to load, and where.
@@ -387,6 +454,7 @@ class ModelLoadConfig:
         schedules by itself.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
+    speculative: guess tokens and judge them together, for speed; None does not.
     cache: what to keep of answers, for equal requests.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on the result.
     progress: a bar on a terminal; never one where there is no terminal.
@@ -405,6 +473,7 @@ class ModelLoadConfig:
     max_batch_size: int | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
+    speculative: SpeculativeOptions | None = None
     cache: CacheOptions = field(default_factory=CacheOptions)
     fallback_backend: str | None = None
     progress: bool = True
@@ -438,6 +507,10 @@ class ModelLoadConfig:
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             self._refuse_contradictions(name)
+        if self.speculative is not None:
+            settle(self, speculative=build(SpeculativeOptions, self.speculative))
+            if "speculative_config" in self.vllm_kwargs:
+                raise OptionError("vllm_kwargs sets 'speculative_config' beside speculative", fix="give one of the two")
 
     def _refuse_contradictions(self, name: str) -> None:
         extra = getattr(self, name)
@@ -1532,6 +1605,20 @@ def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -
     return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
 
 
+def check_draft(settings: ModelLoadConfig, config: Any, common: Mapping[str, Any]) -> None:
+    """A draft model must be there and have the model's vocabulary: its guesses are token ids."""
+    if settings.speculative is None or settings.speculative.model is None:
+        return
+    draft, vocabulary = settings.speculative.model, config.get_text_config().vocab_size
+    try:
+        found = need_transformers().AutoConfig.from_pretrained(draft, **common).get_text_config().vocab_size
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read the draft model {draft!r}: {error}", fix="give a checkpoint directory") from error
+    if found != vocabulary:
+        problem = f"the draft model has a vocabulary of {found} tokens, the model one of {vocabulary}"
+        raise OptionError(problem, fix="give a draft model of the same family")
+
+
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
     for path in settings.adapters.values():
@@ -1548,6 +1635,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     except (OSError, ValueError) as error:
         fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
         raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
+    check_draft(settings, config, {"trust_remote_code": settings.trust_remote_code})
     tokenizer = owner.tokenizer if vlm else owner
     tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
     text_config = config.get_text_config()
@@ -2414,19 +2502,23 @@ class DecodeLoop:
         outputs = forward_first(model, input_ids, state, generation_config)
         while True:
             state = model._update_model_kwargs_for_generation(outputs, state)
-            logits = outputs.logits[:, -1].to(torch.float32, copy=True)  # [rows, vocabulary]
-            if self.constrained:
-                logits = constrain(self.rows, logits)
-            chosen = self._choose(logits_processor(input_ids, logits))
-            self._record(logits, chosen)
-            input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
-            kept = self._push(chosen.tolist(), input_ids)
+            input_ids, kept = self._decide(outputs.logits[:, -1], logits_processor, input_ids)
             if not kept:
                 return input_ids
             if len(kept) < len(input_ids):
                 input_ids = keep_rows(model, input_ids, state, torch.tensor(kept, device=input_ids.device))
             drop_pictures(state)
             outputs = forward_next(model, input_ids, state)
+
+    def _decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
+        """The next token of each row: all ids, and the places of the rows that go on. logits: [rows, vocabulary]."""
+        logits = logits.to(need_torch().float32, copy=True)
+        if self.constrained:
+            logits = constrain(self.rows, logits)
+        chosen = self._choose(logits_processor(input_ids, logits))
+        self._record(logits, chosen)
+        input_ids = need_torch().cat([input_ids, chosen[:, None]], dim=1)
+        return input_ids, self._push(chosen.tolist(), input_ids)
 
     def _choose(self, scores: Any) -> Any:
         """Greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
@@ -2468,6 +2560,51 @@ class DecodeLoop:
         return kept
 
 
+class SpeculativeLoop(DecodeLoop):
+    """One row, whose guessed tokens pass through the model together; then each place is decided as DecodeLoop does it,
+    until one is not what was guessed. So every option means what it means there, and a seed draws the same sample.
+
+    Not the library's own loop: it looks for ends once a round, and draws from the process's generator.
+    """
+
+    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None], drafter: Callable[..., Any]) -> None:
+        super().__init__(rows, plan, done)
+        self.drafter = drafter
+
+    def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
+        torch = need_torch()
+        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
+            state.pop(unused, None)
+        cache = state["past_key_values"]
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        drafter, draft = None, input_ids[:, :0]
+        length, outputs = input_ids.shape[1], forward_first(model, input_ids, state, generation_config)
+        while True:
+            judged = input_ids.shape[1]
+            input_ids = self._judge(outputs.logits, draft[0].tolist(), logits_processor, input_ids)
+            if not self.rows:
+                return input_ids
+            forget(cache, judged + draft.shape[1] + 1 - input_ids.shape[1])
+            drop_pictures(state)
+            state, length = grown(model, outputs, state, input_ids, length, 1), input_ids.shape[1]
+            drafter = drafter or self.drafter(
+                input_ids, generation_config
+            )  # its mask is as long as the ids it is made on
+            whole = drafter.get_candidates(input_ids)[0]
+            draft = whole[:, length:]
+            guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
+            outputs = forward_next(model, whole, guessed, 1 + draft.shape[1])
+
+    def _judge(self, logits: Any, draft: Sequence[int], logits_processor: Any, input_ids: Any) -> Any:
+        """All ids after a round. logits: [1, any, vocabulary], the last len(draft) + 1 of them count."""
+        for place, guess in enumerate([*draft, None]):
+            input_ids, kept = self._decide(logits[:, place - len(draft) - 1], logits_processor, input_ids)
+            if not kept or int(input_ids[0, -1]) != guess:
+                break
+        return input_ids
+
+
 def search_beams(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
     """transformers' own beam search; each row's best answer goes through its watch, which drops the padding."""
     inputs = collate(rows, model.device)
@@ -2483,17 +2620,51 @@ def search_beams(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[],
         done()
 
 
-def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
+def draft_model(settings: ModelLoadConfig, model: Any, dtype: str) -> Any:
+    """The smaller model, where there is one, beside the model and told how many tokens to guess."""
+    if settings.speculative is None or settings.speculative.model is None:
+        return None
+    transformers = need_transformers()
+    draft = transformers.AutoModelForCausalLM.from_pretrained(
+        settings.speculative.model,
+        dtype=getattr(need_torch(), dtype),
+        trust_remote_code=settings.trust_remote_code,
+    ).eval()
+    draft.generation_config = transformers.GenerationConfig(
+        num_assistant_tokens=settings.speculative.num_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,  # or it guesses fewer where it is unsure
+        pad_token_id=model.generation_config.pad_token_id,
+    )
+    return draft.to(model.device)
+
+
+def make_drafter(speculative: SpeculativeOptions, draft: Any, input_ids: Any, generation_config: Any) -> Any:
+    """transformers' own guesser for one row. input_ids: [1, tokens so far]."""
+    kit = importlib.import_module("transformers.generation.candidate_generator")
+    if draft is not None:
+        mask = {"attention_mask": need_torch().ones_like(input_ids)}
+        return kit.AssistedCandidateGenerator(input_ids, draft, generation_config, mask)
+    return kit.PromptLookupCandidateGenerator(
+        eos_token_id=input_ids.new_empty(0),  # ends may be guessed; 4.57 fails on None
+        num_output_tokens=speculative.num_tokens,
+        max_matching_ngram_size=speculative.lookup_max,
+        max_length=generation_config.max_length,
+    )
+
+
+def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None], drafter: Any = None) -> None:
     """Run transformers' `generate` with our loop in place of its own; fills each row's watch."""
     inputs, running = collate(rows, model.device), list(rows)
     prompt_length = inputs["input_ids"].shape[1]
+    loop = SpeculativeLoop(running, plan, done, drafter) if drafter else DecodeLoop(running, plan, done)
     model.generate(
         **inputs,
         logits_processor=logits_processors(plan, running, prompt_length, model.device),
         max_new_tokens=plan.options.max_new_tokens,
         do_sample=False,  # said by the processors and by the loop
         use_cache=True,
-        custom_generate=DecodeLoop(running, plan, done),
+        custom_generate=loop,
     )
 
 
@@ -2523,7 +2694,8 @@ class HfBackend:
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
         self.checkpoint = checkpoint
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
-        self.most_rows = settings.max_batch_size or sys.maxsize
+        self.most_rows = 1 if settings.speculative else settings.max_batch_size or sys.maxsize
+        self.speculative, self.draft = settings.speculative, draft_model(settings, self.model, checkpoint.dtype)
         self.grammars: dict[StructuredOptions, Any] = {}
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -2579,7 +2751,7 @@ class HfBackend:
         return results
 
     def close(self) -> None:
-        self.model = None
+        self.model = self.draft = None
         free_memory()
 
     def _row(self, prompt: Prompt, plan: Plan) -> Row:
@@ -2624,8 +2796,11 @@ class HfBackend:
     def _run(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
         """Decode `rows`; out of memory, the unfinished ones again in two halves."""
         try:
-            run = decode_rows if plan.options.num_beams == 1 else search_beams
-            run(self.model, rows, plan, done)
+            if plan.options.num_beams > 1:
+                search_beams(self.model, rows, plan, done)
+            else:
+                drafter = self.speculative and functools.partial(make_drafter, self.speculative, self.draft)
+                decode_rows(self.model, rows, plan, done, drafter)
             return
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -2655,6 +2830,21 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
     ranks = [json.loads(config.read_text(encoding="utf-8"))["r"] for config in configs]
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
+
+
+def speculative_arguments(speculative: SpeculativeOptions | None) -> dict[str, Any]:
+    """vLLM's words for it, with its count of guesses per request and step, which a trace reads."""
+    if speculative is None:
+        return {}
+    count = "per_request_spec_decode_metrics"
+    if not takes(importlib.import_module("vllm.engine.arg_utils").EngineArgs, count):
+        raise UnsupportedError("this vLLM does not speculate inside a process", fix="install vllm>=0.32")
+    config: dict[str, Any] = {"method": speculative.method, "num_speculative_tokens": speculative.num_tokens}
+    if speculative.method == "ngram":
+        config.update(prompt_lookup_max=speculative.lookup_max, prompt_lookup_min=speculative.lookup_min)
+    else:
+        config["model"] = speculative.model
+    return {"speculative_config": config, count: "detailed"}
 
 
 @contextlib.contextmanager
@@ -2713,6 +2903,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         **lora_arguments(settings),
+        **speculative_arguments(settings.speculative),
         # a named backend, or it does not listen to the second word: one way to write JSON, as compile_grammar has it
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         **settings.vllm_kwargs,
@@ -2833,6 +3024,7 @@ class VllmBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         vllm = need_vllm()
         self.checkpoint = checkpoint
+        let_vllm_scan_numba()
         with in_process(first_runner=settings.logits_hooks):
             self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
         self.grouped = groups_alive()
@@ -2958,6 +3150,15 @@ class Asked:
     plugins: Sequence[Plugin] = ()
     scoring: bool = False
     grad: bool = False
+    prompts: Sequence[Prompt] = ()
+
+    def guesses(self, *methods: str) -> bool:
+        """Whether tokens are guessed, by one of these methods where some are named."""
+        speculative = self.config.speculative
+        return speculative is not None and (not methods or speculative.method in methods)
+
+    def seeded(self) -> bool:
+        return self.says(lambda o: o.seed is not None) or any(prompt.seed is not None for prompt in self.prompts)
 
     def says(self, holds: Callable[[GenerationOptions], bool]) -> bool:
         return self.options is not None and holds(self.options)
@@ -2987,6 +3188,22 @@ UNSUPPORTED = (
             "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
     Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
     Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
+    Refusal("hf", "n-grams of a least length", lambda a: a.guesses("ngram") and getattr(a.config.speculative, "lookup_min", 1) > 1,
+            "leave lookup_min at 1, or use backend='vllm'"),
+    Refusal("vllm", "speculation with its logits hook", lambda a: a.guesses() and a.config.logits_hooks,
+            "load without one of the two, or use backend='hf'"),
+    Refusal("vllm", "speculation with adapters", lambda a: a.guesses() and bool(a.config.adapters),
+            "load without one of the two, or use backend='hf'"),
+    Refusal("vllm", "logits plugins or full logits with speculation",
+            lambda a: a.guesses() and (a.says(lambda o: o.logits) or any(p.logits for p in a.plugins)),
+            "load without speculative, or use backend='hf'"),
+    Refusal("vllm", "min_p with speculation", lambda a: a.guesses() and a.says(lambda o: o.min_p > 0),
+            "load without speculative, or use backend='hf'"),
+    Refusal("vllm", "a seed with a draft model",  # it would not give the same sample again
+            lambda a: a.guesses("draft_model") and a.says(lambda o: o.temperature > 0) and a.seeded(),
+            "drop the seed, use method='ngram', or use backend='hf'"),
+    Refusal("both", "beam search with speculation", lambda a: a.guesses() and a.says(lambda o: o.num_beams > 1),
+            "load without speculative"),
     Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
             "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
     Refusal("vllm", "a temperature above 2", lambda a: a.says(lambda o: o.temperature > 2),
@@ -3013,8 +3230,8 @@ UNSUPPORTED = (
 def refuse_unsupported(asked: Asked) -> None:
     """Raise UnsupportedError for the first thing asked for that the backend cannot do."""
     for refusal in UNSUPPORTED:
-        if refusal.backend == asked.config.backend and refusal.asked(asked):
-            raise UnsupportedError(f"{refusal.backend} cannot do {refusal.what}", fix=refusal.fix)
+        if refusal.backend in (asked.config.backend, "both") and refusal.asked(asked):
+            raise UnsupportedError(f"{asked.config.backend} cannot do {refusal.what}", fix=refusal.fix)
 
 
 # == 16. Engine ========================================================================================================
@@ -3166,7 +3383,8 @@ def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionC
     """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
     libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
     adapters = {name: fingerprint(path, None, "", "") for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters)
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters,
+           repr(config.speculative))  # fmt: skip
     versions = [str(library.__version__) for library in libraries]
     model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
     return CompletionCache(config.cache, model)
@@ -3293,6 +3511,7 @@ class GenerationEngine:
             "backend_why": self.why,
             "dtype": checkpoint.dtype,
             "max_model_len": checkpoint.window,
+            "speculative": self.config.speculative and dataclasses.asdict(self.config.speculative),
             "eos_token_ids": list(checkpoint.eos_ids),
             "pad_token_id": checkpoint.pad_id,
             **dataclasses.asdict(self.capabilities),
@@ -3334,14 +3553,25 @@ class GenerationEngine:
         options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
         with self._lock:
             self._require_open()
-            try:
-                refuse_unsupported(Asked(self.config, options, adopted))
-                check_plugins(adopted, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
-            except UnsupportedError as error:
-                return self._fall_back(error)._generate(requests, kind, options, plugins, on_error, cache)
-            plan = make_plan(options, self.checkpoint, adopted)
-            answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
+            asked = Asked(self.config, options, adopted)
+            refused = self._refusal(asked, kind)
+            if refused is None:
+                plan = make_plan(options, self.checkpoint, adopted)
+                answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
+                prompts = [answer for answer in answers if isinstance(answer, Prompt)]
+                refused = self._refusal(dataclasses.replace(asked, prompts=prompts), kind)
+            if refused is not None:
+                return self._fall_back(refused)._generate(requests, kind, options, plugins, on_error, cache)
             return self._answer(answers, plan, on_error, cache)
+
+    def _refusal(self, asked: Asked, kind: type[TextGenerationRequest]) -> UnsupportedError | None:
+        """What this backend cannot do of a call, and of its requests once they are known."""
+        try:
+            refuse_unsupported(asked)
+            check_plugins(asked.plugins, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
+        except UnsupportedError as error:
+            return error
+        return None
 
     def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
