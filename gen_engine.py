@@ -208,7 +208,8 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
 #   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
-#   transformers 4.57 | 5.x    places of new tokens: cache_position | position_ids; crop(0) empties | trims   grown(), forget()
+#   transformers 4.57 | 5.x    new tokens' places: cache_position | position_ids                       grown()
+#   transformers 4.57 | 5.x    cache.crop(0) empties it | trims sliding windows                         forget()
 #   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
 #   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
 #   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
@@ -431,9 +432,7 @@ class SpeculativeOptions:
             settle(self, model=os.fspath(self.model))
         check_strings(self, "model")
         if (self.model is not None) != (self.method == "draft_model"):
-            raise OptionError(
-                f"SpeculativeOptions.model is {self.model!r}", fix="draft_model needs one, ngram has none"
-            )
+            raise OptionError(f"SpeculativeOptions.model is {self.model!r}", fix="ngram has none, draft_model one")
         check_int(self, "num_tokens", 1)
         check_int(self, "lookup_max", 1)
         check(self, "lookup_min", "1 to lookup_max", lambda value: 1 <= value <= self.lookup_max, (int,))
@@ -2572,7 +2571,6 @@ class SpeculativeLoop(DecodeLoop):
         self.drafter = drafter
 
     def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
-        torch = need_torch()
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
             state.pop(unused, None)
         cache = state["past_key_values"]
@@ -2588,9 +2586,7 @@ class SpeculativeLoop(DecodeLoop):
             forget(cache, judged + draft.shape[1] + 1 - input_ids.shape[1])
             drop_pictures(state)
             state, length = grown(model, outputs, state, input_ids, length, 1), input_ids.shape[1]
-            drafter = drafter or self.drafter(
-                input_ids, generation_config
-            )  # its mask is as long as the ids it is made on
+            drafter = drafter or self.drafter(input_ids, generation_config)  # made late: its mask is as long as the ids
             whole = drafter.get_candidates(input_ids)[0]
             draft = whole[:, length:]
             guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
@@ -3152,10 +3148,8 @@ class Asked:
     grad: bool = False
     prompts: Sequence[Prompt] = ()
 
-    def guesses(self, *methods: str) -> bool:
-        """Whether tokens are guessed, by one of these methods where some are named."""
-        speculative = self.config.speculative
-        return speculative is not None and (not methods or speculative.method in methods)
+    def guesses(self) -> bool:
+        return self.config.speculative is not None
 
     def seeded(self) -> bool:
         return self.says(lambda o: o.seed is not None) or any(prompt.seed is not None for prompt in self.prompts)
@@ -3188,7 +3182,8 @@ UNSUPPORTED = (
             "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
     Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
     Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
-    Refusal("hf", "n-grams of a least length", lambda a: a.guesses("ngram") and getattr(a.config.speculative, "lookup_min", 1) > 1,
+    Refusal("hf", "n-grams of a least length",
+            lambda a: a.guesses() and getattr(a.config.speculative, "lookup_min", 1) > 1,
             "leave lookup_min at 1, or use backend='vllm'"),
     Refusal("vllm", "speculation with its logits hook", lambda a: a.guesses() and a.config.logits_hooks,
             "load without one of the two, or use backend='hf'"),
@@ -3199,9 +3194,9 @@ UNSUPPORTED = (
             "load without speculative, or use backend='hf'"),
     Refusal("vllm", "min_p with speculation", lambda a: a.guesses() and a.says(lambda o: o.min_p > 0),
             "load without speculative, or use backend='hf'"),
-    Refusal("vllm", "a seed with a draft model",  # it would not give the same sample again
-            lambda a: a.guesses("draft_model") and a.says(lambda o: o.temperature > 0) and a.seeded(),
-            "drop the seed, use method='ngram', or use backend='hf'"),
+    Refusal("vllm", "a seed with speculation",  # it would not give the same sample again
+            lambda a: a.guesses() and a.says(lambda o: o.temperature > 0) and a.seeded(),
+            "drop the seed, or use backend='hf'"),
     Refusal("both", "beam search with speculation", lambda a: a.guesses() and a.says(lambda o: o.num_beams > 1),
             "load without speculative"),
     Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
