@@ -41,10 +41,11 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
     11  Prompts               request -> token ids and pictures
     12  Results               token ids -> text, counts and the reason why it ended
     13  Cache                 answers to equal requests, in memory and in a file
-    14  Backend: hf           transformers, one decode loop
-    15  Backend: vllm         vLLM inside this process
-    16  Engine                load, render, generate
-    17  Command line          --version, outline, doctor, generate
+    14  Trace                 what each step did, as three CSV files, and recorded cases
+    15  Backend: hf           transformers, one decode loop
+    16  Backend: vllm         vLLM inside this process
+    17  Engine                load, render, generate
+    18  Command line          --version, outline, doctor, generate
 
 Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
 """
@@ -56,6 +57,7 @@ import ast
 import base64
 import binascii
 import contextlib
+import csv
 import dataclasses
 import difflib
 import functools
@@ -102,7 +104,9 @@ __all__ = [
     "GenerationResult", "ScoreResult", "Capabilities",
     # 4-8 pictures, chat, stops, tool calls, plugins
     "load_image", "render", "truncate_at_stops", "ToolCall", "parse_tool_calls", "Plugin",
-    # 16 engine
+    # 14 trace
+    "Trace", "Case", "read_cases", "write_cases",
+    # 17 engine
     "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
 
@@ -2271,7 +2275,256 @@ class CompletionCache:
         self._touched.clear()
 
 
-# == 14. Backend: hf ===================================================================================================
+# == 14. Trace =========================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A recorded answer, to be forced again: the prompt as the model saw it, with its special tokens, and the ids.
+
+    messages: what it was rendered from, where it was; for readers, a replay takes `prompt`.
+    """
+
+    id: int
+    prompt: str
+    messages: tuple[Mapping[str, Any], ...] | None
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@contextlib.contextmanager
+def written_whole(*paths: Path) -> Iterator[list[Path]]:
+    """Names beside `paths` to write to; they become `paths` only when the block ends well."""
+    beside = [path.with_name(f".{path.name}.{os.getpid()}.part") for path in paths]
+    try:
+        yield beside
+        for part, path in zip(beside, paths):
+            os.replace(part, path)
+    finally:
+        for part in beside:
+            part.unlink(missing_ok=True)
+
+
+def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
+    """A Parquet file with the columns of Case; messages as JSON."""
+    arrow, parquet = need("pyarrow", "pyarrow"), need("pyarrow.parquet", "pyarrow")
+    rows = [{f.name: getattr(case, f.name) for f in dataclasses.fields(Case)} for case in cases]
+    for row in rows:
+        row["messages"] = row["messages"] and json.dumps(row["messages"], ensure_ascii=False)
+    kinds = (arrow.int64(), arrow.string(), arrow.string(), arrow.list_(arrow.int64()), arrow.string())
+    schema = arrow.schema([(f.name, kind) for f, kind in zip(dataclasses.fields(Case), kinds)])
+    with written_whole(Path(path)) as [part]:
+        parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), part)
+
+
+def read_cases(path: str | os.PathLike[str]) -> list[Case]:
+    """What write_cases wrote. Raises RequestError for a file that is none."""
+    arrow, parquet = need("pyarrow", "pyarrow"), need("pyarrow.parquet", "pyarrow")
+    names = [f.name for f in dataclasses.fields(Case)]
+    try:
+        rows = parquet.read_table(path, columns=names).to_pylist()
+    except (OSError, arrow.ArrowException) as error:
+        raise RequestError(f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here") from error
+    if rows and set(rows[0]) != set(names):
+        raise RequestError(f"{os.fspath(path)} has the columns {sorted(rows[0])}", fix="it needs " + ", ".join(names))
+    for row in rows:
+        row["messages"] = tuple(json.loads(row["messages"])) if row["messages"] else None
+        row["token_ids"] = tuple(row["token_ids"])
+    return [Case(**row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one request got in one step: tokens, guesses that were judged, guesses that the model agreed with."""
+
+    delivered: int
+    drafted: int = 0
+    matched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or since the call began.
+
+    spent: seconds by "draft" and "verify", where they were measured.   view: what the scheduler saw.
+    """
+
+    ended: float
+    interval: float
+    spent: Mapping[str, float]
+    view: Mapping[str, float]
+    advances: dict[int, Advance]
+
+    @property
+    def tokens(self) -> int:
+        return sum(advance.delivered for advance in self.advances.values())
+
+    def row(self, first: float) -> dict[str, Any]:
+        served = sum(advance.delivered > 0 for advance in self.advances.values())
+        ms = {what: 1e3 * seconds for what, seconds in self.spent.items()}
+        return {
+            "step_tgs": self.tokens / served / self.interval if served else None,
+            "step_tokens": self.tokens,
+            "cur_acc_len": self.tokens / served if served else None,
+            "step_batchsize": served,
+            "step_ts": self.ended - first,
+            "step_interval": 1e3 * self.interval,
+            "draft_nstep": max((advance.drafted for advance in self.advances.values()), default=0),
+            "draft_time": ms.get("draft"),
+            "verify_time": ms.get("verify"),
+            "idle_time": 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None,
+            **{name: self.view.get(name) for name in ("running", "waiting", "preempted", "kv_cache_usage")},
+        }
+
+
+@dataclass(slots=True)
+class TracedRequest:
+    prompt_length: int
+    arrived: float
+    ended: float | None = None
+
+    def row(self, number: int, advances: Sequence[Advance]) -> dict[str, Any]:
+        drafted, matched = sum(a.drafted for a in advances), sum(a.matched for a in advances)
+        return {
+            "req_id": number,
+            "rollout_time": (self.ended or self.arrived) - self.arrived,
+            "rollout_step": len(advances),
+            "prompt_length": self.prompt_length,
+            "response_length": sum(a.delivered for a in advances),
+            "spec_accept_rate": matched / drafted if drafted else None,
+            "spec_matched_total": matched,
+            "spec_draft_total": drafted,
+            "spec_accepted_total": sum(min(a.matched, a.delivered) for a in advances),
+        }
+
+
+PERF_COLUMNS = ("step_tgs", "step_tokens", "cur_acc_len", "step_batchsize", "step_ts", "step_interval", "draft_nstep",
+                "draft_time", "verify_time", "idle_time", "running", "waiting", "preempted",
+                "kv_cache_usage")  # fmt: skip
+
+
+REQUEST_COLUMNS = ("req_id", "rollout_time", "rollout_step", "prompt_length", "response_length", "spec_accept_rate",
+                   "spec_matched_total", "spec_draft_total", "spec_accepted_total")  # fmt: skip
+
+
+MARKOV_COLUMNS = ("acc_token_num", "draft_token_num", "verify_token_num", "cur_step", "req_id")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file; a column that no row has a value for was not measured, and is left out."""
+    kept = [name for name in columns if not rows or any(row[name] is not None for row in rows)]
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(kept)
+        for row in rows:
+            writer.writerow([round(v, 6) if isinstance(v := row[name], float) else v for name in kept])
+
+
+class Trace:
+    """What the generate calls inside `with engine.trace(directory, worker_id=0) as trace:` did, step by step.
+
+    At the block's end, if that is reached without an exception, the directory holds (times in s or ms, see README)
+    worker_<id>_perf.csv      a row per step: tokens, how many requests got some, times, the scheduler's view
+    worker_<id>_request.csv   a row per request, by response_length, then req_id
+    worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts the rows of perf.csv
+    Requests are numbered as they come to the backend: answers from a cache, and the equals of a greedy one, do not.
+    Counts are always there; what cannot be measured is a column less, never a zero.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], worker_id: int) -> None:
+        self.directory, self.worker_id = Path(directory), worker_id
+        self.steps: list[Step] = []
+        self.requests: list[TracedRequest] = []
+        self.cases: list[Case] = []
+        self.spent: dict[str, float] = {}
+        self.inner = self._last = 0.0
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.directory / f"worker_{self.worker_id}_{kind}.csv" for kind in ("perf", "request", "markov")]
+
+    def now(self) -> float:
+        """Seconds, once the accelerator has done what it was given."""
+        if need_torch().cuda.is_initialized():
+            need_torch().cuda.synchronize()
+        return time.perf_counter()
+
+    def arrive(self, prompt_lengths: Iterable[int]) -> list[int]:
+        """A call with these prompts begins: the numbers of its requests."""
+        self._last, first = self.now(), len(self.requests)
+        self.spent.clear()
+        self.requests += [TracedRequest(length, self._last) for length in prompt_lengths]
+        return list(range(first, len(self.requests)))
+
+    def step(
+        self, ended: float, advances: Mapping[int, Advance], over: Iterable[int], clocks: Iterable[str], **view: float
+    ) -> None:
+        """A step has ended. over: requests that are done.   clocks: what is timed; a part that did not run took 0 s."""
+        spent = {what: self.spent.get(what, 0.0) for what in clocks}
+        self.steps.append(Step(ended, ended - self._last, spent, view, dict(advances)))
+        for number in over:
+            self.requests[number].ended = ended
+        self._last = ended
+        self.spent.clear()
+
+    def retract(self, numbers: Iterable[int]) -> None:
+        """What these requests got so far does not count: they run again, or failed."""
+        for step, number in itertools.product(self.steps, list(numbers)):
+            step.advances.pop(number, None)
+
+    def waiting(self, running: int) -> int:
+        """Requests that have come and are neither over nor among the running ones."""
+        return sum(request.ended is None for request in self.requests) - running
+
+    def advances(self) -> list[tuple[int, int, Advance]]:
+        """(request, step, what it got), of the requests that are over, in this order."""
+        kept = ((number, k, got) for k, step in enumerate(self.steps) for number, got in step.advances.items())
+        return sorted((row for row in kept if self.requests[row[0]].ended is not None), key=lambda row: row[:2])
+
+    def tables(self) -> list[tuple[Sequence[str], list[dict[str, Any]]]]:
+        """(columns, rows) of the three files."""
+        self.retract(number for number, request in enumerate(self.requests) if request.ended is None)
+        markov = self.advances()
+        own: dict[int, list[Advance]] = {number: [] for number, r in enumerate(self.requests) if r.ended is not None}
+        for number, _, got in markov:
+            own[number].append(got)
+        requests = [self.requests[number].row(number, gots) for number, gots in own.items()]
+        requests.sort(key=lambda row: (row["response_length"], row["req_id"]))
+        first = self.steps[0].ended if self.steps else 0.0
+        steps = [(got.delivered, got.drafted, got.drafted + 1, k, number) for number, k, got in markov]
+        return [
+            (PERF_COLUMNS, [step.row(first) for step in self.steps]),
+            (REQUEST_COLUMNS, requests),
+            (MARKOV_COLUMNS, [dict(zip(MARKOV_COLUMNS, row)) for row in steps]),
+        ]
+
+    def write(self) -> None:
+        """The three files, whole or not at all; those of an earlier trace of this worker are replaced."""
+        with written_whole(*self.files) as parts:
+            for part, (columns, rows) in zip(parts, self.tables()):
+                write_table(part, columns, rows)
+
+    def save_cases(self, path: str | os.PathLike[str]) -> None:
+        """The text answers of the trace as a case file (Parquet), for `engine.replay`. Needs pyarrow."""
+        write_cases(path, self.cases)
+
+
+@contextlib.contextmanager
+def timed(trace: Trace | None, what: str) -> Iterator[None]:
+    """Count the block's time as `what`, less what is timed inside it."""
+    if trace is None:
+        yield
+        return
+    began, outer, trace.inner = trace.now(), trace.inner, 0.0
+    try:
+        yield
+    finally:
+        took = trace.now() - began
+        trace.spent[what] = trace.spent.get(what, 0.0) + took - trace.inner
+        trace.inner = outer + took
+
+
+# == 15. Backend: hf ===================================================================================================
 
 
 class Backend(Protocol):
@@ -2280,6 +2533,7 @@ class Backend(Protocol):
 
     name: str
     model: Any
+    trace: Trace | None
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]: ...
 
@@ -2300,7 +2554,7 @@ DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside 
 class Row:
     """One prompt on its way through the decode loop. inputs: what the model is fed beside the ids.
 
-    generator: draws for this row alone.   matcher: where this row is in its grammar.
+    generator: draws for this row alone.   matcher: where this row is in its grammar.   number: in the trace.
     """
 
     prompt: Prompt
@@ -2310,6 +2564,7 @@ class Row:
     generator: Any = None
     matcher: Any = None
     over: bool = False
+    number: int = -1
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -2489,8 +2744,10 @@ class DecodeLoop:
     into the prompt, and one global generator serves every row.
     """
 
-    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
-        self.rows, self.options, self.done = rows, plan.options, done
+    clocks: tuple[str, ...] = ("verify",)
+
+    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None], trace: Trace | None = None) -> None:
+        self.rows, self.options, self.done, self.trace = rows, plan.options, done, trace
         self.constrained = any(row.matcher is not None for row in rows)
         self.criteria = [(plugin.name, c) for plugin in plan.plugins for c in plugin.hf_stopping_criteria]
 
@@ -2498,16 +2755,28 @@ class DecodeLoop:
         torch = need_torch()
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
             state.pop(unused, None)
-        outputs = forward_first(model, input_ids, state, generation_config)
+        with timed(self.trace, "verify"):
+            outputs = forward_first(model, input_ids, state, generation_config)
         while True:
             state = model._update_model_kwargs_for_generation(outputs, state)
+            rows = self.rows.copy()
             input_ids, kept = self._decide(outputs.logits[:, -1], logits_processor, input_ids)
+            self._end_step(rows, Advance(delivered=1))
             if not kept:
                 return input_ids
             if len(kept) < len(input_ids):
                 input_ids = keep_rows(model, input_ids, state, torch.tensor(kept, device=input_ids.device))
             drop_pictures(state)
-            outputs = forward_next(model, input_ids, state)
+            with timed(self.trace, "verify"):
+                outputs = forward_next(model, input_ids, state)
+
+    def _end_step(self, rows: Sequence[Row], each: Advance) -> None:
+        """Tell the trace what each of `rows`, those before the step, got."""
+        if self.trace is None:
+            return
+        over, view = [row.number for row in rows if row.over], {"running": len(rows)}
+        advances, view["waiting"] = {row.number: each for row in rows}, self.trace.waiting(len(rows))
+        self.trace.step(self.trace.now(), advances, over, self.clocks, **view)
 
     def _decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
         """The next token of each row: all ids, and the places of the rows that go on. logits: [rows, vocabulary]."""
@@ -2566,9 +2835,8 @@ class SpeculativeLoop(DecodeLoop):
     Not the library's own loop: it looks for ends once a round, and draws from the process's generator.
     """
 
-    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None], drafter: Callable[..., Any]) -> None:
-        super().__init__(rows, plan, done)
-        self.drafter = drafter
+    clocks = ("draft", "verify")
+    drafter: Callable[..., Any]
 
     def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
@@ -2577,7 +2845,9 @@ class SpeculativeLoop(DecodeLoop):
         if hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
         drafter, draft = None, input_ids[:, :0]
-        length, outputs = input_ids.shape[1], forward_first(model, input_ids, state, generation_config)
+        length = input_ids.shape[1]
+        with timed(self.trace, "verify"):
+            outputs = forward_first(model, input_ids, state, generation_config)
         while True:
             judged = input_ids.shape[1]
             input_ids = self._judge(outputs.logits, draft[0].tolist(), logits_processor, input_ids)
@@ -2586,18 +2856,24 @@ class SpeculativeLoop(DecodeLoop):
             forget(cache, judged + draft.shape[1] + 1 - input_ids.shape[1])
             drop_pictures(state)
             state, length = grown(model, outputs, state, input_ids, length, 1), input_ids.shape[1]
-            drafter = drafter or self.drafter(input_ids, generation_config)  # made late: its mask is as long as the ids
-            whole = drafter.get_candidates(input_ids)[0]
+            with timed(self.trace, "draft"):
+                drafter = drafter or self.drafter(input_ids, generation_config)  # late: its mask is as long as the ids
+                whole = drafter.get_candidates(input_ids)[0]
             draft = whole[:, length:]
-            guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
-            outputs = forward_next(model, whole, guessed, 1 + draft.shape[1])
+            with timed(self.trace, "verify"):
+                guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
+                outputs = forward_next(model, whole, guessed, 1 + draft.shape[1])
 
     def _judge(self, logits: Any, draft: Sequence[int], logits_processor: Any, input_ids: Any) -> Any:
         """All ids after a round. logits: [1, any, vocabulary], the last len(draft) + 1 of them count."""
+        rows, matched = self.rows.copy(), 0
         for place, guess in enumerate([*draft, None]):
             input_ids, kept = self._decide(logits[:, place - len(draft) - 1], logits_processor, input_ids)
-            if not kept or int(input_ids[0, -1]) != guess:
+            right = int(input_ids[0, -1]) == guess
+            matched += right
+            if not kept or not right:
                 break
+        self._end_step(rows, Advance(place + 1, len(draft), matched))
         return input_ids
 
 
@@ -2649,14 +2925,13 @@ def make_drafter(speculative: SpeculativeOptions, draft: Any, input_ids: Any, ge
     )
 
 
-def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None], drafter: Any = None) -> None:
-    """Run transformers' `generate` with our loop in place of its own; fills each row's watch."""
-    inputs, running = collate(rows, model.device), list(rows)
+def decode_rows(model: Any, loop: DecodeLoop, plan: Plan) -> None:
+    """Run transformers' `generate` with our loop in place of its own; fills the watch of each of the loop's rows."""
+    inputs = collate(loop.rows, model.device)
     prompt_length = inputs["input_ids"].shape[1]
-    loop = SpeculativeLoop(running, plan, done, drafter) if drafter else DecodeLoop(running, plan, done)
     model.generate(
         **inputs,
-        logits_processor=logits_processors(plan, running, prompt_length, model.device),
+        logits_processor=logits_processors(plan, loop.rows, prompt_length, model.device),
         max_new_tokens=plan.options.max_new_tokens,
         do_sample=False,  # said by the processors and by the loop
         use_cache=True,
@@ -2668,6 +2943,7 @@ class HfBackend:
     """transformers, in padded batches of rows that leave as they finish."""
 
     name = "hf"
+    trace: Trace | None = None
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         torch, transformers = need_torch(), need_transformers()
@@ -2703,6 +2979,9 @@ class HfBackend:
         for place, prompt in enumerate(prompts):
             with at_request(place):
                 rows.append(self._row(prompt, plan))
+        numbers = self.trace.arrive(len(row.ids) for row in rows) if self.trace is not None else ()
+        for row, number in zip(rows, numbers):
+            row.number = number
         for batch in self._batches(rows, plan):
             self._adapt(batch[0].prompt.adapter)
             self._run(batch, plan, done)
@@ -2789,14 +3068,20 @@ class HfBackend:
         if batch:
             yield batch
 
+    def _loop(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> DecodeLoop:
+        if self.speculative is None:
+            return DecodeLoop(rows, plan, done, self.trace)
+        loop = SpeculativeLoop(rows, plan, done, self.trace)
+        loop.drafter = functools.partial(make_drafter, self.speculative, self.draft)
+        return loop
+
     def _run(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
         """Decode `rows`; out of memory, the unfinished ones again in two halves."""
         try:
             if plan.options.num_beams > 1:
                 search_beams(self.model, rows, plan, done)
             else:
-                drafter = self.speculative and functools.partial(make_drafter, self.speculative, self.draft)
-                decode_rows(self.model, rows, plan, done, drafter)
+                decode_rows(self.model, self._loop(list(rows), plan, done), plan)
             return
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -2805,6 +3090,8 @@ class HfBackend:
         left = [row for row in rows if not row.over]
         for row in left:
             self._restart(row, plan)
+        if self.trace is not None:
+            self.trace.retract(row.number for row in left)
         free_memory()
         if len(left) < 2:
             problem = f"out of memory with one prompt of {len(left[0].ids)} tokens: {reason}"
@@ -2815,7 +3102,7 @@ class HfBackend:
         self._run(left[half:], plan, done)
 
 
-# == 15. Backend: vllm =================================================================================================
+# == 16. Backend: vllm =================================================================================================
 
 
 def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
@@ -3012,10 +3299,109 @@ def forced_score(output: Any, response: tuple[int, ...], seen: Sequence[Any]) ->
     return ScoreResult(response, tuple(output.prompt_token_ids), tuple(logprobs.tolist()), logits)
 
 
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Wrap a method of one object, for a while."""
+    mine = name in vars(owner)
+    method = getattr(owner, name)
+    setattr(owner, name, wrap(method))
+    try:
+        yield
+    finally:
+        if mine:
+            setattr(owner, name, method)
+        else:
+            delattr(owner, name)
+
+
+class StepProbe:
+    """Watches vLLM's engine core from outside while it steps, by wrapping methods of the running objects.
+
+    "verify" is the executor's time for the model and its sampling, less "draft", the drafter's. The drafter runs at the
+    end of a step, so its time stands in the step before the one in which its guesses are judged.
+    """
+
+    def __init__(self, trace: Trace, engine: Any, watches: Sequence[RowWatch], lengths: Iterable[int]) -> None:
+        self.trace, self.engine, self.watches = trace, engine, watches
+        self.core = engine.engine_core.engine_core
+        self.numbers = trace.arrive(lengths)
+        self.requests: list[Any] = []
+        self.over: list[int] = []
+        self.view: dict[str, float] = {}
+        self.seen, self.judged = [0] * len(watches), [0] * len(watches)
+        self.preemptions, self.ended = 0, 0.0
+        worker = getattr(getattr(self.core.model_executor, "driver_worker", None), "worker", None)
+        self.drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
+        guesses = engine.vllm_config.speculative_config is not None
+        self.clocks = ("draft", "verify") if self.drafter is not None else () if guesses else ("verify",)
+
+    def timing(self, what: str) -> Callable[[Any], Any]:
+        def wrap(method: Any) -> Any:
+            def act(*args: Any, **kwargs: Any) -> Any:
+                with timed(self.trace, what):
+                    return method(*args, **kwargs)
+
+            return act
+
+        return wrap
+
+    def viewing(self, execute: Any) -> Any:
+        """Before the model runs, what the scheduler has just decided."""
+
+        def act(*args: Any, **kwargs: Any) -> Any:
+            scheduler = self.core.scheduler
+            running, waiting = scheduler.get_request_counts()
+            self.view = {"running": running, "waiting": waiting, "kv_cache_usage": scheduler.kv_cache_manager.usage}
+            return self.timing("verify")(execute)(*args, **kwargs)
+
+        return act
+
+    @contextlib.contextmanager
+    def attached(self, internal_ids: Iterable[str]) -> Iterator[Callable[[], Any]]:
+        """engine.step, watched, for the requests with these ids."""
+        self.requests = [self.core.scheduler.requests[name] for name in internal_ids]
+        executor = self.core.model_executor
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(executor, "execute_model", self.viewing))
+            if hasattr(executor, "sample_tokens"):
+                stack.enter_context(replaced(executor, "sample_tokens", self.timing("verify")))
+            if self.drafter is not None:
+                stack.enter_context(replaced(self.drafter, "propose", self.timing("draft")))
+            yield self.step
+            self.record()
+
+    def step(self) -> Any:
+        self.record()
+        outputs = self.engine.step()
+        self.ended = self.trace.now()
+        return outputs
+
+    def record(self) -> None:
+        """The last step, now that its tokens have been looked at."""
+        if not self.ended:
+            return
+        changes = {number: self.change(place) for place, number in enumerate(self.numbers)}
+        advances = {number: got for number, got in changes.items() if got.delivered or got.drafted}
+        preemptions = sum(request.num_preemptions for request in self.requests)
+        view = {**self.view, "preempted": preemptions - self.preemptions}
+        self.trace.step(self.ended, advances, [self.numbers[place] for place in self.over], self.clocks, **view)
+        self.preemptions, self.ended, self.over = preemptions, 0.0, []
+
+    def change(self, place: int) -> Advance:
+        delivered = len(self.watches[place].ids) - self.seen[place]
+        self.seen[place] += delivered
+        metrics = getattr(self.requests[place], "spec_decode_metrics", None)
+        if metrics is None or len(metrics.per_step_drafted) == self.judged[place]:
+            return Advance(delivered)
+        self.judged[place] = len(metrics.per_step_drafted)
+        return Advance(delivered, metrics.per_step_drafted[-1], metrics.per_step_accepted[-1])
+
+
 class VllmBackend:
     """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no detokenizer."""
 
     name = "vllm"
+    trace: Trace | None = None
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         vllm = need_vllm()
@@ -3030,6 +3416,7 @@ class VllmBackend:
         if plan.options.num_beams > 1:
             return self._search_beams(prompts, plan, done)
         watches = [RowWatch(plan) for _ in prompts]
+        probe = self._probe(watches, prompts)
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
         def take(place: int, output: Any) -> bool:
@@ -3039,9 +3426,11 @@ class VllmBackend:
             over = any(map(watch.push, new.token_ids)) or output.finished
             if over:
                 done()
+            if over and probe is not None:
+                probe.over.append(place)
             return over
 
-        self._run(prompts, [sampling_params(plan, *pair) for pair in zip(prompts, watches)], take)
+        self._run(prompts, [sampling_params(plan, *pair) for pair in zip(prompts, watches)], take, probe)
         return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
 
     def score(
@@ -3100,7 +3489,24 @@ class VllmBackend:
             abort(engine, list(engine.output_processor.request_states))
             raise
 
-    def _run(self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]) -> None:
+    def _probe(self, watches: Sequence[RowWatch], prompts: Sequence[Prompt]) -> StepProbe | None:
+        if self.trace is None:
+            return None
+        engine, fix = self.model.llm_engine, "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
+        if not hasattr(engine.engine_core, "engine_core"):
+            raise UnsupportedError("vLLM's engine runs in a process of its own, where no step can be traced", fix=fix)
+        if engine.vllm_config.scheduler_config.async_scheduling:  # outputs would lag a step behind what was scheduled
+            fix = "load with vllm_kwargs={'async_scheduling': False}"
+            raise UnsupportedError("vLLM schedules ahead, so that steps cannot be told apart", fix=fix)
+        return StepProbe(self.trace, engine, watches, [prompt.length for prompt in prompts])
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[Any],
+        take: Callable[[int, Any], bool],
+        probe: StepProbe | None = None,
+    ) -> None:
         """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
         places: dict[str, int] = {}
         internal: dict[str, str] = {}
@@ -3108,13 +3514,14 @@ class VllmBackend:
             for place, (prompt, how) in enumerate(zip(prompts, params)):
                 name = str(next(self.requests))
                 places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
-            while places and engine.has_unfinished_requests():
-                for output in engine.step():
-                    name = output.request_id
-                    if name in places and take(places[name], output):
-                        del places[name]
-                        if not output.finished:
-                            abort(engine, [internal[name]])
+            with probe.attached(internal.values()) if probe else contextlib.nullcontext(engine.step) as step:
+                while places and engine.has_unfinished_requests():
+                    for output in step():
+                        name = output.request_id
+                        if name in places and take(places[name], output):
+                            del places[name]
+                            if not output.finished:
+                                abort(engine, [internal[name]])
 
     def _add(self, engine: Any, name: str, prompt: Prompt, params: Any, place: int) -> str:
         inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
@@ -3147,6 +3554,7 @@ class Asked:
     scoring: bool = False
     grad: bool = False
     prompts: Sequence[Prompt] = ()
+    traced: bool = False
 
     def guesses(self) -> bool:
         return self.config.speculative is not None
@@ -3197,6 +3605,8 @@ UNSUPPORTED = (
     Refusal("vllm", "a seed with speculation",  # it would not give the same sample again
             lambda a: a.guesses() and a.says(lambda o: o.temperature > 0) and a.seeded(),
             "drop the seed, or use backend='hf'"),
+    Refusal("both", "beam search in a trace", lambda a: a.traced and a.says(lambda o: o.num_beams > 1),
+            "its steps are not seen: leave it out of the trace"),
     Refusal("both", "beam search with speculation", lambda a: a.guesses() and a.says(lambda o: o.num_beams > 1),
             "load without speculative"),
     Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
@@ -3229,7 +3639,7 @@ def refuse_unsupported(asked: Asked) -> None:
             raise UnsupportedError(f"{asked.config.backend} cannot do {refusal.what}", fix=refusal.fix)
 
 
-# == 16. Engine ========================================================================================================
+# == 17. Engine ========================================================================================================
 
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 
@@ -3512,6 +3922,26 @@ class GenerationEngine:
             **dataclasses.asdict(self.capabilities),
         }
 
+    @contextlib.contextmanager
+    def trace(self, directory: str | os.PathLike[str], worker_id: int = 0) -> Iterator[Trace]:
+        """Write what the generate calls inside the block do, step by step, as three CSV files: see Trace.
+
+        No file is written if the block raises. Raises UnsupportedError, in the calls, where steps cannot be seen.
+        """
+        if type(worker_id) is not int or worker_id < 0:
+            raise OptionError(f"worker_id is {worker_id!r}", fix="it must be a whole number >= 0")
+        if self.backend.trace is not None:
+            raise EngineError("a trace of this engine is running", fix="end it first, or load another engine")
+        os.makedirs(directory, exist_ok=True)  # before the work: a directory that cannot be is said now
+        self.backend.trace = trace = Trace(directory, worker_id)
+        try:
+            yield trace
+        finally:
+            for engine in (self, self._spare):
+                if engine is not None:
+                    engine.backend.trace = None
+        trace.write()
+
     def close(self) -> None:
         """Free the model. Another engine can be loaded in this process afterwards; this one only raises."""
         with self._lock:
@@ -3548,7 +3978,7 @@ class GenerationEngine:
         options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
         with self._lock:
             self._require_open()
-            asked = Asked(self.config, options, adopted)
+            asked = Asked(self.config, options, adopted, traced=self.backend.trace is not None)
             refused = self._refusal(asked, kind)
             if refused is None:
                 plan = make_plan(options, self.checkpoint, adopted)
@@ -3557,7 +3987,18 @@ class GenerationEngine:
                 refused = self._refusal(dataclasses.replace(asked, prompts=prompts), kind)
             if refused is not None:
                 return self._fall_back(refused)._generate(requests, kind, options, plugins, on_error, cache)
-            return self._answer(answers, plan, on_error, cache)
+            results = self._answer(answers, plan, on_error, cache)
+            if self.backend.trace is not None and kind is TextGenerationRequest:
+                self._keep_cases(self.backend.trace, requests, results)
+            return results
+
+    def _keep_cases(self, trace: Trace, requests: Iterable[Any], results: Iterable[Any]) -> None:
+        """What a trace keeps of text answers, each sample a case."""
+        for given, result in zip(requests, results):
+            for sample in (result.samples or (result,)) if isinstance(result, GenerationResult) else ():
+                prompt = decode_ids(self.tokenizer, sample.prompt_token_ids, False, False)
+                messages = build(TextGenerationRequest, given).messages
+                trace.cases.append(Case(len(trace.cases), prompt, messages, sample.token_ids, sample.text))
 
     def _refusal(self, asked: Asked, kind: type[TextGenerationRequest]) -> UnsupportedError | None:
         """What this backend cannot do of a call, and of its requests once they are known."""
@@ -3576,6 +4017,7 @@ class GenerationEngine:
         if self._spare is None:
             self._spare = self.open(fallback_config(self.config), f"fallback: {error.problem}")
             self._spare.fallback_from = self.backend.name
+        self._spare.backend.trace = self.backend.trace
         return self._spare
 
     def _prompt(self, index: int, given: Any, kind: type[TextGenerationRequest], plan: Plan, on_error: str) -> Any:
@@ -3707,7 +4149,7 @@ def score_batch(
     return engine.score_batch(items, logits=logits, grad=grad)
 
 
-# == 17. Command line ==================================================================================================
+# == 18. Command line ==================================================================================================
 
 
 def cli_outline(args: argparse.Namespace) -> int:
