@@ -615,6 +615,8 @@ class GenerationOptions:
     logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
         Raw: of the model's own distribution, before penalties, temperature and plugins, on both backends.
     logits: also the full raw logits of each step, a float32 tensor [tokens, vocabulary] on the CPU.
+    replay: None, or the token ids that each request shall answer, whatever the model would say. A row ends with them;
+        sampling and penalties have no say, and logprobs of them are reported. Fails where they cannot be followed.
     max_prompt_tokens: what a prompt may take; None is the context window less max_new_tokens.
     truncate_prompt: a longer prompt loses its beginning; otherwise it is refused.
     """
@@ -631,6 +633,7 @@ class GenerationOptions:
     num_beams: int = 1
     logprobs: int | None = None
     logits: bool = False
+    replay: tuple[tuple[int, ...], ...] | None = None
     stop: StopOptions = field(default_factory=StopOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     max_prompt_tokens: int | None = None
@@ -641,6 +644,7 @@ class GenerationOptions:
         settle(self, stop=build(StopOptions, stop), decode=build(DecodeOptions, self.decode))
         check_int(self, "n", 1)
         check_int(self, "num_beams", 1)
+        self._check_replay()
         self._check_beams()
         check_int(self, "logprobs", 0, optional=True)
         check_int(self, "max_new_tokens", 1)
@@ -656,11 +660,23 @@ class GenerationOptions:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             settle(self, **{name: float(getattr(self, name))})  # transformers refuses a penalty of 2
 
+    def _check_replay(self) -> None:
+        if self.replay is None:
+            return
+        check_list(self, "replay")
+        if not all(isinstance(ids, (list, tuple)) and ids and all(type(i) is int for i in ids) for ids in self.replay):
+            raise OptionError(
+                "GenerationOptions.replay is no list of token ids", fix="give each request one id or more"
+            )
+        settle(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
+        if self.n > 1:
+            raise OptionError(f"replay does not go with n {self.n}", fix="give each sample as a request of its own")
+
     def _check_beams(self) -> None:
         """Beam search keeps whole answers in play: what decides token by token does not go with it."""
         stop, usual = self.stop, type(self).__dataclass_fields__
         one_by_one = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "logprobs", "logits",
-                      "min_new_tokens")  # fmt: skip
+                      "min_new_tokens", "replay")  # fmt: skip
         asked = [name for name in one_by_one if getattr(self, name) != usual[name].default]
         asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
         if self.num_beams > 1 and asked:
@@ -1705,6 +1721,8 @@ def single_token(tokenizer: Any, string: str) -> int | None:
 def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop, tokenizer, plugins = options.stop, checkpoint.tokenizer, tuple(plugins)
+    if options.replay is not None and plugins:
+        raise OptionError("replay does not go with plugins, which could change it", fix="drop one of the two")
     if options.num_beams > 1 and plugins:
         raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
     vocabulary = len(tokenizer)
@@ -1746,6 +1764,7 @@ class Prompt:
     adapter: str | None
     structured: StructuredOptions | None
     notes: tuple[str, ...]
+    replay: tuple[int, ...] | None = None
 
     def drawn_seed(self) -> int:
         """The request's seed, or a new one: on both backends each row draws from a generator of its own, because the
@@ -1882,6 +1901,8 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
     if request.structured is not None and (plan.options.min_new_tokens or plan.options.stop.ignore_eos):
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
+    if request.structured is not None and plan.options.replay is not None:
+        raise OptionError("replay does not go with a structure", fix="drop one of the two")
     if request.structured is not None and (plan.options.logprobs is not None or plan.options.logits):
         raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
     if plan.options.num_beams > 1 and (images or request.structured is not None):
@@ -1952,14 +1973,30 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     return Ending(options.max_new_tokens, "length", None) if len(ids) >= options.max_new_tokens else None
 
 
+def check_replay(replay: Sequence[int], plan: Plan) -> None:
+    """Recorded ids must be tokens, fit the budget, and end where the options end an answer, or by being all."""
+    if not 0 <= min(replay) <= max(replay) < len(plan.checkpoint.tokenizer):
+        raise RequestError(f"a token id to replay is outside the vocabulary of {len(plan.checkpoint.tokenizer)}",
+                           fix="replay what this model's tokenizer recorded")  # fmt: skip
+    if len(replay) > plan.options.max_new_tokens:
+        problem = f"{len(replay)} tokens to replay, but max_new_tokens is {plan.options.max_new_tokens}"
+        raise RequestError(problem, fix="raise it")
+    ending = find_ending(replay, plan)
+    if ending is not None and ending.count < len(replay):
+        why = ending.reason if ending.stop_reason is None else f"{ending.reason} at {ending.stop_reason!r}"
+        problem = f"of {len(replay)} tokens to replay, the options end the answer after {ending.count} ({why})"
+        raise RequestError(problem, fix="replay with the stops and ignore_eos that it was recorded with")
+
+
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. May look twice, never ends a row early.
 
     A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, replay: tuple[int, ...] | None = None) -> None:
         self.plan, self.ids = plan, []  # type: tuple[Plan, list[int]]
+        self._most = len(replay) if replay else plan.options.max_new_tokens
         self._ends = frozenset(plan.end_ids)
         self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
@@ -1985,7 +2022,7 @@ class RowWatch:
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
-        if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
+        if token_id in self._ends or len(self.ids) >= self._most:
             return True
         if self._reach and self._stop_in_tail(token_id):
             return True
@@ -2035,6 +2072,11 @@ def run_post_decode(text: str, plan: Plan) -> str:
 def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> GenerationResult:
     """Completion -> GenerationResult: the one place where ids become text."""
     ending = find_ending(completion.token_ids, plan)
+    if prompt.replay is not None and completion.token_ids != prompt.replay:
+        raise EngineError(f"{backend} did not follow the replay: {len(completion.token_ids)} tokens of its own",
+                          fix="report it with the options used")  # fmt: skip
+    if prompt.replay is not None and ending is None:
+        ending = Ending(len(prompt.replay), "length", None)  # what was recorded had a smaller budget
     if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
         ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
     if ending is None:
@@ -2436,6 +2478,7 @@ class Trace:
         self.steps: list[Step] = []
         self.requests: list[TracedRequest] = []
         self.cases: list[Case] = []
+        self.unwritable: list[int] = []
         self.spent: dict[str, float] = {}
         self.inner = self._last = 0.0
 
@@ -2505,7 +2548,13 @@ class Trace:
                 write_table(part, columns, rows)
 
     def save_cases(self, path: str | os.PathLike[str]) -> None:
-        """The text answers of the trace as a case file (Parquet), for `engine.replay`. Needs pyarrow."""
+        """The text answers of the trace as a case file (Parquet), for `engine.replay`. Needs pyarrow.
+
+        Raises RequestError where a prompt's ids are not what its text would be tokenized to.
+        """
+        if self.unwritable:
+            problem = "its prompt's ids are not those of their text"
+            raise RequestError(problem, fix="give the prompt as text or messages", index=self.unwritable[0])
         write_cases(path, self.cases)
 
 
@@ -2789,8 +2838,12 @@ class DecodeLoop:
         return input_ids, self._push(chosen.tolist(), input_ids)
 
     def _choose(self, scores: Any) -> Any:
-        """Greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
+        """Replayed, greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
         torch = need_torch()
+        if self.options.replay is not None:
+            return torch.tensor(
+                [(row.prompt.replay or ())[len(row.watch.ids)] for row in self.rows], device=scores.device
+            )
         if self.rows[0].generator is None:
             return scores.argmax(-1)
         chances = scores.softmax(-1)
@@ -3037,7 +3090,7 @@ class HfBackend:
 
     def _restart(self, row: Row, plan: Plan) -> None:
         """Everything that decoding changes, as new."""
-        row.watch, row.generator, row.matcher = RowWatch(plan), None, None
+        row.watch, row.generator, row.matcher = RowWatch(plan, row.prompt.replay), None, None
         if plan.options.temperature:
             row.generator = need_torch().Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
         if (structured := row.prompt.structured) is not None:
@@ -3198,13 +3251,21 @@ def structured_arguments(structured: StructuredOptions) -> dict[str, Any]:
     return {name: list(value) if name == "choice" else value for name, value in structured.given().items()}
 
 
-def logits_hook(plan: Plan, watch: RowWatch) -> Callable[..., Any] | None:
-    """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins.
+def only(token_id: int, logits: Any) -> Any:
+    """Logits that leave no choice."""
+    forced = need_torch().full_like(logits, -math.inf)
+    forced[token_id] = 0
+    return forced
+
+
+def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
+    """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins, or
+    leaves the token to replay alone.
 
     A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are.
     """
     hooks = plan.hooks("logits")
-    if not hooks and not plan.options.logits:
+    if not hooks and not plan.options.logits and replay is None:
         return None
 
     def act(token_ids: Sequence[int], logits: Any) -> Any:
@@ -3212,7 +3273,7 @@ def logits_hook(plan: Plan, watch: RowWatch) -> Callable[..., Any] | None:
             watch.logits.append(logits.float().cpu().clone())
         for name, hook in hooks:
             logits = run_hook(name, hook, token_ids, logits)
-        return logits
+        return logits if replay is None else only(replay[len(token_ids)], logits)
 
     return act
 
@@ -3221,10 +3282,11 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, importlib.import_module("vllm.sampling_params")
     structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
-    hook = logits_hook(plan, watch)
+    hook = logits_hook(plan, watch, prompt.replay)
+    held_back = plan.end_ids and prompt.replay is None
     return kit.SamplingParams(
-        max_tokens=options.max_new_tokens,
-        min_tokens=options.min_new_tokens if plan.end_ids else 0,  # it masks eos ids too, also ignored ones
+        max_tokens=len(prompt.replay) if prompt.replay else options.max_new_tokens,
+        min_tokens=options.min_new_tokens if held_back else 0,  # it masks eos ids too, also ignored ones
         temperature=float(options.temperature),
         top_p=options.top_p,
         top_k=options.top_k or 0,
@@ -3272,13 +3334,10 @@ def read_score(output: Any, response: tuple[int, ...]) -> ScoreResult:
 
 def forcing_params(response: tuple[int, ...], seen: list[Any]) -> Any:
     """Generate exactly `response`, keeping each step's logits in `seen`."""
-    torch = need_torch()
 
     def act(token_ids: Sequence[int], logits: Any) -> Any:
         seen.append(logits.float().cpu().clone())
-        forced = torch.full_like(logits, -math.inf)
-        forced[response[len(token_ids)]] = 0
-        return forced
+        return only(response[len(token_ids)], logits)
 
     return importlib.import_module("vllm.sampling_params").SamplingParams(
         max_tokens=len(response),
@@ -3415,7 +3474,7 @@ class VllmBackend:
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
         if plan.options.num_beams > 1:
             return self._search_beams(prompts, plan, done)
-        watches = [RowWatch(plan) for _ in prompts]
+        watches = [RowWatch(plan, prompt.replay) for prompt in prompts]
         probe = self._probe(watches, prompts)
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
@@ -3600,6 +3659,11 @@ UNSUPPORTED = (
     Refusal("vllm", "logits plugins or full logits with speculation",
             lambda a: a.guesses() and (a.says(lambda o: o.logits) or any(p.logits for p in a.plugins)),
             "load without speculative, or use backend='hf'"),
+    Refusal("vllm", "a replay with speculation",  # it takes no hook there, and its own replay is for GPUs only
+            lambda a: a.guesses() and a.says(lambda o: o.replay is not None),
+            "load without speculative, or use backend='hf'"),
+    Refusal("vllm", "a replay without its hook",
+            lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks, HOOK),
     Refusal("vllm", "min_p with speculation", lambda a: a.guesses() and a.says(lambda o: o.min_p > 0),
             "load without speculative, or use backend='hf'"),
     Refusal("vllm", "a seed with speculation",  # it would not give the same sample again
@@ -3674,6 +3738,8 @@ def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], li
 
     Only where equal prompts have equal answers: greedy, or the same seed, and no plugins.
     """
+    if plan.options.replay is not None:  # replayed for the work itself
+        return list(prompts), list(range(len(prompts)))
     leaders: list[Prompt] = []
     places: dict[Any, int] = {}
     twins = []
@@ -3684,6 +3750,13 @@ def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], li
             leaders.append(prompt)
         twins.append(place)
     return leaders, twins
+
+
+def replayed(prompt: Prompt, plan: Plan, index: int) -> Prompt:
+    """The prompt with the ids that it shall answer."""
+    replay = (plan.options.replay or ())[index]
+    check_replay(replay, plan)
+    return dataclasses.replace(prompt, replay=replay)
 
 
 @contextlib.contextmanager
@@ -3900,6 +3973,20 @@ class GenerationEngine:
             prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
             return self.backend.score(prompts, responses, logits=logits, grad=grad) if pairs else []
 
+    def replay(
+        self, cases: str | os.PathLike[str] | Iterable[Case], options: Options = None, *, on_error: OnError = "raise"
+    ) -> list[GenerationResult]:
+        """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per case, in order.
+
+        Raises what generate_text_batch raises, and RequestError for a file that holds no cases.
+        """
+        recorded = read_cases(cases) if isinstance(cases, (str, os.PathLike)) else list(cases)
+        given, longest = build(GenerationOptions, options), max((len(c.token_ids) for c in recorded), default=1)
+        most = max(given.max_new_tokens, longest)
+        given = dataclasses.replace(given, replay=tuple(case.token_ids for case in recorded), max_new_tokens=most)
+        prompts = [encode(self.checkpoint, case.prompt, False) for case in recorded]
+        return self.generate_text_batch([{"prompt_token_ids": ids} for ids in prompts], given, on_error=on_error)
+
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
         plan = make_plan(build(GenerationOptions, options), self.checkpoint, map(adopt_plugin, plugins))
@@ -3976,6 +4063,10 @@ class GenerationEngine:
         if on_error not in ("raise", "return"):
             raise OptionError(f"on_error is {on_error!r}", fix="it is 'raise' or 'return'")
         options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
+        requests = list(requests)
+        if options.replay is not None and len(options.replay) != len(requests):
+            problem = f"{len(requests)} requests, but ids to replay for {len(options.replay)}"
+            raise OptionError(problem, fix="give each request its own")
         with self._lock:
             self._require_open()
             asked = Asked(self.config, options, adopted, traced=self.backend.trace is not None)
@@ -3998,6 +4089,8 @@ class GenerationEngine:
             for sample in (result.samples or (result,)) if isinstance(result, GenerationResult) else ():
                 prompt = decode_ids(self.tokenizer, sample.prompt_token_ids, False, False)
                 messages = build(TextGenerationRequest, given).messages
+                if encode(self.checkpoint, prompt, False) != sample.prompt_token_ids:
+                    trace.unwritable.append(len(trace.cases))
                 trace.cases.append(Case(len(trace.cases), prompt, messages, sample.token_ids, sample.text))
 
     def _refusal(self, asked: Asked, kind: type[TextGenerationRequest]) -> UnsupportedError | None:
@@ -4026,7 +4119,8 @@ class GenerationEngine:
             with at_request(index):
                 if kind is VlmGenerationRequest:
                     _ = self.checkpoint.vision  # or an UnsupportedError
-                return prompt_of(checked_request(given, kind), plan)
+                prompt = prompt_of(checked_request(given, kind), plan)
+                return replayed(prompt, plan, index) if plan.options.replay is not None else prompt
         except GenEngineError as error:
             if on_error == "raise":
                 raise
@@ -4081,7 +4175,7 @@ class GenerationEngine:
 
     def _cache_keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
         """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
-        if plan.plugins or plan.options.logits:
+        if plan.plugins or plan.options.logits or plan.options.replay is not None:
             return {}
         how = cache_key(dataclasses.replace(plan.options, n=1, seed=None), sorted(plan.eos_ids), plan.stop_ids)
         fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
@@ -4221,7 +4315,7 @@ def cli_doctor(args: argparse.Namespace) -> int:
 def flag_fields() -> list[Any]:
     """The fields of GenerationOptions that are one plain value: each is a flag, with its default."""
     fields = [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
-    return [f for f in fields if f.name != "logits"]  # a tensor is nothing for a shell
+    return [f for f in fields if f.name not in ("logits", "replay")]  # a tensor and lists are nothing for a shell
 
 
 def cli_generate(args: argparse.Namespace) -> int:
