@@ -2480,7 +2480,7 @@ class Trace:
         self.cases: list[Case] = []
         self.unwritable: list[int] = []
         self.spent: dict[str, float] = {}
-        self.inner = self._last = 0.0
+        self.inner, self._last, self._first = 0.0, 0.0, 0
 
     @property
     def files(self) -> list[Path]:
@@ -2494,10 +2494,10 @@ class Trace:
 
     def arrive(self, prompt_lengths: Iterable[int]) -> list[int]:
         """A call with these prompts begins: the numbers of its requests."""
-        self._last, first = self.now(), len(self.requests)
+        self._last, self._first = self.now(), len(self.requests)
         self.spent.clear()
         self.requests += [TracedRequest(length, self._last) for length in prompt_lengths]
-        return list(range(first, len(self.requests)))
+        return list(range(self._first, len(self.requests)))
 
     def step(
         self, ended: float, advances: Mapping[int, Advance], over: Iterable[int], clocks: Iterable[str], **view: float
@@ -2516,8 +2516,8 @@ class Trace:
             step.advances.pop(number, None)
 
     def waiting(self, running: int) -> int:
-        """Requests that have come and are neither over nor among the running ones."""
-        return sum(request.ended is None for request in self.requests) - running
+        """Requests of this call that are neither over nor among the running ones."""
+        return sum(request.ended is None for request in self.requests[self._first :]) - running
 
     def advances(self) -> list[tuple[int, int, Advance]]:
         """(request, step, what it got), of the requests that are over, in this order."""

@@ -7,18 +7,18 @@ Twelve requests of 100 prompt tokens and 60 new ones, three times: with room for
 max_num_batched_tokens=64 (limits), and with a KV cache of 8 blocks of 128 tokens (memory). What it prints is the same
 each time, for all of it is counted and nothing timed; with vLLM 0.32 on a CPU:
 
-    run     steps  most_running  most_waiting  most_computed  idle_running  read_in_parts  gaps  preempted  kv_max  tokens
-    ample      60            12             0           1200             0              0     0          0    38 %     720
-    limits    189             4            11             64             0             16     0          0    13 %     720
-    memory    151             8             8            800             0              0   124          4   100 %     720
+  run     steps  most_running  most_waiting  most_computed  idle_running  read_in_parts  gaps  preempted  kv_max  tokens
+  ample      60            12             0           1200             0              0     0          0    38 %     720
+  limits    189             4            11             64             0             16     0          0    13 %     720
+  memory    151             8             8            800             0              0   124          4   100 %     720
 
 - Each running request advances in each step: 12 of 12 in all of 60 steps; `idle_running` counts exceptions, 0.
 - max_num_seqs bounds the requests that run (4 at most, 11 waited); max_num_batched_tokens the tokens that a step
-  computes, prompts and answers together (64 at most), so that a prompt of 100 is read in parts (`read_in_parts`) while
-  those that answer miss no step (`gaps` 0).
-- When the KV cache is full (100 %), new requests wait (8) though 64 might run, and running ones are preempted (4 times):
-  they give their blocks back, wait, and are read again (`gaps`: 124 request-steps without a token). More rows do not
-  help: it took 151 steps in place of 60. The answers are the same ids in all three runs.
+  computes, prompts and answers together (64 at most), so that a prompt of 100 is read in parts (`read_in_parts`)
+  while those that answer miss no step (`gaps` 0).
+- When the KV cache is full (100 %), new requests wait (8) though 64 might run, and running ones are preempted (4
+  times): they give their blocks back, wait, and are read again (`gaps`: 124 request-steps without a token). More rows
+  do not help: it took 151 steps in place of 60. The answers are the same ids in all three runs.
 
 Exit codes: 0 every answer holds, 1 one does not, 2 usage, 3 vLLM cannot be run.
 """

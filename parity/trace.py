@@ -128,6 +128,8 @@ def read_workers(directory: Path) -> list[Worker]:
             workers.append(Worker(number, tables[0], tables[1], tables[2]))
         except (KeyError, IndexError) as error:
             raise UnreadableTrace(f"{directory}: worker {number} is no whole trace: {error!r}") from error
+    if not any(worker.perf for worker in workers):
+        raise UnreadableTrace(f"{directory}: nothing was generated inside the trace")
     return workers
 
 
@@ -170,9 +172,9 @@ def share(worker: Worker, name: str) -> float | None:
     return sum(known) / sum(row["step_interval"] for row in worker.perf) if known else None
 
 
-def mean(values: Sequence[float]) -> float:
-    known = [value for value in values if value == value]
-    return statistics.fmean(known) if known else float("nan")
+def mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if value == value]  # an empty cell is read as nan
+    return round(statistics.fmean(known), 2) if known else None
 
 
 def figures(worker: Worker) -> dict[str, Any]:
@@ -186,8 +188,8 @@ def figures(worker: Worker) -> dict[str, Any]:
         "steps": len(worker.perf),
         "seconds": round(worker.seconds, 3),
         "tokens/s": round(worker.tokens / worker.seconds, 1) if worker.seconds else None,
-        "batch": round(mean([row["step_batchsize"] for row in worker.perf]), 2),
-        "acc len": round(mean([row["cur_acc_len"] for row in worker.perf]), 2),
+        "batch": mean([row["step_batchsize"] for row in worker.perf]),
+        "acc len": mean([row["cur_acc_len"] for row in worker.perf]),
         "accepted": percent(matched / drafted if drafted else None),
         "draft": percent(share(worker, "draft_time")),
         "verify": percent(share(worker, "verify_time")),
@@ -346,10 +348,10 @@ def lengths(axes: Any, workers: Sequence[Worker]) -> None:
     heights = [100 * counts.count(k) / max(1, len(counts)) for k in range(1, most + 1)]
     bars = axes.bar(range(1, most + 1), heights, color=BLUE, width=0.7)
     axes.bar_label(bars, fmt="%.0f", fontsize=9, padding=2)
-    axes.set_title(f"tokens per request and step, % of steps (mean {mean(counts):.2f})", loc="left", fontsize=11)
+    axes.set_title(f"tokens per request and step, % of steps (mean {mean(counts)})", loc="left", fontsize=11)
     axes.set_xticks(range(1, most + 1))
     axes.set_xlim(0.4, max(most, 3) + 0.6)
-    axes.set_ylim(0, max(heights, default=1) * 1.15)
+    axes.set_ylim(0, max([*heights, 1]) * 1.15)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
 
