@@ -3278,11 +3278,14 @@ def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Ca
     return act
 
 
-def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
+def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, hooked: bool = True) -> Any:
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, importlib.import_module("vllm.sampling_params")
+    if prompt.replay is not None:  # sampling has no say
+        neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
+        options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
     structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
-    hook = logits_hook(plan, watch, prompt.replay)
+    hook = logits_hook(plan, watch, prompt.replay) if hooked else None
     held_back = plan.end_ids and prompt.replay is None
     return kit.SamplingParams(
         max_tokens=len(prompt.replay) if prompt.replay else options.max_new_tokens,
@@ -3371,6 +3374,54 @@ def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None
             setattr(owner, name, method)
         else:
             delattr(owner, name)
+
+
+def force_rows(runner: Any, replays: Mapping[str, Sequence[int]], logits: Any, ahead: Iterable[Iterable[int]]) -> Any:
+    """Leave no choice to the requests to replay. logits: [rows, vocabulary]; ahead: for each request of the runner's
+    batch, how many tokens after its last one each of its rows stands."""
+    rows = iter(range(len(logits)))
+    for name, places in zip(runner.input_batch.req_ids, ahead):
+        done = len(runner.requests[name].output_token_ids)
+        for row, place in [(next(rows), place) for place in places]:
+            if name in replays:
+                logits[row] = only(replays[name][min(done + place, len(replays[name]) - 1)], logits[row])
+    return logits
+
+
+@contextlib.contextmanager
+def forced_sampling(runner: Any, replays: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Make vLLM's samplers follow recorded ids while it guesses and takes no logits hook: guesses are judged by them.
+
+    Wraps, on these objects, what turns raw logits, which log-probabilities are taken of, into those to sample from.
+    """
+    guesses: list[int] = []
+
+    def judge(method: Any) -> Any:
+        def act(metadata: Any, *rest: Any) -> Any:
+            guesses[:] = metadata.num_draft_tokens
+            return method(metadata, *rest)
+
+        return act
+
+    def sample(method: Any) -> Any:
+        def act(logits: Any, metadata: Any, bonus: bool) -> Any:
+            ahead = [[count] for count in guesses] if bonus else [[0]] * len(logits)
+            return force_rows(runner, replays, method(logits, metadata, bonus), ahead)
+
+        return act
+
+    def target(method: Any) -> Any:
+        def act(logits: Any, *metadata: Any) -> Any:
+            return force_rows(runner, replays, method(logits, *metadata), map(range, guesses))
+
+        return act
+
+    with (
+        replaced(runner.rejection_sampler, "forward", judge),
+        replaced(runner.sampler, "apply_logits_processors", sample),
+        replaced(runner.rejection_sampler, "apply_logits_processors", target),
+    ):
+        yield
 
 
 class StepProbe:
@@ -3468,7 +3519,7 @@ class VllmBackend:
         let_vllm_scan_numba()
         with in_process(first_runner=settings.logits_hooks):
             self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
-        self.grouped = groups_alive()
+        self.grouped, self.guesses = groups_alive(), settings.speculative is not None
         self.requests = itertools.count()
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
@@ -3489,7 +3540,9 @@ class VllmBackend:
                 probe.over.append(place)
             return over
 
-        self._run(prompts, [sampling_params(plan, *pair) for pair in zip(prompts, watches)], take, probe)
+        self._run(
+            prompts, [sampling_params(plan, *pair, not self.guesses) for pair in zip(prompts, watches)], take, probe
+        )
         return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
 
     def score(
@@ -3559,6 +3612,15 @@ class VllmBackend:
             raise UnsupportedError("vLLM schedules ahead, so that steps cannot be told apart", fix=fix)
         return StepProbe(self.trace, engine, watches, [prompt.length for prompt in prompts])
 
+    def _forced(self, prompts: Mapping[str, Prompt]) -> Any:
+        """Replay beside guesses, which is for the model runner whose samplers we know."""
+        executor = getattr(getattr(self.model.llm_engine.engine_core, "engine_core", None), "model_executor", None)
+        runner = getattr(getattr(getattr(executor, "driver_worker", None), "worker", None), "model_runner", None)
+        if not all(hasattr(runner, name) for name in ("input_batch", "requests", "sampler", "rejection_sampler")):
+            fix = "set VLLM_USE_V2_MODEL_RUNNER=0 before loading, or use backend='hf'"
+            raise UnsupportedError("this model runner cannot replay beside speculation", fix=fix)
+        return forced_sampling(runner, {name: prompt.replay for name, prompt in prompts.items() if prompt.replay})
+
     def _run(
         self,
         prompts: Sequence[Prompt],
@@ -3573,7 +3635,10 @@ class VllmBackend:
             for place, (prompt, how) in enumerate(zip(prompts, params)):
                 name = str(next(self.requests))
                 places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
-            with probe.attached(internal.values()) if probe else contextlib.nullcontext(engine.step) as step:
+            with contextlib.ExitStack() as stack:
+                if self.guesses and any(prompt.replay for prompt in prompts):
+                    stack.enter_context(self._forced(dict(zip(internal.values(), prompts))))
+                step = stack.enter_context(probe.attached(internal.values())) if probe else engine.step
                 while places and engine.has_unfinished_requests():
                     for output in step():
                         name = output.request_id
@@ -3659,11 +3724,11 @@ UNSUPPORTED = (
     Refusal("vllm", "logits plugins or full logits with speculation",
             lambda a: a.guesses() and (a.says(lambda o: o.logits) or any(p.logits for p in a.plugins)),
             "load without speculative, or use backend='hf'"),
-    Refusal("vllm", "a replay with speculation",  # it takes no hook there, and its own replay is for GPUs only
-            lambda a: a.guesses() and a.says(lambda o: o.replay is not None),
-            "load without speculative, or use backend='hf'"),
-    Refusal("vllm", "a replay without its hook",
-            lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks, HOOK),
+    Refusal("vllm", "a replay without its hook",  # which it neither takes nor needs where it guesses
+            lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks and not a.guesses(), HOOK),
+    Refusal("vllm", "top_k with speculation",  # a step without a guess would raise inside vLLM 0.32
+            lambda a: a.guesses() and a.says(lambda o: o.temperature > 0 and o.top_k is not None and o.replay is None),
+            "use top_p, load without speculative, or use backend='hf'"),
     Refusal("vllm", "min_p with speculation", lambda a: a.guesses() and a.says(lambda o: o.min_p > 0),
             "load without speculative, or use backend='hf'"),
     Refusal("vllm", "a seed with speculation",  # it would not give the same sample again

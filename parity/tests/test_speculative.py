@@ -135,6 +135,8 @@ def test_what_does_not_go_with_guessing_is_refused(guessing: GenerationEngine, b
         guessing.generate_text_batch([COUNT], {"num_beams": 2})
     if backend == "hf":
         return
+    with pytest.raises(UnsupportedError, match="top_k with speculation"):
+        guessing.generate_text_batch([COUNT], {"temperature": 1.0, "top_k": 5})
     with pytest.raises(UnsupportedError, match="min_p with speculation"):
         guessing.generate_text_batch([COUNT], {"temperature": 1.0, "min_p": 0.1})
     with pytest.raises(UnsupportedError, match="logits plugins or full logits with speculation"):

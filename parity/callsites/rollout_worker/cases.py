@@ -7,7 +7,7 @@ from typing import Any
 
 MODEL, DRAFT = "golden/models/tiny-qwen3", "golden/models/tiny-qwen3-draft"
 DIFFERS = {
-    "fixed-while-guessing": "the old worker did not apply fixed results while it guessed; the moved one does, on hf",
+    "fixed-while-guessing": "the old worker did not apply fixed results while it guessed; the moved one does",
 }
 SAMPLED: frozenset[str] = frozenset()
 

@@ -29,15 +29,14 @@ def speculation(spec_tokens: int, draft: str | None) -> dict[str, Any] | None:
 def config(
     model_path: str, backend: str, spec_tokens: int, draft: str | None, fixed: bool, batch: int
 ) -> ModelLoadConfig:
-    """Fixed results need vLLM's logits hook, which it has not while it guesses: then they run on hf, which can."""
+    """Fixed results need vLLM's logits hook, which it neither takes nor needs while it guesses."""
     own = {"vllm_kwargs": {"max_num_seqs": batch, "num_gpu_blocks_override": 64}}
     return ModelLoadConfig(
         model_path,
         backend=backend,
         max_model_len=1024,
         speculative=speculation(spec_tokens, draft),  # type: ignore[arg-type]
-        logits_hooks=fixed,
-        fallback_backend="hf" if backend == "vllm" else None,
+        logits_hooks=fixed and not spec_tokens,
         **(own if backend == "vllm" else {"max_batch_size": batch}),
     )
 
