@@ -41,10 +41,11 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
     11  Prompts               request -> token ids and pictures
     12  Results               token ids -> text, counts and the reason why it ended
     13  Cache                 answers to equal requests, in memory and in a file
-    14  Backend: hf           transformers, one decode loop
-    15  Backend: vllm         vLLM inside this process
-    16  Engine                load, render, generate
-    17  Command line          --version, outline, doctor, generate
+    14  Trace                 what each step did, as three CSV files, and recorded cases
+    15  Backend: hf           transformers, one decode loop
+    16  Backend: vllm         vLLM inside this process
+    17  Engine                load, render, generate
+    18  Command line          --version, outline, doctor, generate
 
 Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
 """
@@ -56,8 +57,10 @@ import ast
 import base64
 import binascii
 import contextlib
+import csv
 import dataclasses
 import difflib
+import functools
 import gc
 import hashlib
 import importlib
@@ -96,11 +99,14 @@ __all__ = [
     "BackendMissing", "UnsupportedError", "EngineError",
     # 3 contracts
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
-    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "TextGenerationRequest", "VlmGenerationRequest",
+    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "SpeculativeOptions", "TextGenerationRequest",
+    "VlmGenerationRequest",
     "GenerationResult", "ScoreResult", "Capabilities",
     # 4-8 pictures, chat, stops, tool calls, plugins
     "load_image", "render", "truncate_at_stops", "ToolCall", "parse_tool_calls", "Plugin",
-    # 16 engine
+    # 14 trace
+    "Trace", "Case", "read_cases", "write_cases",
+    # 17 engine
     "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
 
@@ -206,6 +212,8 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
 #   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
+#   transformers 4.57 | 5.x    new tokens' places: cache_position | position_ids                       grown()
+#   transformers 4.57 | 5.x    cache.crop(0) empties it | trims sliding windows                         forget()
 #   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
 #   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
 #   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
@@ -219,10 +227,29 @@ def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> A
     return model(**model.prepare_inputs_for_generation(ids, **state), return_dict=True)
 
 
-def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
-    """One further token's forward pass over the cache. ids: [batch, all tokens so far]."""
-    last = {"next_sequence_length": 1} if hasattr(model, "_prefill") else {}
+def forward_next(model: Any, ids: Any, state: dict[str, Any], new: int = 1) -> Any:
+    """The forward pass of the `new` last tokens over the cache. ids: [batch, all tokens so far]."""
+    last = {"next_sequence_length": new} if hasattr(model, "_prefill") else {}
     return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
+
+
+def grown(model: Any, outputs: Any, state: dict[str, Any], ids: Any, length: int, new: int) -> dict[str, Any]:
+    """The state of one row, which described `length` tokens, for all of `ids`, the last `new` not in the cache yet."""
+    torch, whole = need_torch(), ids.shape[1]
+    if whole > length:
+        state = model._update_model_kwargs_for_generation(outputs, dict(state), num_new_tokens=whole - length)
+    state["attention_mask"] = torch.ones_like(ids)
+    if "cache_position" in state:
+        state["cache_position"] = torch.arange(whole - new, whole, device=ids.device)
+    if "logits_to_keep" in state:
+        state["logits_to_keep"] = new
+    return state
+
+
+def forget(cache: Any, tokens: int) -> None:
+    """Take the last `tokens` tokens out of a cache."""
+    if tokens or hasattr(cache, "activate_past_recording"):
+        cache.crop(-tokens)
 
 
 def abort(engine: Any, internal_ids: list[str]) -> None:
@@ -238,6 +265,14 @@ def request_errors() -> tuple[type[Exception], ...]:
     if find_spec("vllm.exceptions") is None:
         return (ValueError,)
     return (ValueError, importlib.import_module("vllm.exceptions").VLLMError)
+
+
+def let_vllm_scan_numba() -> None:
+    """Loading on a CPU, vLLM 0.32 asks vars() of every value in every module; the library handle of numba (which n-gram
+    drafting imports) answers with a function in place of a dict, and every later load in the process would fail."""
+    ffi = sys.modules.get("llvmlite.binding.ffi")
+    if ffi is not None:
+        getattr(ffi.lib, "_fntab", {}).setdefault("__dict__", {})
 
 
 @contextlib.contextmanager
@@ -372,6 +407,41 @@ class CacheOptions:
             raise OptionError("CacheOptions.path with size 0 does nothing", fix="give it a size, or drop the path")
 
 
+SPECULATIVE_METHODS = ("ngram", "draft_model")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeOptions:
+    """Tokens to guess cheaply and let the model judge several at a time; the answers are those without it.
+
+    method: "ngram" guesses what followed the last few tokens where they stood before, in the prompt or the answer;
+        "draft_model" asks a smaller model with the same vocabulary.
+    num_tokens: guesses in a round.   model: the draft checkpoint, for "draft_model" only.
+    lookup_max, lookup_min: for "ngram" only, how many last tokens to look for: the longest run that is found.
+
+    hf speculates one row at a time: it pays where a call has one request, not where it has many.
+    """
+
+    method: str
+    num_tokens: int = 5  # beyond that the odds that all are right fall faster than the rounds get fewer
+    model: str | None = None
+    lookup_max: int = 3
+    lookup_min: int = 1
+
+    def __post_init__(self) -> None:
+        if self.method not in SPECULATIVE_METHODS:
+            fix = nearest(str(self.method), SPECULATIVE_METHODS)
+            raise OptionError(f"no speculative method {self.method!r}", fix=fix)
+        if isinstance(self.model, os.PathLike):
+            settle(self, model=os.fspath(self.model))
+        check_strings(self, "model")
+        if (self.model is not None) != (self.method == "draft_model"):
+            raise OptionError(f"SpeculativeOptions.model is {self.model!r}", fix="ngram has none, draft_model one")
+        check_int(self, "num_tokens", 1)
+        check_int(self, "lookup_max", 1)
+        check(self, "lookup_min", "1 to lookup_max", lambda value: 1 <= value <= self.lookup_max, (int,))
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLoadConfig:
     """What to load, and where.
@@ -387,6 +457,7 @@ class ModelLoadConfig:
         schedules by itself.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
+    speculative: guess tokens and judge them together, for speed; None does not.
     cache: what to keep of answers, for equal requests.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on the result.
     progress: a bar on a terminal; never one where there is no terminal.
@@ -405,6 +476,7 @@ class ModelLoadConfig:
     max_batch_size: int | None = None
     adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
+    speculative: SpeculativeOptions | None = None
     cache: CacheOptions = field(default_factory=CacheOptions)
     fallback_backend: str | None = None
     progress: bool = True
@@ -438,6 +510,10 @@ class ModelLoadConfig:
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             self._refuse_contradictions(name)
+        if self.speculative is not None:
+            settle(self, speculative=build(SpeculativeOptions, self.speculative))
+            if "speculative_config" in self.vllm_kwargs:
+                raise OptionError("vllm_kwargs sets 'speculative_config' beside speculative", fix="give one of the two")
 
     def _refuse_contradictions(self, name: str) -> None:
         extra = getattr(self, name)
@@ -539,6 +615,8 @@ class GenerationOptions:
     logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
         Raw: of the model's own distribution, before penalties, temperature and plugins, on both backends.
     logits: also the full raw logits of each step, a float32 tensor [tokens, vocabulary] on the CPU.
+    replay: None, or the token ids that each request shall answer, whatever the model would say. A row ends with them;
+        sampling and penalties have no say, and logprobs of them are reported. Fails where they cannot be followed.
     max_prompt_tokens: what a prompt may take; None is the context window less max_new_tokens.
     truncate_prompt: a longer prompt loses its beginning; otherwise it is refused.
     """
@@ -555,6 +633,7 @@ class GenerationOptions:
     num_beams: int = 1
     logprobs: int | None = None
     logits: bool = False
+    replay: tuple[tuple[int, ...], ...] | None = None
     stop: StopOptions = field(default_factory=StopOptions)
     decode: DecodeOptions = field(default_factory=DecodeOptions)
     max_prompt_tokens: int | None = None
@@ -565,6 +644,7 @@ class GenerationOptions:
         settle(self, stop=build(StopOptions, stop), decode=build(DecodeOptions, self.decode))
         check_int(self, "n", 1)
         check_int(self, "num_beams", 1)
+        self._check_replay()
         self._check_beams()
         check_int(self, "logprobs", 0, optional=True)
         check_int(self, "max_new_tokens", 1)
@@ -580,11 +660,23 @@ class GenerationOptions:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             settle(self, **{name: float(getattr(self, name))})  # transformers refuses a penalty of 2
 
+    def _check_replay(self) -> None:
+        if self.replay is None:
+            return
+        check_list(self, "replay")
+        if not all(isinstance(ids, (list, tuple)) and ids and all(type(i) is int for i in ids) for ids in self.replay):
+            raise OptionError(
+                "GenerationOptions.replay is no list of token ids", fix="give each request one id or more"
+            )
+        settle(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
+        if self.n > 1:
+            raise OptionError(f"replay does not go with n {self.n}", fix="give each sample as a request of its own")
+
     def _check_beams(self) -> None:
         """Beam search keeps whole answers in play: what decides token by token does not go with it."""
         stop, usual = self.stop, type(self).__dataclass_fields__
         one_by_one = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "logprobs", "logits",
-                      "min_new_tokens")  # fmt: skip
+                      "min_new_tokens", "replay")  # fmt: skip
         asked = [name for name in one_by_one if getattr(self, name) != usual[name].default]
         asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
         if self.num_beams > 1 and asked:
@@ -1532,6 +1624,20 @@ def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -
     return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
 
 
+def check_draft(settings: ModelLoadConfig, config: Any, common: Mapping[str, Any]) -> None:
+    """A draft model must be there and have the model's vocabulary: its guesses are token ids."""
+    if settings.speculative is None or settings.speculative.model is None:
+        return
+    draft, vocabulary = settings.speculative.model, config.get_text_config().vocab_size
+    try:
+        found = need_transformers().AutoConfig.from_pretrained(draft, **common).get_text_config().vocab_size
+    except (OSError, ValueError) as error:
+        raise LoadError(f"cannot read the draft model {draft!r}: {error}", fix="give a checkpoint directory") from error
+    if found != vocabulary:
+        problem = f"the draft model has a vocabulary of {found} tokens, the model one of {vocabulary}"
+        raise OptionError(problem, fix="give a draft model of the same family")
+
+
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
     for path in settings.adapters.values():
@@ -1548,6 +1654,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     except (OSError, ValueError) as error:
         fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
         raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
+    check_draft(settings, config, {"trust_remote_code": settings.trust_remote_code})
     tokenizer = owner.tokenizer if vlm else owner
     tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
     text_config = config.get_text_config()
@@ -1614,6 +1721,8 @@ def single_token(tokenizer: Any, string: str) -> int | None:
 def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop, tokenizer, plugins = options.stop, checkpoint.tokenizer, tuple(plugins)
+    if options.replay is not None and plugins:
+        raise OptionError("replay does not go with plugins, which could change it", fix="drop one of the two")
     if options.num_beams > 1 and plugins:
         raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
     vocabulary = len(tokenizer)
@@ -1655,6 +1764,7 @@ class Prompt:
     adapter: str | None
     structured: StructuredOptions | None
     notes: tuple[str, ...]
+    replay: tuple[int, ...] | None = None
 
     def drawn_seed(self) -> int:
         """The request's seed, or a new one: on both backends each row draws from a generator of its own, because the
@@ -1791,6 +1901,8 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
     if request.structured is not None and (plan.options.min_new_tokens or plan.options.stop.ignore_eos):
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
+    if request.structured is not None and plan.options.replay is not None:
+        raise OptionError("replay does not go with a structure", fix="drop one of the two")
     if request.structured is not None and (plan.options.logprobs is not None or plan.options.logits):
         raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
     if plan.options.num_beams > 1 and (images or request.structured is not None):
@@ -1861,14 +1973,30 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     return Ending(options.max_new_tokens, "length", None) if len(ids) >= options.max_new_tokens else None
 
 
+def check_replay(replay: Sequence[int], plan: Plan) -> None:
+    """Recorded ids must be tokens, fit the budget, and end where the options end an answer, or by being all."""
+    if not 0 <= min(replay) <= max(replay) < len(plan.checkpoint.tokenizer):
+        raise RequestError(f"a token id to replay is outside the vocabulary of {len(plan.checkpoint.tokenizer)}",
+                           fix="replay what this model's tokenizer recorded")  # fmt: skip
+    if len(replay) > plan.options.max_new_tokens:
+        problem = f"{len(replay)} tokens to replay, but max_new_tokens is {plan.options.max_new_tokens}"
+        raise RequestError(problem, fix="raise it")
+    ending = find_ending(replay, plan)
+    if ending is not None and ending.count < len(replay):
+        why = ending.reason if ending.stop_reason is None else f"{ending.reason} at {ending.stop_reason!r}"
+        problem = f"of {len(replay)} tokens to replay, the options end the answer after {ending.count} ({why})"
+        raise RequestError(problem, fix="replay with the stops and ignore_eos that it was recorded with")
+
+
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. May look twice, never ends a row early.
 
     A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, replay: tuple[int, ...] | None = None) -> None:
         self.plan, self.ids = plan, []  # type: tuple[Plan, list[int]]
+        self._most = len(replay) if replay else plan.options.max_new_tokens
         self._ends = frozenset(plan.end_ids)
         self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
@@ -1894,7 +2022,7 @@ class RowWatch:
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
-        if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
+        if token_id in self._ends or len(self.ids) >= self._most:
             return True
         if self._reach and self._stop_in_tail(token_id):
             return True
@@ -1944,6 +2072,11 @@ def run_post_decode(text: str, plan: Plan) -> str:
 def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> GenerationResult:
     """Completion -> GenerationResult: the one place where ids become text."""
     ending = find_ending(completion.token_ids, plan)
+    if prompt.replay is not None and completion.token_ids != prompt.replay:
+        raise EngineError(f"{backend} did not follow the replay: {len(completion.token_ids)} tokens of its own",
+                          fix="report it with the options used")  # fmt: skip
+    if prompt.replay is not None and ending is None:
+        ending = Ending(len(prompt.replay), "length", None)  # what was recorded had a smaller budget
     if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
         ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
     if ending is None:
@@ -2184,7 +2317,263 @@ class CompletionCache:
         self._touched.clear()
 
 
-# == 14. Backend: hf ===================================================================================================
+# == 14. Trace =========================================================================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A recorded answer, to be forced again: the prompt as the model saw it, with its special tokens, and the ids.
+
+    messages: what it was rendered from, where it was; for readers, a replay takes `prompt`.
+    """
+
+    id: int
+    prompt: str
+    messages: tuple[Mapping[str, Any], ...] | None
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@contextlib.contextmanager
+def written_whole(*paths: Path) -> Iterator[list[Path]]:
+    """Names beside `paths` to write to; they become `paths` only when the block ends well."""
+    beside = [path.with_name(f".{path.name}.{os.getpid()}.part") for path in paths]
+    try:
+        yield beside
+        for part, path in zip(beside, paths):
+            os.replace(part, path)
+    finally:
+        for part in beside:
+            part.unlink(missing_ok=True)
+
+
+def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
+    """A Parquet file with the columns of Case; messages as JSON."""
+    arrow, parquet = need("pyarrow", "pyarrow"), need("pyarrow.parquet", "pyarrow")
+    rows = [{f.name: getattr(case, f.name) for f in dataclasses.fields(Case)} for case in cases]
+    for row in rows:
+        row["messages"] = row["messages"] and json.dumps(row["messages"], ensure_ascii=False)
+    kinds = (arrow.int64(), arrow.string(), arrow.string(), arrow.list_(arrow.int64()), arrow.string())
+    schema = arrow.schema([(f.name, kind) for f, kind in zip(dataclasses.fields(Case), kinds)])
+    with written_whole(Path(path)) as [part]:
+        parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), part)
+
+
+def read_cases(path: str | os.PathLike[str]) -> list[Case]:
+    """What write_cases wrote. Raises RequestError for a file that is none."""
+    arrow, parquet = need("pyarrow", "pyarrow"), need("pyarrow.parquet", "pyarrow")
+    names = [f.name for f in dataclasses.fields(Case)]
+    try:
+        rows = parquet.read_table(path, columns=names).to_pylist()
+    except (OSError, arrow.ArrowException) as error:
+        raise RequestError(f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here") from error
+    if rows and set(rows[0]) != set(names):
+        raise RequestError(f"{os.fspath(path)} has the columns {sorted(rows[0])}", fix="it needs " + ", ".join(names))
+    for row in rows:
+        row["messages"] = tuple(json.loads(row["messages"])) if row["messages"] else None
+        row["token_ids"] = tuple(row["token_ids"])
+    return [Case(**row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one request got in one step: tokens, guesses that were judged, guesses that the model agreed with."""
+
+    delivered: int
+    drafted: int = 0
+    matched: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or since the call began.
+
+    spent: seconds by "draft" and "verify", where they were measured.   view: what the scheduler saw.
+    """
+
+    ended: float
+    interval: float
+    spent: Mapping[str, float]
+    view: Mapping[str, float]
+    advances: dict[int, Advance]
+
+    @property
+    def tokens(self) -> int:
+        return sum(advance.delivered for advance in self.advances.values())
+
+    def row(self, first: float) -> dict[str, Any]:
+        served = sum(advance.delivered > 0 for advance in self.advances.values())
+        ms = {what: 1e3 * seconds for what, seconds in self.spent.items()}
+        return {
+            "step_tgs": self.tokens / served / self.interval if served else None,
+            "step_tokens": self.tokens,
+            "cur_acc_len": self.tokens / served if served else None,
+            "step_batchsize": served,
+            "step_ts": self.ended - first,
+            "step_interval": 1e3 * self.interval,
+            "draft_nstep": max((advance.drafted for advance in self.advances.values()), default=0),
+            "draft_time": ms.get("draft"),
+            "verify_time": ms.get("verify"),
+            "idle_time": 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None,
+            **{name: self.view.get(name) for name in ("running", "waiting", "preempted", "kv_cache_usage")},
+        }
+
+
+@dataclass(slots=True)
+class TracedRequest:
+    prompt_length: int
+    arrived: float
+    ended: float | None = None
+
+    def row(self, number: int, advances: Sequence[Advance]) -> dict[str, Any]:
+        drafted, matched = sum(a.drafted for a in advances), sum(a.matched for a in advances)
+        return {
+            "req_id": number,
+            "rollout_time": (self.ended or self.arrived) - self.arrived,
+            "rollout_step": len(advances),
+            "prompt_length": self.prompt_length,
+            "response_length": sum(a.delivered for a in advances),
+            "spec_accept_rate": matched / drafted if drafted else None,
+            "spec_matched_total": matched,
+            "spec_draft_total": drafted,
+            "spec_accepted_total": sum(min(a.matched, a.delivered) for a in advances),
+        }
+
+
+PERF_COLUMNS = ("step_tgs", "step_tokens", "cur_acc_len", "step_batchsize", "step_ts", "step_interval", "draft_nstep",
+                "draft_time", "verify_time", "idle_time", "running", "waiting", "preempted",
+                "kv_cache_usage")  # fmt: skip
+
+
+REQUEST_COLUMNS = ("req_id", "rollout_time", "rollout_step", "prompt_length", "response_length", "spec_accept_rate",
+                   "spec_matched_total", "spec_draft_total", "spec_accepted_total")  # fmt: skip
+
+
+MARKOV_COLUMNS = ("acc_token_num", "draft_token_num", "verify_token_num", "cur_step", "req_id")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file; a column that no row has a value for was not measured, and is left out."""
+    kept = [name for name in columns if not rows or any(row[name] is not None for row in rows)]
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(kept)
+        for row in rows:
+            writer.writerow([round(v, 6) if isinstance(v := row[name], float) else v for name in kept])
+
+
+class Trace:
+    """What the generate calls inside `with engine.trace(directory, worker_id=0) as trace:` did, step by step.
+
+    At the block's end, if that is reached without an exception, the directory holds (times in s or ms, see README)
+    worker_<id>_perf.csv      a row per step: tokens, how many requests got some, times, the scheduler's view
+    worker_<id>_request.csv   a row per request, by response_length, then req_id
+    worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts the rows of perf.csv
+    Requests are numbered as they come to the backend: answers from a cache, and the equals of a greedy one, do not.
+    Counts are always there; what cannot be measured is a column less, never a zero.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], worker_id: int) -> None:
+        self.directory, self.worker_id = Path(directory), worker_id
+        self.steps: list[Step] = []
+        self.requests: list[TracedRequest] = []
+        self.cases: list[Case] = []
+        self.unwritable: list[int] = []
+        self.spent: dict[str, float] = {}
+        self.inner, self._last, self._first = 0.0, 0.0, 0
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.directory / f"worker_{self.worker_id}_{kind}.csv" for kind in ("perf", "request", "markov")]
+
+    def now(self) -> float:
+        """Seconds, once the accelerator has done what it was given."""
+        if need_torch().cuda.is_initialized():
+            need_torch().cuda.synchronize()
+        return time.perf_counter()
+
+    def arrive(self, prompt_lengths: Iterable[int]) -> list[int]:
+        """A call with these prompts begins: the numbers of its requests."""
+        self._last, self._first = self.now(), len(self.requests)
+        self.spent.clear()
+        self.requests += [TracedRequest(length, self._last) for length in prompt_lengths]
+        return list(range(self._first, len(self.requests)))
+
+    def step(
+        self, ended: float, advances: Mapping[int, Advance], over: Iterable[int], clocks: Iterable[str], **view: float
+    ) -> None:
+        """A step has ended. over: requests that are done.   clocks: what is timed; a part that did not run took 0 s."""
+        spent = {what: self.spent.get(what, 0.0) for what in clocks}
+        self.steps.append(Step(ended, ended - self._last, spent, view, dict(advances)))
+        for number in over:
+            self.requests[number].ended = ended
+        self._last = ended
+        self.spent.clear()
+
+    def retract(self, numbers: Iterable[int]) -> None:
+        """What these requests got so far does not count: they run again, or failed."""
+        for step, number in itertools.product(self.steps, list(numbers)):
+            step.advances.pop(number, None)
+
+    def waiting(self, running: int) -> int:
+        """Requests of this call that are neither over nor among the running ones."""
+        return sum(request.ended is None for request in self.requests[self._first :]) - running
+
+    def advances(self) -> list[tuple[int, int, Advance]]:
+        """(request, step, what it got), of the requests that are over, in this order."""
+        kept = ((number, k, got) for k, step in enumerate(self.steps) for number, got in step.advances.items())
+        return sorted((row for row in kept if self.requests[row[0]].ended is not None), key=lambda row: row[:2])
+
+    def tables(self) -> list[tuple[Sequence[str], list[dict[str, Any]]]]:
+        """(columns, rows) of the three files."""
+        self.retract(number for number, request in enumerate(self.requests) if request.ended is None)
+        markov = self.advances()
+        own: dict[int, list[Advance]] = {number: [] for number, r in enumerate(self.requests) if r.ended is not None}
+        for number, _, got in markov:
+            own[number].append(got)
+        requests = [self.requests[number].row(number, gots) for number, gots in own.items()]
+        requests.sort(key=lambda row: (row["response_length"], row["req_id"]))
+        first = self.steps[0].ended if self.steps else 0.0
+        steps = [(got.delivered, got.drafted, got.drafted + 1, k, number) for number, k, got in markov]
+        return [
+            (PERF_COLUMNS, [step.row(first) for step in self.steps]),
+            (REQUEST_COLUMNS, requests),
+            (MARKOV_COLUMNS, [dict(zip(MARKOV_COLUMNS, row)) for row in steps]),
+        ]
+
+    def write(self) -> None:
+        """The three files, whole or not at all; those of an earlier trace of this worker are replaced."""
+        with written_whole(*self.files) as parts:
+            for part, (columns, rows) in zip(parts, self.tables()):
+                write_table(part, columns, rows)
+
+    def save_cases(self, path: str | os.PathLike[str]) -> None:
+        """The text answers of the trace as a case file (Parquet), for `engine.replay`. Needs pyarrow.
+
+        Raises RequestError where a prompt's ids are not what its text would be tokenized to.
+        """
+        if self.unwritable:
+            problem = "its prompt's ids are not those of their text"
+            raise RequestError(problem, fix="give the prompt as text or messages", index=self.unwritable[0])
+        write_cases(path, self.cases)
+
+
+@contextlib.contextmanager
+def timed(trace: Trace | None, what: str) -> Iterator[None]:
+    """Count the block's time as `what`, less what is timed inside it."""
+    if trace is None:
+        yield
+        return
+    began, outer, trace.inner = trace.now(), trace.inner, 0.0
+    try:
+        yield
+    finally:
+        took = trace.now() - began
+        trace.spent[what] = trace.spent.get(what, 0.0) + took - trace.inner
+        trace.inner = outer + took
+
+
+# == 15. Backend: hf ===================================================================================================
 
 
 class Backend(Protocol):
@@ -2193,6 +2582,7 @@ class Backend(Protocol):
 
     name: str
     model: Any
+    trace: Trace | None
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]: ...
 
@@ -2213,7 +2603,7 @@ DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside 
 class Row:
     """One prompt on its way through the decode loop. inputs: what the model is fed beside the ids.
 
-    generator: draws for this row alone.   matcher: where this row is in its grammar.
+    generator: draws for this row alone.   matcher: where this row is in its grammar.   number: in the trace.
     """
 
     prompt: Prompt
@@ -2223,6 +2613,7 @@ class Row:
     generator: Any = None
     matcher: Any = None
     over: bool = False
+    number: int = -1
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -2402,8 +2793,10 @@ class DecodeLoop:
     into the prompt, and one global generator serves every row.
     """
 
-    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
-        self.rows, self.options, self.done = rows, plan.options, done
+    clocks: tuple[str, ...] = ("verify",)
+
+    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None], trace: Trace | None = None) -> None:
+        self.rows, self.options, self.done, self.trace = rows, plan.options, done, trace
         self.constrained = any(row.matcher is not None for row in rows)
         self.criteria = [(plugin.name, c) for plugin in plan.plugins for c in plugin.hf_stopping_criteria]
 
@@ -2411,26 +2804,46 @@ class DecodeLoop:
         torch = need_torch()
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
             state.pop(unused, None)
-        outputs = forward_first(model, input_ids, state, generation_config)
+        with timed(self.trace, "verify"):
+            outputs = forward_first(model, input_ids, state, generation_config)
         while True:
             state = model._update_model_kwargs_for_generation(outputs, state)
-            logits = outputs.logits[:, -1].to(torch.float32, copy=True)  # [rows, vocabulary]
-            if self.constrained:
-                logits = constrain(self.rows, logits)
-            chosen = self._choose(logits_processor(input_ids, logits))
-            self._record(logits, chosen)
-            input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
-            kept = self._push(chosen.tolist(), input_ids)
+            rows = self.rows.copy()
+            input_ids, kept = self._decide(outputs.logits[:, -1], logits_processor, input_ids)
+            self._end_step(rows, Advance(delivered=1))
             if not kept:
                 return input_ids
             if len(kept) < len(input_ids):
                 input_ids = keep_rows(model, input_ids, state, torch.tensor(kept, device=input_ids.device))
             drop_pictures(state)
-            outputs = forward_next(model, input_ids, state)
+            with timed(self.trace, "verify"):
+                outputs = forward_next(model, input_ids, state)
+
+    def _end_step(self, rows: Sequence[Row], each: Advance) -> None:
+        """Tell the trace what each of `rows`, those before the step, got."""
+        if self.trace is None:
+            return
+        over, view = [row.number for row in rows if row.over], {"running": len(rows)}
+        advances, view["waiting"] = {row.number: each for row in rows}, self.trace.waiting(len(rows))
+        self.trace.step(self.trace.now(), advances, over, self.clocks, **view)
+
+    def _decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
+        """The next token of each row: all ids, and the places of the rows that go on. logits: [rows, vocabulary]."""
+        logits = logits.to(need_torch().float32, copy=True)
+        if self.constrained:
+            logits = constrain(self.rows, logits)
+        chosen = self._choose(logits_processor(input_ids, logits))
+        self._record(logits, chosen)
+        input_ids = need_torch().cat([input_ids, chosen[:, None]], dim=1)
+        return input_ids, self._push(chosen.tolist(), input_ids)
 
     def _choose(self, scores: Any) -> Any:
-        """Greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
+        """Replayed, greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
         torch = need_torch()
+        if self.options.replay is not None:
+            return torch.tensor(
+                [(row.prompt.replay or ())[len(row.watch.ids)] for row in self.rows], device=scores.device
+            )
         if self.rows[0].generator is None:
             return scores.argmax(-1)
         chances = scores.softmax(-1)
@@ -2468,6 +2881,55 @@ class DecodeLoop:
         return kept
 
 
+class SpeculativeLoop(DecodeLoop):
+    """One row, whose guessed tokens pass through the model together; then each place is decided as DecodeLoop does it,
+    until one is not what was guessed. So every option means what it means there, and a seed draws the same sample.
+
+    Not the library's own loop: it looks for ends once a round, and draws from the process's generator.
+    """
+
+    clocks = ("draft", "verify")
+    drafter: Callable[..., Any]
+
+    def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
+        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
+            state.pop(unused, None)
+        cache = state["past_key_values"]
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        drafter, draft = None, input_ids[:, :0]
+        length = input_ids.shape[1]
+        with timed(self.trace, "verify"):
+            outputs = forward_first(model, input_ids, state, generation_config)
+        while True:
+            judged = input_ids.shape[1]
+            input_ids = self._judge(outputs.logits, draft[0].tolist(), logits_processor, input_ids)
+            if not self.rows:
+                return input_ids
+            forget(cache, judged + draft.shape[1] + 1 - input_ids.shape[1])
+            drop_pictures(state)
+            state, length = grown(model, outputs, state, input_ids, length, 1), input_ids.shape[1]
+            with timed(self.trace, "draft"):
+                drafter = drafter or self.drafter(input_ids, generation_config)  # late: its mask is as long as the ids
+                whole = drafter.get_candidates(input_ids)[0]
+            draft = whole[:, length:]
+            with timed(self.trace, "verify"):
+                guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
+                outputs = forward_next(model, whole, guessed, 1 + draft.shape[1])
+
+    def _judge(self, logits: Any, draft: Sequence[int], logits_processor: Any, input_ids: Any) -> Any:
+        """All ids after a round. logits: [1, any, vocabulary], the last len(draft) + 1 of them count."""
+        rows, matched = self.rows.copy(), 0
+        for place, guess in enumerate([*draft, None]):
+            input_ids, kept = self._decide(logits[:, place - len(draft) - 1], logits_processor, input_ids)
+            right = int(input_ids[0, -1]) == guess
+            matched += right
+            if not kept or not right:
+                break
+        self._end_step(rows, Advance(place + 1, len(draft), matched))
+        return input_ids
+
+
 def search_beams(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
     """transformers' own beam search; each row's best answer goes through its watch, which drops the padding."""
     inputs = collate(rows, model.device)
@@ -2483,17 +2945,50 @@ def search_beams(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[],
         done()
 
 
-def decode_rows(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
-    """Run transformers' `generate` with our loop in place of its own; fills each row's watch."""
-    inputs, running = collate(rows, model.device), list(rows)
+def draft_model(settings: ModelLoadConfig, model: Any, dtype: str) -> Any:
+    """The smaller model, where there is one, beside the model and told how many tokens to guess."""
+    if settings.speculative is None or settings.speculative.model is None:
+        return None
+    transformers = need_transformers()
+    draft = transformers.AutoModelForCausalLM.from_pretrained(
+        settings.speculative.model,
+        dtype=getattr(need_torch(), dtype),
+        trust_remote_code=settings.trust_remote_code,
+    ).eval()
+    draft.generation_config = transformers.GenerationConfig(
+        num_assistant_tokens=settings.speculative.num_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,  # or it guesses fewer where it is unsure
+        pad_token_id=model.generation_config.pad_token_id,
+    )
+    return draft.to(model.device)
+
+
+def make_drafter(speculative: SpeculativeOptions, draft: Any, input_ids: Any, generation_config: Any) -> Any:
+    """transformers' own guesser for one row. input_ids: [1, tokens so far]."""
+    kit = importlib.import_module("transformers.generation.candidate_generator")
+    if draft is not None:
+        mask = {"attention_mask": need_torch().ones_like(input_ids)}
+        return kit.AssistedCandidateGenerator(input_ids, draft, generation_config, mask)
+    return kit.PromptLookupCandidateGenerator(
+        eos_token_id=input_ids.new_empty(0),  # ends may be guessed; 4.57 fails on None
+        num_output_tokens=speculative.num_tokens,
+        max_matching_ngram_size=speculative.lookup_max,
+        max_length=generation_config.max_length,
+    )
+
+
+def decode_rows(model: Any, loop: DecodeLoop, plan: Plan) -> None:
+    """Run transformers' `generate` with our loop in place of its own; fills the watch of each of the loop's rows."""
+    inputs = collate(loop.rows, model.device)
     prompt_length = inputs["input_ids"].shape[1]
     model.generate(
         **inputs,
-        logits_processor=logits_processors(plan, running, prompt_length, model.device),
+        logits_processor=logits_processors(plan, loop.rows, prompt_length, model.device),
         max_new_tokens=plan.options.max_new_tokens,
         do_sample=False,  # said by the processors and by the loop
         use_cache=True,
-        custom_generate=DecodeLoop(running, plan, done),
+        custom_generate=loop,
     )
 
 
@@ -2501,6 +2996,7 @@ class HfBackend:
     """transformers, in padded batches of rows that leave as they finish."""
 
     name = "hf"
+    trace: Trace | None = None
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         torch, transformers = need_torch(), need_transformers()
@@ -2523,7 +3019,8 @@ class HfBackend:
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
         self.checkpoint = checkpoint
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
-        self.most_rows = settings.max_batch_size or sys.maxsize
+        self.most_rows = 1 if settings.speculative else settings.max_batch_size or sys.maxsize
+        self.speculative, self.draft = settings.speculative, draft_model(settings, self.model, checkpoint.dtype)
         self.grammars: dict[StructuredOptions, Any] = {}
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
@@ -2535,6 +3032,9 @@ class HfBackend:
         for place, prompt in enumerate(prompts):
             with at_request(place):
                 rows.append(self._row(prompt, plan))
+        numbers = self.trace.arrive(len(row.ids) for row in rows) if self.trace is not None else ()
+        for row, number in zip(rows, numbers):
+            row.number = number
         for batch in self._batches(rows, plan):
             self._adapt(batch[0].prompt.adapter)
             self._run(batch, plan, done)
@@ -2579,7 +3079,7 @@ class HfBackend:
         return results
 
     def close(self) -> None:
-        self.model = None
+        self.model = self.draft = None
         free_memory()
 
     def _row(self, prompt: Prompt, plan: Plan) -> Row:
@@ -2590,7 +3090,7 @@ class HfBackend:
 
     def _restart(self, row: Row, plan: Plan) -> None:
         """Everything that decoding changes, as new."""
-        row.watch, row.generator, row.matcher = RowWatch(plan), None, None
+        row.watch, row.generator, row.matcher = RowWatch(plan, row.prompt.replay), None, None
         if plan.options.temperature:
             row.generator = need_torch().Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
         if (structured := row.prompt.structured) is not None:
@@ -2621,11 +3121,20 @@ class HfBackend:
         if batch:
             yield batch
 
+    def _loop(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> DecodeLoop:
+        if self.speculative is None:
+            return DecodeLoop(rows, plan, done, self.trace)
+        loop = SpeculativeLoop(rows, plan, done, self.trace)
+        loop.drafter = functools.partial(make_drafter, self.speculative, self.draft)
+        return loop
+
     def _run(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
         """Decode `rows`; out of memory, the unfinished ones again in two halves."""
         try:
-            run = decode_rows if plan.options.num_beams == 1 else search_beams
-            run(self.model, rows, plan, done)
+            if plan.options.num_beams > 1:
+                search_beams(self.model, rows, plan, done)
+            else:
+                decode_rows(self.model, self._loop(list(rows), plan, done), plan)
             return
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
@@ -2634,6 +3143,8 @@ class HfBackend:
         left = [row for row in rows if not row.over]
         for row in left:
             self._restart(row, plan)
+        if self.trace is not None:
+            self.trace.retract(row.number for row in left)
         free_memory()
         if len(left) < 2:
             problem = f"out of memory with one prompt of {len(left[0].ids)} tokens: {reason}"
@@ -2644,7 +3155,7 @@ class HfBackend:
         self._run(left[half:], plan, done)
 
 
-# == 15. Backend: vllm =================================================================================================
+# == 16. Backend: vllm =================================================================================================
 
 
 def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
@@ -2655,6 +3166,21 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
     ranks = [json.loads(config.read_text(encoding="utf-8"))["r"] for config in configs]
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
+
+
+def speculative_arguments(speculative: SpeculativeOptions | None) -> dict[str, Any]:
+    """vLLM's words for it, with its count of guesses per request and step, which a trace reads."""
+    if speculative is None:
+        return {}
+    count = "per_request_spec_decode_metrics"
+    if not takes(importlib.import_module("vllm.engine.arg_utils").EngineArgs, count):
+        raise UnsupportedError("this vLLM does not speculate inside a process", fix="install vllm>=0.32")
+    config: dict[str, Any] = {"method": speculative.method, "num_speculative_tokens": speculative.num_tokens}
+    if speculative.method == "ngram":
+        config.update(prompt_lookup_max=speculative.lookup_max, prompt_lookup_min=speculative.lookup_min)
+    else:
+        config["model"] = speculative.model
+    return {"speculative_config": config, count: "detailed"}
 
 
 @contextlib.contextmanager
@@ -2713,6 +3239,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         **lora_arguments(settings),
+        **speculative_arguments(settings.speculative),
         # a named backend, or it does not listen to the second word: one way to write JSON, as compile_grammar has it
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         **settings.vllm_kwargs,
@@ -2724,13 +3251,21 @@ def structured_arguments(structured: StructuredOptions) -> dict[str, Any]:
     return {name: list(value) if name == "choice" else value for name, value in structured.given().items()}
 
 
-def logits_hook(plan: Plan, watch: RowWatch) -> Callable[..., Any] | None:
-    """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins.
+def only(token_id: int, logits: Any) -> Any:
+    """Logits that leave no choice."""
+    forced = need_torch().full_like(logits, -math.inf)
+    forced[token_id] = 0
+    return forced
+
+
+def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
+    """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins, or
+    leaves the token to replay alone.
 
     A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are.
     """
     hooks = plan.hooks("logits")
-    if not hooks and not plan.options.logits:
+    if not hooks and not plan.options.logits and replay is None:
         return None
 
     def act(token_ids: Sequence[int], logits: Any) -> Any:
@@ -2738,19 +3273,23 @@ def logits_hook(plan: Plan, watch: RowWatch) -> Callable[..., Any] | None:
             watch.logits.append(logits.float().cpu().clone())
         for name, hook in hooks:
             logits = run_hook(name, hook, token_ids, logits)
-        return logits
+        return logits if replay is None else only(replay[len(token_ids)], logits)
 
     return act
 
 
-def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
+def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, hooked: bool = True) -> Any:
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, importlib.import_module("vllm.sampling_params")
+    if prompt.replay is not None:  # sampling has no say
+        neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
+        options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
     structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
-    hook = logits_hook(plan, watch)
+    hook = logits_hook(plan, watch, prompt.replay) if hooked else None
+    held_back = plan.end_ids and prompt.replay is None
     return kit.SamplingParams(
-        max_tokens=options.max_new_tokens,
-        min_tokens=options.min_new_tokens if plan.end_ids else 0,  # it masks eos ids too, also ignored ones
+        max_tokens=len(prompt.replay) if prompt.replay else options.max_new_tokens,
+        min_tokens=options.min_new_tokens if held_back else 0,  # it masks eos ids too, also ignored ones
         temperature=float(options.temperature),
         top_p=options.top_p,
         top_k=options.top_k or 0,
@@ -2798,13 +3337,10 @@ def read_score(output: Any, response: tuple[int, ...]) -> ScoreResult:
 
 def forcing_params(response: tuple[int, ...], seen: list[Any]) -> Any:
     """Generate exactly `response`, keeping each step's logits in `seen`."""
-    torch = need_torch()
 
     def act(token_ids: Sequence[int], logits: Any) -> Any:
         seen.append(logits.float().cpu().clone())
-        forced = torch.full_like(logits, -math.inf)
-        forced[response[len(token_ids)]] = 0
-        return forced
+        return only(response[len(token_ids)], logits)
 
     return importlib.import_module("vllm.sampling_params").SamplingParams(
         max_tokens=len(response),
@@ -2825,23 +3361,172 @@ def forced_score(output: Any, response: tuple[int, ...], seen: Sequence[Any]) ->
     return ScoreResult(response, tuple(output.prompt_token_ids), tuple(logprobs.tolist()), logits)
 
 
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Wrap a method of one object, for a while."""
+    mine = name in vars(owner)
+    method = getattr(owner, name)
+    setattr(owner, name, wrap(method))
+    try:
+        yield
+    finally:
+        if mine:
+            setattr(owner, name, method)
+        else:
+            delattr(owner, name)
+
+
+def force_rows(runner: Any, replays: Mapping[str, Sequence[int]], logits: Any, ahead: Iterable[Iterable[int]]) -> Any:
+    """Leave no choice to the requests to replay. logits: [rows, vocabulary]; ahead: for each request of the runner's
+    batch, how many tokens after its last one each of its rows stands."""
+    rows = iter(range(len(logits)))
+    for name, places in zip(runner.input_batch.req_ids, ahead):
+        done = len(runner.requests[name].output_token_ids)
+        for row, place in [(next(rows), place) for place in places]:
+            if name in replays:
+                logits[row] = only(replays[name][min(done + place, len(replays[name]) - 1)], logits[row])
+    return logits
+
+
+@contextlib.contextmanager
+def forced_sampling(runner: Any, replays: Mapping[str, Sequence[int]]) -> Iterator[None]:
+    """Make vLLM's samplers follow recorded ids while it guesses and takes no logits hook: guesses are judged by them.
+
+    Wraps, on these objects, what turns raw logits, which log-probabilities are taken of, into those to sample from.
+    """
+    guesses: list[int] = []
+
+    def judge(method: Any) -> Any:
+        def act(metadata: Any, *rest: Any) -> Any:
+            guesses[:] = metadata.num_draft_tokens
+            return method(metadata, *rest)
+
+        return act
+
+    def sample(method: Any) -> Any:
+        def act(logits: Any, metadata: Any, bonus: bool) -> Any:
+            ahead = [[count] for count in guesses] if bonus else [[0]] * len(logits)
+            return force_rows(runner, replays, method(logits, metadata, bonus), ahead)
+
+        return act
+
+    def target(method: Any) -> Any:
+        def act(logits: Any, *metadata: Any) -> Any:
+            return force_rows(runner, replays, method(logits, *metadata), map(range, guesses))
+
+        return act
+
+    with (
+        replaced(runner.rejection_sampler, "forward", judge),
+        replaced(runner.sampler, "apply_logits_processors", sample),
+        replaced(runner.rejection_sampler, "apply_logits_processors", target),
+    ):
+        yield
+
+
+class StepProbe:
+    """Watches vLLM's engine core from outside while it steps, by wrapping methods of the running objects.
+
+    "verify" is the executor's time for the model and its sampling, less "draft", the drafter's. The drafter runs at the
+    end of a step, so its time stands in the step before the one in which its guesses are judged.
+    """
+
+    def __init__(self, trace: Trace, engine: Any, watches: Sequence[RowWatch], lengths: Iterable[int]) -> None:
+        self.trace, self.engine, self.watches = trace, engine, watches
+        self.core = engine.engine_core.engine_core
+        self.numbers = trace.arrive(lengths)
+        self.requests: list[Any] = []
+        self.over: list[int] = []
+        self.view: dict[str, float] = {}
+        self.seen, self.judged = [0] * len(watches), [0] * len(watches)
+        self.preemptions, self.ended = 0, 0.0
+        worker = getattr(getattr(self.core.model_executor, "driver_worker", None), "worker", None)
+        self.drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
+        guesses = engine.vllm_config.speculative_config is not None
+        self.clocks = ("draft", "verify") if self.drafter is not None else () if guesses else ("verify",)
+
+    def timing(self, what: str) -> Callable[[Any], Any]:
+        def wrap(method: Any) -> Any:
+            def act(*args: Any, **kwargs: Any) -> Any:
+                with timed(self.trace, what):
+                    return method(*args, **kwargs)
+
+            return act
+
+        return wrap
+
+    def viewing(self, execute: Any) -> Any:
+        """Before the model runs, what the scheduler has just decided."""
+
+        def act(*args: Any, **kwargs: Any) -> Any:
+            scheduler = self.core.scheduler
+            running, waiting = scheduler.get_request_counts()
+            self.view = {"running": running, "waiting": waiting, "kv_cache_usage": scheduler.kv_cache_manager.usage}
+            return self.timing("verify")(execute)(*args, **kwargs)
+
+        return act
+
+    @contextlib.contextmanager
+    def attached(self, internal_ids: Iterable[str]) -> Iterator[Callable[[], Any]]:
+        """engine.step, watched, for the requests with these ids."""
+        self.requests = [self.core.scheduler.requests[name] for name in internal_ids]
+        executor = self.core.model_executor
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(executor, "execute_model", self.viewing))
+            if hasattr(executor, "sample_tokens"):
+                stack.enter_context(replaced(executor, "sample_tokens", self.timing("verify")))
+            if self.drafter is not None:
+                stack.enter_context(replaced(self.drafter, "propose", self.timing("draft")))
+            yield self.step
+            self.record()
+
+    def step(self) -> Any:
+        self.record()
+        outputs = self.engine.step()
+        self.ended = self.trace.now()
+        return outputs
+
+    def record(self) -> None:
+        """The last step, now that its tokens have been looked at."""
+        if not self.ended:
+            return
+        changes = {number: self.change(place) for place, number in enumerate(self.numbers)}
+        advances = {number: got for number, got in changes.items() if got.delivered or got.drafted}
+        preemptions = sum(request.num_preemptions for request in self.requests)
+        view = {**self.view, "preempted": preemptions - self.preemptions}
+        self.trace.step(self.ended, advances, [self.numbers[place] for place in self.over], self.clocks, **view)
+        self.preemptions, self.ended, self.over = preemptions, 0.0, []
+
+    def change(self, place: int) -> Advance:
+        delivered = len(self.watches[place].ids) - self.seen[place]
+        self.seen[place] += delivered
+        metrics = getattr(self.requests[place], "spec_decode_metrics", None)
+        if metrics is None or len(metrics.per_step_drafted) == self.judged[place]:
+            return Advance(delivered)
+        self.judged[place] = len(metrics.per_step_drafted)
+        return Advance(delivered, metrics.per_step_drafted[-1], metrics.per_step_accepted[-1])
+
+
 class VllmBackend:
     """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no detokenizer."""
 
     name = "vllm"
+    trace: Trace | None = None
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         vllm = need_vllm()
         self.checkpoint = checkpoint
+        let_vllm_scan_numba()
         with in_process(first_runner=settings.logits_hooks):
             self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
-        self.grouped = groups_alive()
+        self.grouped, self.guesses = groups_alive(), settings.speculative is not None
         self.requests = itertools.count()
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
         if plan.options.num_beams > 1:
             return self._search_beams(prompts, plan, done)
-        watches = [RowWatch(plan) for _ in prompts]
+        watches = [RowWatch(plan, prompt.replay) for prompt in prompts]
+        probe = self._probe(watches, prompts)
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
         def take(place: int, output: Any) -> bool:
@@ -2851,9 +3536,13 @@ class VllmBackend:
             over = any(map(watch.push, new.token_ids)) or output.finished
             if over:
                 done()
+            if over and probe is not None:
+                probe.over.append(place)
             return over
 
-        self._run(prompts, [sampling_params(plan, *pair) for pair in zip(prompts, watches)], take)
+        self._run(
+            prompts, [sampling_params(plan, *pair, not self.guesses) for pair in zip(prompts, watches)], take, probe
+        )
         return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
 
     def score(
@@ -2912,7 +3601,33 @@ class VllmBackend:
             abort(engine, list(engine.output_processor.request_states))
             raise
 
-    def _run(self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool]) -> None:
+    def _probe(self, watches: Sequence[RowWatch], prompts: Sequence[Prompt]) -> StepProbe | None:
+        if self.trace is None:
+            return None
+        engine, fix = self.model.llm_engine, "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
+        if not hasattr(engine.engine_core, "engine_core"):
+            raise UnsupportedError("vLLM's engine runs in a process of its own, where no step can be traced", fix=fix)
+        if engine.vllm_config.scheduler_config.async_scheduling:  # outputs would lag a step behind what was scheduled
+            fix = "load with vllm_kwargs={'async_scheduling': False}"
+            raise UnsupportedError("vLLM schedules ahead, so that steps cannot be told apart", fix=fix)
+        return StepProbe(self.trace, engine, watches, [prompt.length for prompt in prompts])
+
+    def _forced(self, prompts: Mapping[str, Prompt]) -> Any:
+        """Replay beside guesses, which is for the model runner whose samplers we know."""
+        executor = getattr(getattr(self.model.llm_engine.engine_core, "engine_core", None), "model_executor", None)
+        runner = getattr(getattr(getattr(executor, "driver_worker", None), "worker", None), "model_runner", None)
+        if not all(hasattr(runner, name) for name in ("input_batch", "requests", "sampler", "rejection_sampler")):
+            fix = "set VLLM_USE_V2_MODEL_RUNNER=0 before loading, or use backend='hf'"
+            raise UnsupportedError("this model runner cannot replay beside speculation", fix=fix)
+        return forced_sampling(runner, {name: prompt.replay for name, prompt in prompts.items() if prompt.replay})
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[Any],
+        take: Callable[[int, Any], bool],
+        probe: StepProbe | None = None,
+    ) -> None:
         """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
         places: dict[str, int] = {}
         internal: dict[str, str] = {}
@@ -2920,13 +3635,17 @@ class VllmBackend:
             for place, (prompt, how) in enumerate(zip(prompts, params)):
                 name = str(next(self.requests))
                 places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
-            while places and engine.has_unfinished_requests():
-                for output in engine.step():
-                    name = output.request_id
-                    if name in places and take(places[name], output):
-                        del places[name]
-                        if not output.finished:
-                            abort(engine, [internal[name]])
+            with contextlib.ExitStack() as stack:
+                if self.guesses and any(prompt.replay for prompt in prompts):
+                    stack.enter_context(self._forced(dict(zip(internal.values(), prompts))))
+                step = stack.enter_context(probe.attached(internal.values())) if probe else engine.step
+                while places and engine.has_unfinished_requests():
+                    for output in step():
+                        name = output.request_id
+                        if name in places and take(places[name], output):
+                            del places[name]
+                            if not output.finished:
+                                abort(engine, [internal[name]])
 
     def _add(self, engine: Any, name: str, prompt: Prompt, params: Any, place: int) -> str:
         inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
@@ -2958,6 +3677,14 @@ class Asked:
     plugins: Sequence[Plugin] = ()
     scoring: bool = False
     grad: bool = False
+    prompts: Sequence[Prompt] = ()
+    traced: bool = False
+
+    def guesses(self) -> bool:
+        return self.config.speculative is not None
+
+    def seeded(self) -> bool:
+        return self.says(lambda o: o.seed is not None) or any(prompt.seed is not None for prompt in self.prompts)
 
     def says(self, holds: Callable[[GenerationOptions], bool]) -> bool:
         return self.options is not None and holds(self.options)
@@ -2987,6 +3714,30 @@ UNSUPPORTED = (
             "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
     Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
     Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
+    Refusal("hf", "n-grams of a least length",
+            lambda a: a.guesses() and getattr(a.config.speculative, "lookup_min", 1) > 1,
+            "leave lookup_min at 1, or use backend='vllm'"),
+    Refusal("vllm", "speculation with its logits hook", lambda a: a.guesses() and a.config.logits_hooks,
+            "load without one of the two, or use backend='hf'"),
+    Refusal("vllm", "speculation with adapters", lambda a: a.guesses() and bool(a.config.adapters),
+            "load without one of the two, or use backend='hf'"),
+    Refusal("vllm", "logits plugins or full logits with speculation",
+            lambda a: a.guesses() and (a.says(lambda o: o.logits) or any(p.logits for p in a.plugins)),
+            "load without speculative, or use backend='hf'"),
+    Refusal("vllm", "a replay without its hook",  # which it neither takes nor needs where it guesses
+            lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks and not a.guesses(), HOOK),
+    Refusal("vllm", "top_k with speculation",  # a step without a guess would raise inside vLLM 0.32
+            lambda a: a.guesses() and a.says(lambda o: o.temperature > 0 and o.top_k is not None and o.replay is None),
+            "use top_p, load without speculative, or use backend='hf'"),
+    Refusal("vllm", "min_p with speculation", lambda a: a.guesses() and a.says(lambda o: o.min_p > 0),
+            "load without speculative, or use backend='hf'"),
+    Refusal("vllm", "a seed with speculation",  # it would not give the same sample again
+            lambda a: a.guesses() and a.says(lambda o: o.temperature > 0) and a.seeded(),
+            "drop the seed, or use backend='hf'"),
+    Refusal("both", "beam search in a trace", lambda a: a.traced and a.says(lambda o: o.num_beams > 1),
+            "its steps are not seen: leave it out of the trace"),
+    Refusal("both", "beam search with speculation", lambda a: a.guesses() and a.says(lambda o: o.num_beams > 1),
+            "load without speculative"),
     Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
             "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
     Refusal("vllm", "a temperature above 2", lambda a: a.says(lambda o: o.temperature > 2),
@@ -3013,11 +3764,11 @@ UNSUPPORTED = (
 def refuse_unsupported(asked: Asked) -> None:
     """Raise UnsupportedError for the first thing asked for that the backend cannot do."""
     for refusal in UNSUPPORTED:
-        if refusal.backend == asked.config.backend and refusal.asked(asked):
-            raise UnsupportedError(f"{refusal.backend} cannot do {refusal.what}", fix=refusal.fix)
+        if refusal.backend in (asked.config.backend, "both") and refusal.asked(asked):
+            raise UnsupportedError(f"{asked.config.backend} cannot do {refusal.what}", fix=refusal.fix)
 
 
-# == 16. Engine ========================================================================================================
+# == 17. Engine ========================================================================================================
 
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 
@@ -3052,6 +3803,8 @@ def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], li
 
     Only where equal prompts have equal answers: greedy, or the same seed, and no plugins.
     """
+    if plan.options.replay is not None:  # replayed for the work itself
+        return list(prompts), list(range(len(prompts)))
     leaders: list[Prompt] = []
     places: dict[Any, int] = {}
     twins = []
@@ -3062,6 +3815,13 @@ def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], li
             leaders.append(prompt)
         twins.append(place)
     return leaders, twins
+
+
+def replayed(prompt: Prompt, plan: Plan, index: int) -> Prompt:
+    """The prompt with the ids that it shall answer."""
+    replay = (plan.options.replay or ())[index]
+    check_replay(replay, plan)
+    return dataclasses.replace(prompt, replay=replay)
 
 
 @contextlib.contextmanager
@@ -3166,7 +3926,8 @@ def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionC
     """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
     libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
     adapters = {name: fingerprint(path, None, "", "") for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters)
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters,
+           repr(config.speculative))  # fmt: skip
     versions = [str(library.__version__) for library in libraries]
     model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
     return CompletionCache(config.cache, model)
@@ -3277,6 +4038,20 @@ class GenerationEngine:
             prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
             return self.backend.score(prompts, responses, logits=logits, grad=grad) if pairs else []
 
+    def replay(
+        self, cases: str | os.PathLike[str] | Iterable[Case], options: Options = None, *, on_error: OnError = "raise"
+    ) -> list[GenerationResult]:
+        """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per case, in order.
+
+        Raises what generate_text_batch raises, and RequestError for a file that holds no cases.
+        """
+        recorded = read_cases(cases) if isinstance(cases, (str, os.PathLike)) else list(cases)
+        given, longest = build(GenerationOptions, options), max((len(c.token_ids) for c in recorded), default=1)
+        most = max(given.max_new_tokens, longest)
+        given = dataclasses.replace(given, replay=tuple(case.token_ids for case in recorded), max_new_tokens=most)
+        prompts = [encode(self.checkpoint, case.prompt, False) for case in recorded]
+        return self.generate_text_batch([{"prompt_token_ids": ids} for ids in prompts], given, on_error=on_error)
+
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
         plan = make_plan(build(GenerationOptions, options), self.checkpoint, map(adopt_plugin, plugins))
@@ -3293,10 +4068,31 @@ class GenerationEngine:
             "backend_why": self.why,
             "dtype": checkpoint.dtype,
             "max_model_len": checkpoint.window,
+            "speculative": self.config.speculative and dataclasses.asdict(self.config.speculative),
             "eos_token_ids": list(checkpoint.eos_ids),
             "pad_token_id": checkpoint.pad_id,
             **dataclasses.asdict(self.capabilities),
         }
+
+    @contextlib.contextmanager
+    def trace(self, directory: str | os.PathLike[str], worker_id: int = 0) -> Iterator[Trace]:
+        """Write what the generate calls inside the block do, step by step, as three CSV files: see Trace.
+
+        No file is written if the block raises. Raises UnsupportedError, in the calls, where steps cannot be seen.
+        """
+        if type(worker_id) is not int or worker_id < 0:
+            raise OptionError(f"worker_id is {worker_id!r}", fix="it must be a whole number >= 0")
+        if self.backend.trace is not None:
+            raise EngineError("a trace of this engine is running", fix="end it first, or load another engine")
+        os.makedirs(directory, exist_ok=True)  # before the work: a directory that cannot be is said now
+        self.backend.trace = trace = Trace(directory, worker_id)
+        try:
+            yield trace
+        finally:
+            for engine in (self, self._spare):
+                if engine is not None:
+                    engine.backend.trace = None
+        trace.write()
 
     def close(self) -> None:
         """Free the model. Another engine can be loaded in this process afterwards; this one only raises."""
@@ -3332,16 +4128,44 @@ class GenerationEngine:
         if on_error not in ("raise", "return"):
             raise OptionError(f"on_error is {on_error!r}", fix="it is 'raise' or 'return'")
         options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
+        requests = list(requests)
+        if options.replay is not None and len(options.replay) != len(requests):
+            problem = f"{len(requests)} requests, but ids to replay for {len(options.replay)}"
+            raise OptionError(problem, fix="give each request its own")
         with self._lock:
             self._require_open()
-            try:
-                refuse_unsupported(Asked(self.config, options, adopted))
-                check_plugins(adopted, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
-            except UnsupportedError as error:
-                return self._fall_back(error)._generate(requests, kind, options, plugins, on_error, cache)
-            plan = make_plan(options, self.checkpoint, adopted)
-            answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
-            return self._answer(answers, plan, on_error, cache)
+            asked = Asked(self.config, options, adopted, traced=self.backend.trace is not None)
+            refused = self._refusal(asked, kind)
+            if refused is None:
+                plan = make_plan(options, self.checkpoint, adopted)
+                answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
+                prompts = [answer for answer in answers if isinstance(answer, Prompt)]
+                refused = self._refusal(dataclasses.replace(asked, prompts=prompts), kind)
+            if refused is not None:
+                return self._fall_back(refused)._generate(requests, kind, options, plugins, on_error, cache)
+            results = self._answer(answers, plan, on_error, cache)
+            if self.backend.trace is not None and kind is TextGenerationRequest:
+                self._keep_cases(self.backend.trace, requests, results)
+            return results
+
+    def _keep_cases(self, trace: Trace, requests: Iterable[Any], results: Iterable[Any]) -> None:
+        """What a trace keeps of text answers, each sample a case."""
+        for given, result in zip(requests, results):
+            for sample in (result.samples or (result,)) if isinstance(result, GenerationResult) else ():
+                prompt = decode_ids(self.tokenizer, sample.prompt_token_ids, False, False)
+                messages = build(TextGenerationRequest, given).messages
+                if encode(self.checkpoint, prompt, False) != sample.prompt_token_ids:
+                    trace.unwritable.append(len(trace.cases))
+                trace.cases.append(Case(len(trace.cases), prompt, messages, sample.token_ids, sample.text))
+
+    def _refusal(self, asked: Asked, kind: type[TextGenerationRequest]) -> UnsupportedError | None:
+        """What this backend cannot do of a call, and of its requests once they are known."""
+        try:
+            refuse_unsupported(asked)
+            check_plugins(asked.plugins, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
+        except UnsupportedError as error:
+            return error
+        return None
 
     def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
@@ -3351,6 +4175,7 @@ class GenerationEngine:
         if self._spare is None:
             self._spare = self.open(fallback_config(self.config), f"fallback: {error.problem}")
             self._spare.fallback_from = self.backend.name
+        self._spare.backend.trace = self.backend.trace
         return self._spare
 
     def _prompt(self, index: int, given: Any, kind: type[TextGenerationRequest], plan: Plan, on_error: str) -> Any:
@@ -3359,7 +4184,8 @@ class GenerationEngine:
             with at_request(index):
                 if kind is VlmGenerationRequest:
                     _ = self.checkpoint.vision  # or an UnsupportedError
-                return prompt_of(checked_request(given, kind), plan)
+                prompt = prompt_of(checked_request(given, kind), plan)
+                return replayed(prompt, plan, index) if plan.options.replay is not None else prompt
         except GenEngineError as error:
             if on_error == "raise":
                 raise
@@ -3414,7 +4240,7 @@ class GenerationEngine:
 
     def _cache_keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
         """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
-        if plan.plugins or plan.options.logits:
+        if plan.plugins or plan.options.logits or plan.options.replay is not None:
             return {}
         how = cache_key(dataclasses.replace(plan.options, n=1, seed=None), sorted(plan.eos_ids), plan.stop_ids)
         fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
@@ -3482,7 +4308,7 @@ def score_batch(
     return engine.score_batch(items, logits=logits, grad=grad)
 
 
-# == 17. Command line ==================================================================================================
+# == 18. Command line ==================================================================================================
 
 
 def cli_outline(args: argparse.Namespace) -> int:
@@ -3554,7 +4380,7 @@ def cli_doctor(args: argparse.Namespace) -> int:
 def flag_fields() -> list[Any]:
     """The fields of GenerationOptions that are one plain value: each is a flag, with its default."""
     fields = [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
-    return [f for f in fields if f.name != "logits"]  # a tensor is nothing for a shell
+    return [f for f in fields if f.name not in ("logits", "replay")]  # a tensor and lists are nothing for a shell
 
 
 def cli_generate(args: argparse.Namespace) -> int:

@@ -49,7 +49,7 @@ def test_functions_are_short() -> None:
 
 
 def test_only_the_command_line_prints() -> None:
-    command_line = SOURCE[: SOURCE.index("# == 17. Command line")].count("\n")
+    command_line = SOURCE[: SOURCE.index("# == 18. Command line")].count("\n")
     prints = [n.lineno for n in ast.walk(TREE) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
     assert prints and min(prints) > command_line
 

@@ -1,0 +1,150 @@
+"""The rollout worker on the engine, alone or as a group of Ray actors.
+
+worker = RolloutWorker("golden/models/tiny-qwen3", worker_id=0, spec_tokens=4)
+results = worker.rollout(["Count to 9."], "rollouts")      # writes rollouts/worker_0_*.csv
+
+with RolloutGroup("golden/models/tiny-qwen3", workers=2) as group:      # needs ray
+    results = group.rollout(prompts, "rollouts")
+print(group.report)
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gen_engine import GenerationEngine, ModelLoadConfig, Trace, load
+from parity.trace import read_workers, summary
+
+
+def speculation(spec_tokens: int, draft: str | None) -> dict[str, Any] | None:
+    if not spec_tokens:
+        return None
+    return {"method": "draft_model" if draft else "ngram", "num_tokens": spec_tokens, "model": draft}
+
+
+def config(
+    model_path: str, backend: str, spec_tokens: int, draft: str | None, fixed: bool, batch: int
+) -> ModelLoadConfig:
+    """Fixed results need vLLM's logits hook, which it neither takes nor needs while it guesses."""
+    own = {"vllm_kwargs": {"max_num_seqs": batch, "num_gpu_blocks_override": 64}}
+    return ModelLoadConfig(
+        model_path,
+        backend=backend,
+        max_model_len=1024,
+        speculative=speculation(spec_tokens, draft),  # type: ignore[arg-type]
+        logits_hooks=fixed and not spec_tokens,
+        **(own if backend == "vllm" else {"max_batch_size": batch}),
+    )
+
+
+class RolloutWorker:
+    """Prompts in, answers and three files out; with `fixed`, each answer is the recorded one, or the call fails."""
+
+    def __init__(
+        self,
+        model_path: str,
+        worker_id: int = 0,
+        spec_tokens: int = 0,
+        draft: str | None = None,
+        batch: int = 4,
+        backend: str = "vllm",
+        fixed: bool = False,
+    ) -> None:
+        self.worker_id = worker_id
+        self.engine: GenerationEngine = load(config(model_path, backend, spec_tokens, draft, fixed, batch))
+
+    def rollout(
+        self, prompts: Sequence[str], out_dir: str, max_tokens: int = 64, fixed: Sequence[Sequence[int]] | None = None
+    ) -> list[dict[str, Any]]:
+        requests = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+        options: dict[str, Any] = {"max_new_tokens": max_tokens}
+        if fixed is not None:
+            options |= {"replay": fixed, "max_new_tokens": max(map(len, fixed))}
+        with self.engine.trace(out_dir, self.worker_id) as trace:
+            results = self.engine.generate_text_batch(requests, options)
+        return [
+            {"text": result.text, "token_ids": list(result.token_ids), **counts}
+            for result, counts in zip(results, guesses(trace))
+        ]
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def guesses(trace: Trace) -> list[dict[str, int]]:
+    """Per request, in order: guesses judged, and guesses that the model agreed with."""
+    counts = [{"drafted": 0, "matched": 0} for _ in trace.requests]
+    for number, _, got in trace.advances():
+        counts[number]["drafted"] += got.drafted
+        counts[number]["matched"] += got.matched
+    return counts
+
+
+class RolloutGroup:
+    """N workers, each an actor of its own on Ray; prompts are dealt to them in turn, results come back in order.
+
+    resources: Ray's options for one actor, such as {"num_gpus": 1}.   settings: RolloutWorker's.
+    """
+
+    def __init__(
+        self, model_path: str, workers: int, *, resources: dict[str, Any] | None = None, **settings: Any
+    ) -> None:
+        self.ray = importlib.import_module("ray")
+        root = str(Path(__file__).parents[3])  # actors are processes that have not seen our path
+        actor = self.ray.remote(RolloutWorker).options(
+            runtime_env={"env_vars": {"PYTHONPATH": root}}, **(resources or {"num_cpus": 1})
+        )
+        self.workers = [actor.remote(model_path, worker_id=number, **settings) for number in range(workers)]
+        self.report = ""
+
+    def rollout(
+        self, prompts: Sequence[str], out_dir: str, max_tokens: int = 64, fixed: Sequence[Sequence[int]] | None = None
+    ) -> list[dict[str, Any]]:
+        """All answers, in the order of the prompts; `report` then says which workers and requests held up the rest."""
+        step = len(self.workers)
+        calls = [
+            worker.rollout.remote(
+                list(prompts[k::step]), out_dir, max_tokens, None if fixed is None else list(fixed[k::step])
+            )
+            for k, worker in enumerate(self.workers)
+            if prompts[k::step]
+        ]
+        parts = self.ray.get(calls)
+        self.report = summary([worker for worker in read_workers(Path(out_dir)) if worker.number < len(parts)])
+        return [parts[place % step][place // step] for place in range(len(prompts))]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            self.ray.kill(worker)
+
+    def __enter__(self) -> RolloutGroup:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@functools.cache
+def worker(
+    model_path: str, worker_id: int, spec_tokens: int, draft: str | None, batch: int, fixed: bool
+) -> RolloutWorker:
+    return RolloutWorker(model_path, worker_id, spec_tokens, draft, batch, fixed=fixed)
+
+
+def rollout(
+    model_path: str,
+    prompts: list[str],
+    out_dir: str,
+    spec_tokens: int = 0,
+    draft: str | None = None,
+    fixed: list[list[int]] | None = None,
+    max_tokens: int = 64,
+    worker_id: int = 0,
+    batch: int = 4,
+) -> list[dict[str, Any]]:
+    own = worker(model_path, worker_id, spec_tokens, draft, batch, fixed is not None)
+    return own.rollout(prompts, out_dir, max_tokens, fixed)
