@@ -7,6 +7,7 @@ UV     := uv==0.13.8
 
 # The models here are tiny: more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
+export VLLM_CPU_KVCACHE_SPACE ?= 1
 
 .DEFAULT_GOAL := help
 
@@ -21,6 +22,9 @@ test: $(VENV)/.ready  ## all tests, on real transformers and real vLLM
 
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --html parity.html
+
+selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
+	$(BIN)/python -m parity selftest
 
 goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (only what is missing)
 	$(BIN)/python -m parity.callsites.record
@@ -55,4 +59,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo test parity goldens lint vendor release models pins clean
+.PHONY: help demo test parity selftest goldens lint vendor release models pins clean

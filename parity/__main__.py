@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity import laws, observe, report, selftest, vendor
+from parity import laws, observe, report, schedule, selftest, trace, vendor
 from parity.check import check_script, check_sites, environment, record_again
 from parity.golden import Accepted, Case, GoldenError, Store
 from parity.record import Recorded, record, run_observed
@@ -379,9 +379,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_check(sub)
     add_others(sub)
     add_calibrate(sub)
-    laws.add_parser(sub)
-    vendor.add_parser(sub)
-    selftest.add_parser(sub)
+    for module in (selftest, laws, vendor, trace, schedule):
+        module.add_parser(sub)
     return parser
 
 

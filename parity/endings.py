@@ -171,7 +171,7 @@ def distance(old: Recipe, new: Recipe) -> tuple[str, ...]:
 
 def smallest(old: Sequence[Recipe], new: Sequence[Recipe], hints: Mapping[str, Any]) -> Found | None:
     """The most alike pair; among equals the plainest one, and the one that agrees with what was recorded (hints)."""
-    best: tuple[int, int, int] | None = None
+    best: tuple[int, int, bool, int] | None = None
     found = None
     ranked_new = sorted(new, key=lambda way: plainness(way, hints.get("new")))[:400]
     for a in sorted(old, key=lambda way: plainness(way, hints.get("old")))[:400]:
@@ -179,7 +179,8 @@ def smallest(old: Sequence[Recipe], new: Sequence[Recipe], hints: Mapping[str, A
             fields = distance(a, b)
             if best is not None and len(fields) > best[0]:
                 continue
-            score = len(fields), plainness(a, hints.get("old")) + plainness(b, hints.get("new")), len(a.stops)
+            plain = plainness(a, hints.get("old")) + plainness(b, hints.get("new"))
+            score = len(fields), plain, "end" in fields, len(a.stops)
             if best is None or score < best:
                 best, found = score, Found(a, b, fields)
     return found
@@ -189,7 +190,6 @@ def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
     """How much of a recipe is unusual, or contradicts what was recorded of decoding."""
     odd = (
         way.clean_up,
-        way.end,
         way.include_stop,
         way.strip_first,
         way.rule != "first complete",

@@ -12,7 +12,8 @@ that begins with `$`:
 
     {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg", "name": "x.jpg"}   a path to a file
     {"$image": "ab12….png"}  a PIL image, as pixels           {"$object": "torch.device"}  nothing that can be replayed
-    {"$float": "nan"}        what JSON cannot write           {"$bytes": "…"}           base64
+    {"$scratch": "out/a"}    a path in a temporary folder      {"$bytes": "…"}           base64
+    {"$float": "nan"}        what JSON cannot write
 
 A case holds one row per sequence that the model generated:
 
@@ -122,7 +123,12 @@ def dump(value: Any, depth: int = 0) -> str:
     pad, end = "  " * (depth + 1), "  " * depth
     if isinstance(value, dict) and value:
         line = json.dumps(value, ensure_ascii=False)
-        if depth and len(line) <= 100 and not any(isinstance(entry, dict) for entry in value.values()):
+        if (
+            depth
+            and len(line) <= 100
+            and "$lines" not in value
+            and not any(isinstance(entry, dict) for entry in value.values())
+        ):
             return line
         body = (f"{pad}{json.dumps(key, ensure_ascii=False)}: {dump(entry, depth + 1)}" for key, entry in value.items())
         return "{\n" + ",\n".join(body) + f"\n{end}}}"
@@ -267,6 +273,8 @@ class Store:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.blob(value["$file"]), place)
             return str(place)
+        if value.keys() == {"$scratch"} and folder is not None:
+            return str(folder / "scratch" / value["$scratch"])
         if value.keys() == {"$image"}:
             from PIL import Image
 

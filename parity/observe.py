@@ -28,6 +28,7 @@ import inspect
 import os
 import random
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -41,6 +42,7 @@ from parity import golden, rows
 
 SEED = 0
 PENDING = 64  # model calls outside any site that may wait for their texts to be decoded
+TEMPORARY = Path(tempfile.gettempdir())
 LARGEST_FILE = 32 << 20  # bytes of a file argument that a golden keeps
 
 Sink = Callable[[golden.Case], None]
@@ -130,6 +132,8 @@ def keep_path(text: str, blobs: golden.Store | None) -> Any:
             return {"$file": blobs.put_blob(path.read_bytes(), path.suffix), "name": path.name}
         if path.is_absolute() and path.is_dir() and path.is_relative_to(Path.cwd()):
             return path.relative_to(Path.cwd()).as_posix()
+        if path.is_absolute() and path.is_relative_to(TEMPORARY) and len(path.relative_to(TEMPORARY).parts) > 1:
+            return {"$scratch": Path(*path.relative_to(TEMPORARY).parts[1:]).as_posix()}
     return text
 
 
@@ -180,6 +184,7 @@ class Observer:
         self.replay = replay  # a parity.replay.Replay, which changes what an engine is asked
         self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
         self.failures: list[str] = []
+        self.stepped = rows.Stepped()
         self.opened: list[Any] = []  # engines that the observed code loaded
         self.own_seconds = 0.0
         self.counts: dict[tuple[str, str], int] = {}
@@ -446,7 +451,20 @@ def tap_add_request(observer: Observer, original: Any, *args: Any, **kwargs: Any
     with observer.guarded("a request to vLLM"):
         given = bound(original, args, kwargs)
         observer.note(rows.Params(given["params"]))
+        if not observer.within("vllm") and not observer.within("engine"):
+            observer.stepped.params[given["request_id"]] = given["params"]
     return original(*args, **kwargs)
+
+
+def tap_step(observer: Observer, original: Any, engine: Any) -> Any:
+    """Code that steps an LLMEngine by itself, as rollout workers do."""
+    outputs = original(engine)
+    if observer.stepped.params and not observer.within("vllm") and not observer.within("engine"):
+        with observer.guarded("a step of vLLM"):
+            for event in observer.stepped.take(engine, outputs):
+                observer.note(event)
+                observer.model_called()
+    return outputs
 
 
 def tap_engine(observer: Observer, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -506,7 +524,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
         "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
     },
     "vllm.entrypoints.llm": {"LLM.generate": tap_vllm, "LLM.chat": tap_vllm},
-    "vllm.v1.engine.llm_engine": {"LLMEngine.add_request": tap_add_request},
+    "vllm.v1.engine.llm_engine": {"LLMEngine.add_request": tap_add_request, "LLMEngine.step": tap_step},
 }
 
 ENGINE_TAPS: dict[str, Callable[..., Any]] = {

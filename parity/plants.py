@@ -27,8 +27,8 @@ DOORS = ("generate_text_batch", "generate_vlm_batch")
 class Plant:
     """One fault. causes: names that are right; the first is the plainest.   cases: "site/case".
 
-    requests, options, results: applied to every call of the engine.   load: fields of ModelLoadConfig that the call site
-    passes on.   inside: patches of the engine's own parts.   plugins: the call's plugins, changed.
+    requests, options, results, plugins: applied to every call of the engine.   load: fields of ModelLoadConfig that the
+    call site passes on.   inside: patches of the engine's own parts.
     """
 
     name: str

@@ -297,8 +297,9 @@ def shown_path(path: str) -> str:
 
 def model_of(model: Any) -> dict[str, Any]:
     """A transformers model, or a vllm.LLM, as data."""
-    if hasattr(model, "llm_engine"):
-        config = model.llm_engine.vllm_config.model_config
+    engine = getattr(model, "llm_engine", model)
+    if hasattr(engine, "vllm_config"):
+        config = engine.vllm_config.model_config
         said = {
             "class": config.hf_config.architectures[0],
             "dtype": str(config.dtype).removeprefix("torch."),
@@ -409,12 +410,12 @@ def hf_stop(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoint: A
     }
 
 
-def vllm_ends(llm: Any) -> list[int]:
-    """The ids that end text in this vLLM unless it is told otherwise."""
-    config = llm.llm_engine.vllm_config.model_config
+def vllm_ends(engine: Any) -> list[int]:
+    """The ids that end text in this vLLM engine unless it is told otherwise."""
+    config = engine.vllm_config.model_config
     generation = config.try_get_generation_config()
     ends = generation.get("eos_token_id", [])
-    own = llm.get_tokenizer().eos_token_id
+    own = engine.get_tokenizer().eos_token_id
     return sorted({*([ends] if isinstance(ends, int) else ends), *([] if own is None else [own])})
 
 
@@ -510,16 +511,50 @@ def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], out
     """A call of LLM.generate or LLM.chat."""
     used = params[0].params if params else given.get("sampling_params") or llm.get_default_sampling_params()
     used = used[0] if isinstance(used, (list, tuple)) else used
+    answers = [
+        (output.prompt, output.prompt_token_ids, answer.token_ids, answer.text)
+        for output in outputs
+        for answer in output.outputs
+    ]
+    return vllm_generated(llm.llm_engine, used, answers)
+
+
+def vllm_generated(engine: Any, used: Any, answers: Sequence[tuple[Any, Any, Any, str]]) -> Generated:
+    """answers: (prompt text or None, prompt ids, generated ids, text)."""
+    how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
     sequences = []
-    for output in outputs:
-        for answer in output.outputs:
-            ids = list(answer.token_ids)
-            how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
-            said = {"prompt_text": output.prompt, "decode": how, "text": answer.text}
-            sequences.append(Produced(list(output.prompt_token_ids), ids, ids, ids, {}, said))
-    config = llm.llm_engine.vllm_config.model_config.hf_config
-    stop = vllm_stop(used, vllm_ends(llm))
-    return Generated(sequences, model_of(llm), vllm_sampling(used), stop, placeholder_of(config))
+    for prompt, prompt_ids, token_ids, text in answers:
+        ids, said = list(token_ids), {"prompt_text": prompt, "decode": how, "text": text or None}
+        sequences.append(Produced(list(prompt_ids or ()), ids, ids, ids, {}, said))
+    config = engine.vllm_config.model_config.hf_config
+    stop = vllm_stop(used, vllm_ends(engine))
+    return Generated(sequences, model_of(engine), vllm_sampling(used), stop, placeholder_of(config))
+
+
+@dataclass(slots=True)
+class Stepped:
+    """Requests that code gives to an LLMEngine and steps itself. parts: (request, sample) -> ids and text so far."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    parts: dict[tuple[str, int], tuple[list[int], str]] = field(default_factory=dict)
+
+    def take(self, engine: Any, outputs: Sequence[Any]) -> list[Generated]:
+        """What one step gave -> the requests that it finished, one event each."""
+        found = []
+        for output in outputs:
+            used = self.params.get(output.request_id)
+            if used is None:
+                continue
+            delta = used.output_kind.name == "DELTA"
+            for answer in output.outputs:
+                ids, text = self.parts.get((output.request_id, answer.index), ([], "")) if delta else ([], "")
+                self.parts[output.request_id, answer.index] = [*ids, *answer.token_ids], text + answer.text
+            if output.finished:
+                del self.params[output.request_id]
+                whole = [self.parts.pop(key) for key in sorted(self.parts) if key[0] == output.request_id]
+                answers = [(output.prompt, output.prompt_token_ids, ids, text) for ids, text in whole]
+                found.append(vllm_generated(engine, used, answers))
+        return found
 
 
 # == An engine's calls ==

@@ -85,10 +85,12 @@ class Result:
             f"{len(self.scores)} plants: {caught} caught, {named} named right; "
             f"{len(self.clean)} clean runs: {len(self.alarms)} false alarms",
             f"causes that were only likely somewhere: {', '.join(likely) or 'none'}",
-            f"{'PASSED' if self.passes else 'FAILED'} (needed: all caught, {NAMED_RIGHT:.0%} named right, no false alarm, "
-            f"{CLEAN_RUNS} clean runs)",
         ]
         return "\n".join(lines)
+
+    def gate(self) -> str:
+        needed = f"all caught, {NAMED_RIGHT:.0%} named right, no false alarm in {CLEAN_RUNS} clean runs or more"
+        return f"{'PASSED' if self.passes else 'FAILED'} (needed: {needed})"
 
 
 def copied(store: Store, into: Path) -> Store:
@@ -188,6 +190,8 @@ def run(args: argparse.Namespace) -> int:
         tell = lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)  # noqa: E731
     result = selftest(Store(args.goldens), args.only, tell)
     print(result.text())
+    if not args.only:
+        print(result.gate())
     if args.json:
         Path(args.json).write_text(json.dumps([score.to_json() for score in result.scores], indent=1))
     return 0 if result.passes or (args.only and all(s.named for s in result.scores)) else 1

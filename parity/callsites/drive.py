@@ -15,7 +15,7 @@ from typing import Any
 
 from parity.observe import case
 
-SITES = ("stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module")
+SITES = ("stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker")
 WAYS = ("old", "moved")
 
 

@@ -26,6 +26,10 @@ LOAD: dict[str, Any] = {
 }
 
 
+# The rollout worker's old way is vLLM itself, with limits of its own.
+BACKENDS = {"rollout_worker": ["vllm"]}
+
+
 def record_site(name: str, store: Store, overwrite: bool) -> int:
     with tempfile.TemporaryDirectory() as folder:
         functions = sorted({function for _, function, _ in cases_of(name, Path(folder))})
@@ -37,7 +41,9 @@ def record_site(name: str, store: Store, overwrite: bool) -> int:
         repeat=2,
         overwrite=overwrite,
     )
-    store.set_site(name, moved={f"{module}.old": f"{module}.moved"}, backends=["hf", "vllm"], load=LOAD)
+    backends = BACKENDS.get(name, ["hf", "vllm"])
+    load = LOAD if "hf" in backends else {}
+    store.set_site(name, moved={f"{module}.old": f"{module}.moved"}, backends=backends, load=load)
     counts = f"{len(done.written)} written, {len(done.same)} unchanged, {len(done.refused)} not replaced"
     print(f"{name}: {counts}", *done.seen.failures, sep="\n  ", file=sys.stderr)
     return done.exit_code

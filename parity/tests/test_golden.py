@@ -1,0 +1,129 @@
+"""Goldens on disk: what is written comes back, reads well, and nothing broken is taken for a golden."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from parity import observe
+from parity.golden import Accepted, Case, GoldenError, Store, coded, decoded, dump
+
+ROW: dict[str, Any] = {
+    "prompt_text": "two\nlines",
+    "prompt_ids": [1, 2, 3],
+    "sampling": {"temperature": {"value": 0.7, "from": "checkpoint"}},
+    "output_ids": list(range(200)),
+}
+CASE = Case("site", "case", "pkg.old:f", {"text": "a\nb", "number": 1}, (ROW,), ["x", {"y": 1.25}])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "golden")
+
+
+def test_a_case_comes_back_as_it_was_written(store: Store) -> None:
+    store.write(CASE)
+    assert store.read("site", "case") == CASE
+
+
+def test_a_golden_reads_well(store: Store) -> None:
+    lines = store.write(CASE).read_text().splitlines()
+    assert sum("199" in line for line in lines) == 1, "the ids stand on one line"
+    assert any(line.strip() == '"two",' for line in lines), "each line of a text stands on a line of its own"
+    assert [line.split('"')[1] for line in lines if line.startswith('  "')][:3] == ["format", "site", "case"]
+    assert "/" not in json.dumps(json.loads(store.path("site", "case").read_text())["rows"]), "no paths"
+
+
+def test_writing_is_deterministic(store: Store) -> None:
+    first = store.write(CASE).read_bytes()
+    assert store.write(store.read("site", "case")).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "value", ["", "a\n", "\n\n", "é😀", [], {}, [[1, 2], []], {"a": "b\nc"}, None, True, 1e-9, -0.5]
+)
+def test_every_plain_value_survives_the_file(value: Any) -> None:
+    assert decoded(json.loads(dump(coded(value)))) == value
+
+
+def test_what_json_cannot_say_is_said_otherwise() -> None:
+    assert str(decoded(json.loads(dump(coded([float("nan"), float("inf")]))))) == "[nan, inf]"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "cannot be read"),
+        ('{"format": 0}', "has format 0"),
+        ('{"site": "site"}', "has format None"),
+        ("[]", "has format 'list'"),
+        ('{"format": 1, "site": "site", "case": "case", "colour": 1}', "is no case"),
+        ('{"format": 1, "site": "site", "case": "other"}', "moved by hand"),
+    ],
+)
+def test_a_broken_golden_is_an_error_that_names_the_file(store: Store, content: str, says: str) -> None:
+    store.write(CASE).write_text(content)
+    with pytest.raises(GoldenError, match=says) as error:
+        store.read("site", "case")
+    assert "case.json" in str(error.value)
+
+
+def test_a_changed_blob_is_an_error(store: Store) -> None:
+    name = store.put_blob(b"pixels", ".png")
+    (store.blobs() / name).write_bytes(b"other pixels")
+    with pytest.raises(GoldenError, match="was changed"):
+        store.blob(name)
+    (store.blobs() / name).unlink()
+    with pytest.raises(GoldenError, match="is missing"):
+        store.blob(name)
+
+
+@pytest.mark.parametrize(("site", "case"), [("models", "a"), ("a/b", "c"), ("a", ".hidden")])
+def test_a_golden_never_lands_elsewhere(store: Store, site: str, case: str) -> None:
+    with pytest.raises(GoldenError, match="cannot be a golden's name"):
+        store.write(dataclasses.replace(CASE, site=site, case=case))
+
+
+def test_arguments_come_back_as_they_were_given(store: Store, tmp_path: Path) -> None:
+    picture = tmp_path / "sub" / "photo.png"
+    picture.parent.mkdir()
+    Image.new("RGBA", (3, 2), (1, 2, 3, 4)).save(picture)
+    image = Image.new("RGB", (2, 2), (9, 8, 7))
+    kept = observe.keep({"path": str(picture), "image": image, "raw": b"\0\1", "n": (1, 2)}, store, paths=True)
+    back = store.restore(decoded(json.loads(dump(coded(kept)))), tmp_path / "files")
+    assert Path(back["path"]).name == "photo.png"
+    assert Path(back["path"]).read_bytes() == picture.read_bytes()
+    assert list(back["image"].getdata()) == [(9, 8, 7)] * 4
+    assert (back["raw"], back["n"]) == (b"\0\1", [1, 2])
+
+
+def test_an_argument_that_is_no_data_says_how_to_check_instead(store: Store) -> None:
+    kept = observe.keep({"model": object()}, store, paths=True)
+    with pytest.raises(GoldenError, match="check -- python script"):
+        store.restore(kept)
+
+
+def test_accepting_covers_one_cause_until_a_day(store: Store) -> None:
+    entry = Accepted("site", "*", "hf", "stop.rule", "wanted", "2030-01-31")
+    store.accept(entry)
+    store.accept(dataclasses.replace(entry, reason="still wanted"))
+    [found] = store.accepted()
+    day = datetime.date(2030, 1, 31)
+    assert found.reason == "still wanted"
+    assert found.covers("site", "any", "hf", "stop.rule", day)
+    assert not found.covers("site", "any", "hf", "stop.rule", day + datetime.timedelta(1)), "expired"
+    assert not found.covers("site", "any", "hf", "stop.eos_set", day), "a changed cause voids it"
+    assert not found.covers("site", "any", "vllm", "stop.rule", day)
+
+
+def test_files_that_no_case_uses_are_found(store: Store) -> None:
+    used, unused = store.put_blob(b"used", ".png"), store.put_blob(b"unused", ".png")
+    store.write(dataclasses.replace(CASE, arguments={"image": {"$image": used}}))
+    assert [path.name for path in store.unused_blobs()] == [unused]
