@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import datetime
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from parity import laws, observe, report, schedule, selftest, trace, vendor
-from parity.check import check_script, check_sites, environment, record_again
+from parity.check import check_script, check_sites, chosen_cases, environment, record_again
 from parity.golden import Accepted, Case, GoldenError, Store
 from parity.record import Recorded, record, run_observed
 from parity.verdict import Check, Outcome, Policy
@@ -69,6 +70,8 @@ def run_record(args: argparse.Namespace) -> int:
     command, store = command_of(args), Store(args.goldens)
     if not command:
         return fail("nothing to run; end with `-- python old_script.py`")
+    if shutil.which(command[0]) is None:
+        return fail(f"there is no program {command[0]!r}")
     sites = sites_of(args)
     loose = None if sites else args.name or Path(command[-1] if len(command) == 1 else command[1]).stem.strip("-")
     done = record(
@@ -78,6 +81,11 @@ def run_record(args: argparse.Namespace) -> int:
     for site in {case.site for case in done.written}:
         store.set_site(site)
     print(recorded_text(done, store))
+    called = {case.function for case in done.seen.cases}
+    for site in sites:
+        if site.function not in called:
+            hint = "" if site.module.endswith(".py") else "; a function of the script itself is written script.py:func"
+            print(f"nothing of {site.function} was recorded{hint}")
     return done.exit_code
 
 
@@ -111,14 +119,16 @@ def recorded_text(done: Recorded, store: Store) -> str:
 
 
 def split_cases(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """SITE and SITE/CASE arguments -> sites, cases."""
+    """SITE and SITE/CASE arguments -> sites, and those that name a case."""
     sites = list(dict.fromkeys(name.partition("/")[0] for name in names))
-    return sites, [name.partition("/")[2] for name in names if "/" in name]
+    return sites, [name for name in names if "/" in name]
 
 
 def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
     policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
     sites, cases = split_cases(names)
+    if wrong := [text for text in args.moved or () if "=" not in text]:
+        raise ValueError(f"--moved {wrong[0]!r} says no new place; write pkg.old=pkg.new")
     moved = dict(text.split("=", 1) for text in args.moved or ())
     with progress() as tell:
         return check_sites(
@@ -237,8 +247,8 @@ def run_list(args: argparse.Namespace) -> int:
 def run_prune(args: argparse.Namespace) -> int:
     """Blobs and environments that no case refers to, and cases that are named."""
     store = Store(args.goldens)
-    sites, cases = split_cases(args.cases)
-    unused = [store.path(site, name) for site in sites for name in store.names(site) if not cases or name in cases]
+    named = chosen_cases(store, *split_cases(args.cases)) if args.cases else {}
+    unused = [path for site, names in named.items() for name in names if (path := store.path(site, name)).exists()]
     if not args.cases:
         used = {store.read(site, name).environment for site in store.sites() for name in store.names(site)}
         folder = store.root / "environments"
@@ -403,6 +413,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (GoldenError, ValueError, LookupError) as error:
         print(f"parity: {error}", file=sys.stderr)
         return USAGE if isinstance(error, (ValueError, LookupError)) else 3
+    except OSError as error:
+        print(f"parity: {error}", file=sys.stderr)
+        return 3
 
 
 if __name__ == "__main__":

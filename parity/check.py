@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import inspect
 import platform
 import sys
 import tempfile
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from parity import compare, observe, ties
+from parity.endings import leaves
+from parity.endings import leaves
 from parity.explain import Inquiry, by_company, cause_of
 from parity.golden import Case, GoldenError, Store, blob_names
 from parity.replay import Engines, Replay
@@ -38,6 +41,7 @@ Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden
 
 Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
 
+LEAST_TEXTS, LEAST_SAMPLES, ALPHA = 10, 20, 0.01  # for comparing texts: fewer tell nothing
 NOT_RUN = {"LoadError", "BackendMissing"}  # of an engine: says something of this machine, nothing of the moved code
 COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
 
@@ -75,6 +79,7 @@ class Judge:
     tau: float | None = None
     today: datetime.date = dataclasses.field(default_factory=datetime.date.today)
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
+    resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         found = compare.differences(old, new)
@@ -126,7 +131,7 @@ class Judge:
         for row in old.rows:
             if why := ties.unreadable(row):
                 raise GoldenError(why)
-        path = ties.OldPath(old.rows[0]["model"], self.store)
+        path = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store)
         for number, (row, logits) in enumerate(zip(old.rows, ties.new_logits(engine, old.rows, self.store))):
             yield number, row, path.logits(row), logits
 
@@ -159,29 +164,58 @@ class Judge:
         try:
             seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old)]
         except COULD_NOT_JUDGE as error:
-            cause = Cause("rng", "unattributed", f"{CAUSES['rng']}: the settings are equal, but {error}")
-            return ("SAME-DISTRIBUTION", None, (f"level L0: equal settings; {error}",)) if old.samples else (
-                "DRIFT", cause, ()
-            )  # fmt: skip
+            return self.permuted(old, str(error))
         if all(same for same, _ in seen):
             return "SAME-DISTRIBUTION", None, (f"level L2: {seen[0][1]}",)
         worst = next(said for same, said in seen if not same)
         return "DRIFT", Cause("sampling.processors", "confirmed", f"another distribution: {worst}"), ()
 
+    def permuted(self, old: Case, why: str) -> Judged:
+        """L3: texts of many draws against texts of many draws. why: what stands in the way of a stronger level."""
+        paths = [path for path, _ in leaves(old.value)]
+        if self.resample is None or len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES:
+            said = (
+                f"equal settings (L0), other draws; {why}; for L3 record {LEAST_TEXTS} texts or more with --samples 20"
+            )
+            return "DRIFT", Cause("rng", "unattributed", said), ()
+        before = columns(old.samples, paths)
+        for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance
+            seeds = range(first, first + len(old.samples))
+            p = ties.permutation_p(before, columns([self.resample(old, seed).value for seed in seeds], paths))
+            if p >= ALPHA:
+                return "SAME-DISTRIBUTION", None, (f"level L3: p = {p:.3f} of {len(paths)} texts; {why}",)
+        return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
+
+
+def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
+    """The texts at each path, over several values; where a value has none there, an empty one."""
+    found = [dict(leaves(value)) for value in values]
+    return [[texts.get(path, "") for texts in found] for path in paths]
+
 
 _tokenizers: dict[str, Any] = {}
 
 
+def checkpoint_of(old: Case) -> str | None:
+    """Where the golden's checkpoint is. Of a folder elsewhere a golden holds only the name; an argument may say it all."""
+    path: str | None = old.rows[0].get("model", {}).get("path") if old.rows else None
+    said = (text for _, text in leaves(dict(old.arguments)) if path and text.endswith(f"/{path}"))
+    return next((text for text in said if Path(text).is_dir()), path)
+
+
 def decoder(old: Case) -> Any:
     """The golden's tokenizer as a function of ids, or None where its checkpoint is not here."""
-    path = old.rows[0].get("model", {}).get("path") if old.rows else None
-    if path is None or not Path(path).is_dir():
+    path = checkpoint_of(old)
+    if path is None:
         return None
     if path not in _tokenizers:
         import transformers
 
-        _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path)
-    tokenizer = _tokenizers[path]
+        _tokenizers[path] = None
+        with contextlib.suppress(OSError, ValueError):  # neither here nor downloaded
+            _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if (tokenizer := _tokenizers[path]) is None:
+        return None
 
     def decode(ids: Sequence[int], skip: bool, clean: bool) -> str:
         text: str = tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=clean)
@@ -252,9 +286,10 @@ class Session:
         self.found.clear()
         self.observer.failures.clear()
         called = observe.load_function(function)
+        args, kwargs = spread(called, arguments)
         # What it raises is its answer, and the recording holds it.
         with observe.case(old.case), contextlib.suppress(Exception):
-            called(**arguments)
+            called(*args, **kwargs)
         if self.observer.failures or not self.found:
             why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
             raise GoldenError(f"{function} could not be observed: {why}")
@@ -262,6 +297,16 @@ class Session:
         if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
             raise GoldenError(f"the moved code could not be run here: {new.raised}")
         return dataclasses.replace(new, case=old.case, samples=())
+
+    def resample(self, run: Run, old: Case, seed: int) -> Case:
+        """The call with another seed of the process."""
+        before, self.observer.seed = self.observer.seed, seed
+        try:
+            new = run(old, {}, frozenset())
+        finally:
+            self.observer.seed = before
+        assert new is not None
+        return new
 
     def engine(self) -> Any:
         """The engine of the last call, loaded so that logits can be read."""
@@ -274,6 +319,21 @@ class Session:
         return used
 
 
+def spread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Recorded arguments as a call takes them: by name, but by place where the function wants it so, or has *args."""
+    args, kwargs = [], dict(arguments)
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.name == "self" for p in parameters):
+        raise GoldenError("it is a method, and its object is no data; check this site with `check -- python script`")
+    filled = any(p.kind is p.VAR_POSITIONAL and p.name in kwargs for p in parameters)
+    for p in parameters:
+        if p.kind is p.VAR_POSITIONAL:
+            args += kwargs.pop(p.name, ())
+        elif p.name in kwargs and (p.kind is p.POSITIONAL_ONLY or (filled and p.kind is p.POSITIONAL_OR_KEYWORD)):
+            args.append(kwargs.pop(p.name))
+    return args, kwargs
+
+
 def request_rows(old: Case) -> list[Mapping[str, Any]]:
     """The golden's rows, one per request: samples of one prompt are one request."""
     rows = list(old.rows)
@@ -282,9 +342,15 @@ def request_rows(old: Case) -> list[Mapping[str, Any]]:
 
 
 def chosen_cases(store: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> dict[str, list[str]]:
-    """site -> its cases that were asked for."""
+    """site -> its cases that were asked for. cases: names, or SITE/CASE; a site that none of them belongs to has all."""
     names = list(sites) if sites else sorted({*store.sites(), *store.settings()})
-    return {site: [name for name in store.names(site) if not cases or name in cases] for site in names}
+    return {site: cases_of(site, store.names(site), cases or ()) for site in names}
+
+
+def cases_of(site: str, known: Sequence[str], cases: Sequence[str]) -> list[str]:
+    """A SITE/CASE that is not known stays, so that it is found missing."""
+    asked = [(owner, case) for owner, _, case in (name.rpartition("/") for name in cases) if owner in ("", site)]
+    return [case for owner, case in asked if owner or case in known] if asked else list(known)
 
 
 def missing(site: str, case: str, backend: str, why: str) -> Outcome:
@@ -351,6 +417,9 @@ def check_site(
         return [missing(site, "*", backend, f"no golden under {session.store.root / site}; record the old code first")]
     outcomes = []
     for name in names:
+        if not session.store.path(site, name).exists():
+            outcomes.append(missing(site, name, backend, f"there is no {session.store.path(site, name)}"))
+            continue
         started = time.perf_counter()
         try:
             old = session.store.read(site, name)
@@ -359,7 +428,8 @@ def check_site(
             run = functools.partial(call_on, session, backend, function, loads)
             new = run(old, {}, frozenset())
             seconds = time.perf_counter() - started
-            judge = Judge(session.store, backend, run, tau, engine=session.engine)
+            again = functools.partial(session.resample, run)
+            judge = Judge(session.store, backend, run, tau, engine=session.engine, resample=again)
             outcomes.append(judge.outcome(old, new, seconds))
         except COULD_NOT_JUDGE as error:
             outcomes.append(error_outcome(site, name, backend, error))

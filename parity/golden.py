@@ -13,7 +13,7 @@ that begins with `$`:
     {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg", "name": "x.jpg"}   a path to a file
     {"$image": "ab12….png"}  a PIL image, as pixels           {"$object": "torch.device"}  nothing that can be replayed
     {"$scratch": "out/a"}    a path in a temporary folder      {"$bytes": "…"}           base64
-    {"$float": "nan"}        what JSON cannot write
+    {"$float": "nan"}        what JSON cannot write            {"$set": […]}             a set, sorted
 
 A case holds one row per sequence that the model generated:
 
@@ -281,6 +281,8 @@ class Store:
             with Image.open(self.blob(value["$image"])) as image:
                 image.load()
                 return image
+        if value.keys() == {"$set"}:
+            return {tuple(e) if isinstance(e, list) else e for e in self.restore(value["$set"], folder)}
         if value.keys() == {"$bytes"}:
             return base64.b64decode(value["$bytes"])
         if value.keys() == {"$object"}:

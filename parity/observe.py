@@ -113,6 +113,8 @@ def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
         return {str(key): keep(entry, blobs, paths=paths) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [keep(entry, blobs, paths=paths) for entry in value]
+    if isinstance(value, (set, frozenset)):
+        return {"$set": [keep(entry, blobs, paths=paths) for entry in sorted(value, key=repr)]}
     if is_dataclass(value) and not isinstance(value, type):
         return {name: keep(getattr(value, name), blobs, paths=paths) for name in value.__dataclass_fields__}
     if hasattr(value, "getexif") and blobs is not None:
@@ -183,6 +185,7 @@ class Observer:
         self.sites, self.sink, self.store, self.loose, self.seed = list(sites), sink, store, loose, seed
         self.replay = replay  # a parity.replay.Replay, which changes what an engine is asked
         self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
+        self.main_code: Callable[[str, Any], Any] = lambda name, loader: loader.get_code(name)
         self.failures: list[str] = []
         self.stepped = rows.Stepped()
         self.opened: list[Any] = []  # engines that the observed code loaded
@@ -362,8 +365,17 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
             raise
         finally:
             observer._local.call = None
-        observer.finish(call, value)
+        if any(hasattr(value, name) for name in LATER):
+            kind = type(value).__name__
+            observer.failures.append(
+                f"{site.function} gave a {kind}, whose work is done after the call; name a function that gives a value"
+            )
+        else:
+            observer.finish(call, value)
         return value
+
+
+LATER = ("__next__", "__anext__", "__await__")  # generators, iterators, coroutines
 
 
 # == Taps on the libraries ==
@@ -590,6 +602,10 @@ class LookingLoader:
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
         self._observer.look_at(module)
+
+    def get_code(self, name: str) -> Any:
+        """For `python -m name`, which executes it as __main__ and does not come by `exec_module`."""
+        return self._observer.main_code(name, self._loader)
 
 
 def load_function(function: str) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import builtins
 import dataclasses
 import functools
 import json
@@ -21,10 +22,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from parity import golden, observe
@@ -60,6 +61,7 @@ def observe_this_process() -> None:
 
         observer.starting = Replays(observer, **said["replay"])
     ACTIVE_SITES[:] = sites
+    observer.main_code = module_code
 
     def close() -> None:
         observer.uninstall()
@@ -85,14 +87,27 @@ def run_script() -> None:
     path = Path(sys.argv[0])
     sys.path[0] = str(path.resolve().parent)
     module = ModuleType("__main__")
-    module.__dict__.update({"__file__": str(path), DECORATOR: decorated})
+    module.__dict__.update({"__file__": str(path)})
     sys.modules["__main__"] = module
-    tree = ast.parse(path.read_bytes(), str(path))
     names = {site.attribute for site in ACTIVE_SITES if Path(site.module).resolve() == path.resolve()}
+    exec(code_with_sites(path, names), module.__dict__)
+
+
+def module_code(name: str, loader: Any) -> CodeType | None:
+    """What `python -m name` executes, where module `name` defines a site itself."""
+    names = {site.attribute for site in ACTIVE_SITES if site.module == name}
+    if not names:
+        return loader.get_code(name)  # type: ignore[no-any-return]
+    return code_with_sites(Path(loader.get_filename(name)), names)
+
+
+def code_with_sites(path: Path, names: Collection[str]) -> CodeType:
+    tree = ast.parse(path.read_bytes(), str(path))
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name in names:
             node.decorator_list.append(ast.Name(DECORATOR, ast.Load()))
-    exec(compile(located(tree), str(path), "exec"), module.__dict__)
+    vars(builtins)[DECORATOR] = decorated
+    return compile(located(tree), str(path), "exec")
 
 
 DECORATOR = "__parity_site__"

@@ -158,9 +158,10 @@ def run_plant(store: Store, plant: Plant) -> Score:
 
 
 def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> list[Outcome]:
-    """Every golden without any plant, but those whose difference is known and accepted."""
+    """Every golden without any plant, but those whose difference is known and accepted, and sites that need vLLM."""
     outcomes, settings = [], store.settings()
-    for site, names in chosen_cases(store, None, None).items():
+    on_hf = [site for site in store.sites() if "hf" in settings[site].get("backends", ["hf"])]
+    for site, names in chosen_cases(store, on_hf, None).items():
         kept = [name for name in names if f"{site}/{name}" not in apart]
         moved = settings[site].get("moved", {})
         functions = {new_function(store.read(site, name).function, moved): site for name in kept}

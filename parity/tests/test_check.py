@@ -14,8 +14,8 @@ import pytest
 
 import gen_engine
 from parity.__main__ import main
-from parity.check import check_sites
-from parity.golden import Store, coded, dump
+from parity.check import Judge, check_sites
+from parity.golden import Case, Store, coded, dump
 from parity.plants import PLANTS
 from parity.selftest import NAMED_RIGHT, run_plant
 from parity.tests.conftest import ROOT
@@ -128,3 +128,24 @@ def test_the_gate_of_the_selftest_is_what_was_promised() -> None:
     assert len(PLANTS) >= 40
     assert NAMED_RIGHT >= 0.95
     assert len({plant.name for plant in PLANTS}) == len(PLANTS)
+
+
+def drawn(text: str) -> Case:
+    """A recording of eleven drawn texts whose logits cannot be had."""
+    sampling = {"temperature": {"value": 1.0, "from": "caller"}}
+    row = {"prompt_ids": [1], "output_ids": [ord(text)], "sampling": sampling}
+    return Case("s", "c", rows=(row,), value=[text] * 11)
+
+
+@pytest.mark.parametrize(
+    ("again", "samples", "verdict"),
+    [("ab", 20, "SAME-DISTRIBUTION"), ("cd", 20, "DRIFT"), ("ab", 2, "DRIFT")],  # too few samples tell nothing
+)
+def test_draws_without_logits_are_compared_by_their_texts(again: str, samples: int, verdict: str, store: Store) -> None:
+    old = dataclasses.replace(drawn("a"), samples=tuple(["ab"[k % 2]] * 11 for k in range(samples)))
+
+    def resample(case: Case, seed: int) -> Case:
+        return drawn(again[seed % 2])
+
+    judge = Judge(store, "hf", lambda *_: None, resample=resample)
+    assert judge.outcome(old, drawn("b")).verdict == verdict
