@@ -240,19 +240,21 @@ def permutation_p(
 def calibrate(engine: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int = 32) -> dict[str, float]:
     """How far an engine is from itself: the same tokens read in one batch and one by one.
 
-    Returns {"tau": the largest movement of a difference of two logits, doubled, "steps": how many were looked at}.
+    Returns {"tau": the largest movement of a difference of two logits, doubled, and two float32 units of the largest
+    logit at least; "steps": how many were looked at}.
     """
     requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
     results = engine.generate_text_batch(requests, {"max_new_tokens": max_new_tokens})
     pairs = [(request, result.token_ids) for request, result in zip(requests, results)]
     together = engine.score_batch(pairs, logits=True)
     alone = [engine.score_batch([pair], logits=True)[0] for pair in pairs]
-    moved, steps = 0.0, 0
+    moved, steps, largest = 0.0, 0, 1.0
     for a, b in zip(together, alone):
         best = a.logits.float().topk(2).indices
         gaps = [(side.logits.float().gather(1, best)).diff(dim=1) for side in (a, b)]
         moved, steps = max(moved, float((gaps[0] - gaps[1]).abs().max())), steps + len(best)
-    return {"tau": 2 * moved, "steps": steps}
+        largest = max(largest, float(a.logits.abs().max()))
+    return {"tau": max(2 * moved, 2 * largest * 2.0**-23), "steps": steps}
 
 
 def is_sampled(case: golden.Case) -> bool:
