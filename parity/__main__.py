@@ -73,6 +73,8 @@ def run_record(args: argparse.Namespace) -> int:
     if shutil.which(command[0]) is None:
         return fail(f"there is no program {command[0]!r}")
     sites = sites_of(args)
+    if sites and args.name:
+        return fail("--name is for model calls outside any site; leave it out, or write --site NAME=MOD:FUNC")
     loose = None if sites else args.name or Path(command[-1] if len(command) == 1 else command[1]).stem.strip("-")
     done = record(
         command, store, sites=sites, loose=loose, seed=None if args.no_seed else observe.SEED,
@@ -82,10 +84,9 @@ def run_record(args: argparse.Namespace) -> int:
         store.set_site(site)
     print(recorded_text(done, store))
     called = {case.function for case in done.seen.cases}
-    for site in sites:
-        if site.function not in called:
-            hint = "" if site.module.endswith(".py") else "; a function of the script itself is written script.py:func"
-            print(f"nothing of {site.function} was recorded{hint}")
+    for unseen in [site for site in sites if site.function not in called]:
+        hint = "" if unseen.module.endswith(".py") else "; a function of the script itself is written script.py:func"
+        print(f"nothing of {unseen.function} was recorded{hint}")
     return done.exit_code
 
 

@@ -30,7 +30,6 @@ from typing import Any
 
 from parity import compare, observe, ties
 from parity.endings import leaves
-from parity.endings import leaves
 from parity.explain import Inquiry, by_company, cause_of
 from parity.golden import Case, GoldenError, Store, blob_names
 from parity.replay import Engines, Replay
@@ -197,7 +196,7 @@ _tokenizers: dict[str, Any] = {}
 
 
 def checkpoint_of(old: Case) -> str | None:
-    """Where the golden's checkpoint is. Of a folder elsewhere a golden holds only the name; an argument may say it all."""
+    """Where the golden's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all."""
     path: str | None = old.rows[0].get("model", {}).get("path") if old.rows else None
     said = (text for _, text in leaves(dict(old.arguments)) if path and text.endswith(f"/{path}"))
     return next((text for text in said if Path(text).is_dir()), path)
@@ -342,7 +341,7 @@ def request_rows(old: Case) -> list[Mapping[str, Any]]:
 
 
 def chosen_cases(store: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> dict[str, list[str]]:
-    """site -> its cases that were asked for. cases: names, or SITE/CASE; a site that none of them belongs to has all."""
+    """site -> its cases that were asked for. cases: names, or SITE/CASE; a site that none of them is of has all."""
     names = list(sites) if sites else sorted({*store.sites(), *store.settings()})
     return {site: cases_of(site, store.names(site), cases or ()) for site in names}
 
@@ -461,16 +460,18 @@ class Replays:
 
 
 def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> list[tuple[Case | None, Case | None]]:
-    """Goldens and calls that belong together: by name, or, where names moved, by arguments. Raises GoldenError."""
+    """Goldens and calls that belong together: by arguments, else by name. Raises GoldenError."""
     left = {(case.site, case.case): case for case in found}
     goldens = [store.read(site, name) for site in sites for name in store.names(site)]
     pairs: list[tuple[Case | None, Case | None]] = []
+    by_arguments = {}
+    for old in goldens if any(case.arguments for case in found) else ():
+        same = [key for key, case in left.items() if key[0] == old.site and case.arguments == old.arguments]
+        if same:  # of equal ones, the one of this name
+            by_arguments[old.site, old.case] = left.pop(min(same, key=lambda key: key[1] != old.case))
     for old in goldens:
-        new = left.pop((old.site, old.case), None)
-        if new is None and old.arguments:
-            same = [key for key, case in left.items() if key[0] == old.site and case.arguments == old.arguments]
-            new = left.pop(same[0]) if same else None
-        pairs.append((old, new))
+        key = old.site, old.case
+        pairs.append((old, by_arguments[key] if key in by_arguments else left.pop(key, None)))
     return [*pairs, *((None, new) for new in left.values())]
 
 
@@ -499,7 +500,7 @@ def check_script(
 
     def run(old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         again = observed({**base, "load": dict(load), "parts": sorted(parts)})
-        return next((case for case in again if (case.site, case.case) == (old.site, old.case)), None)
+        return next((new for golden, new in paired_cases(store, again, [old.site]) if golden == old), None)
 
     judge, label = Judge(store, backend or "hf", run, tau), backend or "hf"
     for old, new in paired_cases(store, observed(base), sites):

@@ -134,7 +134,12 @@ def keep_path(text: str, blobs: golden.Store | None) -> Any:
             return {"$file": blobs.put_blob(path.read_bytes(), path.suffix), "name": path.name}
         if path.is_absolute() and path.is_dir() and path.is_relative_to(Path.cwd()):
             return path.relative_to(Path.cwd()).as_posix()
-        if path.is_absolute() and path.is_relative_to(TEMPORARY) and len(path.relative_to(TEMPORARY).parts) > 1:
+        if (
+            path.is_absolute()
+            and not path.exists()
+            and path.is_relative_to(TEMPORARY)
+            and len(path.relative_to(TEMPORARY).parts) > 1
+        ):
             return {"$scratch": Path(*path.relative_to(TEMPORARY).parts[1:]).as_posix()}
     return text
 

@@ -489,7 +489,7 @@ def generate_event(
     config, checkpoint = resolved["config"], model.generation_config
     stop = hf_stop(given, resolved, checkpoint, length)
     pad = first_id(config.pad_token_id)
-    mask = given.get("attention_mask")
+    mask = given.get("attention_mask") if inputs is not None else None  # with inputs_embeds it masks no ids
     inferred = mask is None and pad is not None and pad not in stop["end_ids"]["value"]
     masks = [[int(not inferred or i != pad) for i in row] for row in prompts] if mask is None else lists(mask)
     if nested:  # an engine's own loop lets rows go as they end; it tells what became of them itself

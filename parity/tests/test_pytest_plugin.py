@@ -1,7 +1,7 @@
 """The `parity` fixture, in a second repository that has vendored gen_engine.py under another package path.
 
-Most tests put a `check_sites` there that answers from a table: they are about the plugin. The last one is a whole
-migration: old code recorded, moved onto the vendored file, checked, broken, and found out.
+A `check_sites` that answers from a table is put there: these tests are about the plugin. test_migration.py runs it on a
+real one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from parity import vendor
 from parity.golden import Case, Store
 
-from .conftest import ROOT, TEXT
+from .conftest import ROOT
 
 CONFTEST = """
 import sys, types
@@ -156,56 +156,3 @@ def test_the_plugin_costs_nothing_until_it_is_used() -> None:
     script = f"import parity.pytest_plugin, sys; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-OLD = """
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-def answer(model_path, question):
-    tokenizer = AutoTokenizer.from_pretrained(model_path)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
-    chat = [{"role": "user", "content": question}]
-    text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
-    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=False)
-    ids = model.generate(**inputs, max_new_tokens=32, do_sample=False, repetition_penalty=1.0)
-    return tokenizer.decode(ids[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True).strip()
-"""
-
-MOVED = """
-from acme.llm.engine import load
-
-def answer(model_path, question):
-    request = {"messages": [{"role": "user", "content": question}]}
-    with load(model_path) as engine:
-        [result] = engine.generate_text_batch([request], {"max_new_tokens": 32, "repetition_penalty": 1.0})
-    return result.text.strip()
-"""
-
-SCRIPT = """
-import sys
-from acme.old import answer
-
-for question in ("What is the capital of France?", "Count to 5."):
-    print(answer(sys.argv[1], question))
-"""
-
-
-def test_a_migration_in_a_second_repository(repository: Path) -> None:
-    for name, text in (("acme/old.py", OLD), ("acme/new.py", MOVED), ("run_old.py", SCRIPT)):
-        (repository / name).write_text(text)
-    (repository / "conftest.py").unlink()
-    (repository / "test_parity.py").write_text('def test_answers(parity):\n    parity.check("answers")\n')
-    environment = {**os.environ, "PYTHONPATH": f"{repository}/tools{os.pathsep}{repository}"}
-    record = ["-m", "parity", "record", "--site", "answers=acme.old:answer", "--", "python", "run_old.py", str(TEXT)]
-    done = subprocess.run(
-        [sys.executable, *record], cwd=repository, env=environment, capture_output=True, text=True, check=False
-    )
-    store = Store(repository / "golden")
-    assert len(store.names("answers")) == 2, done.stdout + done.stderr
-    store.set_site("answers", moved={"acme.old": "acme.new"})
-    code, said = run(repository)
-    assert code == 0, said
-    (repository / "acme/new.py").write_text(MOVED.replace('"max_new_tokens": 32', '"max_new_tokens": 3'))
-    code, said = run(repository)
-    assert code == 1 and "stop.length; confirmed" in said and "2 of 2 cases fail" in said, said

@@ -1,0 +1,257 @@
+"""README's "Migrate a call site in ten minutes", followed literally in a repository of somebody else.
+
+The stranger's files and the commands are those of README's blocks. Commands of parity run in this process, which has
+its libraries loaded; what they record runs as the processes that it says.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parity.__main__ import main
+from parity.golden import Store
+
+from .conftest import ROOT, TEXT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTION = README.partition("## Migrate a call site in ten minutes\n")[2].partition("\n## ")[0]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
+FILES = {code.partition("\n")[0].removeprefix("# "): code for kind, code in BLOCKS if kind == "py"}
+COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
+QUESTIONS = "What is the capital of France?\nIs 28 even?|Verdict\nCount to 12.\n"
+PRINTED = "The capital of France is Paris.\n28 is even.\n1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n"
+SMALL = {"max_model_len": 1024, "vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64}}
+
+Said = Callable[..., tuple[int, str]]
+
+
+def command(begin: str) -> str:
+    """README's command that begins so."""
+    found: str
+    [found] = [line for line in COMMANDS if line.startswith(begin)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The stranger's repository, with parity importable and nothing of acme left loaded."""
+    folder = tmp_path_factory.mktemp("acme-repo")
+    (folder / "acme").mkdir()
+    (folder / "acme/__init__.py").touch()
+    (folder / "models").mkdir()
+    (folder / "models/tiny-qwen3").symlink_to(TEXT)
+    (folder / "questions.txt").write_text(QUESTIONS)
+    for name, code in FILES.items():
+        (folder / name).write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "dont_write_bytecode", True)  # files are edited faster than their times tell
+        yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "acme"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def parity(acme: Path, capfd: pytest.CaptureFixture[str]) -> Said:
+    """`parity(command line, *more words)`: its exit code, and what it and the processes below it printed."""
+
+    def run(line: str, *more: str) -> tuple[int, str]:
+        python, m, module, *words = shlex.split(line, comments=True)
+        assert (python, m, module) == ("python", "-m", "parity")
+        capfd.readouterr()
+        code = main([*words, *more])
+        return code, capfd.readouterr().out
+
+    return run
+
+
+def edit(path: Path, *changes: tuple[str, str]) -> None:
+    """FILES' version of a file with these replacements."""
+    text = FILES[path.relative_to(path.parents[1]).as_posix()]
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+# == In README's order; each test goes on where the one before ended ==
+
+
+def test_1_recording_leaves_the_script_as_it_is(parity: Said, acme: Path) -> None:
+    code, said = parity(command("python -m parity record"))
+    assert said.startswith(PRINTED) and "written  answers: 3 cases, 3 model rows" in said
+    assert code == 4, said
+    assert Store("golden").names("answers") == ["answer-001", "answer-002", "answer-003"]
+    code, said = parity(command("python -m parity record"))
+    assert code == 0 and "unchanged  answers: 3 cases" in said and said.startswith(PRINTED), said
+
+
+def test_2_the_moved_code_is_green(parity: Said, acme: Path) -> None:
+    vendored = subprocess.run(
+        command("make").replace("../gen-engine", str(ROOT)), shell=True, capture_output=True, text=True, check=False,
+        env={**os.environ, "PWD": str(acme), "MAKEFLAGS": ""},
+    )  # fmt: skip
+    assert vendored.returncode == 0, vendored.stderr
+    code, said = parity(command("python -m parity check --moved"))
+    assert code == 0 and "PASSED (exit 0, within policy): 3 cases" in said, said
+    [settings] = [json.loads(code) for kind, code in BLOCKS if kind == "json"]
+    assert settings["answers"]["load"]["vllm"].items() <= SMALL.items()
+    settings["answers"]["load"]["vllm"] = SMALL
+    Path("golden/sites.json").write_text(json.dumps(settings))
+
+
+def test_2_it_is_green_on_vllm_too(parity: Said) -> None:
+    code, said = parity("python -m parity check answers/answer-003 --backend vllm")
+    assert code == 0 and re.search(r"answers +vllm .* 1 IDENTICAL", said), said
+
+
+BREAKS = {
+    "an end is lost": (
+        ('"stop": [stop] if stop else []', '"stop": {"strings": [stop] if stop else [], "ignore_eos": True}'),
+        {"stop.eos_set"},
+    ),
+    "thinking is on": (("chat}", 'chat, "chat": {"enable_thinking": True}}'), {"prompt.template"}),
+    "strip is lost": ((".strip()", ""), {"post.strip"}),
+    "half the budget": (("64", "32"), {"stop.length"}),
+    "a temperature": (('"max_new_tokens"', '"temperature": 0.7, "seed": 1, "max_new_tokens"'), {"sampling.mode"}),
+    "the penalty is lost": (('"repetition_penalty": 1.05,', ""), {"sampling.leak"}),
+    "the stop is lost": (("[stop] if stop else []", "[]"), {"stop.strings"}),
+    "the system turn is lost": (('{"role": "system", "content": "Be brief."}, ', ""), {"prompt.messages"}),
+    "another dtype": (('"float32"', '"bfloat16"'), {"model.dtype"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_3_each_break_is_named(name: str, parity: Said, acme: Path) -> None:
+    change, causes = BREAKS[name]
+    edit(acme / "acme/answers.py", change)
+    code, said = parity("python -m parity check --backend hf --json report.json")
+    found = re.findall(r"^(?:DRIFT|LATENT)  answers/\S+ on hf  (\S+); (\w+)", said, re.MULTILINE)
+    assert code == 1 and {cause for cause, _ in found} == causes, said
+    assert {certainty for _, certainty in found} <= {"confirmed"}, said
+
+
+def test_4_explain_says_what_readme_says_and_accept_covers_this_cause_until_its_day(parity: Said, acme: Path) -> None:
+    edit(acme / "acme/answers.py", ("64", "16"))
+    code, said = parity(command("python -m parity check --backend hf --html"))
+    assert code == 1 and (acme / "parity.html").exists()
+    code, said = parity(command("python -m parity explain"))
+    [shown] = [code for kind, code in BLOCKS if not kind]
+    assert (code, said.strip()) == (1, shown.strip())
+    code, said = parity(command("python -m parity accept"))
+    assert code == 0 and "accepted answers/answer-003 on hf: stop.length, until " in said
+    code, said = parity("python -m parity check answers/answer-003 --backend hf")
+    assert code == 0 and "1 ACCEPTED" in said, said
+    accepted = acme / "golden/accepted.json"
+    yesterday = (datetime.date.today() - datetime.timedelta(days=1)).isoformat()
+    accepted.write_text(re.sub(r'"until": "[^"]*"', f'"until": "{yesterday}"', accepted.read_text()))
+    code, said = parity("python -m parity check answers/answer-003 --backend hf")
+    assert code == 1 and "DRIFT  answers/answer-003" in said, "an acceptance that has ended"
+    parity(command("python -m parity accept"))
+    edit(acme / "acme/answers.py", BREAKS["the system turn is lost"][0])
+    code, said = parity("python -m parity check answers/answer-003 --backend hf")
+    assert code == 1 and "prompt.messages" in said, "another cause"
+
+
+def test_5_what_gates_it(parity: Said, acme: Path) -> None:
+    edit(acme / "acme/answers.py")
+    steps = re.findall(r"^- run: (.*)$", dict(BLOCKS)["yaml"], re.MULTILINE)
+    code, said = parity(steps[0].replace("$GITHUB_STEP_SUMMARY", "summary.md"), "--backend", "hf")
+    assert code == 0, said
+    assert "3 cases" in (acme / "summary.md").read_text() and 'tests="3"' in (acme / "parity.xml").read_text()
+    code, said = parity(steps[1])
+    assert code == 0 and "current" in said
+    before = sorted(Store("golden").root.rglob("*"))
+    code, _ = parity("python -m parity check nowhere")
+    assert code == 4 and sorted(Store("golden").root.rglob("*")) == before
+
+
+def test_6_the_fixture_says_the_same(acme: Path) -> None:
+    edit(acme / "acme/answers.py", BREAKS["strip is lost"][0])
+    (acme / "test_one.py").write_text("def test_one(parity):\n    parity.case('answers', 'answer-001')\n")
+    asked = [
+        "-p",
+        "parity.pytest_plugin",
+        "-p",
+        "no:cacheprovider",
+        "--parity-backend=hf",
+        "test_parity.py",
+        "test_one.py",
+    ]
+    done = subprocess.run([sys.executable, "-m", "pytest", *asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "post.strip; confirmed" in done.stdout, done.stdout
+    assert "1 failed, 1 passed" in done.stdout and "FAILED test_parity.py::test_answers" in done.stdout
+
+
+# == Processes, ranks, and runs that end badly ==
+
+WORKER = """
+import sys
+
+def shout(word):
+    if word == "crash":
+        raise KeyError(word)
+    return word.upper()
+
+class Odd(dict):
+    def items(self):
+        raise RuntimeError("not for you")
+
+def take(odd):
+    return type(odd).__name__
+
+if __name__ == "__main__":
+    print(shout("one"), take(Odd()), flush=True)
+    shout(sys.argv[1])
+"""
+LAUNCH = """
+import os, subprocess, sys
+
+codes = []
+for rank, word in enumerate(("two", "crash")):
+    environment = {**os.environ, "RANK": str(rank)}
+    codes.append(subprocess.run([sys.executable, "-m", "worker", word], env=environment).returncode)
+raise SystemExit(40 + sum(codes))
+"""
+
+
+def test_ranks_in_child_processes_a_crash_and_a_failing_recorder(acme: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("worker.py", WORKER), ("launch.py", LAUNCH)):
+        (acme / name).write_text(text)
+    sites = ["--site", "worker:shout", "--site", "worker:take"]
+    code = main(["--goldens", "ranks", "record", *sites, "--", "python", "launch.py"])
+    said = capfd.readouterr()
+    assert code == 41 and "the script itself ended with 41" in said.out
+    assert said.out.startswith("ONE Odd\nONE Odd\n") and "KeyError: 'crash'" in said.err
+    assert "RuntimeError" not in said.err
+    failure = "arguments of worker:take: RuntimeError: not for you"
+    assert f"recorder failure (the script was not disturbed): {failure}" in said.out
+    store = Store("ranks")
+    assert store.names("shout") == ["r0-shout-001", "r0-shout-002", "r1-shout-001", "r1-shout-002"]
+    assert [store.read("shout", name).value for name in store.names("shout")] == ["ONE", "TWO", "ONE", None]
+    assert store.read("shout", "r1-shout-002").raised == "KeyError: 'crash'"
+    assert [store.read("take", name).value for name in store.names("take")] == ["Odd", "Odd"]
+
+
+def test_what_cannot_be_recorded_is_said(acme: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    text = "def stream(text):\n    yield from text\n\nif __name__ == '__main__':\n    print(*stream('abc'))\n"
+    (acme / "streams.py").write_text(text)
+    sites = ["--site", "streams.py:stream", "--site", "strems:stream"]
+    code = main(["--goldens", "ranks", "record", *sites, "--", "python", "streams.py"])
+    said = capfd.readouterr().out
+    assert code == 5 and said.startswith("a b c\n")
+    assert "streams.py:stream gave a generator" in said and "nothing of strems:stream was recorded" in said
+    assert main(["--goldens", "ranks", "record", "--", "no-such-program"]) == 2
+    assert "no-such-program" in capfd.readouterr().err
