@@ -1,4 +1,4 @@
-"""The call sites themselves: the moved way returns on hf what the old way returned, but where it is meant not to."""
+"""The call sites themselves, as code: that the moved way gives what the old way gave is what `make parity` shows."""
 
 from __future__ import annotations
 
@@ -34,28 +34,11 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def close(old: Any, moved: Any) -> bool:
-    """Equal, numbers within what one forward pass in a batch and one alone may differ by."""
-    if isinstance(old, float) and isinstance(moved, float):
-        return old == pytest.approx(moved, abs=1e-4)
-    if isinstance(old, dict) and isinstance(moved, dict):
-        return old.keys() == moved.keys() and all(close(old[key], moved[key]) for key in old)
-    if isinstance(old, list) and isinstance(moved, list):
-        return len(old) == len(moved) and all(map(close, old, moved))
-    return type(old) is type(moved) and bool(old == moved)
+# The rollout worker writes files into a folder that its cases name, and has tests of its own.
+SITES = [site for site in drive.SITES if site != "rollout_worker"]
 
 
-@pytest.mark.parametrize("site", drive.SITES)
-def test_the_moved_way_returns_what_the_old_way_did(site: str, tmp_path: Path) -> None:
-    old, moved = (drive.run(site, way, tmp_path) for way in drive.WAYS)
-    meant = {*site_module(site, "cases").DIFFERS, *site_module(site, "cases").SAMPLED}
-    differing = {name for name in old if not close(old[name], moved[name])}
-    assert {name: (old[name], moved[name]) for name in differing - meant} == {}
-    assert meant - differing == set()
-    site_module(site, "moved").engine.cache_clear()
-
-
-@pytest.mark.parametrize("site", drive.SITES)
+@pytest.mark.parametrize("site", SITES)
 def test_cases_are_plain_data_and_the_same_each_time(site: str, tmp_path: Path) -> None:
     first, second = (drive.cases_of(site, tmp_path / way) for way in drive.WAYS)
     assert 10 <= len(first) <= 30
@@ -68,7 +51,7 @@ def test_cases_are_plain_data_and_the_same_each_time(site: str, tmp_path: Path) 
     assert {*site_module(site, "cases").DIFFERS, *site_module(site, "cases").SAMPLED} <= {name for name, _, _ in first}
 
 
-@pytest.mark.parametrize("site", drive.SITES)
+@pytest.mark.parametrize("site", SITES)
 def test_both_ways_have_the_same_functions(site: str, tmp_path: Path) -> None:
     old, moved = (site_module(site, way) for way in drive.WAYS)
     for function in {function for _, function, _ in drive.cases_of(site, tmp_path)}:
@@ -83,7 +66,7 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("site", drive.SITES)
+@pytest.mark.parametrize("site", SITES)
 def test_the_old_way_knows_nothing_of_us_and_the_moved_way_nothing_but_the_engine(site: str) -> None:
     assert not imported(CALLSITES / site / "old.py") & {"parity", "gen_engine"}
     assert imported(CALLSITES / site / "moved.py") - sys.stdlib_module_names == {"gen_engine"}
