@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity import laws, observe, report, vendor
+from parity import bench, laws, observe, report, vendor
 from parity.check import check_script, check_sites, environment, record_again
 from parity.golden import Accepted, Case, GoldenError, Store
 from parity.record import Recorded, record, run_observed
@@ -380,6 +380,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_others(sub)
     add_calibrate(sub)
     laws.add_parser(sub)
+    bench.add_parser(sub)
     vendor.add_parser(sub)
     return parser
 
