@@ -722,7 +722,7 @@ class TextGenerationRequest:
         elif self.tools or self.continue_final or self.chat != ChatTemplateOptions():
             raise RequestError(f"tools, continue_final and chat act on messages, not on {forms[0]}", fix="drop them")
         if self.prompt_token_ids is not None:
-            check(self, "prompt_token_ids", "token ids", lambda v: all(type(i) is int for i in v), (tuple,))
+            check(self, "prompt_token_ids", "token ids", lambda v: set(map(type, v)) <= {int}, (tuple,))
         check(self, "prompt", "a string", lambda value: True, (str, type(None)))
         check_strings(self, "adapter")
         if self.structured is not None:
@@ -1467,6 +1467,7 @@ class Checkpoint:
 
     eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from the latter.
     pad_id: fills nothing that a model attends to.   window: tokens in all, or None where the checkpoint names none.
+    vocabulary: ids are below it: the tokenizer's, or the model's where that is larger.
     """
 
     config: Any
@@ -1477,6 +1478,7 @@ class Checkpoint:
     dtype: str
     window: int | None
     adapters: Mapping[str, str]
+    vocabulary: int
 
     @property
     def template_owner(self) -> Any:
@@ -1569,7 +1571,8 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     if longest and settings.max_model_len and settings.max_model_len > longest:
         raise OptionError(f"max_model_len {window} is above the checkpoint's {longest}", fix="lower it or leave it out")
     dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
-    return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window, settings.adapters)
+    processor, known = owner if vlm else None, max(len(tokenizer), getattr(text_config, "vocab_size", 0))
+    return Checkpoint(config, tokenizer, processor, eos_ids, pad_id, dtype, window, settings.adapters, known)
 
 
 # == 10. Plan ==========================================================================================================
@@ -1690,9 +1693,9 @@ def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
     """No empty prompt, no id outside the vocabulary, one placeholder per picture."""
     if not ids:
         raise RequestError("the prompt has no tokens", fix="give it some text")
-    vocabulary = max(len(checkpoint.tokenizer), getattr(checkpoint.config.get_text_config(), "vocab_size", 0))
-    if not 0 <= min(ids) <= max(ids) < vocabulary:
-        raise RequestError(f"a token id is outside the vocabulary of {vocabulary}", fix="check prompt_token_ids")
+    if not 0 <= min(ids) <= max(ids) < checkpoint.vocabulary:
+        problem = f"a token id is outside the vocabulary of {checkpoint.vocabulary}"
+        raise RequestError(problem, fix="check prompt_token_ids")
     placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
         raise RequestError(
@@ -1949,8 +1952,8 @@ def run_post_decode(text: str, plan: Plan) -> str:
     return text
 
 
-def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> GenerationResult:
-    """Completion -> GenerationResult: the one place where ids become text."""
+def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
+    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
     ending = find_ending(completion.token_ids, plan)
     if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
         ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
@@ -1973,6 +1976,7 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> 
         top_logprobs=completion.top_logprobs and tuple(map(dict, completion.top_logprobs[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
+        **known,
     )
 
 
@@ -3442,15 +3446,19 @@ class GenerationEngine:
         for number, place in enumerate(good):
             mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
             results = [
-                dataclasses.replace(
-                    finish(completions[twin], prompts[place], plan, self.backend.name),
+                finish(
+                    completions[twin],
+                    prompts[place],
+                    plan,
+                    self.backend.name,
                     cached=twin in hits,
                     fallback_from=self.fallback_from,
                     effective=effective,
                 )
                 for twin in mine
             ]
-            answers[place] = dataclasses.replace(results[0], samples=tuple(results) if len(results) > 1 else ())
+            several = len(results) > 1
+            answers[place] = dataclasses.replace(results[0], samples=tuple(results)) if several else results[0]
         return answers
 
     def _complete(self, prompts: Sequence[Prompt], plan: Plan, cache: bool) -> tuple[list[Completion], set[int]]:
