@@ -22,6 +22,11 @@ test: $(VENV)/.ready  ## all tests, on real transformers and real vLLM
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --html parity.html
 
+# BENCH="--repeats 5": more of its flags
+bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: table, bench/bench.json, bench/bench.png
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m parity bench --model golden/models/tiny-qwen3 \
+	  --model golden/models/tiny-qwen3-vl --model random-25m --raw --blocks 96 --max-model-len 1024 --out bench $(BENCH)
+
 goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (only what is missing)
 	$(BIN)/python -m parity.callsites.record
 
@@ -55,4 +60,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo test lint vendor release models pins clean
+.PHONY: help demo test bench lint vendor release models pins clean

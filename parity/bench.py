@@ -158,6 +158,7 @@ class Bench:
     loads: tuple[tuple[str, Loaded], ...]  # (model, what loading it cost)
     environment: Mapping[str, Any]
     notes: tuple[str, ...] = ()
+    clock: str = "wall"
 
     @property
     def exit_code(self) -> int:
@@ -310,7 +311,7 @@ class Peak:
         return self
 
     def _watch(self) -> None:
-        while not self._over.wait(0.02):
+        while not self._over.wait(0.02):  # 10 µs each: 0.05 % of a processor
             self.bytes = max(self.bytes, memory_now())
 
     def __exit__(self, *exc: object) -> None:
@@ -319,25 +320,33 @@ class Peak:
         self.bytes = max(self.bytes, memory_now())
 
 
-def timed(contender: Contender, work: Work, most: int) -> tuple[list[Answer], float, int]:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def timed(contender: Contender, work: Work, most: int, clock: str) -> tuple[list[Answer], float, int]:
     """(answers, seconds, peak memory)."""
     contender.forget()
     with Peak() as peak:
-        start = time.perf_counter()
+        start = CLOCKS[clock]()
         answers = contender.run(work, most)
-        seconds = time.perf_counter() - start
+        seconds = CLOCKS[clock]() - start
     return answers, seconds, peak.bytes
 
 
 def measure(
-    group: Sequence[Contender], work: Work, *, repeats: int, step: Callable[[], object] = lambda: None
+    group: Sequence[Contender],
+    work: Work,
+    *,
+    repeats: int,
+    clock: str = "wall",
+    step: Callable[[], object] = lambda: None,
 ) -> list[Measured]:
     """Warm up, then A B A B. step: called after each run."""
     rows = [Measured(contender.name) for contender in group]
     for repeat in range(repeats + 1):  # the first one warms up
         for contender, row in zip(group, rows):
-            _, first, peak = timed(contender, work, 1)
-            answers, full, higher = timed(contender, work, work.max_new_tokens)
+            _, first, peak = timed(contender, work, 1, clock)
+            answers, full, higher = timed(contender, work, work.max_new_tokens, clock)
             step()
             row.peak = max(row.peak, peak, higher)
             row.same = row.same and (not row.answers or [a.ids for a in answers] == [a.ids for a in row.answers])
@@ -433,6 +442,7 @@ class Settings:
     repeats: int
     raw: bool
     batch: int
+    clock: str
     engine: Mapping[str, Any]  # fields of ModelLoadConfig
 
 
@@ -491,26 +501,37 @@ def fit_for(group: Sequence[Contender], work: Work) -> list[Contender]:
     return [contender for contender in group if work.is_chat or contender.name != "vllm chat"]
 
 
+def measure_all(
+    engines: Sequence[gen_engine.GenerationEngine], works: Sequence[Work], settings: Settings, label: str, bar: Any
+) -> dict[str, list[Measured]]:
+    """Workload -> what each contender on these engines took."""
+    everyone = [c for engine in engines for c in contenders(engine, raw=settings.raw, batch=settings.batch)]
+    rows = {}
+    for number, work in enumerate(works):
+        group = fit_for(everyone, work)
+        bar.set_description(f"{label}: {work.name}")
+        bar.total = bar.n + len(group) * (settings.repeats + 1) * (len(works) - number)
+        rows[work.name] = measure(group, work, repeats=settings.repeats, clock=settings.clock, step=bar.update)
+    return rows
+
+
 def bench_model(model: str, path: str, settings: Settings, bar: Any) -> Bench:
     """Every workload on one model: backends side by side if memory allows it, else one after the other."""
     together = fits_side_by_side(path, len(settings.backends))
     groups = [settings.backends] if together else [(backend,) for backend in settings.backends]
     works: list[Work] = []
     rows: dict[str, list[Measured]] = {}
-    loads, gap = [], None
+    loads: list[tuple[str, Loaded]] = []
     for backends in groups:
         bar.set_description(f"{model}: load {', '.join(backends)}")
         with opened(path, backends, settings) as pairs:
-            works = works or works_for(pairs[0][0], settings)
+            engines = [engine for engine, _ in pairs]
             loads += [(model, cost) for _, cost in pairs]
-            all_of = [c for engine, _ in pairs for c in contenders(engine, raw=settings.raw, batch=settings.batch)]
-            for work in works:
-                group = fit_for(all_of, work)
-                bar.set_description(f"{model}: {work.name}")
-                bar.total = bar.n + len(group) * (settings.repeats + 1) * (len(works) - works.index(work))
-                rows.setdefault(work.name, []).extend(measure(group, work, repeats=settings.repeats, step=bar.update))
-            if together:
-                gap = next((logit_gap(engine) for engine, _ in pairs if engine.backend.name == "hf"), None)
+            works = works or works_for(engines[0], settings)
+            for name, found in measure_all(engines, works, settings, model, bar).items():
+                rows.setdefault(name, []).extend(found)
+            if together:  # while the engines are there: a tie is asked of one
+                gap = next((logit_gap(engine) for engine in engines if engine.backend.name == "hf"), None)
                 return bench_of(model, works, rows, loads, gap)
     note = f"{model}: too large for two backends side by side; measured one after the other"
     return bench_of(model, works, rows, loads, None, note)
@@ -567,16 +588,18 @@ def settings_of(args: argparse.Namespace) -> Settings:
         repeats=args.repeats,
         raw=args.raw,
         batch=args.batch,
+        clock=args.clock,
         engine=engine,
     )
 
 
-def joined(parts: Sequence[Bench]) -> Bench:
+def joined(parts: Sequence[Bench], clock: str) -> Bench:
     return Bench(
         tuple(result for part in parts for result in part.results),
         tuple(load for part in parts for load in part.loads),
         parts[-1].environment,
         tuple(note for part in parts for note in part.notes),
+        clock,
     )
 
 
@@ -597,7 +620,7 @@ def run(args: argparse.Namespace) -> int:
     except (gen_engine.GenEngineError, ImportError) as error:
         print(f"parity bench: could not run: {error}", file=sys.stderr)
         return FAILED
-    bench = joined(parts)
+    bench = joined(parts, settings.clock)
     if not bench.results:
         print("parity bench: nothing to measure: the model sees no pictures; leave --kinds out", file=sys.stderr)
         return USAGE
@@ -643,6 +666,12 @@ def add_parser(subparsers: Any) -> None:
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the longest answer (default 128)")
     add("--repeats", type=int, default=3, metavar="N", help="measured runs after one to warm up (default 3)")
     add("--batch", type=int, default=64, metavar="N", help="rows of a static batch of plain generate (default 64)")
+    add(
+        "--clock",
+        choices=tuple(CLOCKS),
+        default="wall",
+        help="cpu: processor seconds of this process, for a machine that others use too and has no accelerator",
+    )
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     add("--max-model-len", type=int, metavar="N", help="default: the checkpoint's")
     add("--blocks", type=int, metavar="N", help="vLLM's num_gpu_blocks_override: a small cache for a small model")

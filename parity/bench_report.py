@@ -72,7 +72,8 @@ def table(bench: Bench) -> str:
         lines += ["", f"{result.model} · {result.work.name}: {lengths(result)}", head]
         lines += map(row_text, result.measured)
         lines += map(ratio_text, result.ratios)
-    lines += ["", *bench.notes] if bench.notes else []
+    notes = [*bench.notes, *(["seconds are the processor's, not the wall's"] if bench.clock == "cpu" else [])]
+    lines += ["", *notes] if notes else []
     if any(result.differs for result in bench.results):
         lines += ["", "ANSWERS DIFFER: the speed of another answer is no speed (exit 1)"]
     return "\n".join(lines)
@@ -88,6 +89,7 @@ def as_json(bench: Bench) -> dict[str, Any]:
         ],
         "results": [result_json(result) for result in bench.results],
         "notes": list(bench.notes),
+        "clock": bench.clock,
         "exit_code": bench.exit_code,
     }  # fmt: skip
 
@@ -181,7 +183,8 @@ def draw(bench: Bench, path: Path) -> None:
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[name]) for name in names]
     labels, columns = [LABELS[name] for name in names], 5 if len(models) > 2 else 3
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
-    figure.suptitle("Same prompts, same answers: tokens per second (median, range; × against the plain library)")
+    second = "second" if bench.clock == "wall" else "processor second"
+    figure.suptitle(f"Same prompts, same answers: tokens per {second} (median, range; × against the plain library)")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
