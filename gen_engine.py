@@ -2249,19 +2249,56 @@ def free_memory() -> None:
         need_torch().cuda.empty_cache()
 
 
-def expand(prompt: Prompt, checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
+def split_pictures(tensors: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The processor's tensors of `count` pictures, each by itself. Text is padded, patches are in one row."""
+    seen = tensors["attention_mask"].bool()
+    patches = tensors["image_grid_thw"].prod(-1).tolist()
+    pictures: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, tensor in tensors.items():
+        if tensor.shape == seen.shape:
+            parts = [row[mask][None] for row, mask in zip(tensor, seen)]
+        else:
+            parts = tensor.split(patches if len(tensor) == sum(patches) else 1)
+        for picture, part in zip(pictures, parts):
+            picture[name] = part
+    return pictures
+
+
+def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> list[Any]:
+    """`expand_image` of each picture. In one call where pictures are rows of patches (Qwen-VL): what the processor
+    does around a call takes longer than a small picture. Others pad pictures to the largest of a call."""
+    if len(images) < 2 or "image_grid_thw" not in checkpoint.vision.image_processor.model_input_names:
+        return [expand_image(image, kwargs, checkpoint) for image in images]
+    texts, batch = [checkpoint.placeholder] * len(images), [[image] for image in images]
+    how = {"padding": True, "add_special_tokens": False, "return_tensors": "pt", **kwargs}
+    return split_pictures(checkpoint.vision(text=texts, images=batch, **how), len(images))
+
+
+def expand_pictures(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[Any]]:
+    """The tensors of each prompt's pictures, those of one pixel budget together."""
+    wanted: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        wanted.setdefault(repr(prompt.image_kwargs), []).append(prompt)
+    made = {}
+    for budget, alike in wanted.items():
+        images = [image for prompt in alike for image in prompt.images]
+        made[budget] = iter(expand_images(images, alike[0].image_kwargs, checkpoint))
+    return [list(itertools.islice(made[repr(prompt.image_kwargs)], len(prompt.images))) for prompt in prompts]
+
+
+def expand(prompt: Prompt, tensors_of: Sequence[Any], checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
     """Replace each placeholder by its picture's tokens. Per-token inputs (mm_token_type_ids) come back as lists as
-    long as the ids, pictures' tensors as lists to concatenate."""
+    long as the ids, pictures' tensors as lists to concatenate. tensors_of: those of each picture, in order."""
     if not prompt.images:
         return list(prompt.token_ids), {}
     ids: list[int] = []
     inputs: dict[str, Any] = {}
-    pictures = iter(prompt.images)
+    pictures = iter(tensors_of)
     for token_id in prompt.token_ids:
         if token_id != checkpoint.placeholder_id:
             ids.append(token_id)
             continue
-        tensors = expand_image(next(pictures), prompt.image_kwargs, checkpoint)
+        tensors = next(pictures)
         shape = tensors["input_ids"].shape
         for name, tensor in tensors.items():
             if name in ("input_ids", "attention_mask"):
@@ -2588,9 +2625,9 @@ class HfBackend:
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
         rows = []
-        for place, prompt in enumerate(prompts):
+        for place, (prompt, pictures) in enumerate(zip(prompts, expand_pictures(prompts, self.checkpoint))):
             with at_request(place):
-                rows.append(self._row(prompt, plan))
+                rows.append(self._row(prompt, pictures, plan))
         for batch in self._batches(rows, plan):
             self._adapt(batch[0].prompt.adapter)
             self._run(batch, plan, done)
@@ -2601,8 +2638,8 @@ class HfBackend:
     ) -> list[ScoreResult]:
         """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
         rows = []
-        for prompt, response in zip(prompts, responses):
-            ids, inputs = expand(prompt, self.checkpoint)
+        for prompt, pictures, response in zip(prompts, expand_pictures(prompts, self.checkpoint), responses):
+            ids, inputs = expand(prompt, pictures, self.checkpoint)
             rows.append(Row(prompt, [*ids, *response], inputs))
         vocabulary = self.checkpoint.config.get_text_config().vocab_size
         size = max(1, SCORED_LOGITS // (vocabulary * max(len(row.ids) for row in rows)))
@@ -2638,8 +2675,8 @@ class HfBackend:
         self.model = None
         free_memory()
 
-    def _row(self, prompt: Prompt, plan: Plan) -> Row:
-        ids, inputs = expand(prompt, self.checkpoint)
+    def _row(self, prompt: Prompt, pictures: Sequence[Any], plan: Plan) -> Row:
+        ids, inputs = expand(prompt, pictures, self.checkpoint)
         row = Row(prompt, ids, inputs)
         self._restart(row, plan)
         return row
