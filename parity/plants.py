@@ -284,8 +284,8 @@ def bgr(original: Any) -> Any:
 def brighter(original: Any) -> Any:
     """Normalised by another mean."""
 
-    def expand(image: Any, kwargs: Any, checkpoint: Any) -> Any:
-        return original(image, {**kwargs, "image_mean": [0.1, 0.1, 0.1]}, checkpoint)
+    def expand(images: Any, kwargs: Any, checkpoint: Any) -> Any:
+        return original(images, {**kwargs, "image_mean": [0.1, 0.1, 0.1]}, checkpoint)
 
     return expand
 
@@ -414,7 +414,7 @@ PLANTS: tuple[Plant, ...] = (
         "normalised by another mean",
         ("image.values",),
         ("stage_a/circle", "stage_a/sizes-mixed"),
-        inside=((E, "expand_image", brighter),),
+        inside=((E, "expand_images", brighter),),
     ),
     # the model
     Plant("half precision", ("model.dtype",), ("rollout/one-prompt", "stage_a/circle"), load={"dtype": "bfloat16"}),

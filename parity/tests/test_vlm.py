@@ -268,3 +268,24 @@ def test_text_batches_of_a_vlm_and_of_a_text_checkpoint_share_one_meaning(shared
     task = text_tasks(1)[0]
     a, b = (shared(model, "hf").generate_text_batch([of_task(task)])[0] for model in (TEXT, VL))
     assert a.prompt_token_ids == b.prompt_token_ids
+
+
+def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> None:
+    """Several pixel budgets, several pictures in a row, a row without: tensors in the order of the requests."""
+    import torch
+
+    small, large = {"max_pixels": 64 * 64}, {"max_pixels": 256 * 256}
+    rows = [
+        look(drawing("red", "circle"), drawing("blue", "square", width=160, height=96), vlm=small),
+        look(drawing("green", "triangle", width=224, height=224), vlm=large),
+        look(drawing("yellow", "square", width=224, height=64), vlm=small),
+    ]
+    plan = gen_engine.make_plan(gen_engine.GenerationOptions(), vl.checkpoint)
+    prompts = [gen_engine.prompt_of(gen_engine.VlmGenerationRequest(**row), plan) for row in rows]
+    bare = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Hello."), plan)
+    together = gen_engine.expand_pictures([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
+    assert [len(pictures) for pictures in together] == [2, 0, 1, 1]
+    for prompt, pictures in zip(prompts, [together[0], *together[2:]]):
+        for image, made in zip(prompt.images, pictures):
+            alone = gen_engine.expand_image(image, prompt.image_kwargs, vl.checkpoint)
+            assert set(alone) == set(made) and all(torch.equal(alone[name], made[name]) for name in alone)
