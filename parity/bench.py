@@ -27,14 +27,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gen_engine
 from parity import bench_report, workloads
 from parity.check import environment
 from parity.ties import tau_of
 from parity.verdict import Policy
-from parity.workloads import Ids, Work
+from parity.workloads import Ids, Work, engine_module
+
+if TYPE_CHECKING:
+    import gen_engine
 
 BACKENDS = ("hf", "vllm")
 BASELINES = {"hf": ("hf plain",), "vllm": ("vllm generate", "vllm chat", "hf")}  # what a contender is told against
@@ -192,7 +194,9 @@ def prompt_ids(engine: gen_engine.GenerationEngine, request: Mapping[str, Any]) 
 
 
 def pictures_of(work: Work) -> list[list[Any]]:
-    return [[gen_engine.load_image(image) for image in workloads.pictures_of(request)] for request in work.requests]
+    return [
+        [engine_module().load_image(image) for image in workloads.pictures_of(request)] for request in work.requests
+    ]
 
 
 def plain_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, most: int) -> list[Answer]:
@@ -251,7 +255,11 @@ def plain_vllm(engine: gen_engine.GenerationEngine, work: Work, most: int) -> li
 
 def chat_part(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """LLM.chat has a word of its own for a PIL image."""
-    return part if part["type"] == "text" else {"type": "image_pil", "image_pil": gen_engine.load_image(part["image"])}
+    return (
+        part
+        if part["type"] == "text"
+        else {"type": "image_pil", "image_pil": engine_module().load_image(part["image"])}
+    )
 
 
 def chat_vllm(engine: gen_engine.GenerationEngine, work: Work, most: int) -> list[Answer]:
@@ -449,10 +457,10 @@ class Settings:
 def load_one(model: str, backend: str, settings: Settings) -> tuple[gen_engine.GenerationEngine, Loaded]:
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
-        gen_engine.need(library, library)
+        engine_module().need(library, library)
     imported, before = time.perf_counter(), memory_now()
     extra = {name: value for name, value in settings.engine.items() if backend == "vllm" or name != "vllm_kwargs"}
-    engine = gen_engine.load(model, backend=backend, progress=False, **extra)
+    engine = engine_module().load(model, backend=backend, progress=False, **extra)
     seconds = time.perf_counter() - imported
     return engine, Loaded(backend, seconds, imported - start, memory_now() - before)
 
@@ -605,10 +613,14 @@ def joined(parts: Sequence[Bench], clock: str) -> Bench:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        failures = (engine_module().GenEngineError, ImportError)
         settings = settings_of(args)
     except workloads.WorkError as error:
         print(f"parity bench: {error}", file=sys.stderr)
         return USAGE
+    except ImportError as error:
+        print(f"parity bench: could not run: {error}", file=sys.stderr)
+        return FAILED
     parts = []
     try:
         from tqdm import tqdm
@@ -617,7 +629,7 @@ def run(args: argparse.Namespace) -> int:
             for model in args.model:
                 with checkpoint(model) as path:
                     parts.append(bench_model(model, path, settings, bar))
-    except (gen_engine.GenEngineError, ImportError) as error:
+    except failures as error:
         print(f"parity bench: could not run: {error}", file=sys.stderr)
         return FAILED
     bench = joined(parts, settings.clock)

@@ -11,6 +11,7 @@ answers are not ragged, ids that it often says are made ends, until they are.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gen_engine import GenEngineError, TextGenerationRequest, VlmGenerationRequest
 from parity.tasks import Task, text_tasks, vision_tasks
 
 KINDS = ("text", "pictures")
@@ -32,6 +32,11 @@ TOKENIZER = Path(__file__).parents[1] / "golden/models/tiny-qwen3"
 
 Ids = tuple[int, ...]
 Request = Mapping[str, Any]
+
+
+def engine_module() -> Any:
+    """gen_engine, at first use: what else parity does, it also does where the file has another name."""
+    return importlib.import_module("gen_engine")
 
 
 class WorkError(ValueError):
@@ -130,15 +135,16 @@ def with_ends(work: Work, answers: Sequence[Ids], own: frozenset[int]) -> Work:
 
 
 def read_line(number: int, line: str, file: Path) -> Request:
+    engine = engine_module()
     try:
         request = json.loads(line)
         if isinstance(request, str):
             request = {"prompt": request}
         if not isinstance(request, dict) or set(request) - {"messages", "prompt", "prompt_token_ids"}:
             raise WorkError('it is no request; write {"messages": [...]}, {"prompt": "..."} or a string')
-        kind = VlmGenerationRequest if pictures_of(request) else TextGenerationRequest
+        kind = engine.VlmGenerationRequest if pictures_of(request) else engine.TextGenerationRequest
         kind(**request)
-    except (GenEngineError, KeyError, TypeError, ValueError) as error:
+    except (engine.GenEngineError, KeyError, TypeError, ValueError) as error:
         raise WorkError(f"{file}, line {number}: {error}") from error
     return dict(request)
 
