@@ -302,11 +302,6 @@ class Store:
         found = self.blobs().iterdir() if self.blobs().is_dir() else ()
         return sorted(path for path in found if path.name not in used)
 
-    def remove_site(self, site: str) -> None:
-        shutil.rmtree(self.root / site)
-        left = {name: said for name, said in self.settings().items() if name != site}
-        write_json(self.root / "sites.json", left)
-
     # -- what is accepted --
 
     def accepted(self) -> list[Accepted]:

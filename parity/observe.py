@@ -33,7 +33,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -643,8 +643,3 @@ def load_file(path: Path) -> ModuleType:
     for observer in ACTIVE:
         observer.look_at(module)
     return module
-
-
-def renamed(sites: Sequence[Site], functions: Mapping[str, str]) -> list[Site]:
-    """The same sites with other functions: where the moved code stands."""
-    return [replace(site, function=functions.get(site.name, site.function)) for site in sites]

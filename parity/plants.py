@@ -299,7 +299,6 @@ def halved(original: Any) -> Any:
 
 
 E = gen_engine
-ALL_SUMMARIES = ("stage_a/circle", "stage_a/square-json", "stage_a/sizes-mixed")
 ROLLOUTS = ("rollout/one-prompt", "rollout/ragged-batch")
 MIXED = ("rollout/two-prompt-lengths", "probe/ragged")
 
