@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import os
 import shutil
@@ -148,13 +149,26 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
             into = Path(folder)
             return run_observed(command, into, sites=sites, loose=loose, seed=observe.SEED, replay=replay).cases
 
-    backend = args.backend[0] if args.backend else None
     policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
-    return check_script(store, observed, sites=names, backend=backend, policy=policy, tau=args.tau)
+    how: dict[str, Any] = {"sites": names, "policy": policy, "tau": args.tau}
+    checks = [check_script(store, observed, backend=backend, **how) for backend in args.backend or [None]]
+    outcomes = tuple(outcome for check in checks for outcome in check.outcomes)
+    return dataclasses.replace(checks[0], outcomes=outcomes, seconds=sum(check.seconds for check in checks))
+
+
+def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
+    """What was said and would change nothing; "" if there is no such thing."""
+    if command and (args.cases or args.moved):
+        return "SITE[/CASE] and --moved choose recorded functions; a script is compared as a whole: leave them out"
+    if not command and (args.site or args.name):
+        return "--site and --name say what of a script is compared; end with `-- python new_script.py`"
+    return "--name is for model calls outside any site; leave it out beside --site" if args.site and args.name else ""
 
 
 def run_check(args: argparse.Namespace) -> int:
     store, command = Store(args.goldens), command_of(args)
+    if why := no_use(args, command):
+        return fail(why)
     if not command:
         if args.ab:
             with tempfile.TemporaryDirectory(prefix="parity-") as folder:

@@ -78,6 +78,20 @@ def test_nothing_compared_is_no_success(tmp_path: Path) -> None:
     assert main(["--goldens", str(tmp_path), "check"]) == 5
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--site", "a=b:c"],
+        ["--name", "a"],
+        ["runner", "--name", "a", "--", "python", "new.py"],
+        ["--moved", "a=b", "--name", "a", "--", "python", "new.py"],
+        ["--site", "a=b:c", "--name", "a", "--", "python", "new.py"],
+    ],
+)
+def test_what_would_change_nothing_is_refused(words: list[str], tmp_path: Path) -> None:
+    assert main(["--goldens", str(tmp_path), "check", *words]) == 2
+
+
 def test_code_that_is_gone_could_not_be_judged(store: Store) -> None:
     store.set_site("runner", moved={"parity.callsites.runner.old": "parity.callsites.runner.gone"})
     assert verdicts(store, sites=["runner"]) == {"runner/two-stops": "ERROR"}
