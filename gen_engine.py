@@ -82,7 +82,7 @@ import sys
 import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -220,6 +220,7 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
 #   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
 #   transformers 4.57 | 5.x    new tokens' places: cache_position | position_ids                       grown()
+#   transformers 4.57 | 5.x    Qwen-VL's shift of them: on the module | in position_ids                 rope_deltas()
 #   transformers 4.57 | 5.x    cache.crop(0) empties it | trims sliding windows                         forget()
 #   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
 #   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
@@ -251,6 +252,11 @@ def grown(model: Any, outputs: Any, state: dict[str, Any], ids: Any, length: int
     if "logits_to_keep" in state:
         state["logits_to_keep"] = new
     return state
+
+
+def rope_deltas(model: Any, state: dict[str, Any]) -> Any:
+    """What the latest first forward left on the module for the next ones to add to cache_position; else None."""
+    return getattr(getattr(model, "model", model), "rope_deltas", None) if "cache_position" in state else None
 
 
 def forget(cache: Any, tokens: int) -> None:
@@ -2746,16 +2752,25 @@ def run_hooks(hooks: Sequence[tuple[str, Callable[..., Any]]], rows: Sequence[Ro
     return need_torch().stack(changed)
 
 
-def logits_processors(plan: Plan, rows: Sequence[Row], prompt_length: int, device: Any) -> Any:
+def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
+    """No end for a row below min_new_tokens. transformers' own processor takes all rows to be equally far.
+    scores: [rows, vocabulary]."""
+    early = [place for place, row in enumerate(rows) if len(row.watch.ids) < plan.options.min_new_tokens]
+    if early:
+        torch = need_torch()
+        scores[torch.tensor(early)[:, None], torch.tensor(plan.end_ids)] = -torch.inf
+    return scores
+
+
+def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     """transformers' own processors, in vLLM's order, so that combined settings mean the same on both.
 
-    rows: those in the batch, a list that shrinks as they finish.
+    rows: those in the batch, a list from which they leave and which others join.
     """
     kit, options = importlib.import_module("transformers.generation.logits_process"), plan.options
     chain = kit.LogitsProcessorList()
     if options.min_new_tokens and plan.end_ids:
-        least = options.min_new_tokens
-        chain.append(kit.MinNewTokensLengthLogitsProcessor(prompt_length, least, plan.end_ids, device=device))
+        chain.append(lambda ids, scores: hold_ends(plan, rows, scores))
     if hooks := plan.hooks("logits"):
         chain.append(lambda ids, scores: run_hooks(hooks, rows, scores))
     chain.extend(processor for plugin in plan.plugins for processor in plugin.hf_logits_processors)
@@ -2772,15 +2787,6 @@ def logits_processors(plan: Plan, rows: Sequence[Row], prompt_length: int, devic
     return chain
 
 
-PICTURE_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "image_sizes")
-
-
-def drop_pictures(state: dict[str, Any]) -> None:
-    """They are in the cache after the first forward, and would no longer match the rows."""
-    for name in PICTURE_INPUTS:
-        state.pop(name, None)
-
-
 ROOM = 64  # tokens that a cache grows by at once
 
 
@@ -2794,6 +2800,7 @@ def appended(held: Any, new: Any, room: Any) -> tuple[Any, Any]:
     return room[..., :needed, :], room
 
 
+@functools.cache
 def roomy_layer_class() -> Any:
     """transformers' growing cache layer with room ahead: its own is copied whole for every new token."""
     base = importlib.import_module("transformers.cache_utils").DynamicLayer
@@ -2824,20 +2831,99 @@ def make_room(cache: Any) -> None:
         cache.layer_class_to_replicate = roomy
 
 
-def keep_rows(model: Any, ids: Any, state: dict[str, Any], kept: Any) -> Any:
-    """Take rows out of the batch: ids, cache and every per-row tensor. kept: [rows left]."""
-    rows = len(ids)
-    state["past_key_values"].reorder_cache(kept)
-    for name, value in state.items():
-        if hasattr(value, "shape") and name not in ("cache_position", *PICTURE_INPUTS):
-            row_axis = value.ndim - 2  # [rows, length]; Qwen-VL's position_ids are [4, rows, length]
-            if value.ndim >= 2 and value.shape[row_axis] == rows:
-                state[name] = value.index_select(row_axis, kept)
-    inner = getattr(model, "model", model)
-    deltas = getattr(inner, "rope_deltas", None)  # Qwen-VL on 4.57 keeps these on the module
-    if deltas is not None and len(deltas) == rows:
-        inner.rope_deltas = deltas[kept]
-    return ids[kept]
+PICTURE_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "image_sizes")
+COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")  # [.., rows, columns]
+
+
+class Batch:
+    """Rows that decode side by side over one cache, padded on the left. Rows leave it; other batches join it.
+
+    ids: [rows, columns], all tokens so far.   logits: [rows, vocabulary] of the latest forward.
+    state: what transformers' `generate` hands from one forward to the next.
+
+    A custom_generate hook: `generate` prepares the prompts for a loop of its own, and leaves them here.
+    """
+
+    def __init__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> None:
+        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
+            state.pop(unused, None)
+        self.model, self.ids, self.state = model, input_ids, state
+        self.processors, self.config = logits_processor, generation_config
+        self.logits = self.rope = None
+        make_room(self.cache)
+
+    @property
+    def cache(self) -> Any:
+        return self.state.get("past_key_values")
+
+    @functools.cached_property
+    def elastic(self) -> bool:
+        """Whether padding can come and go, from the first forward on: all that is held of a row is held by column, in
+        plain cache layers, and its places are told to the model, not counted by it."""
+        layers = getattr(self.cache, "layers", [None])
+        plain = all(isinstance(layer, roomy_layer_class()) for layer in layers)
+        tensors = {name for name, value in self.state.items() if hasattr(value, "shape")}
+        told = "position_ids" in inspect.signature(self.model.forward).parameters
+        return plain and told and tensors <= {"cache_position", *COLUMN_INPUTS}
+
+    def forward(self) -> Any:
+        """Of the prompts at first, then of each row's last token; what the model gave."""
+        if self.logits is None:
+            outputs = forward_first(self.model, self.ids, self.state, self.config)
+            self.rope = rope_deltas(self.model, self.state)
+        else:
+            if self.rope is not None:  # another batch may have had its first forward since
+                self.model.model.rope_deltas = self.rope
+            outputs = forward_next(self.model, self.ids, self.state)
+        self.logits = outputs.logits[:, -1]
+        self.state = self.model._update_model_kwargs_for_generation(outputs, self.state)
+        for name in PICTURE_INPUTS:  # in the cache now, and no longer as many as the rows
+            self.state.pop(name, None)
+        return outputs
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Take out all rows but these: of the ids, the cache, and every tensor that has a value for each row."""
+        rows, places = len(self.ids), need_torch().tensor(kept, device=self.ids.device)
+        self.cache.reorder_cache(places)
+        for name, value in self.state.items():
+            if hasattr(value, "shape") and name != "cache_position":
+                row_axis = value.ndim - 2  # [rows, length]; Qwen-VL's position_ids are [4, rows, length]
+                if value.ndim >= 2 and value.shape[row_axis] == rows:
+                    self.state[name] = value.index_select(row_axis, places)
+        self.rope = None if self.rope is None else self.rope[places]
+        self.ids = self.ids[places]
+
+    def shift(self, columns: int) -> None:
+        """Put so much padding before all rows; below zero, take so much away."""
+        pad = need_torch().nn.functional.pad
+        self.ids = pad(self.ids, (columns, 0))
+        if columns > 0:  # as `collate` pads: with a token that the row holds itself
+            self.ids[:, :columns] = self.ids[:, columns, None]
+        for name in COLUMN_INPUTS:
+            if self.state.get(name) is not None:
+                self.state[name] = pad(self.state[name], (columns, 0))
+        for layer in self.cache.layers:
+            layer.keys, layer.values = (pad(held, (0, 0, columns, 0)) for held in (layer.keys, layer.values))
+        if "cache_position" in self.state:
+            self.state["cache_position"] = self.state["cache_position"] + columns
+        self.rope = None if self.rope is None else self.rope - columns
+
+    def join(self, other: Batch) -> None:
+        """Take in the rows of another batch. Both are elastic, and have had a forward since their latest tokens."""
+        torch, both = need_torch(), (self, other)
+        for batch in both:  # 5.x drops a mask without a zero
+            if batch.state.get("attention_mask") is None:
+                batch.state["attention_mask"] = batch.ids.new_ones((len(batch.ids), batch.ids.shape[1] + 1))
+        columns = max(batch.ids.shape[1] for batch in both)
+        for batch in both:
+            batch.shift(columns - batch.ids.shape[1])
+        for name in COLUMN_INPUTS:
+            if self.state.get(name) is not None:
+                self.state[name] = torch.cat([batch.state[name] for batch in both], dim=-2)
+        for mine, theirs in zip(self.cache.layers, other.cache.layers):
+            mine.keys, mine.values = torch.cat([mine.keys, theirs.keys]), torch.cat([mine.values, theirs.values])
+        self.ids, self.logits = torch.cat([self.ids, other.ids]), torch.cat([self.logits, other.logits])
+        self.rope = None if self.rope is None else torch.cat([self.rope, other.rope])
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
@@ -2878,38 +2964,87 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
 
 
 class DecodeLoop:
-    """transformers' custom_generate hook: one token per row and step; a row that is over leaves the batch.
+    """One token per row and step; a row that is over leaves the batch, and rows that wait take the places.
 
     Not the library's own loop: there a finished row computes padding until the last one ends, stop strings look back
     into the prompt, and one global generator serves every row.
+
+    waiting: longest prompt first, so that what joins fits where the row before it fitted.
     """
 
     clocks: tuple[str, ...] = ("verify",)
 
-    def __init__(self, rows: list[Row], plan: Plan, done: Callable[[], None], trace: Trace | None = None) -> None:
-        self.rows, self.options, self.done, self.trace = rows, plan.options, done, trace
-        self.constrained = any(row.matcher is not None for row in rows)
+    def __init__(
+        self, backend: HfBackend, waiting: Iterable[Row], most_rows: int, plan: Plan, done: Callable[[], None]
+    ) -> None:
+        self.model, self.budget, self.trace = backend.model, backend.budget, backend.trace
+        self.rows: list[Row] = []
+        self.waiting, self.most_rows = deque(waiting), most_rows
+        self.plan, self.options, self.done = plan, plan.options, done
+        self.constrained = any(row.matcher is not None for row in self.waiting)
         self.criteria = [(plugin.name, c) for plugin in plan.plugins for c in plugin.hf_stopping_criteria]
+        # Those were written for transformers' own loop, where no column comes or goes.
+        self.rigid = bool(self.criteria) or any(plugin.hf_logits_processors for plugin in plan.plugins)
 
-    def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
-        torch = need_torch()
-        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
-            state.pop(unused, None)
-        make_room(state.get("past_key_values"))
-        with timed(self.trace, "verify"):
-            outputs = forward_first(model, input_ids, state, generation_config)
-        while True:
-            state = model._update_model_kwargs_for_generation(outputs, state)
+    def run(self) -> None:
+        """Until no row is left; fills the watch of each."""
+        batch: Batch | None = None
+        while self.rows or self.waiting:
+            with timed(self.trace, "verify"):
+                batch = self._advance(batch)
             rows = self.rows.copy()
-            input_ids, kept = self._decide(outputs.logits[:, -1], logits_processor, input_ids)
+            batch.ids, kept = self._decide(batch.logits, batch.processors, batch.ids)
             self._end_step(rows, Advance(delivered=1))
             if not kept:
-                return input_ids
-            if len(kept) < len(input_ids):
-                input_ids = keep_rows(model, input_ids, state, torch.tensor(kept, device=input_ids.device))
-            drop_pictures(state)
-            with timed(self.trace, "verify"):
-                outputs = forward_next(model, input_ids, state)
+                batch = None
+            elif len(kept) < len(rows):
+                batch.keep(kept)
+                spare = batch.ids.shape[1] - max(len(row.ids) + len(row.watch.ids) for row in self.rows)
+                if spare and self._elastic(batch):
+                    batch.shift(-spare)
+
+    def _advance(self, batch: Batch | None) -> Batch:
+        """The next forward of the rows that run, and the first one of those that now join them."""
+        if batch is not None:
+            batch.forward()
+        new = self._admit(batch)
+        if batch is not None and not new:
+            return batch
+        prompts = self._prompts(new)
+        prompts.forward()
+        if batch is None:
+            return prompts
+        batch.join(prompts)
+        return batch
+
+    def _elastic(self, batch: Batch) -> bool:
+        return batch.elastic and not self.rigid
+
+    def _admit(self, batch: Batch | None) -> list[Row]:
+        """Those of the waiting rows that run from now on. A forward of prompts holds up all others: none beside a batch
+        unless a quarter of the places is free."""
+        if not self.waiting or (batch is not None and not self._elastic(batch)):
+            return []
+        width = len((self.rows or self.waiting)[0].ids) + self.options.max_new_tokens
+        places = max(1, min(self.most_rows, self.budget // width))
+        new = min(places - len(self.rows), len(self.waiting))
+        if batch is not None and new < min(places // 4 or 1, len(self.waiting)):
+            return []
+        admitted = [self.waiting.popleft() for _ in range(new)]
+        self.rows += admitted
+        return admitted
+
+    def _prompts(self, rows: Sequence[Row]) -> Batch:
+        """transformers' `generate` on these prompts, up to its first forward."""
+        batch: Batch = self.model.generate(
+            **collate(rows, self.model.device),
+            logits_processor=logits_processors(self.plan, self.rows),
+            max_new_tokens=self.options.max_new_tokens,
+            do_sample=False,  # said by the processors and by the loop
+            use_cache=True,
+            custom_generate=Batch,
+        )
+        return batch
 
     def _end_step(self, rows: Sequence[Row], each: Advance) -> None:
         """Tell the trace what each of `rows`, those before the step, got."""
@@ -2983,27 +3118,28 @@ class SpeculativeLoop(DecodeLoop):
     clocks = ("draft", "verify")
     drafter: Callable[..., Any]
 
-    def __call__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> Any:
-        for unused in ("stopping_criteria", "synced_gpus", "streamer"):
-            state.pop(unused, None)
-        cache = state["past_key_values"]
+    def run(self) -> None:
+        while new := self._admit(None):
+            self._guess(self._prompts(new))
+
+    def _guess(self, batch: Batch) -> None:
+        model, cache = self.model, batch.cache
         if hasattr(cache, "activate_past_recording"):
             cache.activate_past_recording()
-        drafter, draft = None, input_ids[:, :0]
-        length = input_ids.shape[1]
         with timed(self.trace, "verify"):
-            outputs = forward_first(model, input_ids, state, generation_config)
+            outputs = batch.forward()
+        drafter, ids, state = None, batch.ids, batch.state
+        draft, length = ids[:, :0], ids.shape[1] + 1
         while True:
-            judged = input_ids.shape[1]
-            input_ids = self._judge(outputs.logits, draft[0].tolist(), logits_processor, input_ids)
+            judged = ids.shape[1]
+            ids = self._judge(outputs.logits, draft[0].tolist(), batch.processors, ids)
             if not self.rows:
-                return input_ids
-            forget(cache, judged + draft.shape[1] + 1 - input_ids.shape[1])
-            drop_pictures(state)
-            state, length = grown(model, outputs, state, input_ids, length, 1), input_ids.shape[1]
+                return
+            forget(cache, judged + draft.shape[1] + 1 - ids.shape[1])
+            state, length = grown(model, outputs, state, ids, length, 1), ids.shape[1]
             with timed(self.trace, "draft"):
-                drafter = drafter or self.drafter(input_ids, generation_config)  # late: its mask is as long as the ids
-                whole = drafter.get_candidates(input_ids)[0]
+                drafter = drafter or self.drafter(ids, batch.config)  # late: its mask is as long as the ids
+                whole = drafter.get_candidates(ids)[0]
             draft = whole[:, length:]
             with timed(self.trace, "verify"):
                 guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
@@ -3022,19 +3158,23 @@ class SpeculativeLoop(DecodeLoop):
         return input_ids
 
 
-def search_beams(model: Any, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
+class BeamSearch(DecodeLoop):
     """transformers' own beam search; each row's best answer goes through its watch, which drops the padding."""
-    inputs = collate(rows, model.device)
-    sequences = model.generate(
-        **inputs,
-        num_beams=plan.options.num_beams,
-        max_new_tokens=plan.options.max_new_tokens,
-        do_sample=False,
-        eos_token_id=plan.end_ids,
-    )
-    for row, sequence in zip(rows, sequences[:, inputs["input_ids"].shape[1] :].tolist()):
-        row.over = any(map(row.watch.push, sequence))
-        done()
+
+    def run(self) -> None:
+        while rows := self._admit(None):
+            inputs = collate(rows, self.model.device)
+            sequences = self.model.generate(
+                **inputs,
+                num_beams=self.options.num_beams,
+                max_new_tokens=self.options.max_new_tokens,
+                do_sample=False,
+                eos_token_id=self.plan.end_ids,
+            )
+            for row, sequence in zip(rows, sequences[:, inputs["input_ids"].shape[1] :].tolist()):
+                row.over = any(map(row.watch.push, sequence))
+                self.done()
+            self.rows.clear()
 
 
 def draft_model(settings: ModelLoadConfig, model: Any, dtype: str) -> Any:
@@ -3070,22 +3210,8 @@ def make_drafter(speculative: SpeculativeOptions, draft: Any, input_ids: Any, ge
     )
 
 
-def decode_rows(model: Any, loop: DecodeLoop, plan: Plan) -> None:
-    """Run transformers' `generate` with our loop in place of its own; fills the watch of each of the loop's rows."""
-    inputs = collate(loop.rows, model.device)
-    prompt_length = inputs["input_ids"].shape[1]
-    model.generate(
-        **inputs,
-        logits_processor=logits_processors(plan, loop.rows, prompt_length, model.device),
-        max_new_tokens=plan.options.max_new_tokens,
-        do_sample=False,  # said by the processors and by the loop
-        use_cache=True,
-        custom_generate=loop,
-    )
-
-
 class HfBackend:
-    """transformers, in padded batches of rows that leave as they finish."""
+    """transformers, in padded batches that rows leave as they finish and others join."""
 
     name = "hf"
     trace: Trace | None = None
@@ -3127,9 +3253,10 @@ class HfBackend:
         numbers = self.trace.arrive(len(row.ids) for row in rows) if self.trace is not None else ()
         for row, number in zip(rows, numbers):
             row.number = number
-        for batch in self._batches(rows, plan):
-            self._adapt(batch[0].prompt.adapter)
-            self._run(batch, plan, done)
+        longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -len(row.ids)))
+        for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
+            self._adapt(adapter)
+            self._run(list(alike), plan, done)
         return [row.watch.completion(row.ids) for row in rows]
 
     def score(
@@ -3200,51 +3327,40 @@ class HfBackend:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
 
-    def _batches(self, rows: Sequence[Row], plan: Plan) -> Iterator[list[Row]]:
-        """One adapter to a batch; longest prompt first, so that a batch that fits is followed by batches that do."""
-        batch: list[Row] = []
-        for row in sorted(rows, key=lambda row: (row.prompt.adapter or "", -len(row.ids))):
-            width = len((batch or [row])[0].ids) + plan.options.max_new_tokens
-            full = (len(batch) + 1) * width > self.budget or len(batch) >= self.most_rows
-            if batch and (full or row.prompt.adapter != batch[0].prompt.adapter):
-                yield batch
-                batch = []
-            batch.append(row)
-        if batch:
-            yield batch
-
-    def _loop(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> DecodeLoop:
+    def _loop(self, rows: Iterable[Row], most_rows: int, plan: Plan, done: Callable[[], None]) -> DecodeLoop:
+        if plan.options.num_beams > 1:
+            return BeamSearch(self, rows, most_rows, plan, done)
         if self.speculative is None:
-            return DecodeLoop(rows, plan, done, self.trace)
-        loop = SpeculativeLoop(rows, plan, done, self.trace)
+            return DecodeLoop(self, rows, most_rows, plan, done)
+        loop = SpeculativeLoop(self, rows, most_rows, plan, done)
         loop.drafter = functools.partial(make_drafter, self.speculative, self.draft)
         return loop
 
-    def _run(self, rows: list[Row], plan: Plan, done: Callable[[], None]) -> None:
-        """Decode `rows`; out of memory, the unfinished ones again in two halves."""
-        try:
-            if plan.options.num_beams > 1:
-                search_beams(self.model, rows, plan, done)
-            else:
-                decode_rows(self.model, self._loop(list(rows), plan, done), plan)
-            return
-        except (RuntimeError, MemoryError) as error:
-            if not out_of_memory(error):
-                raise
-            reason = str(error).partition("\n")[0]
-        left = [row for row in rows if not row.over]
-        for row in left:
-            self._restart(row, plan)
-        if self.trace is not None:
-            self.trace.retract(row.number for row in left)
-        free_memory()
-        if len(left) < 2:
-            problem = f"out of memory with one prompt of {len(left[0].ids)} tokens: {reason}"
-            raise EngineError(problem, fix="shorten it, or lower max_new_tokens")
-        log.warning("out of memory with %d rows (%s); halving", len(rows), reason)
-        half = len(left) // 2
-        self._run(left[:half], plan, done)
-        self._run(left[half:], plan, done)
+    def _run(self, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
+        """Decode `rows`, longest prompt first; out of memory, the unfinished ones again in half the places."""
+        most_rows = self.most_rows
+        while left := [row for row in rows if not row.over]:
+            loop = self._loop(left, most_rows, plan, done)
+            try:
+                with need_torch().no_grad():
+                    loop.run()
+                return
+            except (RuntimeError, MemoryError) as error:
+                if not out_of_memory(error):
+                    raise
+                reason, failed = str(error).partition("\n")[0], len(loop.rows)
+            if failed < 2:
+                problem = f"out of memory with one prompt of {len(loop.rows[0].ids)} tokens: {reason}"
+                raise EngineError(problem, fix="shorten it, or lower max_new_tokens")
+            log.warning("out of memory with %d rows (%s); halving", failed, reason)
+            del loop
+            most_rows = failed // 2
+            again = [row for row in left if not row.over]
+            for row in again:
+                self._restart(row, plan)
+            if self.trace is not None:
+                self.trace.retract(row.number for row in again)
+            free_memory()
 
 
 # == 16. Backend: vllm =================================================================================================

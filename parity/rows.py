@@ -482,9 +482,12 @@ def generate_event(
 ) -> Generated:
     """A call of transformers' generate. given: its arguments by name."""
     given = {**given, **given.get("kwargs", {})}
-    found = result.sequences if hasattr(result, "sequences") else result
-    whole, inputs = lists(found), given.get("input_ids", given.get("inputs"))
-    prompts = lists(inputs) if inputs is not None else [[] for _ in whole]
+    inputs = given.get("input_ids", given.get("inputs"))
+    if nested:  # an engine's own loop: rows come and go, and it tells what became of them itself
+        whole = prompts = lists(inputs)
+    else:
+        whole = lists(result.sequences if hasattr(result, "sequences") else result)
+        prompts = lists(inputs) if inputs is not None else [[] for _ in whole]
     length = 0 if inputs is None or model.config.is_encoder_decoder else len(prompts[0])
     config, checkpoint = resolved["config"], model.generation_config
     stop = hf_stop(given, resolved, checkpoint, length)
@@ -492,8 +495,6 @@ def generate_event(
     mask = given.get("attention_mask") if inputs is not None else None  # with inputs_embeds it masks no ids
     inferred = mask is None and pad is not None and pad not in stop["end_ids"]["value"]
     masks = [[int(not inferred or i != pad) for i in row] for row in prompts] if mask is None else lists(mask)
-    if nested:  # an engine's own loop lets rows go as they end; it tells what became of them itself
-        whole = prompts
     copies = max(1, len(whole) // max(1, len(prompts)))
     sequences = []
     for number, ids in enumerate(whole):

@@ -212,13 +212,13 @@ def test_rows_that_run_again_count_once(shared: Load, tmp_path: Path, monkeypatc
     loop = engine.backend._loop  # type: ignore[attr-defined]
     failed: list[int] = []
 
-    def runs_out_once(rows_: Any, plan: Any, done: Any) -> Any:
-        made = loop(rows_, plan, done)
+    def runs_out_once(*given: Any) -> Any:
+        made = loop(*given)
         decide = made._decide
 
         def act(*args: Any) -> Any:
-            if len(rows_[0].watch.ids) == 4 and not failed:
-                failed.append(len(rows_))
+            if len(made.rows[0].watch.ids) == 4 and not failed:
+                failed.append(len(made.rows))
                 raise MemoryError
             return decide(*args)
 
