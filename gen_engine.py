@@ -1574,6 +1574,7 @@ class Checkpoint:
     pad_id: int
     dtype: str
     window: int | None
+    window_from: str
     adapters: Mapping[str, str]
     vocabulary: int
 
@@ -1684,7 +1685,8 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         raise OptionError(f"max_model_len {window} is above the checkpoint's {longest}", fix="lower it or leave it out")
     dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
     processor, known = owner if vlm else None, max(len(tokenizer), getattr(text_config, "vocab_size", 0))
-    return Checkpoint(config, tokenizer, processor, eos_ids, pad_id, dtype, window, settings.adapters, known)
+    named = "caller" if settings.max_model_len else "checkpoint"
+    return Checkpoint(config, tokenizer, processor, eos_ids, pad_id, dtype, window, named, settings.adapters, known)
 
 
 # == 10. Plan ==========================================================================================================
@@ -1697,11 +1699,12 @@ def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool, cl
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """GenerationOptions that have met a tokenizer.
 
     end_ids: every id that ends a row.   stop_ids: id -> stop_reason, of those that are the caller's.
+    key: the same for all plans under which equal prompts have equal answers.
     """
 
     options: GenerationOptions
@@ -1714,9 +1717,17 @@ class Plan:
         """(plugin, hook) of every plugin that has this hook."""
         return [(plugin.name, getattr(plugin, name)) for plugin in self.plugins if getattr(plugin, name)]
 
-    @property
+    @functools.cached_property
     def end_ids(self) -> list[int]:
         return sorted(self.eos_ids | self.stop_ids.keys())
+
+    @functools.cached_property
+    def key(self) -> str:
+        return cache_key(dataclasses.replace(self.options, n=1, seed=None), sorted(self.eos_ids), self.stop_ids)
+
+    @functools.cached_property
+    def effective(self) -> Mapping[str, Mapping[str, Any]]:
+        return effective_options(self)
 
     @property
     def determined(self) -> bool:
@@ -1741,7 +1752,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
         raise OptionError("replay does not go with plugins, which could change it", fix="drop one of the two")
     if options.num_beams > 1 and plugins:
         raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
-    vocabulary = len(tokenizer)
+    vocabulary = checkpoint.vocabulary
     if (options.logprobs or 0) > vocabulary:
         raise OptionError(f"logprobs {options.logprobs} is more than the {vocabulary} tokens there are", fix="lower it")
     if too_large := [i for i in stop.token_ids if i >= vocabulary]:
@@ -1760,6 +1771,29 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     stop_ids.update({i: i for i in stop.token_ids})
     own_ids = {i: why for i, why in stop_ids.items() if i not in eos_ids}
     return Plan(options, checkpoint, eos_ids, own_ids, plugins)
+
+
+def effective_options(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
+    GenerationOptions, whether or not the caller wrote it)."""
+    options, stop, defaults = plan.options, plan.options.stop, GenerationOptions()
+    groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
+    said = {
+        f.name: {
+            "value": getattr(group, f.name),
+            "from": "default" if getattr(group, f.name) == getattr(usual, f.name) else "caller",
+        }
+        for group, usual in groups
+        for f in dataclasses.fields(group)
+        if f.name not in ("stop", "decode")
+    }
+    return {
+        **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
+        "eos_token_ids": {"value": sorted(plan.eos_ids), "from": "caller" if stop.ignore_eos else "checkpoint"},
+        "stop_token_ids": {"value": sorted(plan.stop_ids), "from": "caller" if plan.stop_ids else "default"},
+        "max_model_len": {"value": plan.checkpoint.window, "from": plan.checkpoint.window_from},
+        "plugins": {"value": [plugin.name for plugin in plan.plugins], "from": "caller" if plan.plugins else "default"},
+    }
 
 
 # == 11. Prompts =======================================================================================================
@@ -2758,7 +2792,8 @@ def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
     early = [place for place, row in enumerate(rows) if len(row.watch.ids) < plan.options.min_new_tokens]
     if early:
         torch = need_torch()
-        scores[torch.tensor(early)[:, None], torch.tensor(plan.end_ids)] = -torch.inf
+        ends = [token for token in plan.end_ids if token < scores.shape[-1]]
+        scores[torch.tensor(early)[:, None], torch.tensor(ends)] = -torch.inf
     return scores
 
 
@@ -4046,30 +4081,6 @@ def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
         yield bar
 
 
-def effective_options(plan: Plan, config: ModelLoadConfig) -> dict[str, dict[str, Any]]:
-    """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
-    GenerationOptions, whether or not the caller wrote it)."""
-    options, stop, defaults = plan.options, plan.options.stop, GenerationOptions()
-    groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
-    said = {
-        f.name: {
-            "value": getattr(group, f.name),
-            "from": "default" if getattr(group, f.name) == getattr(usual, f.name) else "caller",
-        }
-        for group, usual in groups
-        for f in dataclasses.fields(group)
-        if f.name not in ("stop", "decode")
-    }
-    window = {"value": plan.checkpoint.window, "from": "caller" if config.max_model_len else "checkpoint"}
-    return {
-        **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
-        "eos_token_ids": {"value": sorted(plan.eos_ids), "from": "caller" if stop.ignore_eos else "checkpoint"},
-        "stop_token_ids": {"value": sorted(plan.stop_ids), "from": "caller" if plan.stop_ids else "default"},
-        "max_model_len": window,
-        "plugins": {"value": [plugin.name for plugin in plan.plugins], "from": "caller" if plan.plugins else "default"},
-    }
-
-
 def scored_request(given: Any) -> TextGenerationRequest:
     if isinstance(given, str):
         return TextGenerationRequest(prompt=given)
@@ -4150,6 +4161,9 @@ def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionC
 LOAD_FAILURES = (OSError, ValueError, TypeError, RuntimeError)  # of both libraries, for a bad checkpoint or setting
 
 
+MOST_PLANS = 64
+
+
 class GenerationEngine:
     """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
 
@@ -4162,6 +4176,7 @@ class GenerationEngine:
         self.fallback_from: str | None = None
         self.cache: CompletionCache | None = None
         self._spare: GenerationEngine | None = None
+        self._plans: dict[GenerationOptions, Plan] = {}
         self._lock, self._closed = threading.RLock(), False
 
     @classmethod
@@ -4268,8 +4283,8 @@ class GenerationEngine:
 
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
-        plan = make_plan(build(GenerationOptions, options), self.checkpoint, map(adopt_plugin, plugins))
-        return effective_options(plan, self.config)
+        plan = self._plan(build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins])
+        return {name: dict(said) for name, said in plan.effective.items()}
 
     def describe(self) -> dict[str, Any]:
         """What is loaded, as plain values."""
@@ -4351,7 +4366,7 @@ class GenerationEngine:
             asked = Asked(self.config, options, adopted, traced=self.backend.trace is not None)
             refused = self._refusal(asked, kind)
             if refused is None:
-                plan = make_plan(options, self.checkpoint, adopted)
+                plan = self._plan(options, adopted)
                 answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
                 prompts = [answer for answer in answers if isinstance(answer, Prompt)]
                 refused = self._refusal(dataclasses.replace(asked, prompts=prompts), kind)
@@ -4361,6 +4376,17 @@ class GenerationEngine:
             if self.backend.trace is not None and kind is TextGenerationRequest:
                 self._keep_cases(self.backend.trace, requests, results)
             return results
+
+    def _plan(self, options: GenerationOptions, plugins: Sequence[Plugin]) -> Plan:
+        """Made once for options that come again: it takes longer than an answer from the cache."""
+        if plugins or options.replay is not None:
+            return make_plan(options, self.checkpoint, plugins)
+        plan = self._plans.get(options)
+        if plan is None:
+            if len(self._plans) == MOST_PLANS:
+                self._plans.clear()
+            plan = self._plans[options] = make_plan(options, self.checkpoint)
+        return plan
 
     def _keep_cases(self, trace: Trace, requests: Iterable[Any], results: Iterable[Any]) -> None:
         """What a trace keeps of text answers, each sample a case."""
@@ -4421,7 +4447,7 @@ class GenerationEngine:
             return self._answer(
                 [error if k == error.index else p for k, p in enumerate(prompts)], plan, on_error, cache
             )
-        effective, answers = effective_options(plan, self.config), list(prompts)
+        effective, answers = {name: dict(said) for name, said in plan.effective.items()}, list(prompts)
         for number, place in enumerate(good):
             mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
             results = [
@@ -4445,12 +4471,14 @@ class GenerationEngine:
         keys = self._cache_keys(prompts, plan) if cache and self.cache is not None else {}
         found = {k: hit for k, key in keys.items() if self.cache and (hit := self.cache.get(key)) is not None}
         left = [k for k in range(len(prompts)) if k not in found]
-        with progress_bar(len(left), self.config.progress) as bar:
-            try:
-                fresh = self.backend.complete([prompts[k] for k in left], plan, bar.update) if left else []
-            except RequestError as error:
-                error.index = None if error.index is None else left[error.index]
-                raise
+        fresh = []
+        if left:
+            with progress_bar(len(left), self.config.progress) as bar:
+                try:
+                    fresh = self.backend.complete([prompts[k] for k in left], plan, bar.update)
+                except RequestError as error:
+                    error.index = None if error.index is None else left[error.index]
+                    raise
         for k, completion in zip(left, fresh):
             if k in keys and self.cache is not None:
                 self.cache.put(keys[k], completion)
@@ -4460,9 +4488,8 @@ class GenerationEngine:
         """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
         if plan.plugins or plan.options.logits or plan.options.replay is not None:
             return {}
-        how = cache_key(dataclasses.replace(plan.options, n=1, seed=None), sorted(plan.eos_ids), plan.stop_ids)
         fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
-        return {k: cache_key(how, prompts[k].key(plan)) for k in fixed}
+        return {k: cache_key(plan.key, prompts[k].key(plan)) for k in fixed}
 
 
 def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
