@@ -459,7 +459,8 @@ def load_one(model: str, backend: str, settings: Settings) -> tuple[gen_engine.G
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
         engine_module().need(library, library)
     imported, before = time.perf_counter(), memory_now()
-    extra = {name: value for name, value in settings.engine.items() if backend == "vllm" or name != "vllm_kwargs"}
+    other = "max_batch_size" if backend == "vllm" else "vllm_kwargs"
+    extra = {name: value for name, value in settings.engine.items() if name != other}
     engine = engine_module().load(model, backend=backend, progress=False, **extra)
     seconds = time.perf_counter() - imported
     return engine, Loaded(backend, seconds, imported - start, memory_now() - before)
@@ -582,6 +583,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         if getattr(args, flag) < 1:
             raise workloads.WorkError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}; it must be 1 or more")
     engine: dict[str, Any] = {name: getattr(args, name) for name in ("dtype", "max_model_len") if getattr(args, name)}
+    engine["max_batch_size"] = args.batch
     if args.blocks:
         engine["vllm_kwargs"] = {"num_gpu_blocks_override": args.blocks}
     if args.prompts is not None:
@@ -677,7 +679,13 @@ def add_parser(subparsers: Any) -> None:
     add("--requests", type=int, default=32, metavar="N", help="in each workload (default 32)")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the longest answer (default 128)")
     add("--repeats", type=int, default=3, metavar="N", help="measured runs after one to warm up (default 3)")
-    add("--batch", type=int, default=64, metavar="N", help="rows of a static batch of plain generate (default 64)")
+    add(
+        "--batch",
+        type=int,
+        default=64,
+        metavar="N",
+        help="rows at a time on transformers, ours and its own (default 64)",
+    )
     add(
         "--clock",
         choices=tuple(CLOCKS),
