@@ -466,7 +466,7 @@ class ModelLoadConfig:
     device: hf only, for example "cpu" or "cuda:1"; None is cuda if there is one, else cpu.
     attn_implementation: hf only, transformers' name; None is transformers' choice for the model.
     max_model_len: tokens that a prompt and its answer may take together; None is what the checkpoint says.
-    max_batch_tokens, max_batch_size: hf only, padded prompt + new tokens, and rows, that one batch may hold; vLLM
+    max_batch_tokens, max_batch_size: hf only, padded prompt + new tokens, and rows, that may be in work at a time; vLLM
         schedules by itself.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
@@ -2791,7 +2791,7 @@ def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
     scores: [rows, vocabulary]."""
     early = [place for place, row in enumerate(rows) if len(row.watch.ids) < plan.options.min_new_tokens]
     if early:
-        torch = need_torch()
+        torch, scores = need_torch(), scores.clone()  # the given ones are kept, as the raw distribution
         ends = [token for token in plan.end_ids if token < scores.shape[-1]]
         scores[torch.tensor(early)[:, None], torch.tensor(ends)] = -torch.inf
     return scores

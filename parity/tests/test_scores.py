@@ -61,6 +61,15 @@ def test_logprobs_are_raw_and_the_same_on_both(shared: Load) -> None:
             assert list(x.values()) == pytest.approx(list(y.values()), abs=CLOSE)
 
 
+def test_an_end_that_is_held_back_keeps_its_raw_logprob(text: GenerationEngine) -> None:
+    [free] = text.generate_text_batch([chat("Count to 3.")], {"max_new_tokens": 20})
+    options = {"max_new_tokens": 20, "min_new_tokens": 20, "logprobs": 2}
+    [held] = text.generate_text_batch([chat("Count to 3.")], options)
+    end = free.completion_tokens - 1
+    assert held.token_ids[:end] == free.token_ids[:end] and held.token_ids[end] != free.token_ids[end]
+    assert held.top_logprobs is not None and held.top_logprobs[end][free.token_ids[end]] > -0.1
+
+
 def test_logprobs_of_an_answer_are_its_score(hooked: GenerationEngine) -> None:
     [result] = hooked.generate_text_batch(
         [UNSURE], {"max_new_tokens": 10, "logprobs": 0, "temperature": 1.5, "seed": 1}
