@@ -18,7 +18,7 @@ demo: $(VENV)/.ready  ## ask the tiny models on both backends, pictures and text
 	$(BIN)/python -m parity.demo
 
 test: $(VENV)/.ready  ## all tests, on real transformers and real vLLM
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile  # two processes of one thread and a few GB each
 
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --html parity.html

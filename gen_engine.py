@@ -1699,6 +1699,28 @@ def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool, cl
     return text
 
 
+ATOMS = frozenset({int, float, bool, str, bytes, type(None)})  # ascii() tells each from all others: 1, 1.0, True, '1'
+
+
+def canonical(value: Any) -> str:
+    """The text of a value and of no other: nested tuples, lists, mappings and dataclasses of ATOMS."""
+    if type(value) in ATOMS or (type(value) in (tuple, list) and set(map(type, value)) <= ATOMS):
+        return ascii(value)  # token ids: one call for all. Not repr, which depends on Python's Unicode tables
+    if dataclasses.is_dataclass(value):
+        return type(value).__name__ + canonical({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return "{" + "".join(sorted(f"{canonical(k)}:{canonical(v)}," for k, v in value.items())) + "}"
+    if type(value) not in (tuple, list):  # subclasses too: one may read like its base and mean something else
+        raise OptionError(f"no cache key can be made of {type(value).__name__}", fix="pass plain values")
+    inner = "".join(f"{canonical(item)}," for item in value)
+    return f"({inner})" if type(value) is tuple else f"[{inner}]"
+
+
+def cache_key(*parts: Any) -> str:
+    """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit."""
+    return hashlib.sha256(canonical(parts).encode("ascii")).hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """GenerationOptions that have met a tokenizer.
@@ -1727,7 +1749,27 @@ class Plan:
 
     @functools.cached_property
     def effective(self) -> Mapping[str, Mapping[str, Any]]:
-        return effective_options(self)
+        """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
+        GenerationOptions, whether or not the caller wrote it)."""
+        options, stop, defaults = self.options, self.options.stop, GenerationOptions()
+        groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
+        said = {
+            f.name: {
+                "value": getattr(group, f.name),
+                "from": "default" if getattr(group, f.name) == getattr(usual, f.name) else "caller",
+            }
+            for group, usual in groups
+            for f in dataclasses.fields(group)
+            if f.name not in ("stop", "decode")
+        }
+        plugins = [plugin.name for plugin in self.plugins]
+        return {
+            **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
+            "eos_token_ids": {"value": sorted(self.eos_ids), "from": "caller" if stop.ignore_eos else "checkpoint"},
+            "stop_token_ids": {"value": sorted(self.stop_ids), "from": "caller" if self.stop_ids else "default"},
+            "max_model_len": {"value": self.checkpoint.window, "from": self.checkpoint.window_from},
+            "plugins": {"value": plugins, "from": "caller" if plugins else "default"},
+        }
 
     @property
     def determined(self) -> bool:
@@ -1771,29 +1813,6 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     stop_ids.update({i: i for i in stop.token_ids})
     own_ids = {i: why for i, why in stop_ids.items() if i not in eos_ids}
     return Plan(options, checkpoint, eos_ids, own_ids, plugins)
-
-
-def effective_options(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
-    GenerationOptions, whether or not the caller wrote it)."""
-    options, stop, defaults = plan.options, plan.options.stop, GenerationOptions()
-    groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
-    said = {
-        f.name: {
-            "value": getattr(group, f.name),
-            "from": "default" if getattr(group, f.name) == getattr(usual, f.name) else "caller",
-        }
-        for group, usual in groups
-        for f in dataclasses.fields(group)
-        if f.name not in ("stop", "decode")
-    }
-    return {
-        **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
-        "eos_token_ids": {"value": sorted(plan.eos_ids), "from": "caller" if stop.ignore_eos else "checkpoint"},
-        "stop_token_ids": {"value": sorted(plan.stop_ids), "from": "caller" if plan.stop_ids else "default"},
-        "max_model_len": {"value": plan.checkpoint.window, "from": plan.checkpoint.window_from},
-        "plugins": {"value": [plugin.name for plugin in plan.plugins], "from": "caller" if plan.plugins else "default"},
-    }
 
 
 # == 11. Prompts =======================================================================================================
@@ -2153,28 +2172,6 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **k
 
 
 # == 13. Cache =========================================================================================================
-
-ATOMS = frozenset({int, float, bool, str, bytes, type(None)})  # ascii() tells each from all others: 1, 1.0, True, '1'
-
-
-def canonical(value: Any) -> str:
-    """The text of a value and of no other: nested tuples, lists, mappings and dataclasses of ATOMS."""
-    if type(value) in ATOMS or (type(value) in (tuple, list) and set(map(type, value)) <= ATOMS):
-        return ascii(value)  # token ids: one call for all. Not repr, which depends on Python's Unicode tables
-    if dataclasses.is_dataclass(value):
-        return type(value).__name__ + canonical({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    if isinstance(value, Mapping):
-        return "{" + "".join(sorted(f"{canonical(k)}:{canonical(v)}," for k, v in value.items())) + "}"
-    if type(value) not in (tuple, list):  # subclasses too: one may read like its base and mean something else
-        raise OptionError(f"no cache key can be made of {type(value).__name__}", fix="pass plain values")
-    inner = "".join(f"{canonical(item)}," for item in value)
-    return f"({inner})" if type(value) is tuple else f"[{inner}]"
-
-
-def cache_key(*parts: Any) -> str:
-    """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit."""
-    return hashlib.sha256(canonical(parts).encode("ascii")).hexdigest()
-
 
 MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
 
@@ -3005,17 +3002,24 @@ class DecodeLoop:
     into the prompt, and one global generator serves every row.
 
     waiting: longest prompt first, so that what joins fits where the row before it fitted.
+    places: how many rows of so many tokens may run at a time.   done: called for each row that is over.
     """
 
     clocks: tuple[str, ...] = ("verify",)
 
     def __init__(
-        self, backend: HfBackend, waiting: Iterable[Row], most_rows: int, plan: Plan, done: Callable[[], None]
+        self,
+        model: Any,
+        waiting: Iterable[Row],
+        plan: Plan,
+        places: Callable[[int], int],
+        done: Callable[[], None],
+        trace: Trace | None,
     ) -> None:
-        self.model, self.budget, self.trace = backend.model, backend.budget, backend.trace
+        self.model, self.places, self.done, self.trace = model, places, done, trace
+        self.plan, self.options = plan, plan.options
         self.rows: list[Row] = []
-        self.waiting, self.most_rows = deque(waiting), most_rows
-        self.plan, self.options, self.done = plan, plan.options, done
+        self.waiting = deque(waiting)
         self.constrained = any(row.matcher is not None for row in self.waiting)
         self.criteria = [(plugin.name, c) for plugin in plan.plugins for c in plugin.hf_stopping_criteria]
         # Those were written for transformers' own loop, where no column comes or goes.
@@ -3060,8 +3064,7 @@ class DecodeLoop:
         unless a quarter of the places is free."""
         if not self.waiting or (batch is not None and not self._elastic(batch)):
             return []
-        width = len((self.rows or self.waiting)[0].ids) + self.options.max_new_tokens
-        places = max(1, min(self.most_rows, self.budget // width))
+        places = self.places(len((self.rows or self.waiting)[0].ids) + self.options.max_new_tokens)
         new = min(places - len(self.rows), len(self.waiting))
         if batch is not None and new < min(places // 4 or 1, len(self.waiting)):
             return []
@@ -3363,11 +3366,15 @@ class HfBackend:
             self.model.set_adapter(adapter)
 
     def _loop(self, rows: Iterable[Row], most_rows: int, plan: Plan, done: Callable[[], None]) -> DecodeLoop:
+        def places(width: int) -> int:
+            return max(1, min(most_rows, self.budget // width))
+
+        given = (self.model, rows, plan, places, done, self.trace)
         if plan.options.num_beams > 1:
-            return BeamSearch(self, rows, most_rows, plan, done)
+            return BeamSearch(*given)
         if self.speculative is None:
-            return DecodeLoop(self, rows, most_rows, plan, done)
-        loop = SpeculativeLoop(self, rows, most_rows, plan, done)
+            return DecodeLoop(*given)
+        loop = SpeculativeLoop(*given)
         loop.drafter = functools.partial(make_drafter, self.speculative, self.draft)
         return loop
 
