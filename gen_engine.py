@@ -1747,28 +1747,33 @@ class Plan:
     def key(self) -> str:
         return cache_key(dataclasses.replace(self.options, n=1, seed=None), sorted(self.eos_ids), self.stop_ids)
 
-    @functools.cached_property
-    def effective(self) -> Mapping[str, Mapping[str, Any]]:
+    def effective(self) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
-        GenerationOptions, whether or not the caller wrote it)."""
+        GenerationOptions, whether or not the caller wrote it). The receiver may change it."""
+        return {
+            name: {"value": list(value) if isinstance(value, list) else value, "from": source}
+            for name, (value, source) in self._resolved.items()
+        }
+
+    @functools.cached_property
+    def _resolved(self) -> dict[str, tuple[Any, str]]:
+        """name -> (value, where it comes from)."""
         options, stop, defaults = self.options, self.options.stop, GenerationOptions()
         groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
         said = {
-            f.name: {
-                "value": getattr(group, f.name),
-                "from": "default" if getattr(group, f.name) == getattr(usual, f.name) else "caller",
-            }
+            f.name: (value, "default" if value == getattr(usual, f.name) else "caller")
             for group, usual in groups
             for f in dataclasses.fields(group)
             if f.name not in ("stop", "decode")
+            for value in [getattr(group, f.name)]
         }
         plugins = [plugin.name for plugin in self.plugins]
         return {
             **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
-            "eos_token_ids": {"value": sorted(self.eos_ids), "from": "caller" if stop.ignore_eos else "checkpoint"},
-            "stop_token_ids": {"value": sorted(self.stop_ids), "from": "caller" if self.stop_ids else "default"},
-            "max_model_len": {"value": self.checkpoint.window, "from": self.checkpoint.window_from},
-            "plugins": {"value": plugins, "from": "caller" if plugins else "default"},
+            "eos_token_ids": (sorted(self.eos_ids), "caller" if stop.ignore_eos else "checkpoint"),
+            "stop_token_ids": (sorted(self.stop_ids), "caller" if self.stop_ids else "default"),
+            "max_model_len": (self.checkpoint.window, self.checkpoint.window_from),
+            "plugins": (plugins, "caller" if plugins else "default"),
         }
 
     @property
@@ -4290,8 +4295,8 @@ class GenerationEngine:
 
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
-        plan = self._plan(build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins])
-        return {name: dict(said) for name, said in plan.effective.items()}
+        adopted = [adopt_plugin(plugin) for plugin in plugins]
+        return self._plan(build(GenerationOptions, options), adopted).effective()
 
     def describe(self) -> dict[str, Any]:
         """What is loaded, as plain values."""
@@ -4454,7 +4459,7 @@ class GenerationEngine:
             return self._answer(
                 [error if k == error.index else p for k, p in enumerate(prompts)], plan, on_error, cache
             )
-        effective, answers = {name: dict(said) for name, said in plan.effective.items()}, list(prompts)
+        effective, answers = plan.effective(), list(prompts)
         for number, place in enumerate(good):
             mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
             results = [

@@ -40,6 +40,17 @@ def test_every_result_carries_the_effective_options(text: GenerationEngine) -> N
     assert result.effective == text.effective({"top_k": 3, "max_new_tokens": 2})
 
 
+def test_what_is_done_to_one_results_options_stays_there(text: GenerationEngine) -> None:
+    requests = [{"prompt": "The capital"}]
+    [first] = text.generate_text_batch(requests, {"max_new_tokens": 3})
+    first.effective["max_new_tokens"]["value"] = 9
+    first.effective["eos_token_ids"]["value"].append(5)
+    [second] = text.generate_text_batch(requests, {"max_new_tokens": 3})
+    assert second.effective["max_new_tokens"] == {"value": 3, "from": "caller"}
+    assert second.effective["eos_token_ids"]["value"] == sorted(text.checkpoint.eos_ids)
+    assert text.effective({"max_new_tokens": 3}) == second.effective
+
+
 def test_a_hostile_checkpoint_shows_in_no_effective_value_but_the_ends(
     backend: str, edited: Callable[..., Path]
 ) -> None:
