@@ -69,6 +69,27 @@ def test_a_row_that_joins_is_the_row_alone(shared: Load, name: str) -> None:
         assert numbers == pytest.approx(values, abs=1e-4)
 
 
+def test_structures_and_hooks_stay_with_their_rows(shared: Load) -> None:
+    class Ends:
+        name = "ends"
+
+        def should_stop(self, token_ids: Any, text: str) -> bool:
+            return "9" in text
+
+        def logits(self, token_ids: Any, logits: Any) -> Any:
+            return logits + len(token_ids)
+
+    few, many = shared(TEXT, "hf", max_batch_size=2), shared(TEXT, "hf")
+    shaped = [{**chat("What is the capital of France?"), "structured": {"choice": ["Paris", "Rome, far away"]}}]
+    shaped += [{**request, "structured": {"regex": f"(1, ){{{n}}}2"}} for n, request in enumerate(RAGGED[:5], 1)]
+    mixed = [request for pair in zip(shaped, RAGGED[5:]) for request in pair]
+    for requests, plugins in ((mixed, []), (RAGGED, [Ends()])):
+        together = few.generate_text_batch(requests, {"max_new_tokens": 80}, plugins=plugins, cache=False)
+        for request, result in zip(requests, together):
+            [alone] = many.generate_text_batch([request], {"max_new_tokens": 80}, plugins=plugins, cache=False)
+            assert told(result) == told(alone)
+
+
 def test_rows_with_pictures_join_others(shared: Load) -> None:
     few, many = shared(VL, "hf", max_batch_size=3), shared(VL, "hf")
     pictures = [drawing("red", "circle"), drawing("green", "square", width=160, height=96), drawing("blue", "circle")]
