@@ -104,6 +104,20 @@ def spy(engine: gen_engine.GenerationEngine, monkeypatch: pytest.MonkeyPatch) ->
     return seen
 
 
+def endings(monkeypatch: pytest.MonkeyPatch) -> list[gen_engine.RowWatch]:
+    """The watch of each row that comes to its end on hf, in that order."""
+    ended: list[gen_engine.RowWatch] = []
+    push = gen_engine.RowWatch.push
+
+    def counted(watch: gen_engine.RowWatch, token: int) -> bool:
+        over = push(watch, token)
+        ended.extend([watch] * over)
+        return over
+
+    monkeypatch.setattr(gen_engine.RowWatch, "push", counted)
+    return ended
+
+
 def chat(text: str, **request: Any) -> dict[str, Any]:
     """A request of one user turn."""
     return {"messages": [{"role": "user", "content": text}], **request}

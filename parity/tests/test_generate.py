@@ -21,7 +21,7 @@ from gen_engine import (
 )
 from parity.tasks import text_tasks
 
-from .conftest import TEXT, WINDOW, Load, chat, of_task, open_engine, spy
+from .conftest import TEXT, WINDOW, Load, chat, endings, of_task, open_engine, spy
 
 TASKS = text_tasks(200)
 RAGGED = [*TASKS[:12], max(TASKS[12:], key=lambda task: len(task.answer))]
@@ -350,10 +350,9 @@ def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(monkeypatch: pyt
     """In the first, a middle and the last batch, at its first step and later: nothing lost, nothing done twice."""
     torch, requests = importlib.import_module("torch"), [of_task(task) for task in RAGGED]
     with open_engine(TEXT, "hf", max_batch_size=5) as engine:
-        forward, push = engine.model.forward, RowWatch.push
+        forward = engine.model.forward
         plant = [0]
         calls: list[int] = []
-        finished: list[RowWatch] = []
 
         def starved(*args: Any, **kwargs: Any) -> Any:
             calls.append(kwargs["input_ids"].shape[1])
@@ -361,13 +360,8 @@ def test_out_of_memory_halves_the_batch_and_keeps_finished_rows(monkeypatch: pyt
                 raise torch.OutOfMemoryError("planted")
             return forward(*args, **kwargs)
 
-        def counted(watch: RowWatch, token: int) -> bool:
-            over = push(watch, token)
-            finished.extend([watch] * over)
-            return over
-
         monkeypatch.setattr(engine.model, "forward", starved)
-        monkeypatch.setattr(RowWatch, "push", counted)
+        finished = endings(monkeypatch)
         expected = engine.generate_text_batch(requests, FULL)
         starts = [step for step, width in enumerate(calls, start=1) if width > 1]
         assert len(starts) == 3

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gen_engine import GenerationEngine, RowWatch
+from gen_engine import GenerationEngine
 from parity.tasks import drawing, text_tasks
 from parity.workloads import ragged_ends
 
-from .conftest import TEXT, VL, Load, chat, of_task, open_engine
+from .conftest import TEXT, VL, Load, chat, endings, of_task, open_engine
 from .test_breadth import SIZE, TEXT_MODELS, qwen2_5_vl, save, vlm_checkpoint, vocabulary
 
 TASKS = [of_task(task) for task in text_tasks(20)]
@@ -189,8 +189,7 @@ def test_memory_that_is_short_while_rows_join_loses_nothing(
 ) -> None:
     engine = shared(TEXT, "hf", max_batch_size=4)
     expected = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
-    forward, push, joined = engine.model.forward, RowWatch.push, [0]
-    finished: list[RowWatch] = []
+    forward, joined = engine.model.forward, [0]
 
     @functools.wraps(forward)  # transformers reads the signature
     def starved(*args: Any, **kwargs: Any) -> Any:
@@ -200,13 +199,8 @@ def test_memory_that_is_short_while_rows_join_loses_nothing(
             raise MemoryError("planted")
         return forward(*args, **kwargs)
 
-    def counted(watch: RowWatch, token: int) -> bool:
-        over = push(watch, token)
-        finished.extend([watch] * over)
-        return over
-
     monkeypatch.setattr(engine.model, "forward", starved)
-    monkeypatch.setattr(RowWatch, "push", counted)
+    finished = endings(monkeypatch)
     again = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
     assert again == expected
     assert "halving" in caplog.text and len(finished) == len(RAGGED)
