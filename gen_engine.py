@@ -2049,9 +2049,9 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
 
 def check_replay(replay: Sequence[int], plan: Plan) -> None:
     """Recorded ids must be tokens, fit the budget, and end where the options end an answer, or by being all."""
-    if not 0 <= min(replay) <= max(replay) < len(plan.checkpoint.tokenizer):
-        raise RequestError(f"a token id to replay is outside the vocabulary of {len(plan.checkpoint.tokenizer)}",
-                           fix="replay what this model's tokenizer recorded")  # fmt: skip
+    if not 0 <= min(replay) <= max(replay) < plan.checkpoint.vocabulary:
+        problem = f"a token id to replay is outside the vocabulary of {plan.checkpoint.vocabulary}"
+        raise RequestError(problem, fix="replay what this model recorded")
     if len(replay) > plan.options.max_new_tokens:
         problem = f"{len(replay)} tokens to replay, but max_new_tokens is {plan.options.max_new_tokens}"
         raise RequestError(problem, fix="raise it")

@@ -118,6 +118,15 @@ def test_an_end_inside_the_recording_is_refused_unless_it_is_ignored(hooked: Gen
     assert result.token_ids == (5, eos, 6)
 
 
+def test_ids_that_the_model_has_and_its_tokenizer_lacks_are_replayed(hooked: GenerationEngine) -> None:
+    last = hooked.checkpoint.vocabulary - 1
+    assert last >= len(hooked.tokenizer)  # a model's vocabulary is often padded, and random weights say such ids
+    [result] = hooked.generate_text_batch([chat("Hi")], {"replay": [[5, last, 6]]})
+    assert result.token_ids == (5, last, 6)
+    with pytest.raises(RequestError, match="outside the vocabulary"):
+        hooked.generate_text_batch([chat("Hi")], {"replay": [[last + 1]]})
+
+
 def test_plugins_and_structures_do_not_go_with_a_replay(hooked: GenerationEngine) -> None:
     class Shout(Plugin):
         post_decode = staticmethod(str.upper)
