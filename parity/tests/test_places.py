@@ -23,6 +23,7 @@ RAGGED = [chat(f"Count to {n}.") for n in (3, 25, 2, 9, 4, 30, 5, 7, 17, 6, 14, 
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "penalty": {"repetition_penalty": 1.3},
+    "bonus": {"repetition_penalty": 0.02},  # what a row does not hold itself, and padding does, would be said at once
     "least": {"min_new_tokens": 12},
     "drawn": {"temperature": 1.0, "seed": 5, "top_k": 20, "n": 2},
     "stops": {"stop": [", 7", "2."]},
@@ -156,22 +157,16 @@ def test_columns_stay_few_however_many_rows_pass(shared: Load) -> None:
 
 
 def test_what_was_written_for_the_librarys_loop_sees_no_row_join(shared: Load) -> None:
-    shapes: list[tuple[int, int]] = []
-
-    def watch(ids: Any, scores: Any) -> Any:
-        shapes.append(tuple(ids.shape))
-        return scores
-
     class Watches:
         name = "watches"
-        hf_logits_processors = (watch,)
+        hf_logits_processors = (lambda ids, scores: scores,)
 
     engine = shared(TEXT, "hf", max_batch_size=4)
     plain = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
-    found = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, plugins=[Watches()], cache=False)
+    with forwards(engine) as seen:
+        found = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, plugins=[Watches()], cache=False)
     assert [r.token_ids for r in found] == [r.token_ids for r in plain]
-    starts = [n for n in range(1, len(shapes)) if shapes[n][1] != shapes[n - 1][1] + 1]
-    assert len(starts) == 2  # three batches; in each, one column more at each step
+    assert prompts(seen) == [4, 4, 4]
 
 
 def test_no_row_joins_where_the_model_counts_places_by_itself(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +185,13 @@ def test_memory_that_is_short_while_rows_join_loses_nothing(
     engine = shared(TEXT, "hf", max_batch_size=4)
     expected = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
     forward, joined = engine.model.forward, [0]
+    after: list[int] = []  # rows of each forward since
 
     @functools.wraps(forward)  # transformers reads the signature
     def starved(*args: Any, **kwargs: Any) -> Any:
         joined[0] += kwargs["input_ids"].shape[1] > 1
+        if joined[0] > 3:
+            after.append(len(kwargs["input_ids"]))
         if joined[0] == 3:
             joined[0] += 1
             raise MemoryError("planted")
@@ -203,4 +201,5 @@ def test_memory_that_is_short_while_rows_join_loses_nothing(
     finished = endings(monkeypatch)
     again = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
     assert again == expected
+    assert max(after) == 2
     assert "halving" in caplog.text and len(finished) == len(RAGGED)
