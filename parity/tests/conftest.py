@@ -27,6 +27,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64}},
 }
 
+PROMPT = gen_engine.Prompt((5,), (), {}, 1, None, None, None, (), None)
+
 Load = Callable[..., gen_engine.GenerationEngine]
 
 

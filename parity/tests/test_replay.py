@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from gen_engine import (
-    Case,
     EngineError,
     GenerationEngine,
     OptionError,
     Plugin,
     RequestError,
     UnsupportedError,
-    read_cases,
-    write_cases,
 )
+from parity.companions import rollout
+from parity.companions.rollout import Case, read_cases, replay, write_cases
 from parity.tasks import text_tasks
 
 from .conftest import TEXT, Load, chat, of_task
@@ -54,15 +53,15 @@ def test_equal_requests_are_all_replayed(hooked: GenerationEngine, monkeypatch: 
 
 
 def test_a_replay_is_traced_and_read_back_from_a_case_file(hooked: GenerationEngine, tmp_path: Path) -> None:
-    with hooked.trace(tmp_path) as trace:
+    with rollout.trace(hooked, tmp_path) as trace:
         results = hooked.generate_text_batch([*REQUESTS, {"prompt": "Once"}], {"max_new_tokens": 30})
     trace.save_cases(tmp_path / "cases.parquet")
     cases = read_cases(tmp_path / "cases.parquet")
     assert cases == trace.cases
     assert [case.token_ids for case in cases] == [result.token_ids for result in results]
     assert cases[0].messages == tuple(REQUESTS[0]["messages"]) and cases[5].messages is None
-    with hooked.trace(tmp_path / "again") as again:
-        replayed = hooked.replay(tmp_path / "cases.parquet")
+    with rollout.trace(hooked, tmp_path / "again") as again:
+        replayed = replay(hooked, tmp_path / "cases.parquet")
     assert [r.token_ids for r in replayed] == [r.token_ids for r in results]
     assert [r.prompt_token_ids for r in replayed] == [r.prompt_token_ids for r in results]
     assert [step.tokens for step in again.steps] == [step.tokens for step in trace.steps]
@@ -70,12 +69,12 @@ def test_a_replay_is_traced_and_read_back_from_a_case_file(hooked: GenerationEng
 
 @pytest.mark.parametrize("method", SPECULATIVE)
 def test_guesses_are_judged_by_what_is_replayed(shared: Load, backend: str, method: str, tmp_path: Path) -> None:
-    engine = shared(TEXT, backend, speculative=SPECULATIVE[method])
+    engine = shared(TEXT, backend, decoder=SPECULATIVE[method])
     greedy = engine.generate_text_batch([chat("Count to 9.")])[0].token_ids
     wrong = tuple(5 + k for k in range(len(greedy)))
     matched = []
     for ids in (greedy, wrong):
-        with engine.trace(tmp_path) as trace:
+        with rollout.trace(engine, tmp_path) as trace:
             [result] = engine.generate_text_batch([chat("Count to 9.")], {"replay": [ids], "temperature": 1.0})
         assert result.token_ids == ids
         [score] = shared(TEXT, "hf").score_batch([(chat("Count to 9.")["messages"], ids)])
@@ -140,9 +139,9 @@ def test_plugins_and_structures_do_not_go_with_a_replay(hooked: GenerationEngine
 def test_a_backend_that_does_not_follow_is_found_out(hooked: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     complete = hooked.backend.complete
 
-    def other(prompts: Any, plan: Any, done: Any) -> Any:
+    def other(prompts: Any, plan: Any, *rest: Any) -> Any:
         free = [dataclasses.replace(prompt, replay=None) for prompt in prompts]
-        return complete(free, dataclasses.replace(plan, options=dataclasses.replace(plan.options, replay=None)), done)
+        return complete(free, dataclasses.replace(plan, options=dataclasses.replace(plan.options, replay=None)), *rest)
 
     monkeypatch.setattr(hooked.backend, "complete", other)
     with pytest.raises(EngineError, match="did not follow the replay"):
@@ -158,7 +157,7 @@ def test_a_case_file_is_whole_and_is_checked(tmp_path: Path, hooked: GenerationE
     for name in ("broken.parquet", "none.parquet"):
         with pytest.raises(RequestError, match="is no case file"):
             read_cases(tmp_path / name)
-    with hooked.trace(tmp_path) as trace:
+    with rollout.trace(hooked, tmp_path) as trace:
         hooked.generate_text_batch([{"prompt_token_ids": [72, 67, 75]}], {"max_new_tokens": 2})
     if trace.unwritable:
         with pytest.raises(RequestError, match="request 0: its prompt's ids are not those of their text"):

@@ -14,18 +14,19 @@ from gen_engine import (
     ModelLoadConfig,
     OptionError,
     Plugin,
-    SpeculativeOptions,
     UnsupportedError,
+    build,
     load,
 )
+from parity.companions.speculation import Speculation
 from parity.tasks import text_tasks, vision_tasks
 
 from .conftest import ROOT, TEXT, VL, Load, chat, of_task, open_engine
 
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
 SPECULATIVE = {
-    "ngram": SpeculativeOptions("ngram", num_tokens=3),
-    "draft_model": SpeculativeOptions("draft_model", num_tokens=3, model=str(DRAFT)),
+    "ngram": Speculation("ngram", num_tokens=3),
+    "draft_model": Speculation("draft_model", num_tokens=3, model=str(DRAFT)),
 }
 TASKS = text_tasks(14, seed=3)
 REQUESTS = [of_task(task) for task in TASKS]
@@ -39,7 +40,7 @@ def method(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def guessing(shared: Load, backend: str, method: str) -> GenerationEngine:
-    return shared(TEXT, backend, speculative=SPECULATIVE[method])
+    return shared(TEXT, backend, decoder=SPECULATIVE[method])
 
 
 def ends(results: list[GenerationResult]) -> list[Any]:
@@ -76,7 +77,7 @@ def test_logprobs_are_those_without_guessing(guessing: GenerationEngine, text: G
 
 
 def test_vllm_refuses_a_seed_which_would_not_give_the_same_sample_again(shared: Load, method: str) -> None:
-    guessing = shared(TEXT, "vllm", speculative=SPECULATIVE[method])
+    guessing = shared(TEXT, "vllm", decoder=SPECULATIVE[method])
     options = {"temperature": 1.0, "max_new_tokens": 20, "n": 2}
     with pytest.raises(UnsupportedError, match="a seed with speculation"):
         guessing.generate_text_batch([COUNT], {**options, "seed": 11})
@@ -88,7 +89,7 @@ def test_vllm_refuses_a_seed_which_would_not_give_the_same_sample_again(shared: 
 def test_on_hf_a_seed_gives_the_sample_that_it_gives_without_guessing(shared: Load, method: str) -> None:
     options = {"temperature": 1.3, "top_p": 0.95, "max_new_tokens": 30, "seed": 5}
     expected = shared(TEXT, "hf").generate_text_batch(REQUESTS[:3], options)
-    assert ends(shared(TEXT, "hf", speculative=SPECULATIVE[method]).generate_text_batch(REQUESTS[:3], options)) == ends(
+    assert ends(shared(TEXT, "hf", decoder=SPECULATIVE[method]).generate_text_batch(REQUESTS[:3], options)) == ends(
         expected
     )
 
@@ -115,14 +116,14 @@ def test_structured_answers_and_plugins_are_those_without_guessing(
 def test_pictures_go_with_guessing_on_hf(shared: Load, method: str) -> None:
     requests = [{"messages": t.messages} for t in vision_tasks(4) if not isinstance(t.messages[-1]["content"], str)]
     expected = shared(VL, "hf").generate_vlm_batch(requests)
-    with open_engine(VL, "hf", speculative=SPECULATIVE[method]) as engine:
+    with open_engine(VL, "hf", decoder=SPECULATIVE[method]) as engine:
         assert ends(engine.generate_vlm_batch(requests)) == ends(expected)
 
 
 def test_pictures_go_with_guessing_on_vllm(shared: Load) -> None:
     requests = [{"messages": t.messages} for t in vision_tasks(4) if not isinstance(t.messages[-1]["content"], str)]
     expected = shared(VL, "vllm").generate_vlm_batch(requests)
-    with open_engine(VL, "vllm", speculative=SPECULATIVE["ngram"]) as engine:
+    with open_engine(VL, "vllm", decoder=SPECULATIVE["ngram"]) as engine:
         assert ends(engine.generate_vlm_batch(requests)) == ends(expected)
 
 
@@ -148,16 +149,16 @@ def test_what_does_not_go_with_guessing_is_refused(guessing: GenerationEngine, b
 def test_a_load_that_cannot_be_is_refused_before_it_starts(tmp_path: Path, edited: Any) -> None:
     ngram = SPECULATIVE["ngram"]
     with pytest.raises(UnsupportedError, match="speculation with its logits hook"):
-        load(TEXT, backend="vllm", speculative=ngram, logits_hooks=True)
+        load(TEXT, backend="vllm", decoder=ngram, logits_hooks=True)
     with pytest.raises(UnsupportedError, match="n-grams of a least length"):
-        load(TEXT, speculative={"method": "ngram", "lookup_min": 2})
-    with pytest.raises(OptionError, match="beside speculative"):
-        ModelLoadConfig("m", backend="vllm", speculative=ngram, vllm_kwargs={"speculative_config": {}})
+        load(TEXT, decoder=Speculation("ngram", lookup_min=2))
+    with pytest.raises(OptionError, match="vllm_kwargs sets 'speculative_config'. Use the field 'decoder'"):
+        ModelLoadConfig("m", backend="vllm", decoder=ngram, vllm_kwargs={"speculative_config": {}})
     with pytest.raises(LoadError, match="cannot read the draft model"):
-        load(TEXT, speculative={"method": "draft_model", "model": tmp_path})
+        load(TEXT, decoder=Speculation("draft_model", model=str(tmp_path)))
     other = edited(DRAFT, {"config.json": {"vocab_size": 99}})
     with pytest.raises(OptionError, match="a vocabulary of 99 tokens"):
-        load(TEXT, speculative={"method": "draft_model", "model": other})
+        load(TEXT, decoder=Speculation("draft_model", model=other))
 
 
 @pytest.mark.parametrize(
@@ -173,8 +174,8 @@ def test_a_load_that_cannot_be_is_refused_before_it_starts(tmp_path: Path, edite
 )
 def test_options_without_meaning_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        ModelLoadConfig("m", speculative=fields)  # type: ignore[arg-type]
+        build(Speculation, fields)
 
 
 def test_describe_says_what_guesses(guessing: GenerationEngine, method: str) -> None:
-    assert guessing.describe()["speculative"]["method"] == method
+    assert f"method='{method}'" in guessing.describe()["decoder"]

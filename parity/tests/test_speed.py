@@ -20,7 +20,7 @@ import gen_engine
 from gen_engine import GenerationOptions, StopOptions, load, parse_tool_calls, truncate_at_stops
 from parity import workloads
 
-from .conftest import ROOT, TEXT, Load, chat, open_engine
+from .conftest import PROMPT, ROOT, TEXT, Load, chat, open_engine
 
 STOPS = [f"<stop {number:02}>" for number in range(64)]
 WORDS = "a stop may stand here, or not; most text has none.\n"
@@ -155,7 +155,7 @@ def test_looking_for_stops_costs_a_small_part_of_a_decode_step(shared: Load) -> 
     engine = shared(TEXT, "hf")
     options = GenerationOptions(max_new_tokens=10_000, stop=StopOptions(("</answer>", "\n\nUser:", "###", "STOP HERE")))
     plan = gen_engine.make_plan(options, engine.checkpoint)
-    watches = [gen_engine.RowWatch(plan) for _ in range(64)]
+    watches = [gen_engine.RowWatch(plan, PROMPT) for _ in range(64)]
     tokens = engine.tokenizer("Count to twelve, and say the capital of France")["input_ids"]
     cache = DynamicCache(config=engine.model.config)
     with torch.no_grad():

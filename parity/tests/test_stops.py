@@ -25,7 +25,7 @@ from gen_engine import (
 )
 from parity.laws import LAWS, Law, Sample, samples, try_law
 
-from .conftest import TEXT
+from .conftest import PROMPT, TEXT
 
 PINNED = [("abc", ["abc", "b"], "a"), ("abXYZ", ["XYZ", "Y"], "abX"), ("xab", ["b", "ab"], "x")]
 
@@ -126,7 +126,7 @@ def test_the_ending_is_the_first_token_that_completes_a_stop(parts: list[str], s
 @given(words, pieces)
 def test_a_watched_row_ends_exactly_there(parts: list[str], stops: list[str]) -> None:
     ids, plan = ids_of(parts), plan_of(stops)
-    watch, ending = RowWatch(plan), find_ending(ids, plan)
+    watch, ending = RowWatch(plan, PROMPT), find_ending(ids, plan)
     over = next((k for k, token in enumerate(ids, start=1) if watch.push(token)), None)
     assert over == (ending and ending.count)
 
@@ -135,7 +135,7 @@ def test_a_stop_across_skipped_special_tokens_is_seen() -> None:
     tokenizer, plan = checkpoint().tokenizer, plan_of(["is no"])
     special = tokenizer.convert_tokens_to_ids("<|vision_start|>")
     ids = [*tokenizer.encode("this is"), *[special] * 12, *tokenizer.encode(" no")]
-    watch = RowWatch(plan)
+    watch = RowWatch(plan, PROMPT)
     over = next((k for k, token in enumerate(ids, start=1) if watch.push(token)), None)
     ending = find_ending(ids, plan)
     assert ending is not None and ending.reason == "stop" and over == ending.count

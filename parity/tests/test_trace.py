@@ -17,15 +17,16 @@ from gen_engine import (
     GenerationEngine,
     GenerationResult,
     OptionError,
-    SpeculativeOptions,
-    Trace,
     UnsupportedError,
 )
+from parity.companions import rollout
+from parity.companions.rollout import Trace
+from parity.companions.speculation import Speculation
 from parity.tasks import text_tasks
 
 from .conftest import BACKENDS, ROOT, TEXT, Load, chat, of_task, open_engine
 
-DRAFT = SpeculativeOptions("draft_model", num_tokens=4, model=str(ROOT / "golden/models/tiny-qwen3-draft"))
+DRAFT = Speculation("draft_model", num_tokens=4, model=str(ROOT / "golden/models/tiny-qwen3-draft"))
 REQUESTS = [of_task(task) for task in text_tasks(12)]
 OPTIONS = {"max_new_tokens": 40, "stop": [", 7", "\n"]}
 PERF = [
@@ -43,7 +44,7 @@ MARKOV = ["acc_token_num", "draft_token_num", "verify_token_num", "cur_step", "r
 def guessers() -> Iterator[dict[str, GenerationEngine]]:
     kwargs = {"num_gpu_blocks_override": 96, "max_num_seqs": 5, "disable_log_stats": False}
     settings: dict[str, dict[str, Any]] = {"hf": {}, "vllm": {"vllm_kwargs": kwargs}}
-    engines = {backend: open_engine(TEXT, backend, speculative=DRAFT, **settings[backend]) for backend in BACKENDS}
+    engines = {backend: open_engine(TEXT, backend, decoder=DRAFT, **settings[backend]) for backend in BACKENDS}
     yield engines
     for engine in engines.values():
         engine.close()
@@ -61,7 +62,7 @@ def rows(file: Path) -> list[dict[str, float]]:
 
 
 def traced(engine: GenerationEngine, directory: Path, options: Any = OPTIONS) -> tuple[Trace, list[GenerationResult]]:
-    with engine.trace(directory) as trace:
+    with rollout.trace(engine, directory) as trace:
         results = [
             *engine.generate_text_batch(REQUESTS[:8], options),
             *engine.generate_text_batch(REQUESTS[8:], options),
@@ -72,7 +73,7 @@ def traced(engine: GenerationEngine, directory: Path, options: Any = OPTIONS) ->
 def test_the_files_have_these_columns_in_this_order(engine: GenerationEngine, tmp_path: Path, backend: str) -> None:
     traced(engine, tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["worker_0_markov.csv", "worker_0_perf.csv", "worker_0_request.csv"]
-    plain = engine.config.speculative is None
+    plain = engine.config.decoder is None
     unmeasured = {"draft_time", "spec_accept_rate"} if plain else set()
     unmeasured |= {"preempted", "kv_cache_usage"} if backend == "hf" else set()
     for name, columns in (("perf", PERF), ("request", REQUEST), ("markov", MARKOV)):
@@ -115,7 +116,7 @@ def test_times_are_measured_and_add_up(engine: GenerationEngine, tmp_path: Path)
         served = step["step_batchsize"]
         if served:
             assert step["step_tgs"] == pytest.approx(step["step_tokens"] / served / step["step_interval"] * 1e3, 1e-3)
-    if engine.config.speculative is not None:
+    if engine.config.decoder is not None:
         assert sum(step["draft_time"] for step in perf) > 0
     whole = perf[-1]["step_ts"] + perf[0]["step_interval"] / 1e3
     assert 0 < max(row["rollout_time"] for row in request) <= whole + 0.01
@@ -161,11 +162,11 @@ def test_requests_beyond_the_batch_wait(shared: Load, guessers: Any, tmp_path: P
 
 
 def test_no_file_is_left_by_a_block_that_raises(engine: GenerationEngine, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), engine.trace(tmp_path / "a"):
+    with pytest.raises(ZeroDivisionError), rollout.trace(engine, tmp_path / "a"):
         engine.generate_text_batch(REQUESTS[:2], OPTIONS)
         raise ZeroDivisionError
     assert os.listdir(tmp_path / "a") == []
-    with engine.trace(tmp_path / "a", 3) as trace:
+    with rollout.trace(engine, tmp_path / "a", 3) as trace:
         pass
     assert [file.name for file in trace.files] == ["worker_3_perf.csv", "worker_3_request.csv", "worker_3_markov.csv"]
     assert trace.files[2].read_text().strip() == ",".join(MARKOV)
@@ -174,7 +175,7 @@ def test_no_file_is_left_by_a_block_that_raises(engine: GenerationEngine, tmp_pa
 def test_a_write_that_fails_leaves_the_old_files(text: GenerationEngine, tmp_path: Path, monkeypatch: Any) -> None:
     traced(text, tmp_path)
     before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
-    with pytest.raises(OSError, match="planted"), text.trace(tmp_path) as trace:
+    with pytest.raises(EngineError, match="planted"), rollout.trace(text, tmp_path) as trace:
         text.generate_text_batch(REQUESTS[:1], OPTIONS)
         tables = trace.tables()
         monkeypatch.setattr(trace, "tables", lambda: [*tables[:2], (MARKOV, PlantedFault())])
@@ -198,7 +199,7 @@ def test_a_call_that_failed_leaves_nothing_in_the_trace(text: GenerationEngine, 
                 raise ZeroDivisionError("planted")
             return False
 
-    with text.trace(tmp_path) as trace:
+    with rollout.trace(text, tmp_path) as trace:
         with pytest.raises(ZeroDivisionError):
             text.generate_text_batch(REQUESTS[:2], OPTIONS, plugins=[Fails()])
         [result] = text.generate_text_batch(REQUESTS[:1], OPTIONS)
@@ -209,12 +210,12 @@ def test_a_call_that_failed_leaves_nothing_in_the_trace(text: GenerationEngine, 
 
 def test_rows_that_run_again_count_once(shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = shared(TEXT, "hf")
-    loop = engine.backend._loop  # type: ignore[attr-defined]
+    loop = engine.backend.loop  # type: ignore[attr-defined]
     failed: list[int] = []
 
     def runs_out_once(*given: Any) -> Any:
         made = loop(*given)
-        decide = made._decide
+        decide = made.decide
 
         def act(*args: Any) -> Any:
             if len(made.rows[0].watch.ids) == 4 and not failed:
@@ -222,24 +223,24 @@ def test_rows_that_run_again_count_once(shared: Load, tmp_path: Path, monkeypatc
                 raise MemoryError
             return decide(*args)
 
-        made._decide = act
+        made.decide = act
         return made
 
-    monkeypatch.setattr(engine.backend, "_loop", runs_out_once)
+    monkeypatch.setattr(engine.backend, "loop", runs_out_once)
     trace, results = traced(engine, tmp_path)
     assert failed
     assert sum(step.tokens for step in trace.steps) == sum(result.completion_tokens for result in results)
 
 
 def test_what_a_trace_cannot_be_is_refused(text: GenerationEngine, tmp_path: Path) -> None:
-    running = pytest.raises(EngineError, match="a trace of this engine is running")
-    with text.trace(tmp_path), running, text.trace(tmp_path):
+    running = pytest.raises(EngineError, match="this engine is observed already")
+    with rollout.trace(text, tmp_path), running, rollout.trace(text, tmp_path):
         pass
-    with text.trace(tmp_path), pytest.raises(UnsupportedError, match="beam search in a trace"):
+    with rollout.trace(text, tmp_path), pytest.raises(UnsupportedError, match="beam search in a trace"):
         text.generate_text_batch([chat("Hello")], {"num_beams": 2})
     for worker in (-1, "0", True):
-        with pytest.raises(OptionError, match="worker_id"), text.trace(tmp_path, worker_id=worker):  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match="worker_id"), rollout.trace(text, tmp_path, worker_id=worker):  # type: ignore[arg-type]
             pass
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError), text.trace(tmp_path / "file"):
+    with pytest.raises(EngineError, match="no directory for a trace"), rollout.trace(text, tmp_path / "file"):
         pass

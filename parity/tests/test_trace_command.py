@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity import schedule, trace
+from parity.companions import rollout
 
 from .conftest import TEXT, Load
 from .test_speculative import SPECULATIVE
@@ -20,9 +21,9 @@ from .test_trace import REQUESTS
 def recorded(shared: Load, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Traces of two workers, one of which guessed."""
     directory = tmp_path_factory.mktemp("traces")
-    for number, settings in enumerate(({}, {"speculative": SPECULATIVE["ngram"]})):
+    for number, settings in enumerate(({}, {"decoder": SPECULATIVE["ngram"]})):
         engine = shared(TEXT, "hf", **settings)
-        with engine.trace(directory, number):
+        with rollout.trace(engine, directory, number):
             engine.generate_text_batch(REQUESTS, {"max_new_tokens": 30})
     return directory
 
@@ -81,10 +82,10 @@ def test_what_cannot_be_read_is_exit_code_3(directory: Path, capsys: pytest.Capt
 
 
 def test_an_empty_trace_does_not_pass(shared: Load, tmp_path: Path, directory: Path) -> None:
-    with shared(TEXT, "hf").trace(tmp_path / "empty"):
+    with rollout.trace(shared(TEXT, "hf"), tmp_path / "empty"):
         pass
     assert trace.main([str(tmp_path / "empty")]) == 3
-    with shared(TEXT, "hf").trace(directory, 7):
+    with rollout.trace(shared(TEXT, "hf"), directory, 7):
         pass
     assert trace.main([str(directory)]) == 0  # one idle worker among others is no fault
 

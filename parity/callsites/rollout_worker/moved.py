@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gen_engine import GenerationEngine, ModelLoadConfig, Trace, load
+from gen_engine import GenerationEngine, ModelLoadConfig, load
+from parity.companions.rollout import Trace, trace
+from parity.companions.speculation import Speculation
 from parity.trace import read_workers, summary
 
 
-def speculation(spec_tokens: int, draft: str | None) -> dict[str, Any] | None:
+def speculation(spec_tokens: int, draft: str | None) -> Speculation | None:
     if not spec_tokens:
         return None
-    return {"method": "draft_model" if draft else "ngram", "num_tokens": spec_tokens, "model": draft}
+    return Speculation("draft_model" if draft else "ngram", num_tokens=spec_tokens, model=draft)
 
 
 def config(
@@ -35,7 +37,7 @@ def config(
         model_path,
         backend=backend,
         max_model_len=1024,
-        speculative=speculation(spec_tokens, draft),  # type: ignore[arg-type]
+        decoder=speculation(spec_tokens, draft),
         logits_hooks=fixed and not spec_tokens,
         **(own if backend == "vllm" else {"max_batch_size": batch}),
     )
@@ -64,21 +66,21 @@ class RolloutWorker:
         options: dict[str, Any] = {"max_new_tokens": max_tokens}
         if fixed is not None:
             options |= {"replay": fixed, "max_new_tokens": max(map(len, fixed))}
-        with self.engine.trace(out_dir, self.worker_id) as trace:
+        with trace(self.engine, out_dir, self.worker_id) as traced:
             results = self.engine.generate_text_batch(requests, options)
         return [
             {"text": result.text, "token_ids": list(result.token_ids), **counts}
-            for result, counts in zip(results, guesses(trace))
+            for result, counts in zip(results, guesses(traced))
         ]
 
     def close(self) -> None:
         self.engine.close()
 
 
-def guesses(trace: Trace) -> list[dict[str, int]]:
+def guesses(traced: Trace) -> list[dict[str, int]]:
     """Per request, in order: guesses judged, and guesses that the model agreed with."""
-    counts = [{"drafted": 0, "matched": 0} for _ in trace.requests]
-    for number, _, got in trace.advances():
+    counts = [{"drafted": 0, "matched": 0} for _ in traced.requests]
+    for number, _, got in traced.advances():
         counts[number]["drafted"] += got.drafted
         counts[number]["matched"] += got.matched
     return counts

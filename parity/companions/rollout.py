@@ -1,0 +1,500 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, as in gen_engine.py, beside which this file is copied.
+"""What a rollout did, step by step: three CSV files per worker, and recorded answers that are forced again.
+
+    with trace(engine, "rollouts", worker_id=0) as rollout:
+        engine.generate_text_batch(requests, options)
+    rollout.save_cases("cases.parquet")                         # Parquet; needs pyarrow
+    replay(engine, "cases.parquet", options)                    # the same ids again, token by token
+
+Steps are seen from outside: the engine tells an Observer of its loop, and on vLLM methods of the running engine are
+wrapped for as long as a trace lasts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import importlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gen_engine import (
+    BackendMissing,
+    EngineError,
+    GenerationEngine,
+    GenerationOptions,
+    GenerationResult,
+    Observer,
+    OptionError,
+    RequestError,
+    RowWatch,
+    UnsupportedError,
+    build,
+)
+
+__version__ = "0.2.0"
+
+__all__ = ["trace", "Trace", "replay", "Case", "read_cases", "write_cases"]
+
+# == Cases ==
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A recorded answer, to be forced again: the prompt as the model saw it, with its special tokens, and the ids.
+
+    messages: what it was rendered from, where it was; for readers, a replay takes `prompt`.
+    """
+
+    id: int
+    prompt: str
+    messages: tuple[Mapping[str, Any], ...] | None
+    token_ids: tuple[int, ...]
+    text: str
+
+
+COLUMNS = [f.name for f in dataclasses.fields(Case)]
+
+
+@contextlib.contextmanager
+def written_whole(*paths: Path) -> Iterator[list[Path]]:
+    """Names beside `paths` to write to, which take their places all together when the block ends well, or not at all.
+
+    The names are always the same: what a killed process left is written over by the next one.
+    """
+    parts = [path.with_name(f".{path.name}.part") for path in paths]
+    olds = [path.with_name(f".{path.name}.old") for path in paths]
+    moved: list[tuple[Path, Path]] = []
+    try:
+        yield parts
+        for source, target in [*((p, o) for p, o in zip(paths, olds) if p.exists()), *zip(parts, paths)]:
+            os.replace(source, target)
+            moved.append((source, target))
+    except BaseException as error:
+        for source, target in reversed(moved):
+            os.replace(target, source)
+        if isinstance(error, OSError):
+            problem = f"{paths[0].parent} cannot be written to: {error}"
+            raise EngineError(problem, fix="see to the disk or the permissions; no file was changed") from error
+        raise
+    finally:
+        for left in (*parts, *olds):
+            left.unlink(missing_ok=True)
+
+
+def arrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as gone:
+        raise BackendMissing(f"{gone.name} is not installed", fix="run: pip install pyarrow") from gone
+
+
+def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
+    """A Parquet file with the columns of Case; messages as JSON."""
+    pyarrow, parquet = arrow()
+    rows = [{name: getattr(case, name) for name in COLUMNS} for case in cases]
+    for row in rows:
+        row["messages"] = row["messages"] and json.dumps(row["messages"], ensure_ascii=False)
+    kinds = (pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.list_(pyarrow.int64()), pyarrow.string())
+    with written_whole(Path(path)) as [part]:
+        parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, kinds)))), part)
+
+
+def read_cases(path: str | os.PathLike[str]) -> list[Case]:
+    """What write_cases wrote, from a file on this machine. Raises RequestError for a file that is none."""
+    pyarrow, parquet = arrow()
+    try:
+        with open(path, "rb") as stream:  # not by name: pyarrow would take s3://... and open the network
+            rows = parquet.read_table(stream, columns=COLUMNS).to_pylist()
+        return [case_of(row) for row in rows]
+    except (OSError, pyarrow.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise RequestError(f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here") from error
+
+
+def case_of(row: Mapping[str, Any]) -> Case:
+    """One row of a case file. Raises KeyError, TypeError or ValueError for one that is none."""
+    messages = tuple(json.loads(row["messages"])) if row["messages"] else None
+    ids = tuple(row["token_ids"])
+    if not isinstance(row["prompt"], str) or not all(type(token_id) is int for token_id in ids):
+        raise TypeError(f"case {row['id']} has no prompt or no token ids")
+    return Case(row["id"], row["prompt"], messages, ids, row["text"])
+
+
+def replay(
+    engine: GenerationEngine,
+    cases: str | os.PathLike[str] | Iterable[Case],
+    options: GenerationOptions | Mapping[str, Any] | None = None,
+    **how: Any,
+) -> list[GenerationResult]:
+    """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per case, in order.
+
+    how: on_error, as generate_text_batch takes it.
+    Raises what generate_text_batch raises, and RequestError for a file that holds no cases.
+    """
+    recorded = read_cases(cases) if isinstance(cases, (str, os.PathLike)) else list(cases)
+    given, longest = build(GenerationOptions, options), max((len(c.token_ids) for c in recorded), default=1)
+    most = max(given.max_new_tokens, longest)
+    given = dataclasses.replace(given, replay=tuple(case.token_ids for case in recorded), max_new_tokens=most)
+    prompts = [engine.tokenizer(case.prompt, add_special_tokens=False)["input_ids"] for case in recorded]
+    return engine.generate_text_batch([{"prompt_token_ids": ids} for ids in prompts], given, **how)
+
+
+# == Rows of the three files ==
+
+
+class Advance(NamedTuple):
+    """What one request got in one step: tokens, guesses that were judged, guesses that the model agreed with."""
+
+    delivered: int
+    drafted: int = 0
+    matched: int = 0
+
+
+NOTHING = Advance(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or since the call began.
+
+    spent: seconds by "draft" and "verify", where they were measured.   view: what the scheduler saw.
+    """
+
+    ended: float
+    interval: float
+    spent: Mapping[str, float]
+    view: Mapping[str, float]
+    advances: dict[int, Advance]
+
+    @property
+    def tokens(self) -> int:
+        return sum(advance.delivered for advance in self.advances.values())
+
+    def row(self, first: float) -> dict[str, Any]:
+        served = sum(advance.delivered > 0 for advance in self.advances.values())
+        ms = {what: 1e3 * seconds for what, seconds in self.spent.items()}
+        return {
+            "step_tgs": self.tokens / served / self.interval if served else None,
+            "step_tokens": self.tokens,
+            "cur_acc_len": self.tokens / served if served else None,
+            "step_batchsize": served,
+            "step_ts": self.ended - first,
+            "step_interval": 1e3 * self.interval,
+            "draft_nstep": max((advance.drafted for advance in self.advances.values()), default=0),
+            "draft_time": ms.get("draft"),
+            "verify_time": ms.get("verify"),
+            "idle_time": 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None,
+            **{name: self.view.get(name) for name in ("running", "waiting", "preempted", "kv_cache_usage")},
+        }
+
+
+@dataclass(slots=True)
+class TracedRequest:
+    prompt_length: int
+    arrived: float
+    ended: float | None = None
+    so_far: Advance = NOTHING
+
+    def row(self, number: int, advances: Sequence[Advance]) -> dict[str, Any]:
+        drafted, matched = sum(a.drafted for a in advances), sum(a.matched for a in advances)
+        return {
+            "req_id": number,
+            "rollout_time": (self.ended or self.arrived) - self.arrived,
+            "rollout_step": len(advances),
+            "prompt_length": self.prompt_length,
+            "response_length": sum(a.delivered for a in advances),
+            "spec_accept_rate": matched / drafted if drafted else None,
+            "spec_matched_total": matched,
+            "spec_draft_total": drafted,
+            "spec_accepted_total": sum(min(a.matched, a.delivered) for a in advances),
+        }
+
+
+PERF_COLUMNS = ("step_tgs", "step_tokens", "cur_acc_len", "step_batchsize", "step_ts", "step_interval", "draft_nstep",
+                "draft_time", "verify_time", "idle_time", "running", "waiting", "preempted",
+                "kv_cache_usage")  # fmt: skip
+REQUEST_COLUMNS = ("req_id", "rollout_time", "rollout_step", "prompt_length", "response_length", "spec_accept_rate",
+                   "spec_matched_total", "spec_draft_total", "spec_accepted_total")  # fmt: skip
+MARKOV_COLUMNS = ("acc_token_num", "draft_token_num", "verify_token_num", "cur_step", "req_id")
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file; a column that no row has a value for was not measured, and is left out."""
+    kept = [name for name in columns if not rows or any(row[name] is not None for row in rows)]
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream)
+        writer.writerow(kept)
+        for row in rows:
+            writer.writerow([round(v, 6) if isinstance(v := row[name], float) else v for name in kept])
+
+
+# == The trace ==
+
+
+class Trace(Observer):
+    """What the generate calls inside `with trace(engine, directory) as rollout:` did, step by step.
+
+    At the block's end, if that is reached without an exception, the directory holds (times in s or ms, see README)
+    worker_<id>_perf.csv      a row per step: tokens, how many requests got some, times, the scheduler's view
+    worker_<id>_request.csv   a row per request, by response_length, then req_id
+    worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts the rows of perf.csv
+    Requests are numbered as they come to the backend: answers from a cache, and the equals of a greedy one, do not.
+    Counts are always there; what cannot be measured is a column less, never a zero.
+    """
+
+    def __init__(self, engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int) -> None:
+        self.engine, self.directory, self.worker_id = engine, Path(directory), worker_id
+        self.steps: list[Step] = []
+        self.requests: list[TracedRequest] = []
+        self.cases: list[Case] = []
+        self.unwritable: list[int] = []
+        self.spent: dict[str, float] = {}
+        self.probe = StepProbe(engine.model, self.timed) if engine.config.backend == "vllm" else None
+        self._live: StepProbe | None = None
+        self._inner, self._last = 0.0, 0.0
+        self._open: dict[int, RowWatch] = {}  # of the call that runs: those that are not over
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.directory / f"worker_{self.worker_id}_{kind}.csv" for kind in ("perf", "request", "markov")]
+
+    def now(self) -> float:
+        """Seconds, once the accelerator has done what it was given."""
+        torch = importlib.import_module("torch")
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    @contextlib.contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Count the block's time as `what`, less what is timed inside it."""
+        began, outer, self._inner = self.now(), self._inner, 0.0
+        try:
+            yield
+        finally:
+            took = self.now() - began
+            self.spent[what] = self.spent.get(what, 0.0) + took - self._inner
+            self._inner = outer + took
+
+    def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None:
+        if rows and rows[0].plan.options.num_beams > 1:
+            raise UnsupportedError("beam search in a trace", fix="its steps are not seen: leave it out of the trace")
+        self._live, self._last, first = self.probe if backend == "vllm" else None, self.now(), len(self.requests)
+        self.requests += [TracedRequest(row.prompt_tokens, self._last) for row in rows]
+        self._open = dict(enumerate(rows, first))
+        self.spent.clear()
+        if self._live is not None:
+            self._live.arrived(rows)
+
+    def stepped(self) -> None:
+        ended = self.now()
+        if self._live is not None:
+            self._live.count_guesses()
+        advances = {number: got for number in self._open if any(got := self._advance(number))}
+        served = sum(got.delivered > 0 for got in advances.values())
+        view = {"running": served, "waiting": len(self._open) - served} if self._live is None else self._live.viewed()
+        spent = {what: self.spent.get(what, 0.0) for what in self._clocks()}
+        self.steps.append(Step(ended, ended - self._last, spent, view, advances))
+        for number in [number for number, watch in self._open.items() if watch.over]:
+            self.requests[number].ended = ended
+            del self._open[number]
+        self._last = ended
+        self.spent.clear()
+
+    def restarted(self, rows: Iterable[RowWatch]) -> None:
+        again = set(map(id, rows))
+        self._retract(number for number, watch in self._open.items() if id(watch) in again)
+
+    def answered(self, prompts: Sequence[Any], results: Sequence[Any]) -> None:
+        """Keep text answers as cases, each sample one."""
+        for prompt, result in zip(prompts, results):
+            if isinstance(result, GenerationResult) and not prompt.images:
+                for sample in result.samples or (result,):
+                    self._keep_case(prompt.messages, sample)
+
+    def advances(self) -> list[tuple[int, int, Advance]]:
+        """(request, step, what it got), of the requests that are over, in this order."""
+        kept = ((number, k, got) for k, step in enumerate(self.steps) for number, got in step.advances.items())
+        return sorted((row for row in kept if self.requests[row[0]].ended is not None), key=lambda row: row[:2])
+
+    def tables(self) -> list[tuple[Sequence[str], list[dict[str, Any]]]]:
+        """(columns, rows) of the three files."""
+        self._retract(number for number, request in enumerate(self.requests) if request.ended is None)
+        markov = self.advances()
+        own: dict[int, list[Advance]] = {number: [] for number, r in enumerate(self.requests) if r.ended is not None}
+        for number, _, got in markov:
+            own[number].append(got)
+        requests = [self.requests[number].row(number, gots) for number, gots in own.items()]
+        requests.sort(key=lambda row: (row["response_length"], row["req_id"]))
+        first = self.steps[0].ended if self.steps else 0.0
+        steps = [(got.delivered, got.drafted, got.drafted + 1, k, number) for number, k, got in markov]
+        return [
+            (PERF_COLUMNS, [step.row(first) for step in self.steps]),
+            (REQUEST_COLUMNS, requests),
+            (MARKOV_COLUMNS, [dict(zip(MARKOV_COLUMNS, row)) for row in steps]),
+        ]
+
+    def write(self) -> None:
+        """The three files, whole or not at all; those of an earlier trace of this worker are replaced."""
+        with written_whole(*self.files) as parts:
+            for part, (columns, rows) in zip(parts, self.tables()):
+                write_table(part, columns, rows)
+
+    def save_cases(self, path: str | os.PathLike[str]) -> None:
+        """The text answers of the trace as a case file (Parquet), for `replay`. Needs pyarrow.
+
+        Raises RequestError where a prompt's ids are not what its text would be tokenized to.
+        """
+        if self.unwritable:
+            problem = "its prompt's ids are not those of their text"
+            raise RequestError(problem, fix="give the prompt as text or messages", index=self.unwritable[0])
+        write_cases(path, self.cases)
+
+    def _clocks(self) -> Sequence[str]:
+        """What is timed; a part that did not run took 0 s."""
+        if self._live is not None:
+            return self._live.clocks
+        return ("verify",) if self.engine.config.decoder is None else ("draft", "verify")
+
+    def _advance(self, number: int) -> Advance:
+        watch, request = self._open[number], self.requests[number]
+        now, before = Advance(len(watch.ids), watch.drafted, watch.matched), request.so_far
+        request.so_far = now
+        return Advance(*(new - old for new, old in zip(now, before)))
+
+    def _retract(self, numbers: Iterable[int]) -> None:
+        """What these requests got so far does not count: they run again, or failed."""
+        for number in list(numbers):
+            self.requests[number].so_far = NOTHING
+            for step in self.steps:
+                step.advances.pop(number, None)
+
+    def _keep_case(self, messages: Any, sample: GenerationResult) -> None:
+        tokenizer = self.engine.tokenizer
+        prompt = tokenizer.decode(
+            list(sample.prompt_token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        if tuple(tokenizer(prompt, add_special_tokens=False)["input_ids"]) != sample.prompt_token_ids:
+            self.unwritable.append(len(self.cases))
+        self.cases.append(Case(len(self.cases), prompt, messages, sample.token_ids, sample.text))
+
+
+@contextlib.contextmanager
+def trace(engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int = 0) -> Iterator[Trace]:
+    """Write what the generate calls inside the block do, step by step, as three CSV files: see Trace.
+
+    No file is written if the block raises. Raises UnsupportedError where steps cannot be seen, EngineError where the
+    files cannot be written.
+    """
+    if type(worker_id) is not int or worker_id < 0:
+        raise OptionError(f"worker_id is {worker_id!r}", fix="it must be a whole number >= 0")
+    try:
+        os.makedirs(directory, exist_ok=True)  # before the work: a directory that cannot be is said now
+    except OSError as error:
+        raise EngineError(f"no directory for a trace: {error}", fix="point it elsewhere") from error
+    rollout = Trace(engine, directory, worker_id)
+    with engine.observed(rollout), rollout.probe.attached() if rollout.probe else contextlib.nullcontext():
+        yield rollout
+    rollout.write()
+
+
+# == vLLM ==
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
+    """Wrap a method of one object, for a while."""
+    mine, method = name in vars(owner), getattr(owner, name)
+    setattr(owner, name, wrap(method))
+    try:
+        yield
+    finally:
+        if mine:
+            setattr(owner, name, method)
+        else:
+            delattr(owner, name)
+
+
+class StepProbe:
+    """Watches vLLM's engine core from outside while it steps, by wrapping methods of the running objects.
+
+    "verify" is the executor's time for the model and its sampling, less "draft", the drafter's. The drafter runs at the
+    end of a step, so its time stands in the step before the one in which its guesses are judged.
+    """
+
+    def __init__(self, llm: Any, timed: Callable[[str], Any]) -> None:
+        engine, fix = llm.llm_engine, "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
+        if not hasattr(engine.engine_core, "engine_core"):
+            raise UnsupportedError("vLLM's engine runs in a process of its own, where no step can be traced", fix=fix)
+        if engine.vllm_config.scheduler_config.async_scheduling:  # outputs would lag a step behind what was scheduled
+            fix = "load with vllm_kwargs={'async_scheduling': False}"
+            raise UnsupportedError("vLLM schedules ahead, so that steps cannot be told apart", fix=fix)
+        self.core, self.timed = engine.engine_core.engine_core, timed
+        self.rows: Sequence[RowWatch] = ()
+        self.requests: list[Any] = []
+        self.judged: list[int] = []
+        self.view: dict[str, float] = {}
+        self.preemptions = 0
+        worker = getattr(getattr(self.core.model_executor, "driver_worker", None), "worker", None)
+        self.drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
+        guesses = engine.vllm_config.speculative_config is not None
+        self.clocks = ("draft", "verify") if self.drafter is not None else () if guesses else ("verify",)
+
+    @contextlib.contextmanager
+    def attached(self) -> Iterator[None]:
+        executor = self.core.model_executor
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(executor, "execute_model", self._viewing))
+            if hasattr(executor, "sample_tokens"):
+                stack.enter_context(replaced(executor, "sample_tokens", self._timing("verify")))
+            if self.drafter is not None:
+                stack.enter_context(replaced(self.drafter, "propose", self._timing("draft")))
+            yield
+
+    def arrived(self, rows: Sequence[RowWatch]) -> None:
+        self.rows, self.requests, self.preemptions, self.view = rows, [], 0, {}
+        self.judged = [0] * len(rows)  # rounds that have been counted
+
+    def count_guesses(self) -> None:
+        """Tell each row what was guessed for it and what of that was right, from vLLM's own count."""
+        for place, (row, request) in enumerate(zip(self.rows, self.requests)):
+            if (metrics := getattr(request, "spec_decode_metrics", None)) is not None:
+                row.drafted += sum(metrics.per_step_drafted[self.judged[place] :])
+                row.matched += sum(metrics.per_step_accepted[self.judged[place] :])
+                self.judged[place] = len(metrics.per_step_drafted)
+
+    def viewed(self) -> dict[str, float]:
+        """What the scheduler saw in the step that has just ended."""
+        preemptions = sum(getattr(request, "num_preemptions", 0) for request in self.requests)
+        view = {**self.view, "preempted": preemptions - self.preemptions}
+        self.preemptions = preemptions
+        return view
+
+    def _timing(self, what: str) -> Callable[[Any], Any]:
+        def wrap(method: Any) -> Any:
+            def act(*args: Any, **kwargs: Any) -> Any:
+                with self.timed(what):
+                    return method(*args, **kwargs)
+
+            return act
+
+        return wrap
+
+    def _viewing(self, execute: Any) -> Any:
+        """Before the model runs, what the scheduler has just decided."""
+
+        def act(*args: Any, **kwargs: Any) -> Any:
+            scheduler = self.core.scheduler
+            if not self.requests:  # in the order of their adding; later they leave the scheduler as they end
+                self.requests = list(scheduler.requests.values())
+            running, waiting = scheduler.get_request_counts()
+            self.view = {"running": running, "waiting": waiting, "kv_cache_usage": scheduler.kv_cache_manager.usage}
+            return self._timing("verify")(execute)(*args, **kwargs)
+
+        return act
