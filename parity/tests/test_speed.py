@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import GenerationOptions, StopOptions, load, parse_tool_calls, truncate_at_stops
+from gen_engine import GenerationOptions, StopOptions, load, truncate_at_stops
 from parity import workloads
+from parity.companions.tool_calls import parse_tool_calls
 
 from .conftest import ROOT, TEXT, Load, chat, open_engine
 

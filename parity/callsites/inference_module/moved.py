@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gen_engine import GenerationEngine, load, parse_tool_calls
+from gen_engine import GenerationEngine, load
+from parity.companions.tool_calls import parse_tool_calls
 
 
 @functools.cache
