@@ -39,7 +39,7 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
     10  Plan                  options that have met a tokenizer: nothing is left to decide
     11  Prompts               request -> token ids and pictures
     12  Results               token ids -> text, counts and the reason why it ended
-    13  Cache                 answers to equal requests, in memory and in a file
+    13  Cache                 answers to equal requests, in a store that the caller brings
     14  Trace                 what each step did, as three CSV files, and recorded cases
     15  Backend: hf           transformers, one decode loop
     16  Backend: vllm         vLLM inside this process
@@ -73,15 +73,14 @@ import platform
 import random
 import re
 import secrets
-import sqlite3
 import struct
 import subprocess
 import sys
 import threading
 import time
 import warnings
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,7 +96,7 @@ __all__ = [
     "BackendMissing", "UnsupportedError", "EngineError",
     # 3 contracts
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
-    "VlmPreprocessOptions", "StructuredOptions", "CacheOptions", "SpeculativeOptions", "TextGenerationRequest",
+    "VlmPreprocessOptions", "StructuredOptions", "SpeculativeOptions", "TextGenerationRequest",
     "VlmGenerationRequest",
     "GenerationResult", "ScoreResult", "Capabilities",
     # 4-8 pictures, chat, stops, plugins
@@ -364,6 +363,11 @@ def seed_fits(seed: int | None) -> bool:
     return seed is None or 0 <= seed < 1 << 63  # what both torch and vLLM take
 
 
+def holds_strings(store: Any) -> bool:
+    """Of other stores than a dict it is not asked: to iterate may be slow, or count as use."""
+    return type(store) is not dict or all(type(value) is str for value in store.values())
+
+
 def check_list(contract: Any, *names: str, optional: bool = False) -> None:
     """A list becomes a tuple; a string, bytes or a mapping would come apart silently, and is refused."""
     for name in names:
@@ -396,26 +400,6 @@ OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that say
     "trust_remote_code": "trust_remote_code", "max_model_len": "max_model_len", "model": "model",
     "enable_lora": "adapters", "max_loras": "adapters", "max_lora_rank": "adapters",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class CacheOptions:
-    """Answers to keep for equal requests: greedy or seeded ones, the least recently used go first.
-
-    size: answers kept, in memory and in the file; 0 is no cache.
-    path: an SQLite file for one model that outlives the process; None keeps them in memory only.
-    """
-
-    size: int = 0  # off: a caller who measures speed must not measure a dictionary
-    path: str | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.path, os.PathLike):
-            settle(self, path=os.fspath(self.path))
-        check_int(self, "size", 0)
-        check_strings(self, "path")
-        if self.path and not self.size:
-            raise OptionError("CacheOptions.path with size 0 does nothing", fix="give it a size, or drop the path")
 
 
 SPECULATIVE_METHODS = ("ngram", "draft_model")
@@ -469,7 +453,8 @@ class ModelLoadConfig:
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
     speculative: guess tokens and judge them together, for speed; None does not.
-    cache: what to keep of answers, for equal requests.
+    cache: a MutableMapping of str to str that keeps answers for equal requests, greedy or seeded ones: a dict, an LRU,
+        an SQLite file (answer_cache.py). Engines may share it, of other models too; whoever made it closes it.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on the result.
     progress: a bar on a terminal; never one where there is no terminal.
     hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
@@ -488,7 +473,7 @@ class ModelLoadConfig:
     adapters: Mapping[str, str] = field(default_factory=dict)
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     speculative: SpeculativeOptions | None = None
-    cache: CacheOptions = field(default_factory=CacheOptions)
+    cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
     fallback_backend: str | None = None
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -517,7 +502,7 @@ class ModelLoadConfig:
             lambda v: all(isinstance(p, paths) for p in v.values()),
             (Mapping,),
         )
-        settle(self, cache=build(CacheOptions, self.cache))
+        check(self, "cache", "a MutableMapping of str to str, or None", holds_strings, (MutableMapping, type(None)))
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             self._refuse_contradictions(name)
@@ -1839,175 +1824,105 @@ def file_identity(file: Path) -> tuple[Any, ...]:
         return file.name, status.st_size, hashlib.sha256(head + stream.read()).hexdigest(), status.st_mtime_ns
 
 
-def fingerprint(model: str, revision: str | None, dtype: str, backend: str, *more: Any) -> str:
-    """Tells one loaded model's answers from another's. more: plain values of whatever else changes them.
-
-    A directory is known by its files, wherever it stands; a hub name by itself and its revision, so pin that.
-    """
+def fingerprint(model: str, revision: str | None = None) -> str:
+    """Tells a checkpoint from others: a directory by its files, wherever it stands; a hub name by itself and its
+    revision, so pin that."""
     if not Path(model).is_dir():
-        return cache_key("hub", model, revision, dtype, backend, more)
+        return cache_key("hub", model, revision)
     files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES and file.is_file())
-    return cache_key("files", [file_identity(file) for file in files], dtype, backend, more)
+    return cache_key("files", [file_identity(file) for file in files])
 
 
-def to_json(value: Any) -> Any:
-    """Tuples become lists, and a mapping {"": pairs}: as an object its keys would come back as strings."""
-    if isinstance(value, Mapping):
-        return {"": [[key, to_json(item)] for key, item in value.items()]}
-    return [to_json(item) for item in value] if isinstance(value, tuple) else value
+def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
+    """Tells a model as it is loaded here from all others: another dtype, device or library may answer otherwise."""
+    libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
+    versions = [str(library.__version__) for library in libraries]
+    adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs),
+           repr(config.speculative))  # fmt: skip
+    model = fingerprint(config.model, config.revision)
+    return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
 
 
-def from_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: from_json(item) for key, item in value[""]}
-    return tuple(map(from_json, value)) if isinstance(value, list) else value
+ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 
 
-CACHE_MARK = 0x67656E43  # "genC", in the header of our SQLite files
+def sealed(key: str, body: str) -> str:
+    """What a store is given: JSON that holds `body` and the checksum of it under this key."""
+    return f'{{"sha256": "{hashlib.sha256(f"{key} {body}".encode()).hexdigest()}", "answer": {body}}}'
 
 
-CACHE_FORMAT = " ".join(["1", *(f.name for f in dataclasses.fields(Completion))])  # entries are these, in this order
+BODY = slice(len(sealed("", "")) - 1, -1)  # where it stands in there
 
 
-NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count, not a clock: clocks go backwards
+def to_entry(key: str, done: Completion) -> str:
+    """Ids, not text. What ENTRY_FORMAT does not name is of calls whose answers are not kept."""
+    tops = None if done.top_logprobs is None else [list(top.items()) for top in done.top_logprobs]  # keys stay numbers
+    return sealed(key, json.dumps([done.token_ids, done.prompt_token_ids, done.logprobs, tops]))
 
 
-OLDEST = "SELECT key FROM entries ORDER BY used LIMIT max((SELECT count(*) FROM entries) - ?, 0)"
+def from_entry(key: str, entry: Any) -> Completion | None:
+    """The completion, or None for an entry that is not as we gave it."""
+    if not isinstance(entry, str) or not entry.isascii() or entry != sealed(key, entry[BODY]):
+        return None
+    ids, prompt_ids, logprobs, tops = json.loads(entry[BODY])
+    rows = None if tops is None else tuple(map(dict, tops))
+    return Completion(tuple(ids), tuple(prompt_ids), None if logprobs is None else tuple(logprobs), rows)
 
 
-ELSEWHERE = "delete it, or point CacheOptions.path elsewhere"
+class Answers:
+    """A caller's store as an engine uses it. Whatever happens there costs a miss and one warning, never an answer."""
 
+    def __init__(self, store: Any, model: str) -> None:
+        self.store, self.model = store, model
+        self._told: set[str] = set()
 
-@contextlib.contextmanager
-def file_errors(path: str) -> Iterator[None]:
-    """What SQLite raises, as an EngineError."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        fix = "see to the lock or the disk if it names one, else " + ELSEWHERE
-        raise EngineError(f"the cache file {path} cannot be used: {error}", fix=fix) from error
+    def keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
+        """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
+        options = plan.options
+        if self.store is None or plan.plugins or options.logits or options.replay is not None:
+            return {}
+        fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
+        return {k: cache_key(self.model, plan.key, prompts[k].key(plan)) for k in fixed}
 
-
-def claim(db: sqlite3.Connection, path: str, model: str) -> None:
-    """Make an empty file ours; refuse, untouched, what is not a cache of this model in this format."""
-    # By size: SQLite takes a file of one byte for an empty one and would write over it. Not by reading the file: to
-    # close it would drop every lock that this process has on it (POSIX), another engine's too.
-    if path == ":memory:" or os.path.getsize(path) == 0:
-        db.execute(f"PRAGMA application_id = {CACHE_MARK}")
-        db.execute("CREATE TABLE about (format TEXT, model TEXT)")
-        db.execute("INSERT INTO about VALUES (?, ?)", (CACHE_FORMAT, model))
-        db.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, used INTEGER, body TEXT, checksum TEXT)")
-        db.execute("CREATE INDEX by_use ON entries (used)")
-    if db.execute("PRAGMA application_id").fetchone() != (CACHE_MARK,):
-        raise EngineError(f"{path} is not a cache file", fix="point CacheOptions.path elsewhere")
-    found = db.execute("SELECT format, model FROM about").fetchone()
-    if found != (CACHE_FORMAT, model):
-        what = "another model's answers" if found and found[0] == CACHE_FORMAT else "another format"
-        raise EngineError(f"the cache file {path} holds {what}", fix=ELSEWHERE)
-
-
-def open_cache(path: str, model: str) -> sqlite3.Connection:
-    """The file, checked. A process killed at any moment leaves whole entries; several may share the file."""
-    with file_errors(path):
-        # No check of threads: CompletionCache's lock lets in one at a time, and SQLite asks for no more.
-        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-        try:
-            with db:
-                db.execute("BEGIN IMMEDIATE")
-                claim(db, path, model)
-            db.execute("PRAGMA journal_mode = WAL")  # one process writes while others read
-            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last entries, a crash none
-        except BaseException:
-            db.close()
-            raise
-        return db
-
-
-class CompletionCache:
-    """Completions by key, the least recently used forgotten first. Safe to call from several threads.
-
-    Holds ids, not text, but is keyed by every option: stop strings, which end a row, are looked for in the text. The
-    SQLite file (without a path, one in memory) is the cache; a dictionary before it, its latest part, spares a hit the
-    reading.
-    """
-
-    def __init__(self, options: CacheOptions, fingerprint: str) -> None:
-        self.options, self.model = options, fingerprint
-        self.path = os.path.abspath(options.path) if options.path else ":memory:"
-        self._recent: OrderedDict[str, Completion] = OrderedDict()
-        self._touched: OrderedDict[str, None] = OrderedDict()  # hits that the file does not know of
-        self._hits, self._misses, self._lock = 0, 0, threading.Lock()
-        self._db = open_cache(self.path, fingerprint)
-        self._write()  # the file may have been made with a larger size
-
-    def get(self, key: str) -> Completion | None:
-        """The completion, or None. The file learns of a hit at the next `put` or `close`; a crash loses only that."""
-        with self._lock:
-            found = self._recent.get(key) or self._read(key)
-            if found is None:
-                self._misses += 1
-                return None
-            self._hits += 1
-            self._remember(key, found)
-            self._touched[key] = None
-            self._touched.move_to_end(key)
-            return found
-
-    def put(self, key: str, completion: Completion) -> None:
-        """Keep a determined outcome, of a greedy or a seeded request; it must hold no tensors (logits)."""
-        body = json.dumps(to_json(tuple(getattr(completion, f.name) for f in dataclasses.fields(completion))))
-        with self._lock:
-            self._write((key, body, cache_key(self.model, key, body)))
-            self._remember(key, completion)
-
-    def clear(self) -> None:
-        """Forget every entry, the file's too, and the figures."""
-        with self._lock, file_errors(self.path):
-            self._db.execute("DELETE FROM entries")
-            self._forget()
-            self._hits = self._misses = 0
-
-    def statistics(self) -> dict[str, Any]:
-        """hits and misses, here; size: entries now, other processes' on the same file too; capacity; path."""
-        with self._lock, file_errors(self.path):
-            [size] = self._db.execute("SELECT count(*) FROM entries").fetchone()
-            figures = {"hits": self._hits, "misses": self._misses, "size": size}
-        return {**figures, "capacity": self.options.size, "path": self.options.path}
-
-    def close(self) -> None:
-        """Tell the file of the last hits and let go of it. May be called again."""
-        with self._lock, contextlib.closing(self._db):
-            if self._touched:
-                self._write()
-            self._forget()
-
-    def _forget(self) -> None:
-        self._recent.clear()
-        self._touched.clear()
-
-    def _remember(self, key: str, completion: Completion) -> None:
-        self._recent[key] = completion
-        self._recent.move_to_end(key)
-        if len(self._recent) > self.options.size:
-            self._recent.popitem(last=False)
+    def read(self, keys: Mapping[int, str]) -> dict[int, Completion]:
+        """place -> completion, of those that the store has."""
+        found = {}
+        with self._doubt():
+            for place, key in keys.items():
+                if (done := self._read(key)) is not None:
+                    found[place] = done
+        return found
 
     def _read(self, key: str) -> Completion | None:
-        with file_errors(self.path):
-            row = self._db.execute("SELECT body, checksum FROM entries WHERE key = ?", (key,)).fetchone()
-        if row is None:
+        try:
+            entry = self.store[key]  # not get(): an LRU may count only this as a use
+        except KeyError:
             return None
-        if row[1] != cache_key(self.model, key, row[0]):
-            raise EngineError(f"the cache file {self.path} is damaged: entry {key[:16]} was changed", fix=ELSEWHERE)
-        return Completion(*from_json(json.loads(row[0])))
+        done = from_entry(key, entry)
+        if done is None:
+            self._tell("holds a damaged entry", f"{key}; such entries are made anew")
+        return done
 
-    def _write(self, *rows: tuple[str, str, str]) -> None:
-        """One transaction: the order of the last hits, then new rows, then the oldest go."""
-        with file_errors(self.path), self._db as db:  # which commits, or rolls back
-            db.execute("BEGIN IMMEDIATE")
-            db.executemany(f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?", [(key,) for key in self._touched])
-            db.executemany(f"INSERT OR REPLACE INTO entries VALUES (?, {NEXT_USE}, ?, ?)", rows)
-            db.execute(f"DELETE FROM entries WHERE key IN ({OLDEST})", (self.options.size,))
-        self._touched.clear()
+    def write(self, done: Mapping[str, Completion]) -> None:
+        entries = {key: to_entry(key, completion) for key, completion in done.items()}
+        with self._doubt():
+            for key, entry in entries.items():
+                self.store[key] = entry
+
+    @contextlib.contextmanager
+    def _doubt(self) -> Iterator[None]:
+        """The store is the caller's code. After a failure the rest of this call does without, the next tries again."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - nothing is known of what it raises
+            self._tell("fails", f"{error!r}; answers go on uncached")
+
+    def _tell(self, what: str, detail: str) -> None:
+        """Once for each engine."""
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("the cache %s: %s", what, detail)
 
 
 # == 14. Trace =========================================================================================================
@@ -3779,7 +3694,6 @@ def fallback_config(config: ModelLoadConfig) -> ModelLoadConfig:
         fallback_backend=None,
         vllm_kwargs={},
         logits_hooks=False,
-        cache=CacheOptions(config.cache.size),  # a cache file belongs to one backend
     )
 
 
@@ -3799,17 +3713,6 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     return fast, f"auto: vllm is installed and runs on {device}"
 
 
-def open_answers(config: ModelLoadConfig, checkpoint: Checkpoint) -> CompletionCache:
-    """The cache of this model as it is loaded here: another dtype, device or library may answer otherwise."""
-    libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
-    adapters = {name: fingerprint(path, None, "", "") for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs), adapters,
-           repr(config.speculative))  # fmt: skip
-    versions = [str(library.__version__) for library in libraries]
-    model = fingerprint(config.model, config.revision, checkpoint.dtype, config.backend, *how, versions)
-    return CompletionCache(config.cache, model)
-
-
 LOAD_FAILURES = (OSError, ValueError, TypeError, RuntimeError)  # of both libraries, for a bad checkpoint or setting
 
 
@@ -3826,7 +3729,7 @@ class GenerationEngine:
         self.config, self.checkpoint, self.backend, self.why = config, checkpoint, backend, why
         self.tokenizer, self.processor = checkpoint.tokenizer, checkpoint.processor
         self.fallback_from: str | None = None
-        self.cache: CompletionCache | None = None
+        self.cache, self._answers = config.cache, Answers(None, "")
         self._spare: GenerationEngine | None = None
         self._plans: dict[GenerationOptions, Plan] = {}
         self._lock, self._closed = threading.RLock(), False
@@ -3838,18 +3741,16 @@ class GenerationEngine:
         if config.backend == "vllm":
             need_vllm()
         checkpoint = read_checkpoint(config)
-        cache = open_answers(config, checkpoint) if config.cache.size else None  # a bad file is said before the model
+        answers = Answers(config.cache, "" if config.cache is None else loaded_model(config, checkpoint))
         try:
             with rng_untouched(), loading_bar(config.progress):
                 engine = cls(config, checkpoint, BACKENDS[config.backend](config, checkpoint), why)
-        except BaseException as error:
-            if cache is not None:
-                cache.close()
-            if isinstance(error, GenEngineError) or not isinstance(error, LOAD_FAILURES):
+        except LOAD_FAILURES as error:
+            if isinstance(error, GenEngineError):
                 raise
             fix = "see what it says of the checkpoint and the settings"
             raise LoadError(f"{config.backend} cannot load {config.model!r}: {error}", fix=fix) from error
-        engine.cache = cache
+        engine._answers = answers
         return engine
 
     @property
@@ -3980,8 +3881,6 @@ class GenerationEngine:
         with self._lock:
             self._closed = True
             self.backend.close()
-            if self.cache is not None:
-                self.cache.close()
             if self._spare is not None:
                 self._spare.close()
 
@@ -4120,8 +4019,8 @@ class GenerationEngine:
 
     def _complete(self, prompts: Sequence[Prompt], plan: Plan, cache: bool) -> tuple[list[Completion], set[int]]:
         """Completions in order, and the places of those that the cache had."""
-        keys = self._cache_keys(prompts, plan) if cache and self.cache is not None else {}
-        found = {k: hit for k, key in keys.items() if self.cache and (hit := self.cache.get(key)) is not None}
+        keys = self._answers.keys(prompts, plan) if cache else {}
+        found = self._answers.read(keys)
         left = [k for k in range(len(prompts)) if k not in found]
         fresh = []
         if left:
@@ -4131,17 +4030,8 @@ class GenerationEngine:
                 except RequestError as error:
                     error.index = None if error.index is None else left[error.index]
                     raise
-        for k, completion in zip(left, fresh):
-            if k in keys and self.cache is not None:
-                self.cache.put(keys[k], completion)
+        self._answers.write({keys[k]: completion for k, completion in zip(left, fresh) if k in keys})
         return [by_place for _, by_place in sorted([*found.items(), *zip(left, fresh)])], set(found)
-
-    def _cache_keys(self, prompts: Sequence[Prompt], plan: Plan) -> dict[int, str]:
-        """place -> key, of prompts whose answer is determined. Plugins may do anything, and logits are too large."""
-        if plan.plugins or plan.options.logits or plan.options.replay is not None:
-            return {}
-        fixed = [k for k, prompt in enumerate(prompts) if plan.determined or prompt.seed is not None]
-        return {k: cache_key(plan.key, prompts[k].key(plan)) for k in fixed}
 
 
 def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
