@@ -1833,6 +1833,9 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     return cache_key("files", [file_identity(file) for file in files])
 
 
+ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
+
+
 def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     """Tells a model as it is loaded here from all others: another dtype, device or library may answer otherwise."""
     libraries = [need_torch(), need_transformers(), *([need_vllm()] if config.backend == "vllm" else [])]
@@ -1842,9 +1845,6 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
            repr(config.speculative))  # fmt: skip
     model = fingerprint(config.model, config.revision)
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
-
-
-ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 
 
 def sealed(key: str, body: str) -> str:
