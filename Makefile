@@ -41,11 +41,11 @@ lint: $(VENV)/.ready  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# FORCE=1: also over a copy that was edited.
-vendor:  ## copy gen_engine.py into another repository: make vendor DEST=../acme/llm/engine.py
-	@$(PYTHON) -m parity.vendor --copy $(if $(FORCE),--force) '$(or $(DEST),$(error name a file or a folder: make vendor DEST=...))'
+# FORCE=1: also over copies that were edited.
+vendor:  ## copy gen_engine.py, and companions, into another repository: make vendor DEST=../acme/llm WITH="tool_calls"
+	@$(PYTHON) -m parity.vendor --copy $(if $(FORCE),--force) '$(or $(DEST),$(error name a file or a folder: make vendor DEST=...))' $(addprefix --with=,$(WITH))
 
-release:  ## write this version's digest to parity/versions.json, so that copies of it are known
+release:  ## write this version's digests to parity/versions.json, so that copies of it are known
 	@$(PYTHON) -m parity.vendor --release
 
 models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again (minutes)

@@ -959,7 +959,8 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
 def render_chat(
     owner: Any, messages: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None, continue_final: bool
 ) -> tuple[str, tuple[str, ...]]:
-    """Messages -> (text, notes on what the template could not be told) by the template of `owner`, a tokenizer or (for pictures) a processor."""
+    """Messages -> text by the template of `owner`, a tokenizer or (for pictures) a processor; and notes on what it
+    could not be told."""
     messages = checked_messages(messages)
     if continue_final and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")

@@ -242,7 +242,7 @@ def own_modules() -> set[str]:
 
 
 # `parity.callsites` is code under test, like anybody's.
-HARNESS = ("__m", *(f"parity.{path.stem}" for path in Path(__file__).parent.glob("[!_]*.py")))
+HARNESS = ("__m", "parity.companions", *(f"parity.{path.stem}" for path in Path(__file__).parent.glob("[!_]*.py")))
 
 
 class Session:

@@ -1,11 +1,14 @@
-"""Copies of gen_engine.py in other repositories: make one, and say whether one is current, behind or edited.
+"""Copies of gen_engine.py and its companions in other repositories: make them, say if they are current, behind, edited.
 
-    make vendor DEST=../acme/llm/engine.py          copy it (any file name, or a folder)
-    python -m parity vendor ../acme/llm/engine.py   0 current, 1 behind or edited, 2 usage, 3 cannot judge
+    make vendor DEST=../acme/llm WITH="tool_calls answer_cache"   copy it and these companions into a folder
+    make vendor DEST=../acme/llm/engine.py                        copy it alone, under any name
+    python -m parity vendor ../acme/llm                           0 current, 1 behind or edited, 2 usage, 3 cannot judge
 
-A copy says its version itself. Whether it was edited is known from digests of the released versions (versions.json,
-written by `make release`) and, in a checkout, from every state of the file in git's history; the nearest state of the
-same version is what edited lines are told against. Line ends do not count: git may have changed them.
+A copy says its version itself; a companion's is that of the engine that it belongs to. Copies are copies: no line is
+rewritten, so a companion keeps its name, and the engine beside it is called gen_engine.py. Whether one was edited is
+known from digests of the released versions (versions.json, written by `make release`) and, in a checkout, from every
+state of the file in git's history; the nearest state of the same version is what edited lines are told against. Line
+ends do not count: git may have changed them.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any, Literal
 
 NAME = "gen_engine.py"
 SOURCE = Path(__file__).parents[1] / NAME
+COMPANIONS = "parity/companions"  # beside SOURCE
 VERSIONS = Path(__file__).with_name("versions.json")
 MOST_LINES = 40  # of a diff that are shown
 
@@ -37,6 +41,25 @@ EXIT: dict[State, int] = {"current": 0, "behind": 1, "edited": 1, "ahead": 3, "u
 
 class VendorError(Exception):
     """A copy cannot be made or found. Says where, what is wrong, and what to do."""
+
+
+# == What there is to copy ==
+
+
+def companions() -> dict[str, Path]:
+    """The companions by name."""
+    return {path.stem: path for path in sorted((SOURCE.parent / COMPANIONS).glob("[!_]*.py"))}
+
+
+def chosen(names: Sequence[str]) -> list[Path]:
+    """gen_engine.py and the companions that were named. Raises VendorError for a name that is none."""
+    known = companions()
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]!r}? " if close else ""
+            raise VendorError(f"there is no companion {name!r}; {guess}known: {', '.join(known) or 'none'}")
+    return [SOURCE, *(known[name] for name in dict.fromkeys(names))]
 
 
 # == Reading a copy ==
@@ -64,8 +87,20 @@ def order_of(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 
-def released() -> dict[str, str]:
-    """version -> sha256 of each released gen_engine.py."""
+def distance(a: str, b: str) -> int:
+    """How many lines two texts do not share: enough to find the nearest of many."""
+    mine, theirs = Counter(a.splitlines()), Counter(b.splitlines())
+    return sum(((mine - theirs) + (theirs - mine)).values())
+
+
+def original_of(path: Path, text: str) -> Path:
+    """Which of our files this is a copy of: the one of its name, else the one that shares the most lines."""
+    ours = {source.name: source for source in (SOURCE, *companions().values())}
+    return ours.get(path.name) or min(ours.values(), key=lambda source: distance(text_of(source), text))
+
+
+def released() -> dict[str, dict[str, str]]:
+    """version -> the sha256 of each file, by its name."""
     return dict(json.loads(VERSIONS.read_text(encoding="utf-8"))) if VERSIONS.exists() else {}
 
 
@@ -82,7 +117,7 @@ def same_code(a: str, b: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """One state of gen_engine.py: where it is known from, and its text."""
+    """One state of a file of ours: where it is known from, and its text."""
 
     where: str
     text: str
@@ -98,19 +133,14 @@ def git(*arguments: str) -> str | None:
     return done.stdout.decode("utf-8", "replace").replace("\r\n", "\n") if done.returncode == 0 else None
 
 
-def history() -> list[Known]:
-    """The states of gen_engine.py in git's history, newest first; none outside a checkout of this project."""
-    if not git("ls-files", NAME):
+def history(source: Path) -> list[Known]:
+    """The states of a file in git's history, newest first; none outside a checkout of this project."""
+    name = source.relative_to(SOURCE.parent).as_posix()
+    if not git("ls-files", name):
         return []
-    commits = (git("log", "--all", "--format=%h", "--", NAME) or "").split()
-    shown = ((commit, git("show", f"{commit}:./{NAME}")) for commit in commits)
+    commits = (git("log", "--all", "--format=%h", "--", name) or "").split()
+    shown = ((commit, git("show", f"{commit}:./{name}")) for commit in commits)
     return [Known(f"commit {commit}", text) for commit, text in shown if text is not None]
-
-
-def distance(a: str, b: str) -> int:
-    """How many lines two texts do not share: enough to find the nearest of many."""
-    mine, theirs = Counter(a.splitlines()), Counter(b.splitlines())
-    return sum(((mine - theirs) + (theirs - mine)).values())
 
 
 # == Judging it ==
@@ -146,9 +176,11 @@ def edited_lines(base: str, copy: str) -> list[tuple[int, str, str]]:
     return found
 
 
-def edited(path: Path, copy: str, version: str, ours: str, states: Sequence[Known]) -> Status:
+def edited(path: Path, copy: str, source: Path, states: Sequence[Known]) -> Status:
     """An edited copy, told against the nearest known state of its own version."""
-    current = Known(f"{NAME} {ours}, which is here", text_of(SOURCE))
+    mine = text_of(source)
+    version, ours = version_of(copy) or "?", version_of(mine) or "?"
+    current = Known(f"{source.name} {ours}, which is here", mine)
     same = [state for state in (current, *states) if version_of(state.text) == version]
     base = min(same, key=lambda state: distance(state.text, copy), default=current)
     note = ""
@@ -162,28 +194,39 @@ def edited(path: Path, copy: str, version: str, ours: str, states: Sequence[Know
 
 
 def status(path: Path) -> Status:
-    """What the copy at `path` (a file, or a folder that holds gen_engine.py) is. Raises VendorError."""
-    path = path / NAME if path.is_dir() else path
+    """What the copy at `path` is: of the engine under any name, or of a companion. Raises VendorError."""
     copy = text_of(path)
     version = version_of(copy)
     if not SOURCE.exists():
         fix = "run this from a checkout or an installation"
         return Status(path, "unknown", version, "?", note=f"there is no {NAME} beside parity/ to compare with; {fix}")
-    mine = text_of(SOURCE)
+    source = original_of(path, copy)
+    mine = text_of(source)
     ours = version_of(mine) or "?"
     if version is None:
-        return Status(path, "unknown", None, ours, note=f"it names no __version__; is it a copy of {NAME}?")
+        return Status(path, "unknown", None, ours, note=f"it names no __version__; is it a copy of {source.name}?")
     if copy == mine:
         return Status(path, "current", version, ours)
     if order_of(version) > order_of(ours):
         return Status(path, "ahead", version, ours, note="it is newer than what is here; update this checkout")
-    if released().get(version) == digest_of(copy) and version != ours:
+    if released().get(version, {}).get(source.name) == digest_of(copy) and version != ours:
         return Status(path, "behind", version, ours, against="the released version", behind=True)
-    states = history()
+    states = history(source)
     exact = next((state for state in states if state.text == copy), None)
     if exact is not None:
         return Status(path, "behind", version, ours, against=exact.where, behind=True)
-    return edited(path, copy, version, ours, states)
+    return edited(path, copy, source, states)
+
+
+def statuses(path: Path) -> list[Status]:
+    """Of one file, or of what a folder holds of ours by name. Raises VendorError."""
+    if not path.is_dir():
+        return [status(path)]
+    names = [NAME, *(f"{name}.py" for name in companions())]
+    found = [status(path / name) for name in names if (path / name).exists()]
+    if not found:
+        raise VendorError(f"{path} holds none of {', '.join(names)}; name the copied file")
+    return found
 
 
 def describe(s: Status) -> str:
@@ -208,35 +251,59 @@ def describe(s: Status) -> str:
 # == Making a copy, and a release ==
 
 
-def copy_to(dest: Path, *, force: bool = False) -> Path:
-    """Copy gen_engine.py to a file, or into a folder. An edited copy is overwritten only with `force`."""
-    target = dest / NAME if dest.is_dir() else dest
-    if target.suffix != ".py":
+def targets(dest: Path, sources: Sequence[Path]) -> dict[Path, Path]:
+    """source -> where it goes: a .py file for the engine alone, or a folder, which is made."""
+    single = dest.suffix == ".py" and not dest.is_dir()
+    if dest.suffix and not single and not dest.is_dir():
         raise VendorError(f"{dest} is no folder and no .py file; make the folder first, or name the file")
-    if not target.parent.is_dir():
-        raise VendorError(f"{target.parent} does not exist; make it first")
-    if target.resolve() == SOURCE.resolve():
-        raise VendorError(f"{target} is {NAME} itself; name another place")
-    content = text_of(SOURCE)
+    if single and len(sources) > 1:
+        raise VendorError(f"{dest} is one file; companions go beside {NAME}, so name a folder")
+    return {source: dest if single else dest / source.name for source in sources}
+
+
+def refuse_loss(source: Path, target: Path, force: bool) -> None:
+    """Raises VendorError where a copy would cost somebody's work."""
+    if target.resolve() == source.resolve():
+        raise VendorError(f"{target} is {source.name} itself; name another place")
     if target.exists() and not force and (found := status(target)).state not in ("current", "behind"):
         raise VendorError(f"{describe(found)}\n{target} was left as it is; keep what you need of it, then use --force")
-    # First beside it, then in its place: whoever imports it meanwhile sees the old file or the new one.
+
+
+def put(content: str, target: Path) -> None:
+    """First beside it, then in its place: whoever imports it meanwhile sees the old file or the new one."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VendorError(f"{target.parent} cannot be made: {error}; name another place") from error
     handle, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     with os.fdopen(handle, "wb") as file:
         file.write(content.encode())
     os.chmod(beside, 0o644)
     os.replace(beside, target)
-    return target
+
+
+def copy_to(dest: Path, names: Sequence[str] = (), *, force: bool = False) -> list[Path]:
+    """Copy gen_engine.py to a file, or with the companions `names` into a folder. With `force` also over edited copies;
+    without it one of them keeps all from being copied."""
+    whither = targets(dest, chosen(names))
+    for source, target in whither.items():
+        refuse_loss(source, target, force)
+    for source, target in whither.items():
+        put(text_of(source), target)
+    return list(whither.values())
 
 
 def record_release() -> str:
-    """Add this version's digest to versions.json. A released version does not change: raises VendorError."""
-    text = text_of(SOURCE)
-    version, known = version_of(text) or "?", released()
-    if known.get(version, digest_of(text)) != digest_of(text):
-        raise VendorError(f"{version} is released and {NAME} was changed since; raise __version__ first")
-    whole = {**known, version: digest_of(text)}
-    ordered = dict(sorted(whole.items(), key=lambda entry: order_of(entry[0])))
+    """Add this version's digests to versions.json. A released version does not change: raises VendorError."""
+    texts = {source.name: text_of(source) for source in chosen([*companions()])}
+    version, known = version_of(texts[NAME]) or "?", released()
+    digests = {name: digest_of(text) for name, text in texts.items()}
+    for name, text in texts.items():
+        if version_of(text) != version:
+            raise VendorError(f"{name} is of version {version_of(text)}, {NAME} of {version}; make them one")
+    if known.get(version, digests) != digests:
+        raise VendorError(f"{version} is released and files were changed since; raise __version__ first")
+    ordered = dict(sorted({**known, version: digests}.items(), key=lambda entry: order_of(entry[0])))
     VERSIONS.write_text(json.dumps(ordered, indent=2) + "\n", encoding="utf-8")
     return version
 
@@ -251,11 +318,12 @@ def carry_out(args: argparse.Namespace) -> int:
     if args.path is None:
         raise VendorError("no path given; name the copied file, or the folder that holds it")
     if args.copy:
-        print(f"{NAME} {version_of(text_of(SOURCE))} → {copy_to(args.path, force=args.force)}")
+        for source, target in zip(chosen(args.companions), copy_to(args.path, args.companions, force=args.force)):
+            print(f"{source.name} {version_of(text_of(target))} → {target}")
         return 0
-    found = status(args.path)
-    print(describe(found))
-    return found.exit_code
+    found = statuses(args.path)
+    print(*map(describe, found), sep="\n")
+    return max(one.exit_code for one in found)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -268,21 +336,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help=f"the copy, or a folder with {NAME} in it")
+    parser.add_argument("path", nargs="?", type=Path, metavar="PATH", help="the copy, or the folder that holds copies")
     parser.add_argument("--copy", action="store_true", help="make the copy, or bring it up to date")
-    parser.add_argument("--force", action="store_true", help="with --copy: also over an edited copy")
-    parser.add_argument("--release", action="store_true", help="write this version's digest to parity/versions.json")
+    which = "with --copy into a folder: this companion too; may be given again"
+    parser.add_argument("--with", dest="companions", action="append", default=[], metavar="NAME", help=which)
+    parser.add_argument("--force", action="store_true", help="with --copy: also over edited copies")
+    parser.add_argument("--release", action="store_true", help="write this version's digests to parity/versions.json")
     parser.set_defaults(run=run)
 
 
 ABOUT = {
-    "description": f"Say whether a copy of {NAME} is current (0), behind or edited (1), or cannot be judged (3).",
-    "epilog": "example: python -m parity vendor ../acme/llm/engine.py",
+    "description": f"Say whether copies of {NAME} and its companions are current (0), behind or edited (1), or "
+    "cannot be judged (3).",
+    "epilog": "example: python -m parity vendor ../acme/llm",
 }
 
 
 def add_parser(subparsers: Any) -> None:
-    fill(subparsers.add_parser("vendor", help=f"make or judge a copy of {NAME}", **ABOUT))
+    fill(subparsers.add_parser("vendor", help=f"make or judge copies of {NAME} and its companions", **ABOUT))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,5 +1,7 @@
-# Copyright (c) 2026 the gen_engine authors. MIT License, as in gen_engine.py, beside which this file is copied.
-"""What a rollout did, step by step: three CSV files per worker, and recorded answers that are forced again.
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""What a rollout did, step by step, and recorded answers that are forced again: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="rollout"`, and
 
     with trace(engine, "rollouts", worker_id=0) as rollout:
         engine.generate_text_batch(requests, options)
@@ -21,22 +23,38 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gen_engine import (
-    BackendMissing,
-    EngineError,
-    GenerationEngine,
-    GenerationOptions,
-    GenerationResult,
-    Observer,
-    OptionError,
-    RequestError,
-    RowWatch,
-    UnsupportedError,
-    build,
-)
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        BackendMissing,
+        EngineError,
+        GenerationEngine,
+        GenerationOptions,
+        GenerationResult,
+        Observer,
+        OptionError,
+        RequestError,
+        RowWatch,
+        UnsupportedError,
+        build,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        BackendMissing,
+        EngineError,
+        GenerationEngine,
+        GenerationOptions,
+        GenerationResult,
+        Observer,
+        OptionError,
+        RequestError,
+        RowWatch,
+        UnsupportedError,
+        build,
+    )
 
 __version__ = "0.2.0"
 

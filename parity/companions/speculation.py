@@ -1,5 +1,7 @@
-# Copyright (c) 2026 the gen_engine authors. MIT License, as in gen_engine.py, beside which this file is copied.
-"""Speculative decoding for gen_engine: tokens guessed cheaply and judged together; the answers are those without it.
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Tokens guessed cheaply and judged together, the answers those without it: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="speculation"`, and
 
     engine = load("Qwen/Qwen3-8B", decoder=Speculation("ngram"))
     engine = load("Qwen/Qwen3-8B", backend="vllm", decoder=Speculation("draft_model", model="Qwen/Qwen3-0.6B"))
@@ -17,23 +19,41 @@ import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-from gen_engine import (
-    Asked,
-    Batch,
-    Checkpoint,
-    Contract,
-    DecodeLoop,
-    LoadError,
-    ModelLoadConfig,
-    OptionError,
-    Refusal,
-    UnsupportedError,
-    one_of,
-    string,
-    whole,
-)
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        Asked,
+        Batch,
+        Checkpoint,
+        Contract,
+        DecodeLoop,
+        LoadError,
+        ModelLoadConfig,
+        OptionError,
+        Refusal,
+        UnsupportedError,
+        one_of,
+        string,
+        whole,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        Asked,
+        Batch,
+        Checkpoint,
+        Contract,
+        DecodeLoop,
+        LoadError,
+        ModelLoadConfig,
+        OptionError,
+        Refusal,
+        UnsupportedError,
+        one_of,
+        string,
+        whole,
+    )
 
 __version__ = "0.2.0"
 

@@ -256,7 +256,7 @@ def test_a_broken_library_is_not_called_missing(monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "broken_library.py").write_text("import a_module_that_it_needs\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_it_needs") as caught:
-        gen_engine.need("broken_library", "broken")
+        gen_engine.need("broken_library")
     assert not isinstance(caught.value, BackendMissing)
 
 

@@ -220,7 +220,7 @@ def test_determined_answers_come_from_the_cache_and_others_do_not(
 ) -> None:
     requests = [of_task(task) for task in text_tasks(4)]
     unsure = [{"prompt": "The"}]
-    with open_engine(TEXT, backend, cache={"size": 100}) as engine:
+    with open_engine(TEXT, backend, cache={}) as engine:
         seen = spy(engine, monkeypatch)
         first = engine.generate_text_batch(requests)
         again = engine.generate_text_batch([*requests[::-1], chat("Count to 3.")])
@@ -238,19 +238,8 @@ def test_determined_answers_come_from_the_cache_and_others_do_not(
         assert not engine.generate_text_batch(requests[:1])[0].cached
 
 
-def test_a_cache_file_serves_the_next_engine_of_the_same_model_only(tmp_path: Path, vl: GenerationEngine) -> None:
-    file = {"size": 100, "path": str(tmp_path / "answers.sqlite")}
-    with open_engine(TEXT, "hf", cache=file) as engine:
-        first = engine.generate_text_batch([COUNT])
-    with open_engine(TEXT, "hf", cache=file) as engine:
-        again = engine.generate_text_batch([COUNT])
-    assert again == first and again[0].cached
-    with pytest.raises(gen_engine.EngineError, match="another model"):
-        open_engine(VL, "hf", cache=file)
-
-
 def test_a_cached_answer_decodes_as_each_call_asks(shared: Load) -> None:
-    with open_engine(TEXT, "hf", cache={"size": 10}) as engine:
+    with open_engine(TEXT, "hf", cache={}) as engine:
         [plain] = engine.generate_text_batch([COUNT], {"logprobs": 2})
         [hit] = engine.generate_text_batch([COUNT], {"logprobs": 2})
         assert hit.cached and hit == plain
@@ -260,13 +249,23 @@ def test_a_cached_answer_decodes_as_each_call_asks(shared: Load) -> None:
 
 
 def test_a_retrained_adapter_does_not_get_the_old_ones_answers(tmp_path: Path) -> None:
-    file = {"size": 9, "path": str(tmp_path / "answers.sqlite")}
-    adapter = make_adapter(tmp_path / "adapter", 0)
-    with open_engine(TEXT, "hf", adapters={"a": adapter}, cache=file) as engine:
-        engine.generate_text_batch([{**COUNT, "adapter": "a"}])
-    make_adapter(tmp_path / "adapter", 1)
-    with pytest.raises(gen_engine.EngineError, match="another model"):
-        open_engine(TEXT, "hf", adapters={"a": adapter}, cache=file)
+    store: dict[str, str] = {}
+    for seed in (0, 1):
+        adapter = make_adapter(tmp_path / "adapter", seed)
+        with open_engine(TEXT, "hf", adapters={"a": adapter}, cache=store) as engine:
+            assert [engine.generate_text_batch([{**COUNT, "adapter": "a"}])[0].cached for _ in range(2)] == [
+                False,
+                True,
+            ]
+
+
+def test_the_fallback_uses_the_same_store_with_keys_of_its_own() -> None:
+    store: dict[str, str] = {}
+    with open_engine(TEXT, "vllm", fallback_backend="hf", cache=store) as engine:
+        engine.generate_text_batch([COUNT])
+        engine._fall_back(gen_engine.UnsupportedError("as if")).generate_text_batch([COUNT])
+        assert engine._spare is not None and engine._spare.cache is store
+    assert len(store) == 2
 
 
 def test_a_closed_engine_scores_nothing_even_with_a_fallback() -> None:

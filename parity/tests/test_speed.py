@@ -15,19 +15,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from cachetools import LRUCache
 
 import gen_engine
-from gen_engine import GenerationOptions, StopOptions, load, parse_tool_calls, truncate_at_stops
+from gen_engine import GenerationOptions, StopOptions, load, truncate_at_stops
 from parity import workloads
+from parity.companions.answer_cache import AnswerCache
+from parity.companions.tool_calls import parse_tool_calls
 
 from .conftest import PROMPT, ROOT, TEXT, Load, chat, open_engine
 
 STOPS = [f"<stop {number:02}>" for number in range(64)]
 WORDS = "a stop may stand here, or not; most text has none.\n"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"k": "v", "n": [1, 2, 3]}}\n</tool_call>\n'
-STANDARD = (
-    "import argparse, ast, dataclasses, difflib, inspect, json, logging, secrets, sqlite3, subprocess, typing, urllib"
-)
+STANDARD = "import argparse, dataclasses, difflib, inspect, json, logging, secrets, subprocess, typing, urllib"
 
 
 def best(call: Callable[[], object], times: int = 5) -> float:
@@ -120,7 +121,7 @@ def test_only_caches_that_grow_plainly_are_given_room() -> None:
     from transformers import DynamicCache, StaticCache
     from transformers.cache_utils import DynamicLayer
 
-    engine = gen_engine.need_transformers().AutoConfig.from_pretrained(TEXT)
+    engine = gen_engine.need("transformers").AutoConfig.from_pretrained(TEXT)
     fixed, growing = StaticCache(config=engine, max_cache_len=8), DynamicCache(config=engine)
     sliding = DynamicCache(config=engine)
     kept = type("Sliding", (DynamicLayer,), {})()
@@ -198,7 +199,7 @@ def test_vllm_reports_a_request_once_unless_its_text_is_watched(
 @pytest.fixture
 def echoing(monkeypatch: pytest.MonkeyPatch) -> Iterator[gen_engine.GenerationEngine]:
     """An engine whose backend answers at once, with eos: what is left is our own work."""
-    with open_engine(TEXT, "hf", cache={"size": 300}) as engine:
+    with open_engine(TEXT, "hf", cache=LRUCache(300)) as engine:
         [end, *_] = engine.checkpoint.eos_ids
 
         def complete(prompts: Any, plan: Any, done: Any) -> list[Any]:
@@ -241,15 +242,15 @@ def test_memory_is_flat_over_ten_thousand_small_calls(echoing: gen_engine.Genera
 
 
 def test_a_hit_costs_a_small_part_of_the_shortest_answer(shared: Load) -> None:
-    with open_engine(TEXT, "hf", cache={"size": 200}) as engine:
+    with AnswerCache() as store, open_engine(TEXT, "hf", cache=store) as engine:
         requests = ids_requests(100)
         short = {"max_new_tokens": 1}
         answered = best(lambda: engine.generate_text_batch(requests, short, cache=False), 2)
         engine.generate_text_batch(requests, short)
         assert best(lambda: engine.generate_text_batch(requests, short)) < 0.5 * answered
-        [key, *_] = engine.cache._recent  # type: ignore[union-attr]
+        key = next(iter(store))
         call = best(lambda: engine.generate_text_batch(requests[:1], short))
-        assert best(lambda: engine.cache.get(key), 50) < 0.2 * call  # type: ignore[union-attr]
+        assert best(lambda: store[key], 50) < 0.2 * call
 
 
 # == Micro-benchmarks ==
@@ -282,7 +283,7 @@ def test_speed_of_a_result(benchmark: Any, shared: Load) -> None:
 
 
 def test_speed_of_a_cache_hit(benchmark: Any) -> None:
-    with load(TEXT, cache={"size": 10}) as engine:
+    with load(TEXT, cache={}) as engine:
         request = [{"prompt_token_ids": list(range(1, 60))}]
         engine.generate_text_batch(request, {"max_new_tokens": 4})
         assert benchmark(engine.generate_text_batch, request, {"max_new_tokens": 4})[0].cached

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gen_engine import OptionError, ToolCall, parse_tool_calls
+from gen_engine import OptionError
+from parity.companions.tool_calls import ToolCall, parse_tool_calls
 
 FORMATS = ("hermes", "qwen_coder", "invoke", "llama", "mistral", "json", "pythonic")
 MARKERS = [

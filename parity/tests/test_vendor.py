@@ -1,4 +1,4 @@
-"""Copies of gen_engine.py: current, behind, edited, ahead, unknown; making one; and what a release writes down."""
+"""Copies of gen_engine.py and companions: current, behind, edited, ahead, unknown; making them; releases."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from parity import vendor
 from .conftest import ROOT
 
 OLD = '"""One file."""\n\n__version__ = "0.1.0"\n\n\ndef answer():\n    return 41\n'
+TOOL = '"""A companion."""\n\n__version__ = "0.2.0"\n\n\ndef call():\n    return 1\n'
 NEW = '"""One file."""\n\n__version__ = "0.2.0"\n\n\ndef answer():\n    return 42\n'
 
 
@@ -22,9 +23,12 @@ NEW = '"""One file."""\n\n__version__ = "0.2.0"\n\n\ndef answer():\n    return 4
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project at 0.2.0 whose 0.1.0 was released; no git."""
     folder = tmp_path / "project"
-    (folder / "parity").mkdir(parents=True)
+    (folder / "parity/companions").mkdir(parents=True)
+    (folder / "parity/companions/__init__.py").touch()
+    for name in ("tool_calls", "answer_cache"):
+        (folder / f"parity/companions/{name}.py").write_text(TOOL.replace("call", name))
     (folder / "gen_engine.py").write_text(NEW)
-    (folder / "parity/versions.json").write_text(json.dumps({"0.1.0": vendor.digest_of(OLD)}))
+    (folder / "parity/versions.json").write_text(json.dumps({"0.1.0": {"gen_engine.py": vendor.digest_of(OLD)}}))
     monkeypatch.setattr(vendor, "SOURCE", folder / "gen_engine.py")
     monkeypatch.setattr(vendor, "VERSIONS", folder / "parity/versions.json")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
@@ -49,7 +53,7 @@ def copy(tmp_path: Path, text: str) -> Path:
 
 def test_a_copy_is_current(project: Path, tmp_path: Path) -> None:
     assert vendor.status(copy(tmp_path, NEW)).state == "current"
-    assert vendor.status(project).state == "current"  # a folder: its gen_engine.py
+    assert [found.state for found in vendor.statuses(project)] == ["current"]  # a folder: what it holds of ours
 
 
 def test_line_ends_are_no_edit(project: Path, tmp_path: Path) -> None:
@@ -119,13 +123,78 @@ def test_parity_alone_cannot_judge(project: Path, tmp_path: Path) -> None:
 
 
 def test_a_copy_is_made_in_a_folder_or_under_another_name(project: Path, tmp_path: Path) -> None:
-    assert vendor.copy_to(tmp_path) == tmp_path / "gen_engine.py"
-    assert vendor.copy_to(tmp_path / "engine.py").read_text() == NEW
+    assert vendor.copy_to(tmp_path) == [tmp_path / "gen_engine.py"]
+    [named] = vendor.copy_to(tmp_path / "engine.py")
+    assert named.read_text() == NEW
     assert sorted(p.name for p in tmp_path.iterdir()) == ["engine.py", "gen_engine.py", "project"]
 
 
+@pytest.mark.parametrize("place", ["acme/llm", "acme/llm/engine.py"])
+def test_folders_are_made(project: Path, tmp_path: Path, place: str) -> None:
+    [made] = vendor.copy_to(tmp_path / place)
+    assert made == tmp_path / (place if place.endswith(".py") else "acme/llm/gen_engine.py") and made.exists()
+
+
+def test_companions_go_beside_it_and_each_has_its_own_state(project: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "acme/llm"
+    vendor.copy_to(folder, ["tool_calls", "answer_cache", "tool_calls"])
+    assert sorted(p.name for p in folder.iterdir()) == ["answer_cache.py", "gen_engine.py", "tool_calls.py"]
+    assert [found.state for found in vendor.statuses(folder)] == ["current"] * 3
+    (folder / "gen_engine.py").write_text(OLD)
+    (folder / "tool_calls.py").write_text((folder / "tool_calls.py").read_text() + "# ours\n")
+    (folder / "other.py").write_text("not ours")
+    told = {found.path.name: found.state for found in vendor.statuses(folder)}
+    assert told == {"gen_engine.py": "behind", "tool_calls.py": "edited", "answer_cache.py": "current"}
+    assert vendor.main([str(folder)]) == 1 and vendor.main([str(folder / "answer_cache.py")]) == 0
+    with pytest.raises(vendor.VendorError, match="tool_calls.py was left as it is"):
+        vendor.copy_to(folder, ["tool_calls"])
+    assert (folder / "gen_engine.py").read_text() == OLD  # all or nothing
+    vendor.copy_to(folder, ["tool_calls"], force=True)
+    assert [found.state for found in vendor.statuses(folder)] == ["current"] * 3
+
+
+def test_a_companion_under_another_name_is_known_by_its_lines(project: Path, tmp_path: Path) -> None:
+    renamed = tmp_path / "calls_of_tools.py"
+    renamed.write_text((project / "parity/companions/tool_calls.py").read_text())
+    assert vendor.status(renamed).state == "current"
+
+
+def test_a_companion_has_a_history_of_its_own(project: Path, tmp_path: Path) -> None:
+    source = project / "parity/companions/tool_calls.py"
+    commit(project, NEW)
+    git = ("git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+    [target] = vendor.copy_to(tmp_path / "llm", ["tool_calls"])[1:]
+    source.write_text(source.read_text() + "# more\n")
+    assert vendor.status(target).state == "behind"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tool_call", "no companion 'tool_call'; did you mean 'tool_calls'? known: answer_cache, tool_calls"),
+        ("../x", "no companion '../x'; known: answer_cache, tool_calls"),
+    ],
+)
+def test_an_unknown_companion_is_refused_with_a_guess(project: Path, tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(vendor.VendorError, match=re.escape(said)):
+        vendor.copy_to(tmp_path / "llm", [name])
+    assert not (tmp_path / "llm").exists()
+
+
+def test_companions_need_a_folder(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(vendor.VendorError, match="name a folder"):
+        vendor.copy_to(tmp_path / "engine.py", ["tool_calls"])
+
+
+def test_a_folder_with_nothing_of_ours_says_what_was_looked_for(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(vendor.VendorError, match="none of gen_engine.py, answer_cache.py, tool_calls.py"):
+        vendor.statuses(tmp_path)
+
+
 def test_a_copy_that_is_behind_is_brought_up_to_date(project: Path, tmp_path: Path) -> None:
-    assert vendor.copy_to(copy(tmp_path, OLD)).read_text() == NEW
+    assert vendor.copy_to(copy(tmp_path, OLD))[0].read_text() == NEW
 
 
 def test_an_edited_copy_is_not_overwritten_unasked(project: Path, tmp_path: Path) -> None:
@@ -133,14 +202,15 @@ def test_an_edited_copy_is_not_overwritten_unasked(project: Path, tmp_path: Path
     with pytest.raises(vendor.VendorError, match="left as it is"):
         vendor.copy_to(path)
     assert path.read_text() == NEW + "# ours\n"
-    assert vendor.copy_to(path, force=True).read_text() == NEW
+    assert vendor.copy_to(path, force=True)[0].read_text() == NEW
 
 
 @pytest.mark.parametrize(
     ("place", "complaint"),
-    [("nowhere/engine.py", "does not exist"), ("engine", "no .py file"), ("project/gen_engine.py", "itself")],
+    [("a_file/engine.py", "cannot be made"), ("engine.txt", "no .py file"), ("project/gen_engine.py", "itself")],
 )
 def test_places_that_are_refused(project: Path, tmp_path: Path, place: str, complaint: str) -> None:
+    (tmp_path / "a_file").touch()
     with pytest.raises(vendor.VendorError, match=complaint):
         vendor.copy_to(tmp_path / place)
 
@@ -149,8 +219,13 @@ def test_a_release_is_written_down_once(project: Path) -> None:
     assert vendor.record_release() == "0.2.0"
     assert vendor.record_release() == "0.2.0"
     assert list(vendor.released()) == ["0.1.0", "0.2.0"]
-    (project / "gen_engine.py").write_text(NEW + "# more\n")
+    assert sorted(vendor.released()["0.2.0"]) == ["answer_cache.py", "gen_engine.py", "tool_calls.py"]
+    tool = project / "parity/companions/tool_calls.py"
+    tool.write_text(tool.read_text() + "# more\n")
     with pytest.raises(vendor.VendorError, match="raise __version__ first"):
+        vendor.record_release()
+    (project / "gen_engine.py").write_text(NEW.replace("0.2.0", "0.3.0"))
+    with pytest.raises(vendor.VendorError, match=r"answer_cache.py is of version 0.2.0, gen_engine.py of 0.3.0"):
         vendor.record_release()
 
 
@@ -169,10 +244,12 @@ def test_the_command(project: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_released_version_was_not_changed() -> None:
-    text = (ROOT / "gen_engine.py").read_text(encoding="utf-8")
-    known = vendor.released()
-    assert known.get(vendor.version_of(text) or "", vendor.digest_of(text)) == vendor.digest_of(text)
-    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in known.values())
+    for source in vendor.chosen([*vendor.companions()]):
+        text = vendor.text_of(source)
+        known = vendor.released().get(vendor.version_of(text) or "", {})
+        assert known.get(source.name, vendor.digest_of(text)) == vendor.digest_of(text)
+    digests = [digest for files in vendor.released().values() for digest in files.values()]
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests)
 
 
 def test_make_vendor_needs_nothing_installed(tmp_path: Path) -> None:
@@ -183,4 +260,7 @@ def test_make_vendor_needs_nothing_installed(tmp_path: Path) -> None:
     done = make(f"DEST={tmp_path / 'engine.py'}")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "engine.py").read_bytes() == (ROOT / "gen_engine.py").read_bytes()
+    assert make(f"DEST={tmp_path / 'acme/llm'}", "WITH=tool_calls answer_cache").returncode == 0
+    assert len(vendor.statuses(tmp_path / "acme/llm")) == 3
+    assert "did you mean 'tool_calls'?" in make(f"DEST={tmp_path / 'acme/llm'}", "WITH=tool_call").stderr
     assert "DEST" in make().stderr

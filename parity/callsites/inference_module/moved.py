@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from gen_engine import GenerationEngine, load, parse_tool_calls
+from gen_engine import GenerationEngine, load
+from parity.companions.answer_cache import AnswerCache
+from parity.companions.tool_calls import parse_tool_calls
 
 
 @functools.cache
 def engine(model_path: str) -> GenerationEngine:
-    return load(model_path, logits_hooks=True, cache={"size": 1000})
+    return load(model_path, logits_hooks=True, cache=AnswerCache(size=1000))
 
 
 class InferenceModule:

@@ -1,0 +1,75 @@
+"""Companions: public names of gen_engine only, its version, and each copy uses the engine beside it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gen_engine
+from parity import vendor
+
+COMPANIONS = vendor.companions()
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_a_companion_uses_public_names_only(name: str) -> None:
+    tree = ast.parse(COMPANIONS[name].read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if node.module == "gen_engine" or node.level]
+    used = {alias.name for node in ours for alias in node.names}
+    assert {node.module for node in ours} <= {"gen_engine"} and used <= set(gen_engine.__all__)
+    assert not any(alias.name == "gen_engine" for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names)
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_a_companion_has_the_engines_version(name: str) -> None:
+    assert vendor.version_of(vendor.text_of(COMPANIONS[name])) == gen_engine.__version__
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_what_a_companion_gives_is_named_and_documented(name: str) -> None:
+    module = __import__(f"parity.companions.{name}", fromlist=["*"])
+    assert module.__doc__ and f'WITH="{name}"' in module.__doc__
+    assert all(getattr(module, public).__doc__ for public in module.__all__)
+
+
+NEIGHBOURS = """
+import importlib, sys
+for package in sys.argv[1:]:
+    at = package + "." if package != "flat" else ""
+    engine = importlib.import_module(at + "gen_engine")
+    tools, caches = importlib.import_module(at + "tool_calls"), importlib.import_module(at + "answer_cache")
+    assert tools.OptionError is caches.OptionError is engine.OptionError, package
+    try:
+        tools.parse_tool_calls("", format="hermess")
+    except engine.OptionError as error:
+        print(package, error.fix)
+    [call] = tools.parse_tool_calls('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+    engine.ModelLoadConfig("m", cache=caches.AnswerCache())
+"""
+
+
+@pytest.mark.parametrize("order", [["acme.llm", "other", "flat"], ["flat", "other", "acme.llm"]])
+def test_copies_in_one_process_use_the_engine_beside_them(tmp_path: Path, order: list[str]) -> None:
+    """In a package, in a folder without __init__.py, and flat on sys.path."""
+    for folder in ("acme/llm", "other", "."):
+        vendor.copy_to(tmp_path / folder, ["tool_calls", "answer_cache"])
+    (tmp_path / "acme/__init__.py").touch()
+    (tmp_path / "acme/llm/__init__.py").write_text("from .tool_calls import parse_tool_calls\n")
+    done = subprocess.run(
+        [sys.executable, "-c", NEIGHBOURS, *order], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert (done.stdout.splitlines(), done.stderr) == ([f"{name} did you mean 'hermes'?" for name in order], "")
+
+
+def test_a_companion_without_an_engine_says_what_is_missing(tmp_path: Path) -> None:
+    for name in COMPANIONS:
+        (tmp_path / f"{name}.py").write_text(COMPANIONS[name].read_text(encoding="utf-8"))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", "import tool_calls"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert "No module named 'gen_engine'" in done.stderr
