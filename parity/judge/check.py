@@ -231,9 +231,8 @@ def own_modules() -> set[str]:
 
 
 # `parity.callsites` is code under test, like anybody's.
-UNDER_TEST = {"callsites", "tests"}
-ROOMS = {path.stem for path in Path(__file__).parents[1].glob("[!_]*")} - UNDER_TEST
-HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS)))
+ROOMS = {path.stem for path in Path(__file__).parents[1].glob("[!_]*") if path.suffix in ("", ".py")}
+HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS - {"callsites", "tests"})))
 
 
 class Session:
