@@ -41,9 +41,11 @@ import io
 import json
 import math
 import os
+import platform
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -345,3 +347,39 @@ def blob_names(case: Case) -> Iterator[str]:
                 yield from walk(entry)
 
     yield from walk(case.to_json())
+
+
+# == Which of them are meant ==
+
+
+def split_cases(names: Sequence[str]) -> tuple[list[str], list[str]]:
+    """SITE and SITE/CASE arguments -> sites, and those that name a case."""
+    sites = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    return sites, [name for name in names if "/" in name]
+
+
+def chosen_cases(store: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> dict[str, list[str]]:
+    """site -> its cases that were asked for. cases: names, or SITE/CASE; a site that none of them is of has all."""
+    names = list(sites) if sites else sorted({*store.sites(), *store.settings()})
+    return {site: cases_of(site, store.names(site), cases or ()) for site in names}
+
+
+def cases_of(site: str, known: Sequence[str], cases: Sequence[str]) -> list[str]:
+    """A SITE/CASE that is not known stays, so that it is found missing."""
+    asked = [(owner, case) for owner, _, case in (name.rpartition("/") for name in cases) if owner in ("", site)]
+    return [case for owner, case in asked if owner or case in known] if asked else list(known)
+
+
+# == The machine ==
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine. Referred to by goldens, never compared."""
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in ("torch", "transformers", "tokenizers", "vllm", "PIL", "numpy"):
+        if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["device"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    return found

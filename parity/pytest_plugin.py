@@ -68,9 +68,9 @@ class Parity:
     def _run(
         self, site: str, cases: list[str] | None, backends: tuple[str, ...] | None, policy: Policy | None
     ) -> Check:
-        from parity import report
-        from parity.check import check_sites
         from parity.golden import GoldenError
+        from parity.judge.check import check_sites
+        from parity.report import report
         from parity.verdict import Policy
 
         backends = backends or self.backends
@@ -134,13 +134,13 @@ def whole_run(config: pytest.Config) -> Check:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = page_path(session.config)
     if path is not None:
-        from parity import report
+        from parity.report import report
 
         report.write_reports(whole_run(session.config), html=path, blobs=session.config.stash[KEY].store.blobs())
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    from parity import report
+    from parity.report import report
 
     check = whole_run(config)
     if check.outcomes:

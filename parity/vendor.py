@@ -352,7 +352,7 @@ ABOUT = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
+def add_vendor(subparsers: Any) -> None:
     fill(subparsers.add_parser("vendor", help=f"make or judge copies of {NAME} and its companions", **ABOUT))
 
 

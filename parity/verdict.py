@@ -11,6 +11,7 @@ Nothing here reads a file, runs a model or prints.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -216,3 +217,19 @@ def first_divergence(old: Sequence[Any], new: Sequence[Any]) -> int | None:
         if a != b:
             return place
     return None if len(old) == len(new) else min(len(old), len(new))
+
+
+VALUE_TOLERANCE = 1e-3  # of log-probabilities and logits among the values; that of near ties in fp32
+
+
+def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE) -> bool:
+    """Whether two values are the same; floats up to rounding."""
+    if isinstance(old, bool) or isinstance(new, bool):
+        return old is new
+    if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        return math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance) or (old != old and new != new)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return old.keys() == new.keys() and all(equal(old[k], new[k], tolerance) for k in old)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return len(old) == len(new) and all(equal(a, b, tolerance) for a, b in zip(old, new))
+    return bool(old == new)

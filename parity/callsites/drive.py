@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from parity.observe import case
+from parity.record.observe import case
 
 SITES = ("stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker")
 WAYS = ("old", "moved")

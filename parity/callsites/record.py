@@ -14,8 +14,8 @@ from typing import Any
 
 from parity.callsites.drive import SITES, cases_of
 from parity.golden import Store
-from parity.observe import Site
-from parity.record import record
+from parity.record.observe import Site
+from parity.record.recorder import record
 
 # A small window and few cache blocks: loading takes a second instead of ten, and nothing here is longer.
 LOAD: dict[str, Any] = {

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from parity import observe
 from parity.golden import Accepted, Case, GoldenError, Store, coded, decoded, dump
+from parity.record import observe
 
 ROW: dict[str, Any] = {
     "prompt_text": "two\nlines",

@@ -36,7 +36,7 @@ def check_sites(store, *, sites, backends, policy, cases=None):
                 outcomes.append(Outcome(site, case, backend, verdict, found, why, golden, moved))
     return Check(tuple(outcomes), policy)
 
-sys.modules["parity.check"] = types.SimpleNamespace(check_sites=check_sites)
+sys.modules["parity.judge.check"] = types.SimpleNamespace(check_sites=check_sites)
 """
 
 TESTS = """

@@ -4,8 +4,7 @@ worker = RolloutWorker("golden/models/tiny-qwen3", worker_id=0, spec_tokens=4)
 results = worker.rollout(["Count to 9."], "rollouts")      # writes rollouts/worker_0_*.csv
 
 with RolloutGroup("golden/models/tiny-qwen3", workers=2) as group:      # needs ray
-    results = group.rollout(prompts, "rollouts")
-print(group.report)
+    results = group.rollout(prompts, "rollouts")      # python -m parity trace rollouts: who held up the rest
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 from gen_engine import GenerationEngine, ModelLoadConfig, load
 from parity.companions.rollout import Trace, trace
 from parity.companions.speculation import Speculation
-from parity.trace import read_workers, summary
 
 
 def speculation(spec_tokens: int, draft: str | None) -> Speculation | None:
@@ -101,12 +99,11 @@ class RolloutGroup:
             runtime_env={"env_vars": {"PYTHONPATH": root}}, **(resources or {"num_cpus": 1})
         )
         self.workers = [actor.remote(model_path, worker_id=number, **settings) for number in range(workers)]
-        self.report = ""
 
     def rollout(
         self, prompts: Sequence[str], out_dir: str, max_tokens: int = 64, fixed: Sequence[Sequence[int]] | None = None
     ) -> list[dict[str, Any]]:
-        """All answers, in the order of the prompts; `report` then says which workers and requests held up the rest."""
+        """All answers, in the order of the prompts; each worker that had some leaves its three files in `out_dir`."""
         step = len(self.workers)
         calls = [
             worker.rollout.remote(
@@ -116,7 +113,6 @@ class RolloutGroup:
             if prompts[k::step]
         ]
         parts = self.ray.get(calls)
-        self.report = summary([worker for worker in read_workers(Path(out_dir)) if worker.number < len(parts)])
         return [parts[place % step][place // step] for place in range(len(prompts))]
 
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""How fast each backend answers the same requests."""

@@ -1,0 +1,191 @@
+"""What `parity bench` lets models work on: requests, how long the answers may be, and which ids end them.
+
+    text or pictures  x  even      every answer has the same length
+                         ragged    answers of very different lengths
+                         shared    even, and every prompt begins with the same long instruction (or picture)
+                         repeated  even, and each request stands there four times
+
+The questions are those of parity/tasks.py, or the lines of a prompts file. Any model can take them: where its own
+answers are not ragged, ids that it often says are made ends, until they are.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parity.tasks import Task, text_tasks, vision_tasks
+
+KINDS = ("text", "pictures")
+SHAPES = ("even", "ragged", "shared", "repeated")
+TIMES = 4  # a repeated request stands there
+SHORTEST = 8  # tokens of a ragged answer
+RAGGED_MEAN = 0.3  # of the longest answer, on average
+INSTRUCTION = "Read the question, think of what is asked, and give one short answer in plain words. "
+RANDOM = "random-25m"
+TOKENIZER = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
+
+Ids = tuple[int, ...]
+Request = Mapping[str, Any]
+
+
+def engine_module() -> Any:
+    """gen_engine, at first use: what else parity does, it also does where the file has another name."""
+    return importlib.import_module("gen_engine")
+
+
+class WorkError(ValueError):
+    """A prompts file that cannot be used. Says where, what is wrong, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Requests, and when their answers end: at an id of `ends`, or after max_new_tokens. The checkpoint's own ends are
+    in `ends` or do not count."""
+
+    name: str
+    requests: tuple[Request, ...]
+    max_new_tokens: int
+    ends: frozenset[int] = frozenset()
+
+    @property
+    def has_pictures(self) -> bool:
+        return any(pictures_of(request) for request in self.requests)
+
+    @property
+    def is_chat(self) -> bool:
+        return all("messages" in request for request in self.requests)
+
+
+def pictures_of(request: Request) -> list[Any]:
+    """A request's pictures, in order: of parts {"type": "image", "image": PATH or PIL image}."""
+    contents = [message.get("content") or "" for message in request.get("messages") or ()]
+    parts = [part for content in contents if not isinstance(content, str) for part in content]
+    return [part["image"] for part in parts if part["type"] != "text"]
+
+
+def is_plain(task: Task) -> bool:
+    """Whether every door takes it: LLM.chat has one list of tools and one thinking switch for a whole batch."""
+    return not task.tools and not task.enable_thinking
+
+
+def tasks_of(kind: str, count: int) -> list[Task]:
+    many = text_tasks(4 * count + 64) if kind == "text" else vision_tasks(2 * count + 12)
+    fit = [task for task in many if is_plain(task) and (kind == "pictures") == bool(pictures_of(request_of(task)))]
+    unlike = {repr(task.messages) if kind == "text" else number: task for number, task in enumerate(fit)}
+    return list(unlike.values())[:count]  # equal requests are answered once by us: only "repeated" may hold some
+
+
+def request_of(task: Task) -> Request:
+    return {"messages": task.messages}
+
+
+def with_shared_start(kind: str, tasks: Sequence[Task]) -> Iterator[Request]:
+    """Every chat behind one long instruction; with pictures, every question about one picture."""
+    first = pictures_of(request_of(tasks[0]))[0] if kind == "pictures" else None
+    for number, task in enumerate(tasks):
+        if first is None:
+            turns = [message for message in task.messages if message["role"] != "system"]
+            yield {"messages": [{"role": "system", "content": INSTRUCTION * 6}, *turns]}
+        else:
+            question = [{"type": "image", "image": first}, {"type": "text", "text": f"What do you see? ({number})"}]
+            yield {"messages": [{"role": "user", "content": question}]}
+
+
+def make_work(kind: str, shape: str, count: int, max_new_tokens: int) -> Work:
+    """A workload of `count` requests; a ragged one has no ends yet, see `with_ends`."""
+    tasks = tasks_of(kind, max(1, count // TIMES) if shape == "repeated" else count)
+    if shape == "shared":
+        requests = tuple(with_shared_start(kind, tasks))
+    else:
+        requests = tuple(map(request_of, tasks)) * (TIMES if shape == "repeated" else 1)
+    return Work(f"{kind}/{shape}", requests, max_new_tokens)
+
+
+def length_with(answer: Sequence[int], ends: frozenset[int] | set[int]) -> int:
+    """Tokens of an answer up to its first end, which counts."""
+    return next((place for place, token in enumerate(answer, 1) if token in ends), len(answer))
+
+
+def ragged_ends(answers: Sequence[Ids], own: frozenset[int], longest: int) -> frozenset[int]:
+    """The checkpoint's own ends, and as many other ids as it takes for ragged answers.
+
+    answers: what is said if nothing ends it. The most widespread ids first, and none that would end an answer before
+    its eighth token; until the mean length is 0.3 of the longest.
+    """
+    ends = set(own)
+    early = {token for answer in answers for token in answer[: SHORTEST - 1]}
+    spread = Counter(token for answer in answers for token in set(answer))
+    rest = [token for token, _ in sorted(spread.items(), key=lambda item: (-item[1], item[0])) if token not in early]
+    while rest and sum(length_with(answer, ends) for answer in answers) > RAGGED_MEAN * longest * len(answers):
+        ends.add(rest.pop(0))
+    return frozenset(ends)
+
+
+def with_ends(work: Work, answers: Sequence[Ids], own: frozenset[int]) -> Work:
+    return replace(work, ends=ragged_ends(answers, own, work.max_new_tokens))
+
+
+# == A prompts file, a model made on the spot ==
+
+
+def read_line(number: int, line: str, file: Path) -> Request:
+    engine = engine_module()
+    try:
+        request = json.loads(line)
+        if isinstance(request, str):
+            request = {"prompt": request}
+        if not isinstance(request, dict) or set(request) - {"messages", "prompt", "prompt_token_ids"}:
+            raise WorkError('it is no request; write {"messages": [...]}, {"prompt": "..."} or a string')
+        kind = engine.VlmGenerationRequest if pictures_of(request) else engine.TextGenerationRequest
+        kind(**request)
+    except (engine.GenEngineError, KeyError, TypeError, ValueError) as error:
+        raise WorkError(f"{file}, line {number}: {error}") from error
+    return dict(request)
+
+
+def read_prompts(file: Path, max_new_tokens: int) -> Work:
+    """One request a line: {"messages": [...]}, {"prompt": "..."}, {"prompt_token_ids": [...]}, or a JSON string.
+    Pictures are parts {"type": "image", "image": "path"} of messages. Raises WorkError."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkError(f"{file} cannot be read: {error}; name a file of one JSON request a line") from error
+    requests = tuple(read_line(number, line, file) for number, line in enumerate(lines, 1) if line.strip())
+    if not requests:
+        raise WorkError(f"{file} holds no request; write one JSON request a line")
+    return Work(file.stem, requests, max_new_tokens)
+
+
+def make_random_model(folder: Path) -> Path:
+    """A Qwen3 of 25 million random weights with the tiny checkpoint's tokenizer: what it says means nothing, but costs
+    what a small model costs. Weights are drawn wide (0.1), or it would say one token for ever."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TOKENIZER)
+    config = transformers.Qwen3Config(
+        vocab_size=576,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        initializer_range=0.1,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        transformers.Qwen3ForCausalLM(config).float().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

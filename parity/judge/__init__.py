@@ -1,0 +1,1 @@
+"""Two recordings of one case: what differs, why, and whether that passes."""

@@ -1,0 +1,291 @@
+"""Two recordings of one case -> what differs, in causal order, and the suspects.
+
+Pure functions of plain data: no model, no file, no clock. explain.py takes it from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from parity.golden import Case
+from parity.record.rows import NEUTRAL, collapsed, runs
+from parity.verdict import STAGES, Difference, equal
+
+Row = Mapping[str, Any]
+
+
+def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Rows side by side: in order, or, where the same prompts come in another order, by prompt."""
+    mine = [tuple(row["prompt_ids"]) for row in old]
+    theirs = [tuple(row["prompt_ids"]) for row in new]
+    if mine != theirs and sorted(mine) == sorted(theirs):
+        left = list(range(len(new)))
+        order = []
+        for ids in mine:
+            order.append(next(k for k in left if theirs[k] == ids))
+            left.remove(order[-1])
+        return [(row, new[k]) for row, k in zip(old, order)]
+    return list(zip(old, new))
+
+
+def placeholder_in(row: Row) -> int | None:
+    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the pictures have tokens."""
+    tokens = [picture.get("tokens") for picture in row.get("images", ())]
+    if not tokens:
+        return None
+    return next((i for i in dict.fromkeys(row["prompt_ids"]) if runs(row["prompt_ids"], i) == tokens), None)
+
+
+# == Stages ==
+
+
+def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """Another prompt; where the ids are the same, whatever led to them is only told."""
+    mine, theirs = old["prompt_ids"], new["prompt_ids"]
+    pictures = placeholder_in(old), placeholder_in(new)
+    differs = collapsed(mine, pictures[0]) != collapsed(theirs, pictures[1])
+    for stage in ("messages", "template", "prompt_text"):
+        if old.get(stage) is not None and new.get(stage) is not None and old[stage] != new[stage]:
+            if stage == "template":
+                yield from template_differences(old[stage], new[stage], differs)
+            else:
+                yield Difference(stage, "", old[stage], new[stage], counts=differs)
+    if differs:
+        yield Difference("prompt_ids", "", mine, theirs)
+
+
+def template_differences(old: Row, new: Row, counts: bool) -> Iterator[Difference]:
+    if old["sha256"] != new["sha256"]:
+        yield Difference("template", "sha256", old["sha256"][:12], new["sha256"][:12], counts=counts)
+    for name in sorted({*old["arguments"], *new["arguments"]}):
+        before, after = old["arguments"].get(name), new["arguments"].get(name)
+        if before != after:
+            yield Difference("template", name, before, after, counts=counts)
+
+
+def same_backend(old: Row, new: Row) -> bool:
+    return bool(old.get("model", {}).get("backend") == new.get("model", {}).get("backend"))
+
+
+def image_differences(old: Row, new: Row) -> Iterator[Difference]:
+    mine, theirs = old.get("images", []), new.get("images", [])
+    # vLLM normalises inside the model, so what its processor gives says nothing there.
+    names = ["sha256", "budget", "tokens", *(["values"] if same_backend(old, new) else [])]
+    if len(mine) != len(theirs):
+        yield Difference("images", "count", len(mine), len(theirs))
+    for a, b in zip(mine, theirs):
+        for name in names:
+            if a.get(name) is None or b.get(name) is None:
+                continue
+            same = equal(a[name], b[name], 2e-3) if name == "values" else a[name] == b[name]
+            if not same:
+                yield Difference("images", name, a[name], b[name])
+
+
+def batch_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """How a row was padded. No padding and masked padding on the left are the same thing to it."""
+    mine, theirs = ({"side": "none", "masked": True, "positions": None, **row.get("batch", {})} for row in (old, new))
+    if {mine["side"], theirs["side"]} in ({"left", "right"}, {"none", "right"}):
+        yield Difference("batch", "side", mine["side"], theirs["side"])
+    if mine["masked"] != theirs["masked"]:
+        yield Difference("batch", "masked", mine["masked"], theirs["masked"])
+
+
+def model_differences(old: Row, new: Row) -> Iterator[Difference]:
+    mine, theirs = old.get("model", {}), new.get("model", {})
+    for name in ("class", "dtype", "quantization", "attention"):
+        if name == "attention" and (name not in mine or name not in theirs):
+            continue  # vLLM chooses its own
+        if mine.get(name) != theirs.get(name):
+            yield Difference("model", name, mine.get(name), theirs.get(name))
+    name = "weights" if "weights" in mine and "weights" in theirs else "files"
+    same_kind = mine.get("dtype") == theirs.get("dtype") and mine.get("quantization") == theirs.get("quantization")
+    if same_kind and name in mine and name in theirs and mine[name] != theirs[name]:
+        yield Difference("model", name, mine[name], theirs[name])
+
+
+ONLY_DRAWN = {"temperature", "top_p", "top_k", "min_p"}
+
+
+def entry(row: Row, stage: str, name: str) -> Any:
+    said = row.get(stage, {}).get(name)
+    return NEUTRAL.get(name) if said is None else said["value"]
+
+
+def is_drawn(row: Row) -> bool:
+    return bool(entry(row, "sampling", "temperature"))
+
+
+def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
+    if not old.get("sampling") or not new.get("sampling"):
+        return
+    drawn = is_drawn(old), is_drawn(new)
+    if drawn[0] != drawn[1]:
+        before, after = (("drawn" if one else "greedy") for one in drawn)
+        yield Difference("sampling", "mode", before, after)
+    seeds = entry(old, "sampling", "seed"), entry(new, "sampling", "seed")
+    if all(drawn) and None not in seeds and seeds[0] != seeds[1]:
+        yield Difference("sampling", "seed", *seeds)
+    for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
+        if name in ONLY_DRAWN and not all(drawn):
+            continue
+        before, after = entry(old, "sampling", name), entry(new, "sampling", name)
+        if name == "processors":
+            if len(before) != len(after):
+                yield Difference("sampling", name, before, after)
+        elif before != after and not (name == "top_k" and {before, after} <= {0, -1, None}):
+            yield Difference("sampling", name, before, after)
+
+
+def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
+    if not old.get("stop") or not new.get("stop"):
+        return
+    before, after = entry(old, "stop", "end_ids"), entry(new, "stop", "end_ids")
+    either = {*(entry(old, "stop", "string_ids") or ()), *(entry(new, "stop", "string_ids") or ())}
+    if ({*before} ^ {*after}) - either:
+        yield Difference("stop", "end_ids", before, after)
+    for name in ("max_new_tokens", "min_new_tokens"):
+        before, after = entry(old, "stop", name), entry(new, "stop", name)
+        if before != after:
+            yield Difference("stop", name, before, after)
+    before, after = entry(old, "stop", "strings") or [], entry(new, "stop", "strings") or []
+    if set(before) != set(after):
+        # Code that cut by hand, after decoding, names no strings to the library: only its value can tell.
+        yield Difference("stop", "strings", before, after, counts=bool(before))
+    before, after = entry(old, "stop", "criteria") or [], entry(new, "stop", "criteria") or []
+    if bool(before) != bool(after):
+        yield Difference("stop", "criteria", before, after, counts=bool(before))
+
+
+def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """What came out of the model, and how it became text. These follow from the rest, or the value tells them."""
+    if old["output_ids"] != new["output_ids"]:
+        yield Difference("output_ids", "", old["output_ids"], new["output_ids"], counts=False)
+    for name in ("skip_special_tokens", "clean_up"):
+        before, after = old.get("decode", {}).get(name), new.get("decode", {}).get(name)
+        if None not in (before, after) and before != after:
+            yield Difference("decode", name, before, after, counts=False)
+    if "text" in old and "text" in new and old["text"] != new["text"]:
+        yield Difference("text", "", old["text"], new["text"], counts=False)
+
+
+OF_ROWS = (
+    prompt_differences, image_differences, batch_differences, model_differences, sampling_differences, stop_differences,
+    answer_differences,
+)  # fmt: skip
+
+
+def differences(old: Case, new: Case) -> tuple[Difference, ...]:
+    """Everything that differs, in causal order: by stage, then by row."""
+    found: list[Difference] = []
+    for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
+        for compare in OF_ROWS:
+            for d in compare(mine, theirs):
+                found.append(Difference(d.stage, d.field, d.old, d.new, number, d.counts))
+    if len(old.rows) != len(new.rows):
+        found.append(Difference("output_ids", "rows", len(old.rows), len(new.rows), counts=False))
+    if (old.raised is None) != (new.raised is None) or (old.raised or "").split(":")[0] != (new.raised or "").split(
+        ":"
+    )[0]:
+        found.append(Difference("value", "raised", old.raised, new.raised))
+    elif not equal(old.value, new.value):
+        found.append(Difference("value", "", old.value, new.value))
+    return tuple(sorted(found, key=lambda d: (STAGES.index(d.stage), d.row or 0)))
+
+
+def same_ids(old: Case, new: Case) -> bool:
+    return len(old.rows) == len(new.rows) and all(
+        a["output_ids"] == b["output_ids"] for a, b in paired(old.rows, new.rows)
+    )
+
+
+# == Suspects ==
+
+CLOCK = re.compile(r"\d{4}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w*\b")
+
+OF_FIELDS = {
+    ("images", "count"): "image.content",
+    ("images", "sha256"): "image.content",
+    ("images", "budget"): "image.pixel_budget",
+    ("images", "tokens"): "image.tokens",
+    ("images", "values"): "image.values",
+    ("batch", "side"): "batch.padding_side",
+    ("batch", "masked"): "batch.pad_unmasked",
+    ("model", "class"): "model.weights",
+    ("model", "weights"): "model.weights",
+    ("model", "files"): "model.weights",
+    ("model", "dtype"): "model.dtype",
+    ("model", "attention"): "model.attn",
+    ("model", "quantization"): "model.quant",
+    ("sampling", "mode"): "sampling.mode",
+    ("sampling", "processors"): "sampling.processors",
+    ("sampling", "seed"): "rng",
+    ("stop", "end_ids"): "stop.eos_set",
+    ("stop", "strings"): "stop.strings",
+    ("stop", "criteria"): "stop.rule",
+    ("stop", "max_new_tokens"): "stop.length",
+    ("stop", "min_new_tokens"): "stop.length",
+    ("decode", "skip_special_tokens"): "decode.skip_special",
+    ("decode", "clean_up"): "decode.cleanup",
+    ("value", "raised"): "error",
+}
+OF_STAGES = {"messages": "prompt.messages", "template": "prompt.template", "sampling": "sampling.processors"}
+
+
+def without_clock(text: str) -> str:
+    return CLOCK.sub("", text)
+
+
+def prompt_cause(old: Row, new: Row) -> str:
+    """Why two prompts differ, from what led to them, their text and their ids."""
+    before, after = old.get("prompt_text"), new.get("prompt_text")
+    short, long = sorted((old["prompt_ids"], new["prompt_ids"]), key=len)
+    if len(long) == len(short) + 1 and long[1:] == short and long[0] == long[1]:
+        return "prompt.double_bos"
+    if before is not None and after is not None and before != after:
+        if without_clock(before) == without_clock(after):
+            return "prompt.clock"
+        if old.get("messages") != new.get("messages"):
+            return "prompt.messages"
+        if old.get("template") != new.get("template"):
+            return "prompt.template"
+    if short and (long[-len(short) :] == short or long[: len(short)] == short):
+        return "prompt.truncation"
+    return "prompt.tokenization" if before == after else "prompt.template"
+
+
+def leaks(difference: Difference, old: Row, new: Row) -> bool:
+    """Whether a sampling setting comes from the checkpoint on one side and is not set on the other."""
+    name = difference.field
+    sides = [row.get("sampling", {}).get(name, {}) for row in (old, new)]
+    neutral = [side.get("value", NEUTRAL.get(name)) == NEUTRAL.get(name) for side in sides]
+    return any(
+        not neutral[k] and sides[k].get("from") in ("checkpoint", "below the engine") and neutral[1 - k] for k in (0, 1)
+    )
+
+
+def cause_name(difference: Difference, old: Row, new: Row) -> str:
+    """The cause that a difference stands for. old, new: the rows it was found in."""
+    if difference.stage in ("messages", "template", "prompt_text", "prompt_ids"):
+        return prompt_cause(old, new)
+    known = OF_FIELDS.get((difference.stage, difference.field))
+    if known == "image.content" and difference.field == "sha256":
+        return known
+    if difference.stage == "sampling" and known is None:
+        return "sampling.leak" if leaks(difference, old, new) else "sampling.processors"
+    return known or OF_STAGES.get(difference.stage, "post.other")
+
+
+def suspects(old: Case, new: Case, found: Sequence[Difference]) -> list[tuple[str, Difference]]:
+    """(cause, first difference that stands for it) in causal order; stages up to the model's ids only."""
+    pairs = paired(old.rows, new.rows)
+    named: dict[str, Difference] = {}
+    for difference in found:
+        if difference.row is None or difference.stage in ("output_ids", "decode", "text", "value"):
+            continue
+        if not difference.counts and difference.stage in ("messages", "template", "prompt_text"):
+            continue
+        named.setdefault(cause_name(difference, *pairs[difference.row]), difference)
+    return list(named.items())

@@ -1,0 +1,238 @@
+"""How generated ids become text, enumerated: which ids, how decoded, cut at which stops by which rule, stripped how.
+
+Each way is a `Recipe`, a pure function of recorded ids. Of all pairs of recipes that give the old text from the old ids
+and the new text from the new ids, the two that are most alike name the cause: the step in which they differ. No model
+is needed, only the checkpoint's tokenizer; a few thousand recipes take milliseconds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.compare import entry
+
+Decode = Callable[[Sequence[int], bool, bool], str]  # ids, skip_special_tokens, clean_up -> text
+
+
+def first_complete(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """The stop that is complete first; of several, the longest."""
+    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    return (min(found)[1], min(found)[0]) if found else None
+
+
+def earliest_start(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    found = [(at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found) if found else None
+
+
+def list_order(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """The first of the list that occurs at all."""
+    return next(((at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0), None)
+
+
+def list_order_inside(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    """The same with `pos > 0`: a stop at the very beginning does not cut."""
+    return next(((at, at + len(stop)) for stop in stops if (at := text.find(stop)) > 0), None)
+
+
+def last_occurrence(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+    found = [(at, at + len(stop)) for stop in stops if (at := text.rfind(stop)) >= 0]
+    return max(found) if found else None
+
+
+RULES: dict[str, Callable[[str, Sequence[str]], tuple[int, int] | None]] = {
+    "first complete": first_complete,
+    "earliest start": earliest_start,
+    "list order": list_order,
+    "list order, pos > 0": list_order_inside,
+    "last occurrence": last_occurrence,
+}
+STRIPS: dict[str, Callable[[str], str]] = {
+    "no": lambda text: text,
+    "both ends": str.strip,
+    "left": str.lstrip,
+    "right": str.rstrip,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One way from ids to text. end: whether the id that ended the row is decoded, too."""
+
+    end: bool
+    skip_special: bool
+    clean_up: bool
+    stops: tuple[str, ...]
+    rule: str
+    include_stop: bool
+    strip: str
+    strip_first: bool
+
+    def text(self, decoded: str) -> str:
+        strip = STRIPS[self.strip]
+        text = strip(decoded) if self.strip_first else decoded
+        found = RULES[self.rule](text, self.stops) if self.stops else None
+        if found:
+            text = text[: found[1] if self.include_stop else found[0]]
+        return text if self.strip_first else strip(text)
+
+
+CAUSE_OF = {
+    "end": "post.trim",
+    "skip_special": "decode.skip_special",
+    "clean_up": "decode.cleanup",
+    "stops": "stop.strings",
+    "rule": "stop.rule",
+    "include_stop": "stop.rule",
+    "strip": "post.strip",
+    "strip_first": "post.strip",
+}
+
+
+def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
+    """Every way, none twice: without stops their rule says nothing, without stripping its turn says nothing."""
+    ways = itertools.product((False, True), (True, False), (False, True))
+    for end, skip, clean in ways:
+        for stops in stop_lists:
+            for rule, include in itertools.product(
+                RULES if stops else ["first complete"], (False, True)[: 1 + bool(stops)]
+            ):
+                for strip, first in itertools.product(STRIPS, (False, True)):
+                    if first and (strip == "no" or not stops):
+                        continue
+                    yield Recipe(end, skip, clean, stops, rule, include, strip, first)
+
+
+def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
+    """Stop lists that may have been used: those of the library, those among the arguments, and each without one."""
+    known: list[tuple[str, ...]] = [()]
+    for case in (old, new):
+        for row in case.rows[:1]:
+            known.append(tuple(entry(row, "stop", "strings") or ()))
+        known += string_lists(case.arguments)
+    union = tuple(dict.fromkeys(stop for stops in known for stop in stops))
+    known += [union, tuple(reversed(union))] if len(union) < 9 else []
+    for stops in list(known):
+        known += [tuple(s for s in stops if s != gone) for gone in stops] if len(stops) < 9 else []
+    return list(dict.fromkeys(known))
+
+
+def string_lists(arguments: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Arguments that may be stops: short strings, or lists of them, whose name says so."""
+    for name, value in arguments.items():
+        if not any(word in name.lower() for word in ("stop", "termin", "end", "until", "delim")):
+            continue
+        strings = [value] if isinstance(value, str) else value
+        if isinstance(strings, list) and all(isinstance(s, str) and s for s in strings):
+            yield tuple(strings)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The two most alike recipes that explain both texts, and the fields in which they differ."""
+
+    old: Recipe
+    new: Recipe
+    fields: tuple[str, ...]
+
+    @property
+    def cause(self) -> str:
+        return CAUSE_OF[self.fields[0]] if self.fields else "post.other"
+
+    def sentence(self) -> str:
+        said = [
+            f"{name.replace('_', ' ')}: {getattr(self.old, name)!r} became {getattr(self.new, name)!r}"
+            for name in self.fields
+        ]
+        return "; ".join(said)
+
+
+def explaining(ids: Sequence[int], text: str, ways: Sequence[Recipe], decode: Decode, ended: bool) -> list[Recipe]:
+    """The recipes that make this text of these ids. ended: whether the last id is one that ended the row."""
+    decoded: dict[tuple[bool, bool, bool], str] = {}
+    found = []
+    for way in ways:
+        key = way.end, way.skip_special, way.clean_up
+        if key not in decoded:
+            decoded[key] = decode(ids if way.end or not ended else ids[:-1], way.skip_special, way.clean_up)
+        if way.text(decoded[key]) == text:
+            found.append(way)
+    return found
+
+
+def distance(old: Recipe, new: Recipe) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(Recipe) if getattr(old, f.name) != getattr(new, f.name))
+
+
+def smallest(old: Sequence[Recipe], new: Sequence[Recipe], hints: Mapping[str, Any]) -> Found | None:
+    """The most alike pair; among equals the plainest one, and the one that agrees with what was recorded (hints)."""
+    best: tuple[int, int, bool, int] | None = None
+    found = None
+    ranked_new = sorted(new, key=lambda way: plainness(way, hints.get("new")))[:400]
+    for a in sorted(old, key=lambda way: plainness(way, hints.get("old")))[:400]:
+        for b in ranked_new:
+            fields = distance(a, b)
+            if best is not None and len(fields) > best[0]:
+                continue
+            plain = plainness(a, hints.get("old")) + plainness(b, hints.get("new"))
+            score = len(fields), plain, "end" in fields, len(a.stops)
+            if best is None or score < best:
+                best, found = score, Found(a, b, fields)
+    return found
+
+
+def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
+    """How much of a recipe is unusual, or contradicts what was recorded of decoding."""
+    odd = (
+        way.clean_up,
+        way.include_stop,
+        way.strip_first,
+        way.rule != "first complete",
+        way.strip in ("left", "right"),
+    )
+    score = sum(odd)
+    if recorded:
+        score += 4 * (way.skip_special != recorded.get("skip_special_tokens", way.skip_special))
+        score += 4 * (way.clean_up != recorded.get("clean_up", way.clean_up))
+        score += 4 * bool(recorded["strings"] and set(way.stops) != set(recorded["strings"]))
+    return score
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """Every string in a value, and where it stands."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves(part, (*path, key))
+    elif isinstance(value, list):
+        for place, part in enumerate(value):
+            yield from leaves(part, (*path, place))
+
+
+def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode: Decode) -> Found | None:
+    """The smallest step that turns the old texts into the new ones, or None if none of ours does."""
+    ways = list(recipes(stop_lists(old, new)))
+    theirs = dict(leaves(new.value))
+    texts = [(text, theirs[path]) for path, text in leaves(old.value) if path in theirs and theirs[path] != text]
+    recorded = [(a["text"], b["text"]) for a, b in pairs if "text" in a and "text" in b and a["text"] != b["text"]]
+    for before, after in [*texts, *recorded]:
+        for a, b in pairs:
+            sides = []
+            for row, text in ((a, before), (b, after)):
+                ids = row["output_ids"]
+                ended = bool(ids) and ids[-1] in (entry(row, "stop", "end_ids") or ())
+                sides.append(explaining(ids, text, ways, decode, ended))
+            hints = {
+                side: {**row.get("decode", {}), "strings": entry(row, "stop", "strings")}
+                for side, row in (("old", a), ("new", b))
+            }
+            found = smallest(sides[0], sides[1], hints)
+            if found is not None and found.fields:
+                return found
+    return None

@@ -1,0 +1,248 @@
+"""Why a case differs: the first unequal stage, the smallest explanation, and a replay that proves it.
+
+    1. Stages.       Everything unequal, in causal order; the first is the suspect (compare.py).
+    2. Endings.      Recorded ids alone: does another end, or another way to decode or cut, explain it? (endings.py)
+    3. Replays.      One old stage value is put back into the new path and the case runs again: if the old answer comes
+                     back, the cause is confirmed (replay.py).
+    4. Rounding.     Both paths read the same tokens; are the gaps small? (ties.py)
+
+A cause is "likely" where the replay could not be made (the moved code does not use an engine, the old value is not
+known) or did not bring the old answer back, and "unattributed" where nothing of this explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.compare import entry, paired, same_ids, suspects
+from parity.judge.endings import Decode, explain_text, leaves
+from parity.verdict import CAUSES, Cause, Certainty, Difference, brief, equal
+
+Row = Mapping[str, Any]
+Rerun = Callable[[Mapping[str, Any], frozenset[str]], Case | None]  # load settings, parts put back -> what comes out
+
+# cause -> the parts of the golden that are put back to prove it
+PUT_BACK = {
+    "prompt": {"prompts"},
+    "image": {"pictures"},
+    "sampling": {"sampling"},
+    "rng": {"seed"},
+    "stop.eos_set": {"end_ids"},
+    "stop.strings": {"strings"},
+    "stop.length": {"length"},
+}
+
+
+@dataclass
+class Inquiry:
+    """One case whose value or ids differ, and what was found out about it. steps: for `explain`, one line each."""
+
+    old: Case
+    new: Case
+    found: Sequence[Difference]
+    decode: Decode | None = None
+    rerun: Rerun | None = None
+    steps: list[str] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[tuple[Row, Row]]:
+        return paired(self.old.rows, self.new.rows)
+
+    def realigned(self, again: Case | None, by_ids: bool = True) -> bool:
+        """Whether a replay gives the old answer. by_ids: the old ids are proof enough; what is done with them after the
+        model may differ, too."""
+        if again is None or again.raised is not None:
+            return False
+        ids_came_back = by_ids and not same_ids(self.old, self.new) and same_ids(self.old, again)
+        return ids_came_back or equal(self.old.value, again.value)
+
+
+def cause_of(inquiry: Inquiry) -> Cause | None:
+    """The cause; None if nothing but the model's own arithmetic is left to ask."""
+    old, new = inquiry.old, inquiry.new
+    agreed(inquiry)
+    if new.raised is not None and old.raised is None:
+        return Cause(
+            "error", "confirmed", f"the old code returned {brief(old.value)}, the new code raised {new.raised}"
+        )
+    named = suspects(old, new, inquiry.found)
+    for step in (by_recorded_ids, by_replay):
+        cause = step(inquiry, named)
+        if cause is not None:
+            inquiry.steps.append(f"cause: {cause}: {cause.proof}")
+            return cause
+    if len(old.rows) != len(new.rows) and all(a["output_ids"] == b["output_ids"] for a, b in inquiry.pairs):
+        said = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}: calls were added, dropped or cached"
+        return Cause("post.other", "likely", said)
+    if same_ids(old, new):
+        return after_decoding(inquiry)
+    if not any(difference.counts for _, difference in named) and (cause := by_endings(inquiry)):
+        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
+        return cause
+    if named:
+        name, difference = named[0]
+        proof = "the first unequal stage; putting it back was not possible, or did not bring the old answer back"
+        return Cause(name, "likely", sentence(name, difference), proof)
+    return None
+
+
+def sentence(name: str, difference: Difference) -> str:
+    return f"{CAUSES[name]}: {difference.sentence()}"
+
+
+def agreed(inquiry: Inquiry) -> None:
+    """Say what is the same and what is the first difference."""
+    unequal = list(dict.fromkeys(d.stage for d in inquiry.found))
+    present = {key for row, _ in inquiry.pairs for key in row}
+    same = [stage for stage in present if stage not in unequal]
+    order = [stage for stage in dict.fromkeys(key for row, _ in inquiry.pairs for key in row) if stage in same]
+    if order:
+        inquiry.steps.append(f"the same on both sides: {', '.join(order)}")
+    counted = [d for d in inquiry.found if d.counts] or list(inquiry.found)
+    if counted:
+        inquiry.steps.append(f"first difference: {counted[0].sentence()}")
+
+
+# == From the recorded ids alone ==
+
+
+def cut_at(ids: Sequence[int], ends: Collection[int]) -> list[int]:
+    for place, i in enumerate(ids):
+        if i in ends:
+            return list(ids[: place + 1])
+    return list(ids)
+
+
+def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
+    """A lost end or another budget shows in the ids: cut as the other side cuts, they are the same."""
+    if same_ids(inquiry.old, inquiry.new) or len(inquiry.old.rows) != len(inquiry.new.rows):
+        return None
+    names = dict(named)
+    tests = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
+    for name, test in tests.items():
+        if name in names and all(test(a, b) for a, b in inquiry.pairs):
+            proof = "with this alone undone, the recorded ids of both sides are the same"
+            return Cause(name, "confirmed", sentence(name, names[name]), proof)
+    return None
+
+
+def equal_when_cut(old: Row, new: Row) -> bool:
+    before, after = entry(old, "stop", "end_ids") or (), entry(new, "stop", "end_ids") or ()
+    both = {*before, *after}
+    return cut_at(old["output_ids"], both) == cut_at(new["output_ids"], both)
+
+
+def equal_when_shortened(old: Row, new: Row) -> bool:
+    most = min(entry(old, "stop", "max_new_tokens"), entry(new, "stop", "max_new_tokens"))
+    return bool(old["output_ids"][:most] == new["output_ids"][:most])
+
+
+def by_endings(inquiry: Inquiry) -> Cause | None:
+    """Another way from the same (or longer, or shorter) ids to text."""
+    if inquiry.decode is None or not all(is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs):
+        return None
+    found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
+    if found is None:
+        return None
+    proof = "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ in this alone"
+    certainty: Certainty = "confirmed" if len(found.fields) == 1 else "likely"
+    return Cause(found.cause, certainty, f"{CAUSES[found.cause]}: {found.sentence()}", proof)
+
+
+def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
+    short, long = sorted((list(one), list(other)), key=len)
+    return long[: len(short)] == short
+
+
+def after_decoding(inquiry: Inquiry) -> Cause:
+    """The ids are the same, so the difference was made after the model."""
+    cause = by_endings(inquiry)
+    if cause is not None:
+        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
+        return cause
+    for difference in inquiry.found:
+        if difference.stage == "value" and (name := kept_more(difference.old, difference.new)):
+            proof = "the ids are the same, and one text holds the other"
+            return Cause(name, "confirmed", sentence(name, difference), proof)
+        if difference.stage == "value":
+            proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
+            return Cause("post.other", "likely", sentence("post.other", difference), proof)
+    raise AssertionError("after_decoding is asked about a value")
+
+
+def kept_more(old: Any, new: Any) -> str | None:
+    """Of values whose texts differ: post.strip if only by blanks at the ends, post.trim if one text holds the other."""
+    theirs = dict(leaves(new))
+    texts = [(text, theirs[path]) for path, text in leaves(old) if path in theirs and theirs[path] != text]
+    if not texts:
+        return None
+    if all(a.strip() == b.strip() for a, b in texts):
+        return "post.strip"
+    return "post.trim" if all(a and b and (a in b or b in a) for a, b in texts) else None
+
+
+# == With the model ==
+
+
+def replays(names: Sequence[str], old: Case, backend: str) -> Iterator[tuple[str, Mapping[str, Any], frozenset[str]]]:
+    """(cause, load settings, parts put back): what would undo each suspect alone."""
+    model = old.rows[0].get("model", {}) if old.rows else {}
+    loads: dict[str, Mapping[str, Any]] = {
+        "model.dtype": {"dtype": model.get("dtype")},
+        "model.weights": {"model": model.get("path")},
+        "model.quant": {"hf_kwargs": {}},
+        "model.attn": {"attn_implementation": model.get("attention")},
+    }
+    for name in names:
+        if name in loads:
+            if backend == "hf" or name in ("model.dtype", "model.weights"):
+                yield name, loads[name], frozenset()
+        elif name.startswith("batch."):
+            if backend == "hf":
+                yield name, {"max_batch_size": 1}, frozenset()
+        else:
+            parts = PUT_BACK.get(name) or PUT_BACK.get(name.partition(".")[0])
+            if parts and name != "stop.rule":
+                yield name, {}, frozenset(parts)
+
+
+def backend_of(case: Case) -> str:
+    return str(case.rows[0].get("model", {}).get("backend", "hf")) if case.rows else "hf"
+
+
+def by_replay(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
+    """Put one old stage value back at a time; the first that brings the old answer back is the cause."""
+    if inquiry.rerun is None or not inquiry.new.rows:
+        return None
+    known = dict(named)
+    tried: list[tuple[str, Mapping[str, Any], frozenset[str]]] = []
+    for name, load, parts in replays(list(known), inquiry.old, backend_of(inquiry.new)):
+        tried.append((name, load, parts))
+        # Stops that the old code cut at by hand: without them the ids are always the old ones, which proves nothing.
+        if inquiry.realigned(inquiry.rerun(load, parts), by_ids=known[name].counts):
+            proof = f"with the old {' and '.join(sorted(parts)) or ', '.join(load)} put back, the old answer comes back"
+            return Cause(name, "confirmed", sentence(name, known[name]), proof)
+        inquiry.steps.append(f"not {name} alone: putting it back does not bring the old answer back")
+    if len(tried) > 1:
+        load = {key: value for _, one, _ in tried for key, value in one.items()}
+        by_ids = all(known[name].counts for name, _, _ in tried)
+        if inquiry.realigned(inquiry.rerun(load, frozenset().union(*(parts for _, _, parts in tried))), by_ids):
+            names = [name for name, _, _ in tried]
+            proof = f"only {', '.join(names)} together, put back, bring the old answer back"
+            return Cause(names[0], "confirmed", sentence(names[0], known[names[0]]), proof)
+    return None
+
+
+def by_company(inquiry: Inquiry) -> Cause | None:
+    """Nothing is unequal but the answer: is it the neighbours in the batch?"""
+    if inquiry.rerun is None or backend_of(inquiry.new) != "hf" or len(inquiry.new.rows) < 2:
+        return None
+    if inquiry.realigned(inquiry.rerun({"max_batch_size": 1}, frozenset())):
+        name, rows = "batch.composition", len(inquiry.new.rows)
+        return Cause(
+            name, "confirmed", f"{CAUSES[name]}: the case has {rows} rows", "each row alone gives the old answer"
+        )
+    return None

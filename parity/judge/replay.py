@@ -1,0 +1,180 @@
+"""Runs a moved call site again with one thing as it was: another backend, or one stage value out of the golden.
+
+A `Replay` stands between a call site and its engine (`Observer(replay=...)`): it changes how an engine is loaded, the
+options of its calls, or the prompts that it makes. The call site's code is not touched, and knows nothing of it.
+
+    Replay(engines, load={"backend": "vllm"})                          every engine on vLLM
+    Replay(engines, put_back=frozenset({"prompts"}), rows=old.rows)    the old prompt ids
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity import golden
+from parity.judge.compare import entry, placeholder_in
+from parity.record.rows import collapsed
+
+Row = Mapping[str, Any]
+
+HF_ONLY: dict[str, Any] = {
+    "device": None, "attn_implementation": None, "max_batch_tokens": None, "max_batch_size": None, "hf_kwargs": {},
+}  # fmt: skip
+
+
+class Engines:
+    """Engines that replays loaded, kept while a check runs: loading is what takes time."""
+
+    def __init__(self, most: int = 3) -> None:
+        self.most = most
+        self._open: dict[str, Any] = {}
+
+    def get(self, module: Any, config: Any) -> Any:
+        key = f"{module.__name__}{config!r}"
+        if key not in self._open:
+            while len(self._open) >= self.most:
+                self._open.pop(next(iter(self._open))).close()
+            self._open[key] = module.load(config)
+        return self._open[key]
+
+    def close(self) -> None:
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __enter__(self) -> Engines:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass
+class Replay:
+    """What is put back. load: fields of ModelLoadConfig.   put_back: names out of PARTS, taken from `rows`, which are
+    those of the golden in the order of the requests.   per_backend: load settings that belong to a backend.
+    """
+
+    engines: Engines
+    load: Mapping[str, Any] = field(default_factory=dict)
+    per_backend: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    put_back: frozenset[str] = frozenset()
+    rows: Sequence[Row] = ()
+    store: golden.Store | None = None
+    used: Any = None  # the engine of the last call
+    asked: int = 0
+
+    def config(self, config: Any) -> Any:
+        """A ModelLoadConfig as this replay wants it."""
+        wanted = {**self.load}
+        backend = wanted.get("backend", config.backend)
+        if backend == "vllm":
+            wanted = {**HF_ONLY, **self.per_backend.get(backend, {}), **wanted}
+        else:
+            wanted = {**self.per_backend.get(backend, {}), **wanted, "vllm_kwargs": {}, "logits_hooks": False}
+        return dataclasses.replace(config, **wanted)
+
+    def engine(self, engine: Any, *, hooked: bool = False) -> Any:
+        """This engine, or one like it that is loaded as this replay wants it."""
+        config = self.config(engine.config)
+        if config.backend == "vllm" and (hooked or engine.config.logits_hooks):
+            config = dataclasses.replace(config, logits_hooks=True)
+        if config == engine.config:
+            return engine
+        return self.engines.get(sys.modules[type(engine).__module__], config)
+
+    def call(self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any) -> Any:
+        """generate_*_batch, changed."""
+        fields = as_fields(options)
+        hooked = any(getattr(plugin, "logits", None) for plugin in how.get("plugins", ()))
+        self.used = self.engine(engine, hooked=hooked or bool(fields.get("logits")))
+        for part in sorted(self.put_back & OPTIONS.keys()):
+            if self.asked < len(self.rows):
+                options = fields = OPTIONS[part](fields, self.rows[self.asked])
+        return original(self.used, list(requests), options, **how)
+
+    def prompt(self, engine: Any, made: Any) -> Any:
+        """A Prompt, changed. made may be the error that stands in its place."""
+        place, self.asked = self.asked, self.asked + 1
+        if not hasattr(made, "token_ids") or place >= len(self.rows):
+            return made
+        row = self.rows[place]
+        if "pictures" in self.put_back:
+            made = self._with_pictures(engine, made, row)
+        if "prompts" in self.put_back:
+            ids = collapsed(row["prompt_ids"], placeholder_in(row))
+            made = dataclasses.replace(made, token_ids=tuple(ids), length=len(row["prompt_ids"]))
+        return made
+
+    def _with_pictures(self, engine: Any, made: Any, row: Row) -> Any:
+        """The old pixels, where the golden kept them, and the old pixel budget."""
+        old = row.get("images", [])
+        images = made.images
+        if self.store is not None and old and all("blob" in picture for picture in old):
+            images = tuple(self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old)
+        kwargs = budget_kwargs(row) or made.image_kwargs
+        module = sys.modules[type(engine).__module__]
+        tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
+        text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
+        return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
+
+
+def budget_kwargs(row: Row) -> dict[str, Any]:
+    """The pixel budget of a row's pictures as keywords of its processor."""
+    old = row.get("images", [])
+    if not old or not old[0].get("budget"):
+        return {}
+    least, most = old[0]["budget"]
+    return {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+
+
+def as_fields(options: Any) -> dict[str, Any]:
+    """GenerationOptions, or a mapping of its fields, as a mapping."""
+    if options is None:
+        return {}
+    if isinstance(options, Mapping):
+        return dict(options)
+    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+
+
+def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with some fields of one of their parts (stop, decode) changed."""
+    part = options.get(name)
+    fields = {"strings": part} if isinstance(part, (str, list, tuple)) else as_fields(part)
+    return {**options, name: {**fields, **changes}}
+
+
+def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams")
+    values = {name: entry(row, "sampling", name) for name in names}
+    return {**options, **values, "top_k": values["top_k"] or None}
+
+
+def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return {**options, "seed": entry(row, "sampling", "seed")}
+
+
+def old_end_ids(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """Only the old ids end the text."""
+    return merged(options, "stop", {"ignore_eos": True, "token_ids": tuple(entry(row, "stop", "end_ids") or ())})
+
+
+def old_strings(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return merged(options, "stop", {"strings": tuple(entry(row, "stop", "strings") or ())})
+
+
+def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return {**options, **{name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")}}
+
+
+OPTIONS: dict[str, Callable[[Mapping[str, Any], Row], dict[str, Any]]] = {
+    "sampling": old_sampling,
+    "seed": old_seed,
+    "end_ids": old_end_ids,
+    "strings": old_strings,
+    "length": old_length,
+}
+PARTS = frozenset({"prompts", "pictures", *OPTIONS})

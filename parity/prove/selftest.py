@@ -1,0 +1,209 @@
+"""Does the checker catch what it should, name it right, and stay silent otherwise? python -m parity selftest
+
+Every plant of plants.py is put into moved code that is right, and the golden cases on which it can show are
+checked. Then everything is checked without any plant. The gate: all caught, 95 % named right, no false alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity.callsites import probe
+from parity.golden import Case, Store, chosen_cases
+from parity.judge.check import Session, check_site, new_function
+from parity.prove.plants import PLANTS, Plant
+from parity.record import observe
+from parity.verdict import Check, Outcome
+
+NAMED_RIGHT = 0.95
+CLEAN_RUNS = 100
+PROBE = "probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What became of one plant. right: of the outcomes that caught it, how many named a right cause."""
+
+    plant: Plant
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    @property
+    def caught(self) -> list[Outcome]:
+        return [o for o in self.outcomes if o.verdict in ("DRIFT", "LATENT")]
+
+    @property
+    def named(self) -> bool:
+        """Whether every outcome that caught it names a right cause."""
+        return bool(self.caught) and all(o.cause is not None and o.cause.name in self.plant.causes for o in self.caught)
+
+    def to_json(self) -> dict[str, Any]:
+        found = [{"case": o.label, "verdict": o.verdict, "cause": str(o.cause)} for o in self.outcomes]
+        return {"plant": self.plant.name, "causes": self.plant.causes, "named": self.named, "outcomes": found}
+
+    def line(self) -> str:
+        causes = ", ".join(sorted({str(o.cause) for o in self.caught})) or "-"
+        mark = "NOT CAUGHT" if not self.caught else "right" if self.named else f"WRONG, is {self.plant.causes[0]}"
+        return f"{self.plant.name:42} {len(self.caught)} of {len(self.outcomes)}  {mark:28} {causes}"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    scores: tuple[Score, ...]
+    clean: tuple[Outcome, ...]
+
+    @property
+    def alarms(self) -> list[Outcome]:
+        return Check(self.clean).failing()
+
+    @property
+    def passes(self) -> bool:
+        named = sum(score.named for score in self.scores)
+        caught = all(score.caught for score in self.scores)
+        return caught and named >= NAMED_RIGHT * len(self.scores) and not self.alarms and len(self.clean) >= CLEAN_RUNS
+
+    def text(self) -> str:
+        caught, named = sum(bool(s.caught) for s in self.scores), sum(s.named for s in self.scores)
+        likely = sorted(
+            {o.cause.name for s in self.scores for o in s.caught if o.cause and o.cause.certainty == "likely"}
+        )
+        lines = [score.line() for score in self.scores]
+        lines += [f"FALSE ALARM  {o.label}: {o.verdict} {o.cause}" for o in self.alarms]
+        lines += [
+            "",
+            f"{len(self.scores)} plants: {caught} caught, {named} named right; "
+            f"{len(self.clean)} clean runs: {len(self.alarms)} false alarms",
+            f"causes that were only likely somewhere: {', '.join(likely) or 'none'}",
+        ]
+        return "\n".join(lines)
+
+    def gate(self) -> str:
+        needed = f"all caught, {NAMED_RIGHT:.0%} named right, no false alarm in {CLEAN_RUNS} clean runs or more"
+        return f"{'PASSED' if self.passes else 'FAILED'} (needed: {needed})"
+
+
+def copied(store: Store, into: Path) -> Store:
+    """A folder of goldens that the probe can be added to; nothing is accepted in it."""
+    for name in ("blobs", *store.sites()):
+        if (store.root / name).is_dir():
+            shutil.copytree(store.root / name, into / name)
+    shutil.copyfile(store.root / "sites.json", into / "sites.json")
+    return Store(into)
+
+
+def add_probe(store: Store, folder: Path) -> None:
+    """Goldens of the probe, from its own clean run: it has no old way."""
+    found: list[Case] = []
+    site = observe.Site(PROBE, "parity.callsites.probe:ask")
+    with observe.Observer(sites=[site], sink=found.append, store=store):
+        for name, arguments in probe.cases(folder):
+            with observe.case(name):
+                probe.ask(**arguments)
+    for case in found:
+        store.write(case)
+    store.set_site(PROBE)
+
+
+@contextlib.contextmanager
+def loading(load: Mapping[str, Any] | None, modules: Sequence[Any]) -> Iterator[None]:
+    """The call sites load their engines with other settings; engines that they have are put aside meanwhile."""
+    if load is None:
+        yield
+        return
+    if load.get("hf_kwargs") == "int8":
+        from torchao.quantization import Int8WeightOnlyConfig
+        from transformers import TorchAoConfig
+
+        load = {"hf_kwargs": {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())}}
+    before = [(module, module.load) for module in modules]
+    for module, original in before:
+        module.load = lambda model, original=original, **how: original(model, **{**how, **load})
+        module.engine.cache_clear()
+    if "model" in load:
+        for module, original in before:
+            module.load = lambda model, original=original, **how: original(load["model"], **how)
+    try:
+        yield
+    finally:
+        for module, original in before:
+            module.load = original
+            module.engine.cache_clear()
+
+
+def run_plant(store: Store, plant: Plant) -> Score:
+    started = time.perf_counter()
+    wanted: dict[str, list[str]] = {}
+    for name in plant.cases:
+        wanted.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
+    outcomes, settings = [], store.settings()
+    for site, names in wanted.items():
+        moved = settings[site].get("moved", {})
+        functions = {new_function(store.read(site, name).function, moved): site for name in names}
+        with Session(store, functions) as session:
+            modules = list(dict.fromkeys(importlib.import_module(f.partition(":")[0]) for f in functions))
+            with loading(plant.load, modules), plant.planted():
+                outcomes += check_site(session, site, names, "hf", {"moved": moved}, None, None)
+    return Score(plant, tuple(outcomes), time.perf_counter() - started)
+
+
+def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> list[Outcome]:
+    """Every golden without any plant, but those whose difference is known and accepted, and sites that need vLLM."""
+    outcomes, settings = [], store.settings()
+    on_hf = [site for site in store.sites() if "hf" in settings[site].get("backends", ["hf"])]
+    for site, names in chosen_cases(store, on_hf, None).items():
+        kept = [name for name in names if f"{site}/{name}" not in apart]
+        moved = settings[site].get("moved", {})
+        functions = {new_function(store.read(site, name).function, moved): site for name in kept}
+        with Session(store, functions) as session:
+            outcomes += check_site(session, site, kept, "hf", {"moved": moved}, None, progress)
+    return outcomes
+
+
+def selftest(store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None) -> Result:
+    apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
+    with tempfile.TemporaryDirectory(prefix="parity-") as name:
+        folder = Path(name)
+        scratch = copied(store, folder / "golden")
+        add_probe(scratch, folder)
+        scores = []
+        for plant in PLANTS:
+            if only is None or only in plant.name:
+                scores.append(run_plant(scratch, plant))
+                progress(scores[-1].line())
+        clean = run_clean(scratch, apart, progress) if only is None else []
+    return Result(tuple(scores), tuple(clean))
+
+
+def run(args: argparse.Namespace) -> int:
+    tell: Callable[[str], None] = lambda text: None  # noqa: E731
+    if sys.stderr.isatty():
+        tell = lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)  # noqa: E731
+    result = selftest(Store(args.goldens), args.only, tell)
+    print(result.text())
+    if not args.only:
+        print(result.gate())
+    if args.json:
+        Path(args.json).write_text(json.dumps([score.to_json() for score in result.scores], indent=1))
+    return 0 if result.passes or (args.only and all(s.named for s in result.scores)) else 1
+
+
+def add_selftest(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "selftest",
+        help="plant faults into moved code and see whether each is caught and named",
+        epilog="example: python -m parity selftest --only padding",
+    )
+    parser.add_argument("--only", metavar="TEXT", help="plants whose name holds this; no clean runs")
+    parser.add_argument("--json", metavar="PATH", help="also write what each plant gave")
+    parser.set_defaults(run=run)

@@ -1,0 +1,1 @@
+"""What code does, seen from outside: calls and events become rows, rows become goldens."""

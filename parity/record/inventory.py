@@ -1,0 +1,66 @@
+"""`python -m parity list` and `prune`: what goldens there are, what none of them uses, what is broken."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from parity.golden import GoldenError, Store, chosen_cases, split_cases
+
+
+def run_list(args: argparse.Namespace) -> int:
+    store, total = Store(args.goldens), 0
+    broken = []
+    for site in store.sites():
+        names = store.names(site)
+        total += len(names)
+        size = sum(store.path(site, name).stat().st_size for name in names)
+        print(f"{site}: {len(names)} cases, {size / 1024:.0f} KiB")
+        for name in names:
+            try:
+                case = store.read(site, name)
+            except GoldenError as error:
+                broken.append(str(error))
+                continue
+            if args.cases:
+                print(f"  {site}/{name}  {len(case.rows)} rows  {case.function}")
+    for entry in store.accepted():
+        print(
+            f"accepted until {entry.until}: {entry.site}/{entry.case} on {entry.backend}: {entry.cause}: {entry.reason}"
+        )
+    for text in broken:
+        print(text, file=sys.stderr)
+    return 3 if broken else 0 if total else 5
+
+
+def run_prune(args: argparse.Namespace) -> int:
+    """Blobs and environments that no case refers to, and cases that are named."""
+    store = Store(args.goldens)
+    named = chosen_cases(store, *split_cases(args.cases)) if args.cases else {}
+    unused = [path for site, names in named.items() for name in names if (path := store.path(site, name)).exists()]
+    if not args.cases:
+        used = {store.read(site, name).environment for site in store.sites() for name in store.names(site)}
+        folder = store.root / "environments"
+        unused = [*store.unused_blobs(), *(p for p in sorted(folder.glob("*.json")) if p.stem not in used)]
+    for path in unused:
+        print(f"{'removed' if args.yes else 'would remove'} {path}")
+        if args.yes:
+            path.unlink()
+    print(f"{len(unused)} files" + ("" if args.yes or not unused else "; --yes removes them"))
+    return 0
+
+
+def add_list(sub: Any) -> None:
+    parser = sub.add_parser(
+        "list", help="goldens and what is accepted", epilog="example: python -m parity list --cases"
+    )
+    parser.add_argument("--cases", action="store_true", help="every case")
+    parser.set_defaults(run=run_list)
+
+
+def add_prune(sub: Any) -> None:
+    parser = sub.add_parser("prune", help="files that no golden uses", epilog="example: python -m parity prune --yes")
+    parser.add_argument("cases", nargs="*", metavar="SITE[/CASE]", help="instead: remove these goldens")
+    parser.add_argument("--yes", action="store_true", help="really remove them")
+    parser.set_defaults(run=run_prune)

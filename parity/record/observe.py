@@ -1,0 +1,646 @@
+"""Sees what generation code does, from outside: wraps what transformers, vLLM and a vendored gen_engine are called by.
+
+An `Observer` patches, at import time or at once where a module is loaded already:
+
+    chat templates     apply_chat_template of tokenizers and processors
+    tokenizers         __call__, encode, decode, batch_decode
+    image processors   __call__
+    transformers       generate, and the logits processors and stopping criteria that it resolves
+    vLLM               LLM.generate, LLM.chat, and the parameters that reach LLMEngine.add_request
+    gen_engine         generate_text_batch and generate_vlm_batch of any vendored copy, under any name
+    call sites         functions that it was told of: their arguments and the value that they finally return
+
+Each becomes an event; rows.py makes rows of them when a call of a site, or of the model, is over. The observed
+code is never changed or broken by it: an exception of ours is noted in `failures` and swallowed, one of theirs passes.
+
+    with Observer(sites=[Site("summaries", "pkg.old:summarize")], sink=found.append):
+        pkg.old.summarize("photo.jpg")
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import contextvars
+import functools
+import importlib.util
+import inspect
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from parity import golden
+from parity.record import rows
+
+SEED = 0
+PENDING = 64  # model calls outside any site that may wait for their texts to be decoded
+TEMPORARY = Path(tempfile.gettempdir())
+LARGEST_FILE = 32 << 20  # bytes of a file argument that a golden keeps
+
+Sink = Callable[[golden.Case], None]
+
+_name: contextvars.ContextVar[str | None] = contextvars.ContextVar("parity_case", default=None)
+
+
+@contextlib.contextmanager
+def case(name: str) -> Iterator[None]:
+    """Name the site calls inside for an active recorder; nothing otherwise."""
+    token = _name.set(name)
+    try:
+        yield
+    finally:
+        _name.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A call site: its name among the goldens, and its function as "pkg.mod:func", "pkg.mod:Class.method" or
+    "path/script.py:func"."""
+
+    name: str
+    function: str
+
+    @property
+    def module(self) -> str:
+        return self.function.rpartition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        return self.function.rpartition(":")[2]
+
+    @classmethod
+    def parse(cls, text: str) -> Site:
+        """ "name=pkg.mod:func" or "pkg.mod:func", which is named after the function. Raises ValueError."""
+        name, equals, function = text.rpartition("=")
+        module, colon, attribute = function.rpartition(":")
+        if not colon or not module or not attribute:
+            raise ValueError(f"{text!r} is no call site: write pkg.mod:func, or name=pkg.mod:func")
+        return cls(name if equals else attribute.replace(".", "-"), function)
+
+
+@dataclass(slots=True)
+class Call:
+    """A call under observation: of a site, or of the model where no site is around it."""
+
+    site: str
+    case: str
+    function: str = ""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    events: list[rows.Event] = field(default_factory=list)
+
+
+# == Values as a golden keeps them ==
+
+
+def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
+    """A value as plain data; what is no data becomes {"$object": its type}. paths: strings that name a file become the
+    file, so that the case can be replayed on another machine."""
+    if isinstance(value, (str, os.PathLike)):
+        return keep_path(os.fspath(value), blobs) if paths else str(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        return {str(key): keep(entry, blobs, paths=paths) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [keep(entry, blobs, paths=paths) for entry in value]
+    if isinstance(value, (set, frozenset)):
+        return {"$set": [keep(entry, blobs, paths=paths) for entry in sorted(value, key=repr)]}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: keep(getattr(value, name), blobs, paths=paths) for name in value.__dataclass_fields__}
+    if hasattr(value, "getexif") and blobs is not None:
+        return {"$image": blobs.put_blob(golden.image_bytes(value), ".png")}
+    if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy and torch
+        return keep(value.detach().cpu().float().tolist() if hasattr(value, "detach") else value.tolist(), blobs)
+    return {"$object": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def keep_path(text: str, blobs: golden.Store | None) -> Any:
+    """A path to a file as its content; a path below the working directory as a relative one; other text as it is."""
+    if not text or len(text) > 4096 or "\0" in text or "\n" in text:
+        return text
+    path = Path(text)
+    with contextlib.suppress(OSError):  # text that no file system takes as a name
+        if blobs is not None and path.is_file() and path.stat().st_size <= LARGEST_FILE:
+            return {"$file": blobs.put_blob(path.read_bytes(), path.suffix), "name": path.name}
+        if path.is_absolute() and path.is_dir() and path.is_relative_to(Path.cwd()):
+            return path.relative_to(Path.cwd()).as_posix()
+        if (
+            path.is_absolute()
+            and not path.exists()
+            and path.is_relative_to(TEMPORARY)
+            and len(path.relative_to(TEMPORARY).parts) > 1
+        ):
+            return {"$scratch": Path(*path.relative_to(TEMPORARY).parts[1:]).as_posix()}
+    return text
+
+
+def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name; *args and **kwargs under their own names. Without `self`."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    flat: dict[str, Any] = {}
+    for name, value in given.items():
+        kind = inspect.signature(function).parameters[name].kind
+        if name == "self":
+            continue
+        flat.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return flat
+
+
+def seed_everything(seed: int) -> None:
+    """The same draws in every run: of Python, and of numpy and torch where they are loaded."""
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+# == The observer ==
+
+ACTIVE: list[Observer] = []  # for scripts that are loaded by path, past the import system
+
+
+class Observer:
+    """Wraps, listens, and hands every finished call to `sink` as a golden.Case.
+
+    store: where pictures and files of arguments are kept (None: they are not kept).   loose: what model calls outside
+    any site are filed under (None: they are not recorded).   seed: what each site call begins with (None: leave it).
+    """
+
+    def __init__(
+        self,
+        *,
+        sites: Sequence[Site] = (),
+        sink: Sink,
+        store: golden.Store | None = None,
+        loose: str | None = None,
+        seed: int | None = SEED,
+        replay: Any = None,
+    ) -> None:
+        self.sites, self.sink, self.store, self.loose, self.seed = list(sites), sink, store, loose, seed
+        self.replay = replay  # a parity.judge.replay.Replay, which changes what an engine is asked
+        self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
+        self.main_code: Callable[[str, Any], Any] = lambda name, loader: loader.get_code(name)
+        self.failures: list[str] = []
+        self.stepped = rows.Stepped()
+        self.opened: list[Any] = []  # engines that the observed code loaded
+        self.own_seconds = 0.0
+        self.counts: dict[tuple[str, str], int] = {}
+        self._patched: list[tuple[Any, str, Any]] = []
+        self._seen: set[Any] = set()
+        self._local = threading.local()
+        self._lock = threading.RLock()
+        self._finder = Finder(self)
+
+    # -- life --
+
+    def __enter__(self) -> Observer:
+        self.install()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.uninstall()
+
+    def install(self) -> None:
+        ACTIVE.append(self)
+        sys.meta_path.insert(0, self._finder)
+        for name, module in list(sys.modules.items()):
+            if module is not None and self._finder.wanted(name, getattr(module, "__file__", None)):
+                self.look_at(module)
+        if self.seed is not None:
+            seed_everything(self.seed)
+
+    def uninstall(self) -> None:
+        self.flush()
+        ACTIVE.remove(self)
+        sys.meta_path.remove(self._finder)
+        for owner, name, original in reversed(self._patched):
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+        self._patched.clear()
+        self._seen.clear()
+
+    def look_at(self, module: ModuleType) -> None:
+        """Patch what is of interest in a module that has just been loaded."""
+        with self.guarded(f"patching {module.__name__}"):
+            for path, kind in LIBRARY_TAPS.get(module.__name__, {}).items():
+                self.patch(module, path, functools.partial(kind, self))
+            if is_engine(module):
+                for path, kind in ENGINE_TAPS.items():
+                    self.patch(module, path, functools.partial(kind, self))
+            for site in self.sites:
+                if site.module == module.__name__:
+                    self.patch(module, site.attribute, functools.partial(tap_site, self, site))
+
+    def patch(self, module: ModuleType, path: str, tap: Callable[..., Any]) -> None:
+        """Replace `path` ("Class.method" or "function") by a wrapper that calls tap(original, *args, **kwargs)."""
+        owner: Any = module
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent, None)
+        original = getattr(owner, name, None)
+        if original is None:
+            if any(site.attribute == path and site.module == module.__name__ for site in self.sites):
+                self.failures.append(f"{module.__name__} has no {path}: this site is not recorded")
+            return
+        if (owner, name) in self._seen:
+            return
+        self._seen.add((owner, name))
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return tap(original, *args, **kwargs)
+
+        self._patched.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, wrapper)
+
+    # -- what taps use --
+
+    @contextlib.contextmanager
+    def guarded(self, doing: str) -> Iterator[None]:
+        """Our own work: timed, and never an exception to the code that we look at."""
+        started = time.perf_counter()
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, the observed run goes on, and the record says so
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.failures.append(
+                f"{doing}: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+            )
+        finally:
+            self.own_seconds += time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def inside(self, kind: str) -> Iterator[bool]:
+        """True for the outermost call of its kind in this thread: a library's calls of itself are not the caller's."""
+        depths = self._local.__dict__.setdefault("depths", {})
+        depths[kind] = depths.get(kind, 0) + 1
+        try:
+            yield depths[kind] == 1
+        finally:
+            depths[kind] -= 1
+
+    def within(self, kind: str) -> bool:
+        return bool(self._local.__dict__.get("depths", {}).get(kind))
+
+    def note(self, event: rows.Event) -> None:
+        """Add an event to the call that is running in this thread."""
+        self.running().events.append(event)
+
+    def running(self) -> Call:
+        call = self._local.__dict__.get("call")
+        if call is None:
+            with self._lock:
+                call = self._local.loose = self._local.__dict__.get("loose") or Call("", "")
+        return call
+
+    def next_name(self, site: str, function: str) -> str:
+        with self._lock:
+            stem = _name.get() or function.replace(".", "-")
+            count = self.counts[site, stem] = self.counts.get((site, stem), 0) + 1
+        if _name.get():
+            return stem if count == 1 else f"{stem}-{count}"
+        return f"{stem}-{count:03d}"
+
+    def events_since(self, mark: int) -> list[rows.Event]:
+        return self.running().events[mark:]
+
+    # -- calls --
+
+    def finish(self, call: Call, value: Any = None, raised: BaseException | None = None) -> None:
+        """Hand a call over."""
+        with self.guarded(f"recording {call.site}/{call.case}"), self._lock:
+            said = None if raised is None else f"{type(raised).__name__}: {raised}"
+            found = tuple(rows.rows_of(call.events, self.store))
+            made = golden.Case(
+                call.site, call.case, call.function, call.arguments, found, keep(value, self.store), said
+            )
+            self.sink(made)
+
+    def model_called(self) -> None:
+        """A model call is over. Outside any site it becomes a case of its own, once its texts are decoded."""
+        if self._local.__dict__.get("call") is not None or self.loose is None:
+            return
+        calls = sum(isinstance(event, rows.MODEL_EVENTS) for event in self.running().events)
+        if calls > PENDING:
+            self.flush(keep=PENDING // 2)
+
+    def flush(self, keep: int = 0) -> None:
+        """Turn model calls outside any site into cases, all but the last `keep`."""
+        loose = self._local.__dict__.get("loose")
+        if loose is None or self.loose is None:
+            return
+        with self.guarded("recording calls outside any site"):
+            done, loose.events = rows.split_calls(loose.events, keep)
+            for events in done:
+                name = self.next_name(self.loose, "generate")
+                made = tuple(rows.rows_of(events, self.store))
+                self.sink(golden.Case(self.loose, name, rows=made, value=[row.get("text") for row in made]))
+
+
+def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call site: arguments before, value after. A site called by a site belongs to the outer one."""
+    with observer.inside("site") as outermost:
+        if not outermost:
+            return original(*args, **kwargs)
+        call = Call(site.name, observer.next_name(site.name, site.attribute), site.function)
+        with observer.guarded(f"arguments of {site.function}"):
+            given = bound(original, args, kwargs)
+            call.arguments = {name: keep(value, observer.store, paths=True) for name, value in given.items()}
+        if observer.seed is not None:
+            seed_everything(observer.seed)
+        observer.starting(call)
+        observer._local.call = call
+        try:
+            value = original(*args, **kwargs)
+        except BaseException as error:
+            observer.finish(call, raised=error)
+            raise
+        finally:
+            observer._local.call = None
+        if any(hasattr(value, name) for name in LATER):
+            kind = type(value).__name__
+            observer.failures.append(
+                f"{site.function} gave a {kind}, whose work is done after the call; name a function that gives a value"
+            )
+        else:
+            observer.finish(call, value)
+        return value
+
+
+LATER = ("__next__", "__anext__", "__await__")  # generators, iterators, coroutines
+
+
+# == Taps on the libraries ==
+
+
+def tap_template(observer: Observer, original: Any, owner: Any, conversation: Any, *args: Any, **kwargs: Any) -> Any:
+    mark = len(observer.running().events)
+    with observer.inside("template") as outermost:
+        result = original(owner, conversation, *args, **kwargs)
+    if outermost:
+        with observer.guarded("a chat template"):
+            given = {**bound(original, (owner, conversation, *args), kwargs)}
+            observer.note(rows.template_event(owner, conversation, given, result, observer.events_since(mark)))
+    return result
+
+
+def tap_tokens(observer: Observer, original: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
+    with observer.inside("tokens") as outermost:
+        result = original(tokenizer, *args, **kwargs)
+    text = args[0] if args else kwargs.get("text")
+    if outermost and text is not None:
+        with observer.guarded("a tokenizer call"):
+            observer.note(rows.tokens_event(text, result))
+    return result
+
+
+def tap_decode(observer: Observer, original: Any, tokenizer: Any, *args: Any, **kwargs: Any) -> Any:
+    with observer.inside("decode") as outermost:
+        result = original(tokenizer, *args, **kwargs)
+    if outermost and not observer.within("engine"):  # an engine decodes at every step, and says its text itself
+        with observer.guarded("a decode call"):
+            observer.note(rows.decode_event(tokenizer, bound(original, (tokenizer, *args), kwargs), result))
+    return result
+
+
+def tap_images(observer: Observer, original: Any, processor: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+    with observer.inside("images") as outermost:
+        result = original(processor, images, *args, **kwargs)
+    if outermost:
+        with observer.guarded("an image processor call"):
+            observer.note(rows.images_event(processor, images, kwargs, result))
+    return result
+
+
+def tap_generate(observer: Observer, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    with observer.inside("generate") as outermost:
+        if outermost:
+            observer._local.resolved = {}
+        result = original(model, *args, **kwargs)
+    if outermost:
+        with observer.guarded("a call of generate"):
+            given = bound(original, (model, *args), kwargs)
+            resolved = observer._local.resolved
+            observer.note(rows.generate_event(model, given, resolved, result, nested=observer.within("engine")))
+            observer.model_called()
+    return result
+
+
+def tap_resolved(name: str, observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """What generate makes of its arguments: the whole list of logits processors, or of stopping criteria."""
+    result = original(*args, **kwargs)
+    with observer.guarded(f"resolved {name}"):
+        given = bound(original, args, kwargs)
+        observer._local.__dict__.setdefault("resolved", {}).update(
+            {name: list(result), "config": given["generation_config"]}
+        )
+    return result
+
+
+def tap_vllm(observer: Observer, original: Any, llm: Any, *args: Any, **kwargs: Any) -> Any:
+    """LLM.generate and LLM.chat; chat calls generate's inner parts, not generate."""
+    mark = len(observer.running().events)
+    with observer.inside("vllm") as outermost:
+        outputs = original(llm, *args, **kwargs)
+    if outermost:
+        with observer.guarded("a call of vLLM"):
+            given = bound(original, (llm, *args), kwargs)
+            params = [e for e in observer.events_since(mark) if isinstance(e, rows.Params)]
+            observer.note(rows.vllm_event(llm, given, params, outputs))
+            observer.model_called()
+    return outputs
+
+
+def tap_add_request(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
+    with observer.guarded("a request to vLLM"):
+        given = bound(original, args, kwargs)
+        observer.note(rows.Params(given["params"]))
+        if not observer.within("vllm") and not observer.within("engine"):
+            observer.stepped.params[given["request_id"]] = given["params"]
+    return original(*args, **kwargs)
+
+
+def tap_step(observer: Observer, original: Any, engine: Any) -> Any:
+    """Code that steps an LLMEngine by itself, as rollout workers do."""
+    outputs = original(engine)
+    if observer.stepped.params and not observer.within("vllm") and not observer.within("engine"):
+        with observer.guarded("a step of vLLM"):
+            for event in observer.stepped.take(engine, outputs):
+                observer.note(event)
+                observer.model_called()
+    return outputs
+
+
+def tap_engine(observer: Observer, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """generate_text_batch or generate_vlm_batch of a vendored gen_engine."""
+    with observer.inside("engine") as outermost:
+        if not outermost:
+            return original(engine, *args, **kwargs)
+        mark = len(observer.running().events)
+        observer._local.prompts, observer._local.engine = {}, None
+        run = functools.partial(observer.replay.call, original) if observer.replay else original
+        results = run(engine, *args, **kwargs)
+        with observer.guarded("a call of gen_engine"):
+            given = bound(original, (engine, *args), kwargs)
+            used = observer._local.__dict__.get("engine") or engine
+            inner = observer.events_since(mark)
+            observer.note(rows.engine_event(used, given, observer._local.prompts, inner, results))
+            observer.model_called()
+    return results
+
+
+def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given: Any, *rest: Any) -> Any:
+    """Where an engine turns request `index` into ids and pictures."""
+    mark = len(observer.running().events)
+    prompt = original(engine, index, given, *rest)
+    if observer.replay is not None:
+        prompt = observer.replay.prompt(engine, prompt)
+    with observer.guarded("a prompt of gen_engine"):
+        observer._local.engine = engine
+        observer._local.__dict__.setdefault("prompts", {})[index] = (given, prompt, observer.events_since(mark))
+    return prompt
+
+
+def tap_open(observer: Observer, original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where an engine is loaded: a replay on another backend need not load the first one too."""
+    if observer.replay is not None and not observer.within("engine"):
+        config = observer.replay.config(config)
+    engine = original(config, *args, **kwargs)
+    if not observer.within("engine"):
+        observer.opened.append(engine)
+    return engine
+
+
+LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
+    "transformers.tokenization_utils_base": {
+        "PreTrainedTokenizerBase.apply_chat_template": tap_template,
+        "PreTrainedTokenizerBase.__call__": tap_tokens,
+        "PreTrainedTokenizerBase.encode": tap_tokens,
+        "PreTrainedTokenizerBase.decode": tap_decode,
+        "PreTrainedTokenizerBase.batch_decode": tap_decode,
+    },
+    "transformers.processing_utils": {"ProcessorMixin.apply_chat_template": tap_template},
+    "transformers.image_processing_utils": {"BaseImageProcessor.__call__": tap_images},
+    "transformers.image_processing_utils_fast": {"BaseImageProcessorFast.__call__": tap_images},
+    "transformers.generation.utils": {
+        "GenerationMixin.generate": tap_generate,
+        "GenerationMixin._get_logits_processor": functools.partial(tap_resolved, "processors"),
+        "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
+    },
+    "vllm.entrypoints.llm": {"LLM.generate": tap_vllm, "LLM.chat": tap_vllm},
+    "vllm.v1.engine.llm_engine": {"LLMEngine.add_request": tap_add_request, "LLMEngine.step": tap_step},
+}
+
+ENGINE_TAPS: dict[str, Callable[..., Any]] = {
+    "GenerationEngine.generate_text_batch": tap_engine,
+    "GenerationEngine.generate_vlm_batch": tap_engine,
+    "GenerationEngine._prompt": tap_prompt,
+    "GenerationEngine.open": tap_open,
+}
+
+
+def is_engine(module: ModuleType) -> bool:
+    """Whether a module is a copy of gen_engine.py, whatever it is called."""
+    engine = vars(module).get("GenerationEngine")
+    return getattr(engine, "__module__", None) == module.__name__ and "truncate_at_stops" in vars(module)
+
+
+# == Modules that are loaded later ==
+
+
+class Finder:
+    """On sys.meta_path: lets the others find a module, and looks at it when it has been executed."""
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._libraries = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+        self._standard = str(Path(os.__file__).parent)
+
+    def wanted(self, name: str, origin: str | None) -> bool:
+        """The libraries' modules that we tap, sites, and everything that belongs to neither library nor Python."""
+        if name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites):
+            return True
+        if origin is None or not origin.endswith(".py"):
+            return False
+        return not any(part in origin for part in self._libraries) and not origin.startswith(self._standard)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or isinstance(finder, Finder) or find is None:
+                continue
+            spec = find(name, path, target)
+            if spec is not None:
+                break
+        else:
+            return None
+        if spec.loader is not None and hasattr(spec.loader, "exec_module") and self.wanted(name, spec.origin):
+            spec.loader = LookingLoader(spec.loader, self.observer)
+        return spec
+
+
+class LookingLoader:
+    """A loader that shows each module to the observer once it is executed; everything else is the loader's own."""
+
+    def __init__(self, loader: Any, observer: Observer) -> None:
+        self._loader, self._observer = loader, observer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: Any) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._observer.look_at(module)
+
+    def get_code(self, name: str) -> Any:
+        """For `python -m name`, which executes it as __main__ and does not come by `exec_module`."""
+        return self._observer.main_code(name, self._loader)
+
+
+def load_function(function: str) -> Callable[..., Any]:
+    """The function that "pkg.mod:func" or "path/script.py:func" names. Raises LookupError where there is none."""
+    site = Site.parse(function)
+    by_path = site.module.endswith(".py")
+    module = load_file(Path(site.module)) if by_path else importlib.import_module(site.module)
+    found: Any = module
+    for part in site.attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise LookupError(f"{function}: {site.module} has no function {site.attribute}")
+    return found  # type: ignore[no-any-return]
+
+
+def load_file(path: Path) -> ModuleType:
+    """A script as a module named after its path, so that its `if __name__ == "__main__"` part does not run."""
+    name = str(path)
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.exists():
+        raise LookupError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # as Python does for a script
+    spec.loader.exec_module(module)
+    for observer in ACTIVE:
+        observer.look_at(module)
+    return module

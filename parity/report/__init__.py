@@ -1,0 +1,1 @@
+"""What the judge found, for people and for programs."""

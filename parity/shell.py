@@ -1,0 +1,165 @@
+"""`python -m parity doctor` and `generate`: what works on this machine, by trying, and one answer for a quick look."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gen_engine
+from gen_engine import GenEngineError, GenerationOptions, OptionError, load
+from parity.golden import environment
+from parity.record.inventory import run_list
+
+PROBES = {  # library -> (backends that need it, what prints its version and its device)
+    "torch": ("hf vllm", "import torch as m; print(m.__version__, '|', 'cuda' if m.cuda.is_available() else 'cpu')"),
+    "transformers": ("hf vllm", "import transformers as m; m.AutoModelForCausalLM; print(m.__version__, '|')"),
+    "PIL": ("", "import PIL as m, PIL.Image; print(m.__version__, '|')"),
+    "vllm": (
+        "vllm",
+        "import vllm as m; from vllm.platforms import current_platform as p; m.LLM; "
+        "print(m.__version__, '|', p.device_type); assert p.device_type, 'no device that vllm was built for'",
+    ),
+}
+BACKENDS = ("hf", "vllm")
+
+
+# == doctor ==
+
+
+def run_probe(*command: str) -> tuple[bool, str]:
+    """Run this Python in a process of its own, where a broken library can do no harm: (worked, last line said)."""
+    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return done.returncode == 0, said[-1] if said else f"exit code {done.returncode}"
+
+
+def backend_verdict(backend: str, found: Mapping[str, tuple[bool, str]], model: str | None) -> tuple[bool, str]:
+    """Whether a backend works: its libraries import and, given a checkpoint, it answers."""
+    for library, (works, said) in found.items():
+        if backend in PROBES[library][0] and not works:
+            return False, f"{library}: {said}"
+    if model is None:
+        device = found["vllm" if backend == "vllm" else "torch"][1].rpartition("|")[2].strip()
+        return True, f"on {device}: its libraries import; --model M tries a checkpoint"
+    generate = ("-m", "parity", "generate", "--model", model, "--backend", backend, "--max-new-tokens", "4", "Hello")
+    works, said = run_probe(*generate)
+    return works, f"generated with {model}" if works else said
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Columns as wide as their widest word; the last one as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows)
+
+
+def run_doctor(args: argparse.Namespace) -> int:
+    """What this machine can do, what each backend refuses, which goldens there are."""
+    for backend in args.backend.split(","):
+        if backend not in BACKENDS:
+            raise OptionError(f"no backend {backend!r}", fix="known: " + ", ".join(BACKENDS))
+    found = {library: run_probe("-c", code) for library, (_, code) in PROBES.items()}
+    rows = [("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve()))]
+    rows.append(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
+    for library, (works, said) in found.items():
+        version, _, device = said.partition("|") if works else ("-", "", said)
+        rows.append((library, version.strip(), device.strip()))
+    print(table(rows))
+    verdicts = {backend: backend_verdict(backend, found, args.model) for backend in args.backend.split(",")}
+    print(table([(f"backend {b}", "works" if works else "does not work", why) for b, (works, why) in verdicts.items()]))
+    print("what a backend refuses, before anything runs:")
+    print(table([(f"  {refusal.backend}", refusal.what, refusal.fix) for refusal in gen_engine.UNSUPPORTED]))
+    for name in ("torch", "transformers"):
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    print(f"goldens under {args.goldens}, for an environment of " + " ".join(map(" ".join, environment().items())))
+    goldens = run_list(args)
+    return 1 if not all(works for works, _ in verdicts.values()) else goldens
+
+
+# == generate ==
+
+
+def flag_fields() -> list[Any]:
+    """The fields of GenerationOptions that are one plain value: each is a flag, with its default."""
+    fields = [f for f in dataclasses.fields(GenerationOptions) if f.default is not dataclasses.MISSING]
+    return [f for f in fields if f.name not in ("logits", "replay")]  # a tensor and lists are nothing for a shell
+
+
+def run_generate(args: argparse.Namespace) -> int:
+    """One answer from the shell: the text on stdout, the figures on stderr."""
+    try:
+        result, seconds = generated(args)
+    except GenEngineError as error:
+        print(f"parity: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, OptionError) else 1
+    if args.json:
+        print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}, ensure_ascii=False))
+        return 0
+    print(*[sample.text for sample in result.samples or [result]], sep="\n")
+    why = result.finish_reason + (f" at {result.stop_reason!r}" if result.stop_reason is not None else "")
+    counts = f"{result.prompt_tokens} prompt tokens, {result.completion_tokens} generated in {seconds:.2f} s"
+    print(f"[{result.backend}: {counts}, ended by {why}]", file=sys.stderr)
+    return 0
+
+
+def generated(args: argparse.Namespace) -> tuple[gen_engine.GenerationResult, float]:
+    """(answer, seconds)."""
+    options = {f.name: getattr(args, f.name) for f in flag_fields()}
+    content: list[dict[str, Any]] = [{"type": "image", "image": file} for file in args.image]
+    content.append({"type": "text", "text": args.prompt})
+    messages = [{"role": "user", "content": content if args.image else args.prompt}]
+    request = {"messages": messages, "chat": {"enable_thinking": args.enable_thinking}}
+    with load(args.model, backend=args.backend, dtype=args.dtype, max_model_len=args.max_model_len) as engine:
+        began = time.perf_counter()
+        verb = engine.generate_vlm_batch if args.image else engine.generate_text_batch
+        [result] = verb([request], {**options, "stop": {"strings": args.stop}})
+        return result, time.perf_counter() - began
+
+
+# == Command line ==
+
+
+def add_doctor(sub: Any) -> None:
+    about = "What works on this machine, by trying; what each backend refuses; which goldens there are, and are broken."
+    parser = sub.add_parser(
+        "doctor",
+        help="versions, backends by trying, goldens, what is broken",
+        description=about,
+        epilog="example: python -m parity doctor --model golden/models/tiny-qwen3. "
+        "Exit code 1 if a backend asked for does not work, else that of `list`.",
+    )
+    parser.add_argument("--model", help="a checkpoint: also generate with it on each backend")
+    parser.add_argument("--backend", default="hf,vllm", help="which must work (default hf,vllm)")
+    parser.set_defaults(run=run_doctor, cases=False)
+
+
+def add_generate(sub: Any) -> None:
+    example = "example: python -m parity generate --model M --backend vllm --image cat.png 'What is this?'"
+    parser = sub.add_parser("generate", help="one answer, for a quick look", epilog=example)
+    add = parser.add_argument
+    add("prompt", help="the user's message")
+    add("--model", required=True, help="a checkpoint directory or a hub name")
+    add("--backend", default=gen_engine.ModelLoadConfig("-").backend, choices=gen_engine.BACKEND_NAMES)
+    add("--dtype", choices=gen_engine.DTYPES)
+    add("--max-model-len", type=int, metavar="int", help="the context window, in tokens")
+    add("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")
+    add("--stop", action="append", default=[], metavar="STRING", help="ends the text; may be repeated")
+    add("--enable-thinking", action="store_true", help="let the model think first")
+    add("--json", action="store_true", help="the whole result as one JSON line")
+    for f in flag_fields():
+        name, kind = "--" + f.name.replace("_", "-"), float if str(f.type).startswith("float") else int
+        if f.default is False:
+            add(name, action="store_true")
+        else:
+            add(name, type=kind, default=f.default, metavar=kind.__name__, help=f"default {f.default}")
+    parser.set_defaults(run=run_generate)

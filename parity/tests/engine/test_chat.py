@@ -1,0 +1,182 @@
+"""Rendering: thinking off unless asked for, one BOS, the checkpoint's own template, errors that name the message."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gen_engine
+from gen_engine import GenerationEngine, RequestError, render
+from parity.tasks import text_tasks
+
+from ..conftest import TEXT, VL, chat, open_engine
+
+HELLO = [{"role": "user", "content": "Hello"}]
+EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+NO_SWITCH = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+
+
+@functools.cache
+def checkpoint(model: Path) -> Any:
+    return gen_engine.read_checkpoint(gen_engine.ModelLoadConfig(str(model)))
+
+
+@pytest.mark.parametrize("model", [TEXT, VL], ids=["text", "vl"])
+def test_thinking_is_off_by_default_and_on_when_asked(model: Path) -> None:
+    for owner in (checkpoint(model).tokenizer, checkpoint(model).template_owner):
+        assert render(owner, HELLO).endswith("<|im_start|>assistant\n" + EMPTY_THOUGHT)
+        assert render(owner, HELLO, chat={"enable_thinking": True}).endswith("<|im_start|>assistant\n")
+
+
+def test_thinking_on_makes_the_model_think(text: GenerationEngine) -> None:
+    question = next(task for task in text_tasks(200) if task.enable_thinking)
+    request = {"messages": question.messages}
+    [off] = text.generate_text_batch([request])
+    [on] = text.generate_text_batch([{**request, "chat": {"enable_thinking": True}}])
+    assert on.text.startswith("<think>\n") and on.text == question.answer
+    assert "<think>" not in off.text and on.text.endswith(off.text)
+
+
+def test_a_template_without_the_switch_renders_with_one_warning_and_a_note(
+    text: GenerationEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gen_engine, "_warned", set())
+    with caplog.at_level(logging.WARNING, "gen_engine"):
+        results = text.generate_text_batch(
+            [chat(word, chat={"template": NO_SWITCH}) for word in "ab"], {"max_new_tokens": 2}
+        )
+    assert [result.notes for result in results] == [results[0].notes] * 2
+    assert "knows no enable_thinking switch" in results[0].notes[0]
+    assert [record.message for record in caplog.records] == [results[0].notes[0]]
+    assert text.generate_text_batch([chat("a")], {"max_new_tokens": 2})[0].notes == ()
+
+
+class Plain:
+    """A tokenizer whose method takes no further keywords, though its template speaks of the switch."""
+
+    chat_template = "{{ enable_thinking }}"
+
+    def apply_chat_template(
+        self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, tokenize: bool
+    ) -> str:
+        return f"<{messages[0]['content']}>"
+
+
+def test_a_tokenizer_whose_method_does_not_take_the_switch_still_renders() -> None:
+    assert render(Plain(), HELLO) == "<Hello>"
+
+
+def test_a_type_error_inside_a_template_is_the_templates_own() -> None:
+    broken = "{% if enable_thinking %}{% endif %}{{ messages[0].content + 1 }}"
+    with pytest.raises(RequestError, match="the chat template failed: TypeError"):
+        render(checkpoint(TEXT).tokenizer, HELLO, chat={"template": broken})
+
+
+def test_what_a_template_refuses_is_said_with_the_index(text: GenerationEngine) -> None:
+    picky = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(RequestError, match="request 1: the chat template failed.*roles must alternate"):
+        text.generate_text_batch([chat("a"), chat("b", chat={"template": picky})])
+
+
+def test_template_variables_reach_the_template() -> None:
+    template = "{{ mood }}{% if enable_thinking %}{% endif %}"
+    assert render(checkpoint(TEXT).tokenizer, HELLO, chat={"template": template, "kwargs": {"mood": "calm"}}) == "calm"
+
+
+def test_tools_are_rendered_by_the_template() -> None:
+    tool = {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "w", "parameters": {"type": "object", "properties": {}}},
+    }
+    rendered = render(checkpoint(TEXT).tokenizer, HELLO, tools=[tool])
+    assert "get_weather" in rendered and "<tools>" in rendered
+    assert "get_weather" not in render(checkpoint(TEXT).tokenizer, HELLO)
+
+
+def test_continue_final_goes_on_inside_the_last_message() -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Once upon"}]
+    assert render(checkpoint(TEXT).tokenizer, messages, continue_final=True).endswith("Once upon")
+    with pytest.raises(RequestError, match="last message is not the assistant's"):
+        render(checkpoint(TEXT).tokenizer, HELLO, continue_final=True)
+
+
+def test_string_content_and_text_parts_render_alike() -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]}]
+    for owner in (checkpoint(TEXT).tokenizer, checkpoint(VL).processor):
+        assert render(owner, parts) == render(owner, HELLO)
+
+
+def test_a_template_that_walks_over_parts_gets_parts() -> None:
+    walks = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    assert render(checkpoint(VL).processor, HELLO, chat={"template": walks}) == "Hello"
+
+
+def test_engine_tokenizer_and_processor_render_alike(vl: GenerationEngine) -> None:
+    messages = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Hello"}]}]
+    assert vl.render(messages) == render(vl, messages) == render(vl.processor, messages)
+    assert "<|vision_start|><|image_pad|><|vision_end|>" in vl.render(messages)
+
+
+def with_bos(edited: Callable[..., Path]) -> Path:
+    """The text checkpoint, with a tokenizer that adds a BOS and a template that writes one, as Llama's do."""
+    bos = "<|endoftext|>"
+    tokenizer = json.loads((TEXT / "tokenizer.json").read_text())
+    bos_id = next(token["id"] for token in tokenizer["added_tokens"] if token["content"] == bos)
+    single = [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}}
+    post = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special}
+    changes = {
+        "tokenizer.json": {"post_processor": post},
+        "tokenizer_config.json": {"bos_token": bos, "tokenizer_class": "PreTrainedTokenizerFast"},
+    }
+    model = edited(TEXT, changes)
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").write_text("{{ bos_token }}" + template)
+    return model
+
+
+def test_no_second_bos_where_the_tokenizer_adds_one(backend: str, edited: Callable[..., Path]) -> None:
+    with open_engine(with_bos(edited), backend) as engine:
+        bos = engine.tokenizer.bos_token_id
+        assert engine.tokenizer("x")["input_ids"][0] == bos
+        [chatted, raw] = engine.generate_text_batch([chat("Hello"), {"prompt": "Hello"}], {"max_new_tokens": 2})
+        assert chatted.prompt_token_ids.count(bos) == 1 and chatted.prompt_token_ids[0] == bos
+        assert raw.prompt_token_ids[0] == bos and raw.prompt_token_ids.count(bos) == 1
+
+
+def test_a_checkpoint_without_a_template_says_so(edited: Callable[..., Path]) -> None:
+    model = edited(TEXT, {})
+    (model / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match="no chat template"):
+        render(checkpoint(model).tokenizer, HELLO)
+
+
+MESSAGES: list[tuple[Any, str]] = [
+    ([], "messages is empty"),
+    ("Hello", "messages is str"),
+    ({"role": "user", "content": "x"}, "messages is dict"),
+    (["Hello"], "message 0: it is str"),
+    ([{"role": "usr", "content": "x"}], "message 0: no role 'usr'. Did you mean 'user'?"),
+    ([{"content": "x"}], "no role None"),
+    ([*HELLO, {"role": "user"}], "message 1: it has no content"),
+    ([{"role": "user", "content": 5}], "its content is int"),
+    ([{"role": "user", "content": ["x"]}], "its content is list"),
+    ([{"role": "user", "content": [{"type": "img"}]}], "no part of type 'img'"),
+    ([{"role": "user", "content": [{"type": "text"}]}], "a text part has no text"),
+]
+
+
+@pytest.mark.parametrize(("messages", "said"), MESSAGES, ids=[said for _, said in MESSAGES])
+def test_a_wrong_message_is_named(
+    messages: Any, said: str, text: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text.backend, "complete", None)
+    with pytest.raises(RequestError) as caught:
+        text.generate_text_batch([chat("fine"), {"messages": messages}])
+    assert str(caught.value).startswith("request 1: ") and said in str(caught.value)

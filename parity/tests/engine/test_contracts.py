@@ -1,0 +1,268 @@
+"""The contracts: typed, frozen, from a mapping too; whatever has no meaning is refused before any work."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import math
+import pickle
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gen_engine
+from gen_engine import (
+    BackendMissing,
+    ChatTemplateOptions,
+    DecodeOptions,
+    EngineError,
+    GenEngineError,
+    GenerationEngine,
+    GenerationOptions,
+    LoadError,
+    ModelLoadConfig,
+    OptionError,
+    PromptTooLongError,
+    RequestError,
+    StopOptions,
+    StructuredOptions,
+    TextGenerationRequest,
+    UnsupportedError,
+    VlmPreprocessOptions,
+    load,
+)
+
+from ..conftest import ROOT, TEXT, chat, open_engine
+
+REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
+    (GenerationOptions, {"max_tokens": 5}, "no field 'max_tokens'. Did you mean 'max_new_tokens'?"),
+    (GenerationOptions, {"do_sample": True}, "no field 'do_sample'"),
+    (GenerationOptions, {"max_new_tokens": 0}, "max_new_tokens is 0"),
+    (GenerationOptions, {"max_new_tokens": True}, "max_new_tokens is True"),
+    (GenerationOptions, {"max_new_tokens": 2.5}, "max_new_tokens is 2.5"),
+    (GenerationOptions, {"max_new_tokens": None}, "max_new_tokens is None"),
+    (GenerationOptions, {"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9"),
+    (GenerationOptions, {"temperature": math.nan}, "temperature is nan"),
+    (GenerationOptions, {"temperature": math.inf}, "temperature is inf"),
+    (GenerationOptions, {"temperature": -0.1}, "temperature is -0.1"),
+    (GenerationOptions, {"temperature": "0.7"}, "temperature is '0.7'"),
+    (GenerationOptions, {"top_p": 0}, "top_p is 0"),
+    (GenerationOptions, {"top_p": 1.1}, "top_p is 1.1"),
+    (GenerationOptions, {"top_k": 0}, "top_k is 0"),
+    (GenerationOptions, {"top_k": -1}, "top_k is -1"),
+    (GenerationOptions, {"min_p": -0.5}, "min_p is -0.5"),
+    (GenerationOptions, {"repetition_penalty": 0}, "repetition_penalty is 0"),
+    (GenerationOptions, {"seed": -1}, "seed is -1"),
+    (GenerationOptions, {"seed": 2**63}, f"seed is {2**63}"),
+    (GenerationOptions, {"stop": {"string": ["x"]}}, "no field 'string'. Did you mean 'strings'?"),
+    (GenerationOptions, {"stop": [""]}, "StopOptions.strings is"),
+    (GenerationOptions, {"stop": 5}, "StopOptions cannot be made from int"),
+    (GenerationOptions, {"num_beams": 2, "top_p": 0.5}, "num_beams 2 does not go with top_p"),
+    (StopOptions, {"token_ids": 5}, "token_ids is 5"),
+    (StopOptions, {"strings": None}, "strings is None"),
+    (StopOptions, {"strings": ["\ufffd"]}, "U+FFFD"),
+    (StructuredOptions, {"choice": "Paris"}, "choice is 'Paris'"),
+    (
+        TextGenerationRequest,
+        {"messages": [{"role": "user", "content": "x"}], "tools": {"type": "function"}},
+        "tools is {",
+    ),
+    (TextGenerationRequest, {"prompt_token_ids": b"abc"}, "prompt_token_ids is b'abc'"),
+    (TextGenerationRequest, {"prompt_token_ids": 5}, "prompt_token_ids is 5"),
+    (ModelLoadConfig, {"model": "m", "adapters": {"a": 5}}, "adapters is {'a': 5}"),
+    (ModelLoadConfig, {"model": "m", "device": "cpu", "hf_kwargs": {"device_map": "auto"}}, "beside device 'cpu'"),
+    (StopOptions, {"token_ids": [-1]}, "token_ids is (-1,)"),
+    (StopOptions, {"token_ids": ["a"]}, "token_ids is ('a',)"),
+    (StopOptions, {"ignore_eos": 1}, "ignore_eos is 1"),
+    (DecodeOptions, {"strip": None}, "strip is None"),
+    (ChatTemplateOptions, {"kwargs": {"enable_thinking": True}}, "use the field enable_thinking"),
+    (VlmPreprocessOptions, {"min_pixels": 10, "max_pixels": 5}, "min_pixels 10 is above max_pixels 5"),
+    (VlmPreprocessOptions, {"max_pixels": 5, "do_resize": False}, "do_resize=False"),
+    (ModelLoadConfig, {"model": "m", "backend": "vlm"}, "no backend 'vlm'. Did you mean 'vllm'?"),
+    (ModelLoadConfig, {"model": "m", "dtype": "fp16"}, "no dtype 'fp16'"),
+    (ModelLoadConfig, {"model": ""}, "model is ''"),
+    (ModelLoadConfig, {"model": "m", "hf_kwargs": {"torch_dtype": "x"}}, "hf_kwargs sets 'torch_dtype'. Use the field"),
+    (ModelLoadConfig, {"model": "m", "vllm_kwargs": {"max_model_len": 5}}, "vllm_kwargs sets 'max_model_len'"),
+    (TextGenerationRequest, {}, "none of them given"),
+    (TextGenerationRequest, {"prompt": "x", "prompt_token_ids": [1]}, "prompt and prompt_token_ids given"),
+    (TextGenerationRequest, {"prompt": "x", "tools": [{}]}, "act on messages"),
+    (TextGenerationRequest, {"prompt": "x", "chat": {"enable_thinking": True}}, "act on messages"),
+    (TextGenerationRequest, {"prompt": "x", "images": ["y"]}, "no field 'images'"),
+    (TextGenerationRequest, {"prompt": 5}, "prompt is 5"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "said"), REFUSED, ids=[f"{k.__name__} {v}"[:70] for k, v, _ in REFUSED])
+def test_what_has_no_meaning_is_refused(kind: type[Any], values: dict[str, Any], said: str) -> None:
+    with pytest.raises((OptionError, RequestError)) as caught:
+        gen_engine.build(kind, values)
+    assert said.lower() in str(caught.value).lower()
+
+
+def test_contracts_are_frozen_and_alike_from_mappings_and_values() -> None:
+    options = GenerationOptions(stop=StopOptions(strings=("x",)), temperature=0.5)
+    assert gen_engine.build(GenerationOptions, {"stop": {"strings": ["x"]}, "temperature": 0.5}) == options
+    assert gen_engine.build(GenerationOptions, {"stop": ["x"], "temperature": 0.5}) == options
+    assert GenerationOptions(stop="x", temperature=0.5) == options  # type: ignore[arg-type]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.temperature = 1.0  # type: ignore[misc]
+
+
+def test_two_vendored_copies_work_in_one_process(text: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("vendored_copy", ROOT / "gen_engine.py")
+    assert spec and spec.loader
+    other = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "vendored_copy", other)
+    spec.loader.exec_module(other)
+    theirs = other.TextGenerationRequest(prompt="The capital", chat=other.ChatTemplateOptions())
+    options = other.GenerationOptions(max_new_tokens=4, stop=other.StopOptions(strings=("z",)))
+    ours = TextGenerationRequest(prompt="The capital")
+    assert text.generate_text_batch([theirs], options) == text.generate_text_batch(
+        [ours], {"max_new_tokens": 4, "stop": ["z"]}
+    )
+    assert other.render(text, [{"role": "user", "content": "x"}]) == text.render([{"role": "user", "content": "x"}])
+
+
+def test_errors_survive_pickling_and_copying() -> None:
+    error = RequestError("bad", fix="mend it", index=3)
+    for other in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert (str(other), other.index, other.fix) == ("request 3: bad. Mend it.", 3, "mend it")
+
+
+def test_whole_numbers_do_where_numbers_are_meant(text: GenerationEngine) -> None:
+    options = {"repetition_penalty": 2, "temperature": 1, "top_p": 1, "min_p": 1, "max_new_tokens": 2}
+    assert text.generate_text_batch([chat("a")], options)[0].completion_tokens == 2
+
+
+def test_errors_are_the_builtin_ones_too() -> None:
+    for error, builtin in (
+        (OptionError, ValueError), (RequestError, ValueError), (LoadError, RuntimeError), (EngineError, RuntimeError),
+        (BackendMissing, ImportError), (UnsupportedError, NotImplementedError), (PromptTooLongError, RequestError),
+    ):  # fmt: skip
+        assert issubclass(error, builtin) and issubclass(error, GenEngineError)
+
+
+# -- before any work ---------------------------------------------------------------------------------------------------
+
+CALLS: list[tuple[Any, Any, str]] = [
+    ("Hello", None, "requests is str"),
+    (chat("Hello"), None, "requests is dict"),
+    (["Hello"], None, "request 0: TextGenerationRequest cannot be made from str"),
+    (
+        [chat("a"), {"mesages": []}],
+        None,
+        "request 1: TextGenerationRequest has no field 'mesages'. Did you mean 'messages'?",
+    ),
+    ([{"prompt": ""}], None, "request 0: the prompt has no tokens"),
+    ([{"prompt_token_ids": []}], None, "request 0: the prompt has no tokens"),
+    ([{"prompt_token_ids": [10**6]}], None, "request 0: a token id is outside the vocabulary"),
+    ([{"prompt_token_ids": [-3]}], None, "request 0: a token id is outside the vocabulary"),
+    ([chat("a"), chat("long " * 1000)], None, "request 1: the prompt has"),
+    ([chat("a")], {"max_new_tokens": 1024}, "the window of 1024 less max_new_tokens 1024 leaves 0"),
+    ([chat("a")], {"max_prompt_tokens": 3}, "max_prompt_tokens is 3"),
+    ([chat("a")], {"stop": {"token_ids": [10**6]}}, "outside the vocabulary"),
+    ([chat("a")], {"logprobs": 5000}, "more than the"),
+    ([chat("a", structured={"regex": "a"})], {"min_new_tokens": 2}, "request 0: min_new_tokens or ignore_eos"),
+    ([chat("a", structured={"regex": "a"})], {"logprobs": 0}, "request 0: logprobs or logits with a structure"),
+    ([chat("a")], {"nonsense": 1}, "no field 'nonsense'"),
+]
+
+
+@pytest.mark.parametrize(("requests", "options", "said"), CALLS, ids=[said for *_, said in CALLS])
+def test_a_bad_call_is_refused_before_any_work(
+    text: GenerationEngine, requests: Any, options: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text.backend, "complete", None)
+    with pytest.raises(GenEngineError) as caught:
+        text.generate_text_batch(requests, options)
+    assert said in str(caught.value)
+
+
+def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> None:
+    ids = text.tokenizer.encode("one two three four five six seven")
+    [result] = text.generate_text_batch(
+        [{"prompt_token_ids": ids}], {"max_prompt_tokens": 5, "truncate_prompt": True, "max_new_tokens": 2}
+    )
+    assert result.prompt_token_ids == tuple(ids[-5:])
+    [result] = text.generate_text_batch(
+        [{"prompt_token_ids": ids * 100}], {"truncate_prompt": True, "max_new_tokens": 24}
+    )
+    assert result.prompt_tokens == 1000 and result.completion_tokens > 0
+
+
+def test_what_a_library_cannot_load_is_a_load_error(backend: str, tmp_path: Path) -> None:
+    shutil.copytree(TEXT, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
+    with pytest.raises(LoadError, match=f"{backend} cannot load"):
+        load(tmp_path / "empty", backend=backend)
+    with pytest.raises(OptionError, match="cannot be made from int"):
+        load(5, backend=backend)  # type: ignore[arg-type]
+
+
+def test_an_unknown_device_is_a_load_error() -> None:
+    with pytest.raises(LoadError, match="hf cannot load .*cpuu"):
+        load(TEXT, device="cpuu")
+
+
+def test_a_missing_checkpoint_is_a_load_error(backend: str) -> None:
+    with pytest.raises(LoadError, match="cannot read the checkpoint '/no/such/model'"):
+        load("/no/such/model", backend=backend)
+
+
+def test_a_window_wider_than_the_checkpoints_is_refused(backend: str) -> None:
+    with pytest.raises(OptionError, match="max_model_len 1000000 is above the checkpoint's 2048"):
+        load(TEXT, backend=backend, max_model_len=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"backend": "vllm", "device": "cpu"}, "vllm cannot do device"),
+        ({"backend": "vllm", "attn_implementation": "sdpa"}, "attention_backend"),
+        ({"backend": "vllm", "max_batch_tokens": 100}, "max_num_batched_tokens"),
+        ({"backend": "vllm", "hf_kwargs": {"a": 1}}, "vllm cannot do hf_kwargs"),
+        ({"backend": "hf", "vllm_kwargs": {"a": 1}}, "hf cannot do vllm_kwargs"),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused_at_load(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnsupportedError, match=said):
+        load(TEXT, **settings)
+
+
+def test_temperatures_that_vllm_would_change_are_refused_there(shared: Any) -> None:
+    for temperature in (0.001, 2.5):
+        shared(TEXT, "hf").generate_text_batch([chat("a")], {"temperature": temperature, "max_new_tokens": 2})
+        with pytest.raises(UnsupportedError, match="temperature"):
+            shared(TEXT, "vllm").generate_text_batch([chat("a")], {"temperature": temperature})
+
+
+@pytest.mark.parametrize(("module", "backend", "install"), [
+    ("vllm", "vllm", "pip install vllm"),
+    ("transformers", "hf", "pip install 'transformers"),
+    ("torch", "hf", "pip install torch"),
+])  # fmt: skip
+def test_a_missing_library_names_its_install_line(
+    module: str, backend: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # what import then raises is what a missing module raises
+    with pytest.raises(BackendMissing, match=f"{module} is not installed.*{install}"):
+        load(TEXT, backend=backend)
+
+
+def test_a_broken_library_is_not_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    (tmp_path / "broken_library.py").write_text("import a_module_that_it_needs\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_it_needs") as caught:
+        gen_engine.need("broken_library")
+    assert not isinstance(caught.value, BackendMissing)
+
+
+def test_a_closed_engine_says_so(backend: str) -> None:
+    engine = open_engine(TEXT, backend)
+    engine.close()
+    engine.close()
+    with pytest.raises(EngineError, match="the engine is closed"):
+        engine.generate_text_batch([chat("a")])

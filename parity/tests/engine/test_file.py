@@ -1,0 +1,78 @@
+"""gen_engine.py as a file: its map is true, definitions come before their uses, importing it costs nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import gen_engine
+
+from ..conftest import ROOT
+
+SOURCE = (ROOT / "gen_engine.py").read_text(encoding="utf-8")
+TREE = ast.parse(SOURCE)
+DEFINITIONS = [node for node in TREE.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+def banners() -> list[tuple[str, str]]:
+    return re.findall(r"^# == (\d+)\. (.+?) =+$", SOURCE, re.MULTILINE)
+
+
+def test_the_map_in_the_docstring_is_the_banners() -> None:
+    mapped = re.findall(r"^ {4,5}(\d+)  (.+?)  +\S", gen_engine.__doc__ or "", re.MULTILINE)
+    assert mapped == banners()
+    assert [int(number) for number, _ in banners()] == list(range(1, len(banners()) + 1))
+
+
+def test_nothing_refers_downward() -> None:
+    first: dict[str, int] = {}
+    for node in TREE.body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        names = [node.name] if node in DEFINITIONS else [t.id for t in targets if isinstance(t, ast.Name)]
+        for name in names:
+            first.setdefault(name, node.lineno)
+    downward = [
+        f"{definition.name} uses {use.id}"
+        for definition in DEFINITIONS
+        for use in ast.walk(definition)
+        if isinstance(use, ast.Name) and first.get(use.id, 0) > (definition.end_lineno or 0)
+    ]
+    assert downward == []
+
+
+def test_functions_are_short() -> None:
+    functions = [node for node in ast.walk(TREE) if isinstance(node, ast.FunctionDef)]
+    lengths = sorted((node.end_lineno or 0) - node.lineno + 1 for node in functions)
+    assert lengths[int(len(lengths) * 0.9)] <= 25
+
+
+def test_only_the_command_line_prints() -> None:
+    command_line = SOURCE[: SOURCE.index("# == 18. Command line")].count("\n")
+    prints = [n.lineno for n in ast.walk(TREE) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
+    assert prints and min(prints) > command_line
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in gen_engine.__all__:
+        assert getattr(gen_engine, name).__doc__
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_importing_costs_nothing_heavy() -> None:
+    heavy = "{'torch', 'transformers', 'vllm', 'PIL', 'numpy', 'tqdm', 'jinja2'}"
+    done = run("-c", f"import gen_engine, sys; print(sorted({heavy} & set(sys.modules)))")
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_nothing_in_the_project_names_a_registry_host() -> None:
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    hosts = re.compile("py" + r"pi\.org|python" + "hosted|index" + "-url|find" + "-links")
+    text = [ROOT / name for name in files.stdout.split() if not name.endswith((".safetensors", ".png", ".jpg"))]
+    assert [file.name for file in text if file.exists() and hosts.search(file.read_text(encoding="utf-8"))] == []

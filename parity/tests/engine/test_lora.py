@@ -1,0 +1,98 @@
+"""LoRA adapters: loaded once, named per request, mixed in a batch, the same on both backends and as in PEFT."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gen_engine import LoadError, RequestError, UnsupportedError, load
+from parity.tasks import text_tasks
+
+from ..conftest import TEXT, Load, of_task, open_engine
+
+TASKS = text_tasks(6)
+OPTIONS = {"max_new_tokens": 16, "logprobs": 0}
+
+
+def make_adapter(folder: Path, seed: int) -> str:
+    """A random adapter, large enough to change what the model says."""
+    torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
+    transformers = importlib.import_module("transformers")
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(TEXT), config)
+        for name, weights in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weights, std=0.15)
+        model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter(folder / name, seed) for seed, name in enumerate(("one", "two"))}
+
+
+def mixed() -> list[Any]:
+    names = [None, "one", "two"]
+    return [{**of_task(task), "adapter": names[k % 3]} for k, task in enumerate(TASKS)]
+
+
+def test_a_batch_mixes_adapters_alike_on_both_and_as_peft_has_it(adapters: dict[str, str], shared: Load) -> None:
+    peft, torch = importlib.import_module("peft"), importlib.import_module("torch")
+    transformers = importlib.import_module("transformers")
+    answers = []
+    for backend in ("hf", "vllm"):
+        with open_engine(TEXT, backend, adapters=adapters) as engine:
+            assert engine.capabilities.supports_lora
+            answers.append(engine.generate_text_batch(mixed(), OPTIONS))
+            alone = [engine.generate_text_batch([request], OPTIONS)[0].token_ids for request in mixed()]
+            assert alone == [result.token_ids for result in answers[-1]]
+    assert [r.token_ids for r in answers[0]] == [r.token_ids for r in answers[1]]
+    bare = shared(TEXT, "hf").generate_text_batch([of_task(task) for task in TASKS], OPTIONS)
+    assert [a.token_ids == b.token_ids for a, b in zip(answers[0], bare)][::3] == [True, True]
+    assert not all(a.token_ids == b.token_ids for a, b in zip(answers[0], bare))
+    adapted = peft.PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(TEXT), adapters["one"])
+    result = answers[0][1]
+    with torch.no_grad():
+        logits = adapted(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0].log_softmax(-1)
+    rows = range(len(result.prompt_token_ids) - 1, len(result.prompt_token_ids) + len(result.token_ids) - 1)
+    assert logits[list(rows), list(result.token_ids)].tolist() == pytest.approx(result.logprobs, abs=1e-4)
+
+
+def test_an_unknown_adapter_is_refused_with_the_index(backend: str, adapters: dict[str, str], shared: Load) -> None:
+    with pytest.raises(RequestError, match="request 0: no adapter 'one' is loaded. Load with adapters"):
+        shared(TEXT, backend).generate_text_batch([{**of_task(TASKS[0]), "adapter": "one"}])
+
+
+def test_a_missing_adapter_is_a_load_error(backend: str) -> None:
+    with pytest.raises(LoadError, match="no adapter at /no/such"):
+        load(TEXT, backend=backend, adapters={"one": "/no/such"})
+
+
+def test_scores_use_the_adapter_of_each_request(backend: str, adapters: dict[str, str]) -> None:
+    items = [(request, task.answer) for request, task in zip(mixed(), TASKS)]
+    with open_engine(TEXT, backend, adapters=adapters, logits_hooks=True) as engine:
+        together = engine.score_batch(items)
+        alone = [engine.score_batch([item])[0] for item in items]
+        bare = engine.score_batch([(of_task(task), task.answer) for task in TASKS])
+    for a, b in zip(together, alone):
+        assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+    assert [a.logprobs == pytest.approx(b.logprobs, abs=1e-4) for a, b in zip(together, bare)] == [
+        True,
+        False,
+        False,
+    ] * 2
+
+
+def test_scores_beside_adapters_need_the_hook_on_vllm(adapters: dict[str, str]) -> None:
+    with (
+        open_engine(TEXT, "vllm", adapters=adapters) as engine,
+        pytest.raises(UnsupportedError, match="logits_hooks=True"),
+    ):
+        engine.score_batch([("a", "b")])

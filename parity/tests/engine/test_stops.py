@@ -1,0 +1,152 @@
+"""Stop strings: the cutter keeps the laws of parity.prove.stop_laws, and so does the engine on token ids."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gen_engine import (
+    GenerationOptions,
+    ModelLoadConfig,
+    OptionError,
+    RowWatch,
+    StopOptions,
+    find_ending,
+    make_plan,
+    read_checkpoint,
+    truncate_at_stops,
+)
+from parity.prove.stop_laws import LAWS, Law, Sample, samples, try_law
+
+from ..conftest import PROMPT, TEXT
+
+PINNED = [("abc", ["abc", "b"], "a"), ("abXYZ", ["XYZ", "Y"], "abX"), ("xab", ["b", "ab"], "x")]
+
+
+@pytest.mark.parametrize(("text", "stops", "cut"), PINNED)
+def test_pinned_cases(text: str, stops: list[str], cut: str) -> None:
+    assert truncate_at_stops(text, stops) == cut
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_the_cutter_keeps_the_laws(law: Law) -> None:
+    trial = try_law(law, truncate_at_stops, seed=random.randrange(1 << 32))
+    assert trial.broken is None, str(trial)
+
+
+@given(samples())
+def test_include_stop_keeps_the_stop_and_nothing_after_it(sample: Sample) -> None:
+    text, stops = sample.text, sample.stops
+    kept = truncate_at_stops(text, stops, include_stop=True)
+    assert text.startswith(kept)
+    assert kept == text or any(kept == truncate_at_stops(text, stops) + stop for stop in stops)
+
+
+def test_one_string_is_one_stop() -> None:
+    assert truncate_at_stops("a and b", "and") == "a "
+
+
+def test_an_empty_stop_is_refused() -> None:
+    with pytest.raises(OptionError, match="non-empty"):
+        truncate_at_stops("text", [""])
+
+
+def test_the_cutter_is_linear() -> None:
+    stops = [f"never{i}" for i in range(64)]
+
+    def seconds(size: int) -> float:
+        text = "lorem ipsum " * (size // 12)
+        began = time.perf_counter()
+        truncate_at_stops(text, stops)
+        return time.perf_counter() - began
+
+    assert min(seconds(2_000_000) for _ in range(3)) < 8 * min(seconds(500_000) for _ in range(3)) + 1e-3
+
+
+# -- the same laws on token ids, with the real tokenizer ---------------------------------------------------------------
+
+
+@functools.cache
+def checkpoint() -> Any:
+    return read_checkpoint(ModelLoadConfig(str(TEXT)))
+
+
+def plan_of(stops: list[str], **options: Any) -> Any:
+    return make_plan(
+        GenerationOptions(max_new_tokens=64, stop=StopOptions(strings=tuple(stops)), **options), checkpoint()
+    )
+
+
+words = st.lists(
+    st.sampled_from(["The", " capital", " is", "\n", "é", "😀", "Verdict: ", "no", "{", '"a"', " "]), max_size=12
+)
+pieces = st.lists(
+    st.sampled_from(["is", "ca", "t: n", "\n", "é", "😀", "al is", "o", '"', "Verdict"]), min_size=1, max_size=3
+)
+
+
+def ids_of(parts: list[str]) -> list[int]:
+    """Each part tokenized by itself: other parts, other tokens, same text."""
+    encode = checkpoint().tokenizer.encode
+    return list(itertools.chain.from_iterable(encode(part, add_special_tokens=False) for part in parts))
+
+
+@settings(deadline=None)
+@given(words, pieces, st.data())
+def test_how_the_text_was_split_into_tokens_does_not_matter(parts: list[str], stops: list[str], data: Any) -> None:
+    whole = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
+    other = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)])]
+    plan = plan_of(stops)
+    expected = truncate_at_stops(whole, stops)
+    for ids in (ids_of(parts), ids_of(other)):
+        ending = find_ending(ids, plan)
+        text = plan.decode(ids[: ending.count] if ending else ids)
+        assert truncate_at_stops(text, stops) == expected
+        assert (ending is not None and ending.reason == "stop") == (expected != whole)
+
+
+@settings(deadline=None)
+@given(words, pieces)
+def test_the_ending_is_the_first_token_that_completes_a_stop(parts: list[str], stops: list[str]) -> None:
+    ids, plan = ids_of(parts), plan_of(stops)
+    first = next((k for k in range(1, len(ids) + 1) if any(s in plan.decode(ids[:k]) for s in stops)), None)
+    ending = find_ending(ids, plan)
+    assert (ending and ending.count) == first
+
+
+@settings(deadline=None)
+@given(words, pieces)
+def test_a_watched_row_ends_exactly_there(parts: list[str], stops: list[str]) -> None:
+    ids, plan = ids_of(parts), plan_of(stops)
+    watch, ending = RowWatch(plan, PROMPT), find_ending(ids, plan)
+    over = next((k for k, token in enumerate(ids, start=1) if watch.push(token)), None)
+    assert over == (ending and ending.count)
+
+
+def test_a_stop_across_skipped_special_tokens_is_seen() -> None:
+    tokenizer, plan = checkpoint().tokenizer, plan_of(["is no"])
+    special = tokenizer.convert_tokens_to_ids("<|vision_start|>")
+    ids = [*tokenizer.encode("this is"), *[special] * 12, *tokenizer.encode(" no")]
+    watch = RowWatch(plan, PROMPT)
+    over = next((k for k, token in enumerate(ids, start=1) if watch.push(token)), None)
+    ending = find_ending(ids, plan)
+    assert ending is not None and ending.reason == "stop" and over == ending.count
+
+
+def test_a_stop_that_holds_a_special_token_among_text_is_refused_rather_than_never_found() -> None:
+    with pytest.raises(OptionError, match="skip_special_tokens=False"):
+        plan_of(["<|im_end|>\n"])
+    assert plan_of(["<|im_end|>\n"], decode={"skip_special_tokens": False})
+
+
+def test_a_stop_that_is_one_special_token_stops_by_id() -> None:
+    plan = plan_of(["<|vision_end|>"])
+    assert plan.stop_ids == {checkpoint().tokenizer.convert_tokens_to_ids("<|vision_end|>"): "<|vision_end|>"}

@@ -1,0 +1,291 @@
+"""Pictures: the same image tokens and answers on both backends, every kind of source, every kind of bad source."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image, ImageOps
+
+import gen_engine
+from gen_engine import GenerationEngine, ImageError, RequestError, UnsupportedError, load_image
+from parity.tasks import drawing, text_tasks, vision_tasks
+
+from ..conftest import TEXT, VL, Load, chat, of_task, open_engine, spy
+
+TASKS = vision_tasks(60)
+PICTURES = [task for task in TASKS if any(not isinstance(m["content"], str) for m in task.messages)]
+ASK = "What is in the picture? Answer in JSON."
+Both = Callable[[Path], list[GenerationEngine]]
+
+
+def look(*images: Any, text: str = ASK, **request: Any) -> dict[str, Any]:
+    parts = [{"type": "image", "image": image} for image in images]
+    return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}], **request}
+
+
+def png(image: Image.Image, kind: str = "PNG", **save: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **save)
+    return stream.getvalue()
+
+
+def photograph() -> Image.Image:
+    return Image.open(importlib.import_module("matplotlib.cbook").get_sample_data("grace_hopper.jpg"))
+
+
+def test_drawings_are_named_right_and_alike_on_both_backends(both: Both) -> None:
+    hf, vllm = (engine.generate_vlm_batch([of_task(task) for task in PICTURES]) for engine in both(VL))
+    assert [r.token_ids for r in hf] == [r.token_ids for r in vllm]
+    assert [r.prompt_token_ids for r in hf] == [r.prompt_token_ids for r in vllm]
+    assert [r.text for r in hf] == [task.answer for task in PICTURES]
+
+
+def test_a_vlm_checkpoint_chats_too(vl: GenerationEngine) -> None:
+    talk = [task for task in TASKS if task not in PICTURES]
+    assert talk
+    assert [r.text for r in vl.generate_text_batch([of_task(task) for task in talk])] == [t.answer for t in talk]
+
+
+def test_a_row_with_pictures_alone_is_the_row_in_a_ragged_batch(vl: GenerationEngine) -> None:
+    requests = [look(drawing("red", "circle", width=w, height=h)) for w, h in ((64, 64), (96, 64), (200, 80))]
+    requests.append(look(drawing("blue", "square"), drawing("green", "circle"), text="What do you see?"))
+    options = {"repetition_penalty": 1.1, "max_new_tokens": 40}
+    assert vl.generate_vlm_batch(requests, options) == [vl.generate_vlm_batch([r], options)[0] for r in requests]
+
+
+SIZES = [(64, 64), (80, 64), (33, 47), (300, 200), (1000, 31), (640, 480)]
+BUDGETS: list[dict[str, Any]] = [
+    {}, {"max_pixels": 4096}, {"min_pixels": 65536}, {"min_pixels": 8192, "max_pixels": 16384}, {"max_pixels": 1024},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=repr)
+def test_the_pixel_budget_gives_the_same_image_tokens_on_both_and_as_the_processor(both: Both, budget: Any) -> None:
+    requests = [look(drawing("red", "square", width=w, height=h), vlm=budget) for w, h in SIZES]
+    hf, vllm = (engine.generate_vlm_batch(requests, {"max_new_tokens": 3}) for engine in both(VL))
+    assert [r.prompt_token_ids for r in hf] == [r.prompt_token_ids for r in vllm]
+    processor: Any = both(VL)[0].processor
+    own = dict(processor.image_processor.size)
+    least = budget.get("min_pixels", min(own["shortest_edge"], budget.get("max_pixels", own["longest_edge"])))
+    size = {"shortest_edge": least, "longest_edge": budget.get("max_pixels", max(own["longest_edge"], least))}
+    for (width, height), result in zip(SIZES, hf):
+        plain = processor(
+            text=["<|image_pad|>"], images=[drawing("red", "square", width=width, height=height)], size=size
+        )
+        image_token = processor.image_token_id
+        assert result.prompt_token_ids.count(image_token) == plain["input_ids"][0].count(image_token)
+
+
+def test_do_resize_false_takes_the_picture_as_it_is(both: Both) -> None:
+    request = look(drawing("red", "circle", width=96, height=64), vlm={"do_resize": False})
+    hf, vllm = (engine.generate_vlm_batch([request])[0] for engine in both(VL))
+    processor: Any = both(VL)[0].processor
+    assert hf.prompt_token_ids == vllm.prompt_token_ids
+    assert hf.prompt_token_ids.count(processor.image_token_id) == 6
+    assert hf.token_ids == vllm.token_ids
+    with pytest.raises(ImageError, match="multiples of 32"):
+        both(VL)[0].generate_vlm_batch([look(drawing("red", "circle", width=90, height=64), vlm={"do_resize": False})])
+
+
+def test_a_real_photograph_goes_the_whole_way_alike_on_both(both: Both) -> None:
+    request = look(photograph(), vlm={"max_pixels": 128 * 128})
+    hf, vllm = (engine.generate_vlm_batch([request], {"max_new_tokens": 24})[0] for engine in both(VL))
+    assert hf.prompt_token_ids == vllm.prompt_token_ids
+    assert hf.token_ids == vllm.token_ids
+
+
+# -- sources -----------------------------------------------------------------------------------------------------------
+
+
+def sources(folder: Path) -> dict[str, Any]:
+    image = drawing("green", "triangle")
+    file = folder / "picture.png"
+    file.write_bytes(png(image))
+    data = "data:image/png;base64," + base64.b64encode(png(image)).decode()
+    return {"pil": image, "path": file, "string path": str(file), "bytes": png(image), "data url": data}
+
+
+def test_every_source_is_the_same_picture(vl: GenerationEngine, tmp_path: Path) -> None:
+    given = sources(tmp_path)
+    requests = [look(source) for source in given.values()]
+    url = {"type": "image_url", "image_url": {"url": given["data url"]}}
+    requests.append({"messages": [{"role": "user", "content": [url, {"type": "text", "text": ASK}]}]})
+    bare = look(None)
+    bare["messages"][0]["content"][0] = {"type": "image"}
+    requests.append({**bare, "images": [given["pil"]]})
+    prompt = vl.render(requests[0]["messages"])
+    requests.append({"prompt": prompt, "images": [given["bytes"]]})
+    requests.append({"prompt_token_ids": vl.tokenizer.encode(prompt), "images": given["path"]})
+    results = vl.generate_vlm_batch(requests)
+    assert {(r.text, r.prompt_token_ids) for r in results} == {
+        ('{"color": "green", "shape": "triangle"}', results[0].prompt_token_ids)
+    }
+
+
+def test_pictures_are_turned_upright_and_made_rgb() -> None:
+    image = photograph().resize((60, 80))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera lay on its side
+    turned = load_image(png(image, "JPEG", exif=exif))
+    assert turned.size == (80, 60)
+    assert turned.tobytes() == ImageOps.exif_transpose(Image.open(io.BytesIO(png(image, "JPEG", exif=exif)))).tobytes()
+    for mode in ("RGBA", "L", "P", "1", "CMYK", "LA"):
+        assert load_image(image.convert("RGB").convert(mode if mode != "LA" else "L").convert(mode)).mode == "RGB"
+
+
+def test_a_remote_url_goes_to_the_callers_loader_only(vl: GenerationEngine) -> None:
+    url = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    request: dict[str, Any] = {"messages": [{"role": "user", "content": [url, {"type": "text", "text": ASK}]}]}
+    with pytest.raises(ImageError, match=r"request 0: remote picture .* refused.*image_loader"):
+        vl.generate_vlm_batch([request])
+    asked: list[str] = []
+
+    def loader(url: str) -> bytes:
+        asked.append(url)
+        return png(drawing("red", "circle"))
+
+    [result] = vl.generate_vlm_batch([{**request, "image_loader": loader}])
+    assert (result.text, asked) == ('{"color": "red", "shape": "circle"}', ["https://example.com/a.png"])
+
+
+GOOD = png(drawing("red", "circle"))
+BAD = {
+    "truncated": (GOOD[: len(GOOD) // 2], "unreadable picture"),
+    "not a picture": (b"hello, I am text", "unreadable picture"),
+    "empty": (b"", "unreadable picture"),
+    "missing file": ("/nowhere/at/all.png", "unreadable picture.*No such file"),
+    "a folder": (Path("/"), "unreadable picture"),
+    "bad base64": ("data:image/png;base64,@@@", "not base64"),
+    "data url without data": ("data:image/png", "without a comma"),
+    "a number": (7, "int is no picture"),
+    "16 bit": (Image.new("I;16", (8, 8)), "mode 'I;16'"),
+    "very flat": (Image.new("RGB", (4000, 4)), "aspect ratio"),
+    "remote": ("http://example.com/a.png", "remote picture"),
+    "ftp": ("ftp://example.com/a.png", "remote picture"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_picture_is_an_error_with_the_index_before_any_work(
+    vl: GenerationEngine, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vl.backend, "complete", None)
+    source, said = BAD[kind]
+    with pytest.raises(ImageError, match=f"(?s)^request 1: .*{said}") as caught:
+        vl.generate_vlm_batch([look(GOOD), look(source)])
+    assert caught.value.index == 1
+
+
+def failing_loader(url: str) -> bytes:
+    raise KeyError(url)
+
+
+ALONE: list[dict[str, Any]] = [
+    look("https://example.com/a.png", image_loader=failing_loader),
+    look(Image.new("RGB", (0, 0))),
+    look("a\0b.png"),
+    look(drawing("red", "circle"), chat={"template": "{{ 1 / 0 }}"}),
+    look(drawing("red", "circle"), tools=[lambda x: x]),
+    {"messages": [{"role": "user", "content": "no picture"}]},
+]
+
+
+@pytest.mark.parametrize("bad", ALONE, ids=range(len(ALONE)))
+def test_a_bad_row_of_any_kind_fails_alone_where_asked(vl: GenerationEngine, bad: dict[str, Any]) -> None:
+    good = look(drawing("red", "circle"))
+    results: list[Any] = vl.generate_vlm_batch([good, bad, good], on_error="return")
+    assert isinstance(results[1], RequestError) and results[1].index == 1
+    assert results[0].text == results[2].text == '{"color": "red", "shape": "circle"}'
+
+
+def test_a_text_contract_with_pictures_goes_through_the_vlm_door(vl: GenerationEngine) -> None:
+    request = gen_engine.TextGenerationRequest(messages=look(drawing("red", "circle"))["messages"])
+    assert vl.generate_vlm_batch([request])[0].text == '{"color": "red", "shape": "circle"}'
+
+
+def test_a_decompression_bomb_is_refused(vl: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in (5000, 2000):  # PIL itself warns above its limit and raises above twice that
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(ImageError, match="request 0: .*pixels"):
+            vl.generate_vlm_batch([look(png(Image.new("RGB", (100, 80))))])
+
+
+def test_a_picture_in_a_text_request_is_refused(vl: GenerationEngine) -> None:
+    with pytest.raises(RequestError, match="request 0: a picture in a text request. Use generate_vlm_batch"):
+        vl.generate_text_batch([look(GOOD)])
+
+
+def test_no_picture_in_a_vlm_request_is_refused(vl: GenerationEngine) -> None:
+    with pytest.raises(RequestError, match="request 1: no picture in the request. Use generate_text_batch"):
+        vl.generate_vlm_batch([look(GOOD), chat("Hello")])
+
+
+def test_a_text_checkpoint_refuses_pictures(text: GenerationEngine) -> None:
+    with pytest.raises(UnsupportedError, match="sees no pictures"):
+        text.generate_vlm_batch([look(GOOD)])
+
+
+def test_pictures_and_placeholders_must_agree(vl: GenerationEngine) -> None:
+    bare = {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ASK}]}]}
+    for request, said in (
+        ({"prompt": "<|image_pad|>", "images": [GOOD, GOOD]}, "2 pictures, but 1 placeholders"),
+        ({"prompt": "<|image_pad|><|image_pad|>", "images": [GOOD]}, "1 pictures, but 2 placeholders"),
+        ({**bare, "images": [GOOD, GOOD]}, "1 of `images` have no part"),
+        (look(GOOD, text="what is <|image_pad|>?"), "1 pictures, but 2 placeholders"),
+        ({"messages": [*bare["messages"] * 2], "images": [GOOD]}, "no picture in `images`"),
+    ):
+        with pytest.raises(RequestError, match=said):
+            vl.generate_vlm_batch([request])
+    with pytest.raises(RequestError, match="0 pictures, but 1 placeholders"):
+        vl.generate_text_batch([chat("what is <|image_pad|>?")])
+
+
+def test_too_many_image_tokens_for_the_window_are_refused_before_any_work(backend: str) -> None:
+    too_long = pytest.raises(gen_engine.PromptTooLongError, match="the prompt has .* tokens.*cannot be truncated")
+    with open_engine(VL, backend, max_model_len=256) as engine, too_long:
+        engine.generate_vlm_batch(
+            [look(Image.new("RGB", (640, 640)), vlm={"max_pixels": 640 * 640})], {"truncate_prompt": True}
+        )
+
+
+def test_equal_pictures_in_equal_greedy_requests_are_generated_once(
+    vl: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = spy(vl, monkeypatch)
+    red, blue = drawing("red", "circle"), drawing("blue", "circle")
+    results = vl.generate_vlm_batch([look(red), look(blue), look(png(red)), look(red, vlm={"max_pixels": 1024})])
+    assert seen == [3]
+    assert [r.text for r in results[:3]] == [f'{{"color": "{c}", "shape": "circle"}}' for c in ("red", "blue", "red")]
+
+
+def test_text_batches_of_a_vlm_and_of_a_text_checkpoint_share_one_meaning(shared: Load) -> None:
+    task = text_tasks(1)[0]
+    a, b = (shared(model, "hf").generate_text_batch([of_task(task)])[0] for model in (TEXT, VL))
+    assert a.prompt_token_ids == b.prompt_token_ids
+
+
+def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> None:
+    """Several pixel budgets, several pictures in a row, a row without: tensors in the order of the requests."""
+    import torch
+
+    small, large = {"max_pixels": 64 * 64}, {"max_pixels": 256 * 256}
+    rows = [
+        look(drawing("red", "circle"), drawing("blue", "square", width=160, height=96), vlm=small),
+        look(drawing("green", "triangle", width=224, height=224), vlm=large),
+        look(drawing("yellow", "square", width=224, height=64), vlm=small),
+    ]
+    plan = gen_engine.make_plan(gen_engine.GenerationOptions(), vl.checkpoint)
+    prompts = [gen_engine.prompt_of(gen_engine.VlmGenerationRequest(**row), plan) for row in rows]
+    bare = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Hello."), plan)
+    together = gen_engine.expand_pictures([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
+    assert [len(pictures) for pictures in together] == [2, 0, 1, 1]
+    for prompt, pictures in zip(prompts, [together[0], *together[2:]]):
+        for image, made in zip(prompt.images, pictures):
+            alone = gen_engine.expand_image(image, prompt.image_kwargs, vl.checkpoint)
+            assert set(alone) == set(made) and all(torch.equal(alone[name], made[name]) for name in alone)

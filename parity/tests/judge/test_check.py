@@ -1,0 +1,165 @@
+"""Checking for real, on transformers: the life of goldens, what is written (nothing), causes with their proof."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gen_engine
+from parity.__main__ import main
+from parity.golden import Case, Store, coded, dump
+from parity.judge.check import Judge, check_sites
+from parity.prove.plants import PLANTS
+from parity.prove.selftest import NAMED_RIGHT, run_plant
+from parity.tests.conftest import ROOT
+
+CASES = ("rollout/one-prompt", "rollout/two-prompt-lengths", "runner/two-stops")
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A few of the project's goldens, to be spoiled."""
+    monkeypatch.chdir(ROOT)  # goldens name their checkpoints from here
+    whole, few = Store(ROOT / "golden"), Store(tmp_path / "golden")
+    for name in CASES:
+        site, _, case = name.partition("/")
+        few.write(whole.read(site, case))
+        few.set_site(site, **whole.settings()[site])
+    return few
+
+
+def content(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def verdicts(store: Store, **how: Any) -> dict[str, str]:
+    return {o.label: o.verdict for o in check_sites(store, backends=("hf",), **how).outcomes}
+
+
+def test_the_committed_goldens_are_as_they_would_be_written() -> None:
+    store = Store(ROOT / "golden")
+    for site in store.sites():
+        for name in store.names(site):
+            text = store.path(site, name).read_text(encoding="utf-8")
+            assert text == dump(coded(store.read(site, name).to_json())) + "\n", f"{site}/{name} was edited by hand"
+    assert store.unused_blobs() == []
+
+
+def test_a_check_passes_and_writes_nothing(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    before = content(store.root)
+    assert main(["--goldens", str(store.root), "check", "--backend", "hf"]) == 0
+    assert content(store.root) == before
+    assert "PASSED (exit 0" in capsys.readouterr().out
+
+
+def test_what_is_not_there_fails(store: Store) -> None:
+    shutil.rmtree(store.root / "runner")
+    check = check_sites(store, backends=("hf",))
+    assert [o.label for o in check.outcomes if o.verdict == "MISSING"] == ["runner/*"]
+    assert check.exit_code == 4
+
+
+def test_a_golden_that_cannot_be_read_could_not_be_judged(store: Store) -> None:
+    store.path("runner", "two-stops").write_text("{")
+    check = check_sites(store, backends=("hf",))
+    assert {o.verdict for o in check.outcomes if o.site == "runner"} == {"ERROR"}
+    assert check.exit_code == 3
+
+
+def test_nothing_compared_is_no_success(tmp_path: Path) -> None:
+    assert main(["--goldens", str(tmp_path), "check"]) == 5
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--site", "a=b:c"],
+        ["--name", "a"],
+        ["runner", "--name", "a", "--", "python", "new.py"],
+        ["--moved", "a=b", "--name", "a", "--", "python", "new.py"],
+        ["--site", "a=b:c", "--name", "a", "--", "python", "new.py"],
+    ],
+)
+def test_what_would_change_nothing_is_refused(words: list[str], tmp_path: Path) -> None:
+    assert main(["--goldens", str(tmp_path), "check", *words]) == 2
+
+
+def test_code_that_is_gone_could_not_be_judged(store: Store) -> None:
+    store.set_site("runner", moved={"parity.callsites.runner.old": "parity.callsites.runner.gone"})
+    assert verdicts(store, sites=["runner"]) == {"runner/two-stops": "ERROR"}
+
+
+def test_old_against_new_here_and_now(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """A golden that another torch has made stale does not matter: --ab runs the old code itself."""
+    stale = dataclasses.replace(store.read("runner", "two-stops"), value=[["what an older torch gave"]])
+    store.write(stale)
+    assert main(["--goldens", str(store.root), "check", "runner", "--backend", "hf"]) == 1
+    assert main(["--goldens", str(store.root), "check", "runner", "--backend", "hf", "--ab"]) == 0
+
+
+def test_explaining_tells_the_chain_and_accepting_ends_it(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = ROOT / "golden"
+    store.write(Store(golden).read("rollout", "turn-end-forgotten"))
+    flags = ["--goldens", str(store.root)]
+    case = "rollout/turn-end-forgotten"
+    assert main([*flags, "explain", case, "--backend", "hf"]) == 1
+    said = capsys.readouterr().out
+    assert "stop.eos_set; confirmed" in said
+    assert "the same on both sides: messages, template, prompt_text, prompt_ids" in said
+    assert "reproduce:" in said
+    assert main([*flags, "accept", case, "--backend", "hf", "--reason", "wanted", "--until", "2999-01-01"]) == 0
+    assert main([*flags, "check", "rollout", "--backend", "hf"]) == 0
+    assert main([*flags, "accept", case, "--backend", "hf", "--reason", "wanted", "--until", "2001-01-01"]) == 2
+    store.accept(dataclasses.replace(store.accepted()[0], until="2001-01-01"))
+    assert main([*flags, "check", "rollout", "--backend", "hf"]) == 1, "it has expired"
+
+
+def test_engines_are_closed_and_modules_are_put_back(store: Store) -> None:
+    mine = importlib.import_module("parity.callsites.rollout.moved")
+    check_sites(store, sites=["rollout"], backends=("hf",))
+    assert sys.modules["parity.callsites.rollout.moved"] is mine
+    assert mine.engine.cache_info().currsize == 0, "the check used a copy of its own"
+
+
+@pytest.mark.parametrize("name", ["thinking back on", "half precision", "padded on the right", "lower case"])
+def test_a_planted_fault_is_named(name: str, store: Store) -> None:
+    """The whole table is `make selftest`; here is one of each stage, on goldens of old code."""
+    [plant] = [plant for plant in PLANTS if plant.name == name]
+    score = run_plant(store, dataclasses.replace(plant, cases=("rollout/two-prompt-lengths",)))
+    assert score.named, score.line()
+    assert not hasattr(gen_engine.GenerationEngine.generate_text_batch, "__wrapped__"), "everything is put back"
+
+
+def test_the_gate_of_the_selftest_is_what_was_promised() -> None:
+    assert len(PLANTS) >= 40
+    assert NAMED_RIGHT >= 0.95
+    assert len({plant.name for plant in PLANTS}) == len(PLANTS)
+
+
+def drawn(text: str) -> Case:
+    """A recording of eleven drawn texts whose logits cannot be had."""
+    sampling = {"temperature": {"value": 1.0, "from": "caller"}}
+    row = {"prompt_ids": [1], "output_ids": [ord(text)], "sampling": sampling}
+    return Case("s", "c", rows=(row,), value=[text] * 11)
+
+
+@pytest.mark.parametrize(
+    ("again", "samples", "verdict"),
+    [("ab", 20, "SAME-DISTRIBUTION"), ("cd", 20, "DRIFT"), ("ab", 2, "DRIFT")],  # too few samples tell nothing
+)
+def test_draws_without_logits_are_compared_by_their_texts(again: str, samples: int, verdict: str, store: Store) -> None:
+    old = dataclasses.replace(drawn("a"), samples=tuple(["ab"[k % 2]] * 11 for k in range(samples)))
+
+    def resample(case: Case, seed: int) -> Case:
+        return drawn(again[seed % 2])
+
+    judge = Judge(store, "hf", lambda *_: None, resample=resample)
+    assert judge.outcome(old, drawn("b")).verdict == verdict

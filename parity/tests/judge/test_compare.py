@@ -1,0 +1,248 @@
+"""Stages, suspects, endings and near ties: pure functions of recorded values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from parity.golden import Case
+from parity.judge import ties
+from parity.judge.compare import differences, prompt_cause, suspects
+from parity.judge.endings import explain_text
+from parity.verdict import Check, Outcome, Policy, equal
+
+
+def said(value: Any, source: str = "caller") -> dict[str, Any]:
+    return {"value": value, "from": source}
+
+
+ROW: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hi"}],
+    "template": {"sha256": "ab", "arguments": {"add_generation_prompt": True}},
+    "prompt_text": "<user>Hi",
+    "prompt_ids": [7, 8, 9],
+    "batch": {"rows": 2, "side": "left", "pads": 3, "masked": True},
+    "model": {"class": "M", "dtype": "float32", "weights": "w", "files": "f", "backend": "hf", "attention": "sdpa"},
+    "sampling": {"temperature": said(0), "top_k": said(0), "repetition_penalty": said(1.0)},
+    "stop": {"end_ids": said([2]), "strings": said([]), "max_new_tokens": said(8), "min_new_tokens": said(0)},
+    "output_ids": [10, 11, 2],
+    "text": "ab",
+}
+
+
+def changed(path: str, value: Any, **more: Any) -> Case:
+    """A case whose row differs in one place."""
+    row = copy.deepcopy(ROW)
+    *parents, last = path.split(".")
+    part = row
+    for parent in parents:
+        part = part[parent]
+    part[last] = value
+    return Case("s", "c", rows=({**row, **more},), value="ab")
+
+
+OLD = Case("s", "c", rows=(ROW,), value="ab")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "cause"),
+    [
+        ("prompt_ids", [7, 7, 8, 9], "prompt.double_bos"),
+        ("prompt_ids", [8, 9], "prompt.truncation"),
+        ("prompt_ids", [7, 88, 99, 9], "prompt.tokenization"),
+        ("batch.side", "right", "batch.padding_side"),
+        ("batch.masked", False, "batch.pad_unmasked"),
+        ("model.dtype", "bfloat16", "model.dtype"),
+        ("model.weights", "x", "model.weights"),
+        ("model.attention", "eager", "model.attn"),
+        ("sampling.temperature", said(0.7), "sampling.mode"),
+        ("sampling.repetition_penalty", said(1.05, "checkpoint"), "sampling.leak"),
+        ("sampling.repetition_penalty", said(1.3), "sampling.processors"),
+        ("stop.end_ids", said([2, 3]), "stop.eos_set"),
+        ("stop.max_new_tokens", said(4), "stop.length"),
+    ],
+)
+def test_each_stage_names_its_cause(path: str, value: Any, cause: str) -> None:
+    new = changed(path, value)
+    assert [name for name, _ in suspects(OLD, new, differences(OLD, new))] == [cause]
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("batch.side", "none"),  # no padding is masked padding on the left
+        ("batch.rows", 9),
+        ("sampling.top_k", said(50)),  # says nothing where the choice is greedy
+        ("model.backend", "vllm"),
+        ("template.arguments", {"add_generation_prompt": True, "enable_thinking": False}),  # the same prompt came of it
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]),
+    ],
+)
+def test_what_changes_nothing_is_no_suspect(path: str, value: Any) -> None:
+    assert suspects(OLD, changed(path, value), differences(OLD, changed(path, value))) == []
+
+
+def test_rows_are_paired_by_prompt_where_their_order_changed() -> None:
+    other = {**ROW, "prompt_ids": [1, 2], "output_ids": [5, 2]}
+    old, new = Case("s", "c", rows=(ROW, other), value=1), Case("s", "c", rows=(other, ROW), value=1)
+    assert differences(old, new) == ()
+
+
+def test_a_date_in_the_prompt_is_the_clock() -> None:
+    old = {**ROW, "prompt_text": "Today is 2026-01-02. Hi", "prompt_ids": [1, 2]}
+    new = {**ROW, "prompt_text": "Today is 2026-11-21. Hi", "prompt_ids": [1, 3]}
+    assert prompt_cause(old, new) == "prompt.clock"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        (1.0, 1.0004, True),
+        (1.0, 1.1, False),
+        (True, 1, False),
+        ([1], (1,), True),
+        ({"a": 1}, {"b": 1}, False),
+        ("1", 1, False),
+    ],
+)
+def test_values_are_equal_up_to_rounding_only(old: Any, new: Any, same: bool) -> None:
+    assert equal(old, new) is same
+
+
+# == Endings ==
+
+LETTERS = {i: chr(i) for i in range(32, 127)} | {2: "<end>"}
+
+
+def spell(ids: Sequence[int], skip_special: bool, clean_up: bool) -> str:
+    return "".join(LETTERS[i] for i in ids if not (skip_special and i == 2))
+
+
+def spelled(text: str, value: str, stops: Sequence[str] = (), **arguments: Any) -> Case:
+    row = {**ROW, "output_ids": [*map(ord, text), 2], "stop": {**ROW["stop"], "strings": said(list(stops))}}
+    return Case("s", "c", arguments=arguments, rows=({k: v for k, v in row.items() if k != "text"},), value=value)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "old", "new", "cause"),
+    [
+        ("one two", [], "one two", "one two<end>", "decode.skip_special"),
+        (" one ", [], " one ", "one", "post.strip"),
+        ("abXYZ", ["XYZ", "Y"], "ab", "abX", "stop.rule"),  # list order, first complete
+        ("ab|cd", ["|"], "ab", "ab|", "stop.rule"),
+        ("ab|cd|ef", ["|"], "ab", "ab|cd", "stop.rule"),  # the last one cuts
+    ],
+)
+def test_the_smallest_step_between_two_texts_is_the_cause(
+    text: str, stops: list[str], old: str, new: str, cause: str
+) -> None:
+    a, b = spelled(text, old, stops), spelled(text, new, stops)
+    found = explain_text(a, b, [(a.rows[0], b.rows[0])], spell)
+    assert found is not None
+    assert found.cause == cause
+
+
+def test_a_stop_that_is_no_longer_named_is_the_cause() -> None:
+    a, b = spelled("ab|cd;ef", "ab", ["|", ";"]), spelled("ab|cd;ef", "ab|cd", [";"])
+    found = explain_text(a, b, [(a.rows[0], b.rows[0])], spell)
+    assert found is not None
+    assert found.cause == "stop.strings"
+
+
+def test_stops_among_the_arguments_are_tried() -> None:
+    a, b = spelled("ab##cd", "ab", stop_words=["##"]), spelled("ab##cd", "ab##cd", stop_words=["##"])
+    found = explain_text(a, b, [(a.rows[0], b.rows[0])], spell)
+    assert found is not None
+    assert found.cause == "stop.strings"
+
+
+# == Near ties ==
+
+
+def logits(*rows: Sequence[float]) -> Any:
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+TWO = {**ROW, "prompt_ids": [0], "output_ids": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("new", "gaps", "tie"),
+    [
+        ([[1.0, 0.9998, 0], [0, 1, 0]], 0, True),
+        ([[0.9999, 1.0002, 0], [0, 1, 0]], 1, True),
+        ([[0.9, 1.1, 0], [0, 1, 0]], 1, False),
+        ([[0.9999, 1.0002, 0], [2, 1, 0]], 2, False),  # a tie at first, and a jump behind it
+    ],
+)
+def test_rounding_must_explain_every_step(new: list[list[float]], gaps: int, tie: bool) -> None:
+    old = logits([1.0, 0.9998, 0], [0, 1, 0])
+    reading = ties.read(0, TWO, old, logits(*new))
+    assert (len(reading.gaps), reading.is_tie) == (gaps, tie)
+
+
+def test_delta_is_both_gaps_together() -> None:
+    reading = ties.read(0, TWO, logits([1.0, 0.4, 0], [0, 1, 0]), logits([1.0, 1.3, 0], [0, 1, 0]))
+    assert reading.gaps[0].delta == pytest.approx(0.6 + 0.3)
+
+
+def test_a_golden_that_the_old_path_leaves_is_stale() -> None:
+    assert ties.read(0, TWO, logits([0, 0, 9], [0, 1, 0]), logits([0, 0, 9], [0, 1, 0])).stale == 0
+
+
+def test_bfloat16_allows_two_units_in_the_last_place() -> None:
+    assert ties.tau_of("bfloat16", 20.0) == 2 * 2.0**-3
+    assert ties.tau_of("float32", 20.0) == 1e-3
+    assert ties.tau_of("bfloat16", 20.0, measured=0.5) == 0.5
+
+
+def test_a_leaked_top_k_is_another_distribution() -> None:
+    drawn = {**TWO, "sampling": {"temperature": said(1.0), "top_p": said(1.0), "top_k": said(2), "min_p": said(0)}}
+    flat = logits([1, 1.1, 1.2], [1, 1.1, 1.2])
+    assert ties.same_draws(drawn, flat, flat + 3)[0]
+    assert not ties.same_draws(drawn, flat, flat * 2)[0]
+
+
+def test_the_permutation_test_tells_two_distributions_apart() -> None:
+    same = [["a", "b"] * 10] * 10
+    assert ties.permutation_p(same, same, rounds=200) > 0.5
+    assert ties.permutation_p(same, [["a"] * 20] * 10, rounds=200) < 0.01
+
+
+# == Verdicts to exit codes ==
+
+
+def outcome(verdict: Any, site: str = "s") -> Outcome:
+    return Outcome(site, "c", "hf", verdict)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        (["IDENTICAL", "TEXT-IDENTICAL", "ACCEPTED", "SAME-DISTRIBUTION"], 0),
+        (["IDENTICAL", "DRIFT", "MISSING"], 1),
+        (["LATENT"], 1),
+        (["IDENTICAL", "ERROR"], 3),
+        (["UNSTABLE", "MISSING"], 3),
+        (["IDENTICAL", "UNUSED"], 4),
+        (["MISSING"], 4),
+        ([], 5),
+    ],
+)
+def test_the_gravest_verdict_decides_the_exit_code(verdicts: list[Any], code: int) -> None:
+    assert Check(tuple(map(outcome, verdicts))).exit_code == code
+
+
+def test_near_ties_have_a_budget_for_each_site() -> None:
+    many = [outcome("IDENTICAL")] * 38
+    assert Check((*many, *[outcome("NEAR-TIE")] * 2)).exit_code == 0
+    assert Check((*many, *[outcome("NEAR-TIE")] * 3)).exit_code == 1
+    assert Check((outcome("NEAR-TIE"), outcome("IDENTICAL"))).exit_code == 0, "one of few is always allowed"
+
+
+def test_latent_passes_where_it_is_let_pass() -> None:
+    assert Check((outcome("LATENT"),), Policy(strict=False)).exit_code == 0

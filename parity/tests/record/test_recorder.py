@@ -1,0 +1,52 @@
+"""The recorder and whoever stands above it: what is to happen before each call is named, and found in the processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.judge.check import REPLAYS, Replays
+from parity.record.observe import SEED, Site, load_function
+from parity.record.recorder import run_observed
+
+ABOVE = """
+class Announced:
+    def __init__(self, observer, word):
+        self.word = word
+
+    def __call__(self, call):
+        print(self.word, call.site, call.case, flush=True)
+"""
+SCRIPT = """
+def shout(text):
+    print(text.upper(), flush=True)
+
+if __name__ == "__main__":
+    shout("a")
+    shout("b")
+"""
+
+
+def test_what_is_named_is_called_before_each_call_of_a_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "above.py").write_text(ABOVE)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    seen = run_observed(
+        [sys.executable, "script.py"],
+        tmp_path / "seen",
+        sites=[Site("shouts", "script.py:shout")],
+        loose=None,
+        seed=SEED,
+        starting=("above:Announced", {"word": "now"}),
+    )
+    assert [case.case for case in seen.cases] == ["shout-001", "shout-002"] and not seen.failures
+    assert capfd.readouterr().out.split("\n") == ["now shouts shout-001", "A", "now shouts shout-002", "B", ""]
+
+
+def test_the_judge_is_found_by_the_name_that_it_gives() -> None:
+    assert load_function(REPLAYS) is Replays

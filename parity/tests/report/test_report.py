@@ -1,0 +1,495 @@
+"""Reports: what each says of the same check, that hostile outputs stay text in all of them, the page in a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from parity.golden import Case, image_bytes
+from parity.report import report
+from parity.verdict import Cause, Check, Difference, Outcome, Policy
+
+from ..browser import Browser
+
+EVIL = "</script><img src=x onerror=window.hacked=1><!-- & \x1b[31m\x00\ud800 | `code` *bold*\n]]> \u202eabc"
+SAMPLING = {
+    "temperature": {"value": 0.0, "from": "caller"},
+    "top_k": {"value": 50, "from": "checkpoint"},
+    "repetition_penalty": {"value": 1.0, "from": "default"},
+}
+STOP = {
+    "end_ids": {"value": [151643, 151645], "from": "checkpoint"},
+    "strings": {"value": ["\n\n"], "from": "caller"},
+    "max_new_tokens": {"value": 64, "from": "caller"},
+}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": "Count."}],
+        "template": {"sha256": "ab" * 32, "arguments": {"enable_thinking": False}},
+        "prompt_text": "<|im_start|>user\nCount.<|im_end|>\n<|im_start|>assistant\n",
+        "prompt_ids": [1, 2, 3],
+        "model": {"class": "Qwen3ForCausalLM", "dtype": "float32"},
+        "sampling": SAMPLING,
+        "stop": STOP,
+        "output_ids": [10, 11, 12, 13, 14, 15, 16, 17, 18, 19],
+        "decode": {"ids": "ended", "skip_special_tokens": True, "clean_up": False},
+        "text": "one, two, three, four",
+        **changes,
+    }
+
+
+def case(name: str, value: Any, **changes: Any) -> dict[str, Any]:
+    return Case("summaries", name, value=value, rows=(row(**changes),)).to_json()
+
+
+def babbler(name: str = "babbles", backend: str = "hf") -> Outcome:
+    """The moved code lost an end-of-text id."""
+    told = "the old code ended at [151643, 151645], the moved code ends at [151643]"
+    stop = {**STOP, "end_ids": {"value": [151643], "from": "caller"}}
+    long = "one, two, three, four, five, six and so on"
+    return Outcome(
+        "summaries", name, backend, "DRIFT",
+        (
+            Difference("stop", "end_ids", [151643, 151645], [151643], 0),
+            Difference("output_ids", "", list(range(10, 20)), [*range(10, 19), 77, 78], 0, counts=False),
+            Difference("value", "", "one, two, three, four", long),
+        ),
+        Cause("stop.eos_set", "confirmed", told, "with the old end ids the moved code gives the old ids"),
+        case(name, "one, two, three, four"),
+        case(name, long, stop=stop, output_ids=[*range(10, 19), 77, 78], text=long),
+        seconds=0.4,
+        steps=("the same on both sides: prompt", "first difference: stop.end_ids"),
+    )  # fmt: skip
+
+
+def picture_case(old_blob: str, new_blob: str) -> Outcome:
+    def images(blob: str, tokens: int, budget: list[int]) -> list[dict[str, Any]]:
+        return [{"sha256": blob[:64], "size": [640, 480], "tokens": tokens, "budget": budget, "blob": blob}]
+
+    old, new = images(old_blob, 64, [3136, 65536]), images(new_blob, 300, [3136, 12845056])
+    return Outcome(
+        "stage_a", "large_photo", "vllm", "DRIFT",
+        (
+            Difference("images", "budget", [3136, 65536], [3136, 12845056], 0),
+            Difference("images", "tokens", 64, 300, 0),
+        ),
+        Cause("image.pixel_budget", "likely", "pictures had at most 65536 pixels, now at most 12845056"),
+        case("large_photo", {"summary": "A red circle.", "n": 1}, images=old),
+        case("large_photo", {"summary": "A red disc.", "n": 1}, images=new),
+    )  # fmt: skip
+
+
+def quiet(name: str, site: str = "summaries", backend: str = "hf", value: Any = "fine") -> Outcome:
+    said = case(name, value)
+    return Outcome(site, name, backend, "IDENTICAL", old=said, new=said, seconds=0.1)
+
+
+def evil_case() -> Outcome:
+    why = Cause("post.other", "unattributed", f"value was {EVIL!r}, and raw: {EVIL}", EVIL)
+    differences = (Difference("value", "", EVIL, EVIL + "!"),)
+    sides = case("evil", EVIL), case("evil", EVIL + "!", text=EVIL, prompt_text=EVIL)
+    return Outcome("summaries", "evil", "hf", "DRIFT", differences, why, *sides, notes=(EVIL,))
+
+
+def mixed(blobs: tuple[str, str] = ("0" * 64 + ".png", "1" * 64 + ".png")) -> Check:
+    """One of each verdict."""
+    latent = dataclasses.replace(babbler("latent"), verdict="LATENT", new=babbler().old)
+    accepted = dataclasses.replace(babbler("wanted"), verdict="ACCEPTED", accepted="the old stop was a bug")
+    return Check(
+        (
+            quiet("plain"), quiet("other"), babbler(), latent, accepted, evil_case(), picture_case(*blobs),
+            Outcome("stage_a", "tie", "vllm", "NEAR-TIE", notes=("gap 2.1e-4 of 1e-3 allowed",)),
+            Outcome("stage_a", "gone", "hf", "MISSING"),
+            Outcome("stage_a", "crash", "hf", "ERROR", cause=Cause("error", "confirmed", "it raised KeyError: 'x'")),
+            Outcome("stage_a", "dice", "hf", "UNSTABLE"),
+        ),
+        environment={"transformers": "5.19.0", "torch": "2.9.1"},
+        seconds=3.21,
+    )  # fmt: skip
+
+
+# == Console ==
+
+
+def test_the_console_tells_a_failing_case_in_full() -> None:
+    said = report.console(Check((quiet("plain"), babbler()), seconds=1.5))
+    assert said == (
+        "summaries  hf        0.5 s  1 IDENTICAL  1 DRIFT\n"
+        "\n"
+        "DRIFT  summaries/babbles on hf  stop.eos_set; confirmed\n"
+        "  the old code ended at [151643, 151645], the moved code ends at [151643]\n"
+        "  output ids of row 0, from 9 on:\n"
+        "    was  … 13 14 15 16 17 18 ▸19\n"
+        "     is  … 13 14 15 16 17 18 ▸77 78\n"
+        "  value, from character 21 on:\n"
+        "    was  one, two, three, four▸(end)\n"
+        "     is  one, two, three, four▸, five, six and so on\n"
+        "  proof: with the old end ids the moved code gives the old ids\n"
+        "  python -m parity explain summaries/babbles --backend hf\n"
+        "\n"
+        "FAILED (exit 1, drift): 1 of 2 cases fail: 1 DRIFT; 1.5 s"
+    )
+
+
+def test_the_console_is_silent_about_what_passes() -> None:
+    said = report.console(Check(tuple(quiet(f"case{k}") for k in range(30)), seconds=2))
+    assert said.splitlines() == [
+        "summaries  hf        3.0 s  30 IDENTICAL",
+        "",
+        "PASSED (exit 0, within policy): 30 cases; 2.0 s",
+    ]
+
+
+def test_lines_fit_in_100_columns() -> None:
+    for line in report.console(mixed()).splitlines():
+        assert len(line) <= 100 or "explain" in line or "▸" in line
+
+
+def test_no_terminal_escape_of_a_model_reaches_the_terminal() -> None:
+    said = report.console(mixed(), colour=False)
+    assert "\x1b" not in said and "\x00" not in said and "\u202e" not in said
+    assert r"\x1b[31m" in said
+    said.encode()  # nothing that UTF-8 cannot hold
+
+
+def test_colour_only_where_it_is_asked_for() -> None:
+    assert "\x1b[31mDRIFT\x1b[0m" in report.console(mixed(), colour=True)
+    plain = re.sub(r"\x1b\[\d+m", "", report.console(mixed(), colour=True))
+    assert plain == report.console(mixed(), colour=False)
+
+
+def test_cases_that_fail_alike_are_told_three_times_and_then_named() -> None:
+    said = report.console(Check(tuple(babbler(f"case{k}") for k in range(40))))
+    assert said.count("output ids of row 0") == 3
+    assert all(f"case{k}" in said for k in range(40))
+    assert "37 more like these: case3, case4" in said
+
+
+def test_too_many_near_ties_say_so() -> None:
+    ties = tuple(Outcome("s", f"t{k}", "vllm", "NEAR-TIE") for k in range(3))
+    said = report.console(Check((*ties, quiet("a", "s", "vllm")), Policy(near_ties=0.05)))
+    assert "3 of 4 cases are near ties; the policy allows 5%" in said and "FAILED (exit 1, drift)" in said
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "last"),
+    [
+        ((), "FAILED (exit 5, nothing was compared): 0 cases; 0.0 s"),
+        (
+            (Outcome("s", "c", "hf", "MISSING"),),
+            "FAILED (exit 4, missing or unused): 1 of 1 cases fail: 1 MISSING; 0.0 s",
+        ),
+        ((Outcome("s", "c", "hf", "ERROR"),), "FAILED (exit 3, could not judge): 1 of 1 cases fail: 1 ERROR; 0.0 s"),
+        ((babbler(),), "FAILED (exit 1, drift): 1 of 1 cases fail: 1 DRIFT; 0.0 s"),
+    ],
+)
+def test_the_last_line_is_the_exit_code(outcomes: tuple[Outcome, ...], last: str) -> None:
+    assert report.console(Check(outcomes)).splitlines()[-1] == last
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what", "was", "now"),
+    [
+        ("abc", "abX", "value, from character 2 on", ("ab", "c"), ("ab", "X")),
+        ("abc", "abc\n", "value, from character 3 on", ("abc", "(end)"), ("abc", "\\n")),
+        (["a", "b"], ["a", "c"], "value[1], from character 0 on", ("", "b"), ("", "c")),
+        ({"k": {"n": 1}}, {"k": {"n": 2}}, "value.k.n", ("", "1"), ("", "2")),
+        (["a"], ["a", "b"], "value", ("", "['a']"), ("", "['a', 'b']")),
+        (
+            "x" * 80 + "old",
+            "x" * 80 + "new",
+            "value, from character 80 on",
+            ("…" + "x" * 36, "old"),
+            ("…" + "x" * 36, "new"),
+        ),
+    ],
+)
+def test_where_two_values_part(old: Any, new: Any, what: str, was: tuple[str, str], now: tuple[str, str]) -> None:
+    found = report.parting("value", old, new)
+    assert found is not None and (found.what, found.old, found.new) == (what, was, now)
+
+
+def test_equal_values_do_not_part() -> None:
+    assert report.parting("value", {"a": [1, "x"]}, {"a": [1, "x"]}) is None
+
+
+# == JUnit ==
+
+
+def test_junit_has_a_suite_for_each_site_and_backend() -> None:
+    root = ElementTree.fromstring(report.junit_xml(mixed()))
+    suites = {suite.get("name"): suite for suite in root}
+    assert list(suites) == ["summaries on hf", "stage_a on vllm", "stage_a on hf"]
+    counts = {
+        name: tuple(suite.get(k) for k in ("tests", "failures", "errors", "skipped")) for name, suite in suites.items()
+    }
+    assert counts == {
+        "summaries on hf": ("6", "3", "0", "1"),
+        "stage_a on vllm": ("2", "1", "0", "0"),
+        "stage_a on hf": ("3", "1", "2", "0"),
+    }
+    failure = root.find(".//testcase[@name='babbles']/failure")
+    assert failure is not None and failure.get("type") == "stop.eos_set"
+    assert "python -m parity explain summaries/babbles" in (failure.text or "")
+
+
+def test_junit_is_xml_whatever_a_model_wrote() -> None:
+    evil = ElementTree.fromstring(report.junit_xml(mixed()).encode()).find(".//testcase[@name='evil']/failure")
+    assert evil is not None and r"\x00\ud800" in (evil.get("message") or "")
+
+
+# == Markdown ==
+
+
+def test_markdown_groups_by_cause_and_escapes() -> None:
+    said = report.markdown_summary(mixed())
+    assert said.startswith("## ❌ parity: FAILED (exit 1, drift): 7 of 11 cases fail")
+    assert "### stop.eos&#95;set: 2 (confirmed)\n\nother ids end the text\n" in said
+    assert said.index("### stop.eos") < said.index("### post.other")  # the most frequent cause first
+    table = [line for line in said.splitlines() if line.startswith("|")]
+    assert all(line.count("|") == 5 for line in table)
+    assert "<img" not in said and "`code`" not in said and "\x1b" not in said
+
+
+def test_markdown_is_capped() -> None:
+    long = [
+        dataclasses.replace(babbler(f"c{k}"), cause=Cause("stop.eos_set", "likely", "x" * 90_000)) for k in range(500)
+    ]
+    said = report.markdown_summary(Check(tuple(long)))
+    assert len(said) < 20_000 and "… and 480 more." in said
+
+
+def test_markdown_of_a_green_check() -> None:
+    said = report.markdown_summary(Check((quiet("plain"),)))
+    assert said.startswith("## ✅ parity: PASSED (exit 0") and "###" not in said
+
+
+def test_the_summary_of_a_github_step_is_added_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary.md"
+    path.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
+    report.write_reports(mixed(), markdown=path)
+    assert path.read_text().startswith("before\n## ❌")
+    other = tmp_path / "other.md"
+    for _ in range(2):
+        report.write_reports(mixed(), markdown=other)
+    assert other.read_text().count("## ❌") == 1
+
+
+# == JSON ==
+
+
+def test_json_holds_the_whole_outcome() -> None:
+    check = mixed()
+    said = json.loads(report.json_text(check))
+    assert list(said) == ["format", "exit_code", "ending", "seconds", "policy", "environment", "counts", "outcomes"]
+    assert (said["format"], said["exit_code"], said["counts"]["DRIFT"]) == (1, check.exit_code, 3)
+    first = said["outcomes"][2]
+    assert list(first) == [
+        "site", "case", "backend", "verdict", "fails", "sentence", "cause", "differences", "accepted", "notes",
+        "steps", "seconds", "old", "new",
+    ]  # fmt: skip
+    assert first["old"] == babbler().old and first["cause"]["name"] == "stop.eos_set" and first["fails"]
+    assert first["differences"][0]["old"] == [151643, 151645]
+    assert said["outcomes"][5]["new"]["value"] == EVIL + "!"
+
+
+def test_json_writes_what_json_cannot_hold_as_goldens_do() -> None:
+    odd = dataclasses.replace(quiet("nan"), new={"value": float("nan"), "rows": (), "path": Path("x")})
+    said = json.loads(report.json_text(Check((odd,))), parse_constant=pytest.fail)
+    assert said["outcomes"][0]["new"] == {"value": {"$float": "nan"}, "rows": [], "path": "x"}
+
+
+# == Diffs ==
+
+
+def joined(diff: report.Diff, sign: str) -> str:
+    return "".join(text for kind, text in diff if kind in ("=", sign))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("", ""), ("a b", "a b"), ("a b c", "a x c"), ("", "a"), ("a", ""), ("aa a", "aa aa a"), (EVIL, "x")],
+)
+def test_a_diff_holds_both_texts(old: str, new: str) -> None:
+    diff = report.text_diff(old, new)
+    assert (joined(diff, "-"), joined(diff, "+")) == (old, new)
+
+
+def test_a_diff_is_by_words_and_blanks() -> None:
+    assert report.text_diff("one two three", "one  2 three") == [
+        ["=", "one "], ["-", "two"], ["+", " 2"], ["=", " three"],
+    ]  # fmt: skip
+
+
+def test_an_escape_in_a_list_is_one_token() -> None:
+    assert report.text_diff('"A"', '"\\n\\nA"') == [["=", '"'], ["+", "\\n\\n"], ["=", 'A"']]
+
+
+def test_the_call_table_marks_differences_and_mere_inequalities() -> None:
+    sampling = {**SAMPLING, "temperature": {"value": 0, "from": "default"}, "top_k": {"value": 20, "from": "caller"}}
+    stop = {**STOP, "max_new_tokens": {"value": 65, "from": "caller"}, "criteria": {"value": ["X"], "from": "caller"}}
+    table = report.call_table(row(), row(sampling=sampling, stop=stop), {("stop", "max_new_tokens")})
+    states = {f"{stage}.{name}": state for stage, name, _, _, state in table}
+    assert {name: state for name, state in states.items() if state} == {
+        "sampling.top_k": 1, "stop.max_new_tokens": 2, "stop.criteria": 1,
+    }  # fmt: skip
+    assert ["stop", "criteria", [], ["['X']", "caller"], 1] in table
+
+
+def test_two_long_texts_without_anything_in_common_are_soon_told() -> None:
+    diff = report.text_diff("a b c d " * 4000, "x y " * 9000)
+    assert [kind for kind, _ in diff if kind != "="] == ["-", "+"]
+
+
+# == The page ==
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("page")
+    names = []
+    for colour in ("red", "blue"):
+        names.append(f"{colour}.png")
+        (folder / names[-1]).write_bytes(image_bytes(Image.new("RGB", (640, 480), colour)))
+    report.write_reports(mixed((names[0], names[1])), html=folder / "report.html", blobs=folder)
+    return folder / "report.html"
+
+
+def shown(browser: Browser) -> list[str]:
+    script = "[...document.querySelectorAll('.case')].filter(n => n.checkVisibility()).map(n => n.dataset.label)"
+    return list(browser.run(script))
+
+
+def open_case(browser: Browser, label: str) -> str:
+    """Open a case as a person does; the text that it shows."""
+    node = f"document.querySelector('[data-label=\"{label}\"]')"
+    browser.run(f"{node}.open || {node}.querySelector('summary').click()")
+    browser.run("new Promise(r => setTimeout(r, 30))")
+    return str(browser.run(f"{node}.innerText"))
+
+
+def test_the_page_opens_from_disk_and_asks_for_nothing(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    assert browser.errors == []
+    assert [url for url in browser.requested if not url.startswith(("data:", "about:"))] == [page.as_uri()]
+    assert browser.run("document.querySelector('h1').innerText").endswith("7 of 11 cases fail")
+    assert browser.run("document.querySelector('.under').innerText") == report.final_line(mixed())
+    assert shown(browser) == [
+        "summaries/babbles", "summaries/latent", "summaries/evil", "stage_a/large_photo", "stage_a/gone",
+        "stage_a/crash", "stage_a/dice",
+    ]  # fmt: skip
+
+
+def test_the_page_shows_cause_stages_call_and_diff(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    said = open_case(browser, "summaries/babbles")
+    for wanted in ("stop.eos_set", "confirmed", "the moved code ends at [151643]", "First unequal stage: stop."):
+        assert wanted in said
+    assert "How the cause was found: 2 steps" in said
+    at = 'document.querySelector(\'[data-label="summaries/babbles"] '
+    assert browser.run(at + ".strip .first').innerText") == "stop"
+    assert browser.run(at + "tr.differs').innerText").split("\t") == [
+        "stop.end_ids", "[151643, 151645]", "checkpoint", "[151643]", "caller",
+    ]  # fmt: skip
+    assert browser.run(at + ".new ins').innerText") == ",·five,·six·and·so·on"
+    assert browser.run(at + ".old del').checkVisibility()") and "…" not in said.split("EFFECTIVE")[0]
+
+
+def test_the_page_shows_pictures_small(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    open_case(browser, "stage_a/large_photo")
+    sizes = browser.run("[...document.images].map(i => [i.naturalWidth, i.naturalHeight, i.checkVisibility()])")
+    assert sizes == [[160, 120, True]] * 2
+    marked = browser.run("[...document.querySelectorAll('figcaption b')].map(b => b.innerText)")
+    assert "tokens 64" in marked and "tokens 300" in marked and "size [640, 480]" not in marked
+
+
+def test_the_filter_works_from_the_keyboard(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    browser.type("/")
+    browser.type("babb")
+    assert shown(browser) == ["summaries/babbles"]
+    assert browser.run("document.getElementById('shown').innerText") == "1 of 11 cases"
+    assert "text=babb" in browser.run("location.hash")
+    browser.press("Escape")
+    assert len(shown(browser)) == 7
+    browser.type("jj")
+    assert browser.run("document.activeElement.parentElement.dataset.label") == "summaries/latent"
+    browser.type("e")
+    assert browser.run("document.querySelectorAll('.case[open]').length") == 7
+
+
+def test_the_page_is_filtered_by_verdict_cause_site_and_address(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    browser.run("document.querySelector('.chip[data-verdict=IDENTICAL]').click()")
+    assert shown(browser) == ["summaries/plain", "summaries/other"]  # what passes opens when it is asked for
+    browser.open(page.as_uri())
+    browser.run("[...document.querySelectorAll('.reason')].find(b => b.innerText.includes('image.pixel')).click()")
+    assert shown(browser) == ["stage_a/large_photo"]
+    browser.open(page.as_uri() + "#site=stage_a&backend=hf")
+    assert shown(browser) == ["stage_a/gone", "stage_a/crash", "stage_a/dice"]
+
+
+def test_what_a_model_wrote_stays_text(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    said = open_case(browser, "summaries/evil")
+    assert browser.run("window.hacked") is None and browser.errors == []
+    assert "</script><img" in said and "onerror" in said
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert "U+001B" in said and "U+202E" in said
+
+
+def test_the_page_fits_a_narrow_window_and_the_dark(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    open_case(browser, "summaries/babbles")
+    for width in (1280, 420):
+        browser.resize(width, 900)
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    browser.resize(1280, 900)
+    colours = []
+    for dark in (False, True):
+        browser.dark(dark)
+        colours.append(browser.run("getComputedStyle(document.body).backgroundColor"))
+    assert colours == ["rgb(246, 247, 249)", "rgb(18, 21, 26)"]
+
+
+def test_five_hundred_cases_stay_small_and_fast(browser: Browser, tmp_path: Path) -> None:
+    text = "lorem ipsum dolor " * 300
+    passing = [quiet(f"case{k}", f"site{k % 7}", value=text) for k in range(450)]
+    failing = [babbler(f"bad{k}", "vllm") for k in range(50)]
+    path = tmp_path / "big.html"
+    report.write_reports(Check((*passing, *failing)), html=path)
+    assert path.stat().st_size < 1_000_000
+    browser.open(path.as_uri())
+    assert browser.run("performance.now()") < 5000 and len(shown(browser)) == 50
+
+
+def test_pictures_of_cases_that_pass_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(image_bytes(Image.new("RGB", (40, 30), "red")))
+    failing = picture_case("a.png", "../a.png")
+    passing = dataclasses.replace(failing, verdict="ACCEPTED")
+    assert "data:image" in report.html_page(Check((failing,)), tmp_path)
+    assert "data:image" not in report.html_page(Check((passing,)), tmp_path)
+    assert "data:image" not in report.html_page(Check((failing,)), None)
+
+
+def test_a_picture_that_cannot_be_read_is_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    assert "data:image" not in report.html_page(Check((picture_case("a.png", "b.png"),)), tmp_path)

@@ -1,0 +1,126 @@
+"""`parity doctor` and `generate`: what a person sees, and exit codes that a script can trust."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+import gen_engine
+from parity import shell
+from parity.__main__ import main
+from parity.tasks import drawing
+
+from .conftest import TEXT, VL
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["generate", "--help"], ["doctor", "--help"]], ids=" ".join)
+def test_help_shows_an_example_and_no_command_is_usage(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    said = capsys.readouterr()
+    assert stop.value.code == (0 if arguments else 2)
+    assert "usage: python -m parity" in said.out + said.err
+    if arguments[1:]:
+        assert f"example: python -m parity {arguments[0]}" in said.out
+
+
+def test_generate_prints_the_answer_and_the_figures(capsys: Capture) -> None:
+    assert main(["generate", "--model", str(TEXT), "--backend", "hf", "What is the capital of France?"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "The capital of France is Paris.\n"
+    assert re.search(r"\[hf: \d+ prompt tokens, \d+ generated in [\d.]+ s, ended by eos\]", said.err)
+
+
+def test_generate_looks_at_pictures_and_takes_every_option(capsys: Capture, tmp_path: Path) -> None:
+    drawing("red", "circle").save(tmp_path / "shape.png")
+    arguments = ["--image", str(tmp_path / "shape.png"), "--json", "--max-new-tokens", "30", "--stop", '", "shape']
+    assert main(["generate", "--model", str(VL), *arguments, "What is in the picture? Answer in JSON."]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["text"], said["finish_reason"], said["stop_reason"]) == ('{"color": "red', "stop", '", "shape')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model", "/no/such", "x"], 1, "LoadError: cannot read the checkpoint"),
+        (["--model", str(TEXT), "--temperature", "-1", "x"], 2, "OptionError: GenerationOptions.temperature is -1.0"),
+        (["--model", str(TEXT), "--image", "/no/such.png", "x"], 1, "UnsupportedError"),
+        (["--model", str(TEXT), "--n", "0", "x"], 2, "OptionError: GenerationOptions.n is 0"),
+        (["--model", str(VL), "--image", "/no/such.png", "x"], 1, "ImageError: request 0: unreadable picture"),
+    ],
+)
+def test_a_failing_generate_says_why_and_exits_with_it(
+    arguments: list[str], code: int, said: str, capsys: Capture
+) -> None:
+    assert main(["generate", *arguments]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_doctor_tells_what_works_here_by_trying(capsys: Capture) -> None:
+    assert main(["doctor", "--model", str(TEXT)]) == 0
+    said = capsys.readouterr().out
+    for library in ("torch", "transformers", "PIL", "vllm"):
+        assert re.search(rf"^{library} +\d+\.\d+", said, re.MULTILINE)
+    assert re.search(r"^backend hf +works +generated with", said, re.MULTILINE)
+    assert all(refusal.what in said and refusal.fix in said for refusal in gen_engine.UNSUPPORTED)
+    assert re.search(r"^backend vllm +works +generated with", said, re.MULTILINE)
+
+
+def test_doctor_says_why_a_backend_does_not_work(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shell.PROBES, "vllm", ("vllm", "import a_library_that_is_not_there"))
+    assert main(["doctor"]) == 1
+    assert "No module named 'a_library_that_is_not_there'" in capsys.readouterr().out
+    assert main(["doctor", "--backend", "hf"]) == 0
+
+
+def test_doctor_knows_no_other_backend(capsys: Capture) -> None:
+    assert main(["doctor", "--backend", "foo"]) == 2
+    assert "no backend 'foo'" in capsys.readouterr().err
+
+
+def test_generate_prints_every_sample(capsys: Capture) -> None:
+    assert main(["generate", "--model", str(TEXT), "--n", "3", "What is the capital of France?"]) == 0
+    assert capsys.readouterr().out == "The capital of France is Paris.\n" * 3
+
+
+def test_doctor_tries_a_checkpoint_and_reports_its_failure(capsys: Capture, tmp_path: Path) -> None:
+    assert main(["doctor", "--backend", "hf", "--model", str(tmp_path)]) == 1
+    assert re.search(r"backend hf +does not work +parity: LoadError", capsys.readouterr().out)
+
+
+def shown_on_a_terminal(*command: str) -> str:
+    """What a command writes where it has a terminal of 100 columns."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(command[0], list(command))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    written = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while piece := os.read(terminal, 4096):
+            written += piece
+    os.close(terminal)
+    assert os.waitpid(child, 0)[1] == 0
+    return written.decode()
+
+
+def test_progress_is_shown_on_a_terminal_and_nowhere_else() -> None:
+    command = (sys.executable, "-m", "parity", "generate", "--model", str(TEXT), "Count to 5.")
+    shown = shown_on_a_terminal(*command)
+    assert re.search(r"generate: 100%.*1/1", shown)
+    assert "1, 2, 3, 4, 5." in shown
+    piped = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert piped.stdout == "1, 2, 3, 4, 5.\n"
+    assert "%" not in piped.stderr
