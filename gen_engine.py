@@ -51,14 +51,11 @@ Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torc
 
 from __future__ import annotations
 
-import base64
 import binascii
 import contextlib
 import dataclasses
-import difflib
 import functools
 import gc
-import hashlib
 import importlib
 import inspect
 import io
@@ -66,10 +63,9 @@ import itertools
 import json
 import logging
 import math
+import operator
 import os
-import random
 import re
-import secrets
 import struct
 import sys
 import threading
@@ -80,7 +76,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
-from urllib.parse import unquote_to_bytes
 
 __version__ = "0.2.0"
 
@@ -91,11 +86,12 @@ __all__ = [
     # 3 contracts, and what they are declared with
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
     "VlmPreprocessOptions", "StructuredOptions", "TextGenerationRequest", "VlmGenerationRequest",
-    "GenerationResult", "ScoreResult", "Capabilities", "Contract", "build", "whole", "string", "one_of",
+    "GenerationResult", "ScoreResult", "Capabilities", "Contract", "build", "whole", "one_of",
     # 4-8 pictures, chat, stops, plugins
     "load_image", "render", "truncate_at_stops", "Plugin",
     # 9-15 for companions: what passes through, and what may watch or replace a loop
-    "Checkpoint", "Plan", "Prompt", "RowWatch", "Observer", "Decoder", "Batch", "DecodeLoop", "Asked", "Refusal",
+    "Checkpoint", "Plan", "make_plan", "Prompt", "prompt_of", "RowWatch", "finish", "Observer", "Asked", "Refusal",
+    "Decoder", "Batch", "DecodeLoop",
     # 17 engine
     "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
@@ -107,9 +103,7 @@ log = logging.getLogger("gen_engine")
 
 class GenEngineError(Exception):
     """Base of every error raised here on purpose: `where: problem. fix`.
-
-    `index` is the position of the request at fault in the call, or None when no single request is.
-    """
+    `index` is the position of the request at fault in the call, or None when no single request is."""
 
     def __init__(self, problem: str, *, fix: str = "", index: int | None = None) -> None:
         super().__init__(problem)  # the one positional argument: pickle and copy make an error anew from these
@@ -155,7 +149,7 @@ class EngineError(GenEngineError, RuntimeError):
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or the list of what is known."""
     known = sorted(known)
-    close = difflib.get_close_matches(str(name), known, n=1)
+    close = importlib.import_module("difflib").get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
 
 
@@ -176,7 +170,8 @@ INSTALL = {"transformers": "'transformers>=4.57'", "PIL": "pillow", "vllm": "vll
 
 
 def need(module: str) -> Any:
-    """Import `module`, or say how to install it. A module that is there but broken raises its own error."""
+    """Import `module`, or say how to install it. A module that is there but broken raises its own error.
+    Of the standard library, too, what takes long to import and is not always used."""
     library = module.partition(".")[0]
     try:
         return importlib.import_module(module)
@@ -188,22 +183,10 @@ def need(module: str) -> Any:
 
 
 @functools.lru_cache(maxsize=64)  # a signature takes longer to read than a chat to render
-def parameters_of(function: Callable[..., Any]) -> Mapping[str, Any]:
-    return inspect.signature(function).parameters
-
-
-def takes(function: Callable[..., Any], parameter: str) -> bool:
-    """Whether `function` names `parameter`, or takes any keyword."""
-    names = parameters_of(getattr(function, "__func__", function))  # not bound: that would keep the object
+def takes(owner: Any, method: str, parameter: str) -> bool:
+    """Whether a method names `parameter`, or takes any keyword."""
+    names = inspect.signature(getattr(owner, method)).parameters
     return parameter in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
-
-
-# What differs between the releases that we run on, each probed where it is used, never by a version number:
-#   transformers 4.57 | 5.x    first forward of a decode loop: _get_initial_cache_position | _prefill   forward_first()
-#   transformers 4.57 | 5.x    Qwen-VL's shift of them: on the module | in position_ids                 rope_deltas()
-#   vllm         0.11 | 0.32   abort_request(ids) | abort_request(ids, internal=True)                   abort()
-#   vllm         0.11 | 0.32   add_request returns None, ids as given | the internal id                 VllmBackend
-#   vllm         0.11 | 0.32   a refused request raises ValueError | vllm.exceptions.VLLMError          request_errors()
 
 
 def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> Any:
@@ -220,17 +203,10 @@ def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
     return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
 
 
-def rope_deltas(model: Any, state: dict[str, Any]) -> Any:
-    """What the latest first forward left on the module for the next ones to add to cache_position; else None."""
-    return getattr(getattr(model, "model", model), "rope_deltas", None) if "cache_position" in state else None
-
-
 def abort(engine: Any, internal_ids: list[str]) -> None:
     """Take requests out of a vLLM engine by the ids that the engine itself uses."""
-    if takes(engine.abort_request, "internal"):
-        engine.abort_request(internal_ids, internal=True)
-    else:
-        engine.abort_request(internal_ids)
+    how = {"internal": True} if takes(engine.__class__, "abort_request", "internal") else {}
+    engine.abort_request(internal_ids, **how)
 
 
 def request_errors() -> tuple[type[Exception], ...]:
@@ -240,20 +216,12 @@ def request_errors() -> tuple[type[Exception], ...]:
     return (ValueError, getattr(need("vllm.exceptions"), "VLLMError", ValueError))  # not in 0.14 to 0.26
 
 
-def let_vllm_scan_numba() -> None:
-    """Loading on a CPU, vLLM 0.32 asks vars() of every value in every module; the library handle of numba (which n-gram
-    drafting imports) answers with a function in place of a dict, and every later load in the process would fail."""
-    ffi = sys.modules.get("llvmlite.binding.ffi")
-    if ffi is not None:
-        getattr(ffi.lib, "_fntab", {}).setdefault("__dict__", {})
-
-
 @contextlib.contextmanager
 def rng_untouched() -> Iterator[None]:
     """Loading a model seeds or draws from the process's generators (vLLM does both): put them back."""
     torch, numpy = need("torch"), sys.modules.get("numpy")
     with contextlib.ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
+        stack.callback(need("random").setstate, need("random").getstate())
         if numpy:
             stack.callback(numpy.random.set_state, numpy.random.get_state())
         stack.enter_context(torch.random.fork_rng())
@@ -309,22 +277,58 @@ class Rule(NamedTuple):
 
     meaning: str
     kinds: tuple[type[Any], ...]
-    holds: Callable[[Any], bool]
-    made: Callable[[Any], Any]
+    holds: Callable[[Any], bool] = lambda value: True
+    made: Callable[[Any], Any] = lambda value: value
 
     def applied(self, where: str, value: Any) -> Any:
         made = self.made(value)
-        wrong_kind = not isinstance(made, self.kinds) or (isinstance(made, bool) and bool not in self.kinds)
-        if wrong_kind or not self.holds(made):
+        right_kind = isinstance(made, self.kinds) and (not isinstance(made, bool) or bool in self.kinds)
+        if not right_kind or not self.holds(made):
             raise OptionError(f"{where} is {made!r}", fix=f"it must be {self.meaning}")
         return made
+
+
+def several(value: Any) -> Sequence[Any]:
+    """One, several or none of something."""
+    return value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
+def tuple_of(value: Any) -> Any:
+    """A list as a tuple. A string, bytes or a mapping would come apart silently: they stay, for a rule to refuse."""
+    return value if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable) else tuple(value)
+
+
+TEXTS = Rule("a list of non-empty strings", (tuple,),
+             lambda value: all(isinstance(text, str) and text for text in value), tuple_of)  # fmt: skip
+RULES = {  # a field's annotation, less "| None" -> its rule, where the field declares none
+    "bool": Rule("True or False", (bool,)),
+    "str": Rule("a non-empty string", (str,), bool,
+                lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value),
+    "Mapping[str, Any]": Rule("a mapping", (Mapping,)),
+    "tuple[Any, ...]": Rule("a list", (tuple,), made=tuple_of),
+    "tuple[str, ...]": TEXTS,
+    "tuple[int, ...]": Rule("a list of token ids", (tuple,),
+                            lambda value: set(map(type, value)) <= {int} and min(value, default=0) >= 0, tuple_of),
+    "MutableMapping[str, str]": Rule("a MutableMapping of str to str", (MutableMapping,),
+                                     lambda store: type(store) is not dict or set(map(type, store.values())) <= {str}),
+}  # fmt: skip
+
+
+def rule_of(annotation: str, metadata: Mapping[str, Any]) -> Rule | None:
+    """A field's rule: the one that it declares, that of its annotation, or for a contract's name to become that."""
+    name = annotation.removesuffix(" | None")
+    kind = globals().get(name)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and "rule" not in metadata:
+        return Rule("", (kind,), made=functools.partial(build, kind))
+    declared: Rule | None = metadata.get("rule", RULES.get(name))
+    return declared
 
 
 @functools.cache
 def rules_of(contract: Any) -> list[tuple[str, Rule, bool]]:
     """(field, its rule, whether None is allowed: where it is the default)."""
-    fields = dataclasses.fields(contract)
-    return [(f.name, f.metadata["rule"], f.default is None) for f in fields if "rule" in f.metadata]
+    fields = [(f, rule_of(str(f.type), f.metadata)) for f in dataclasses.fields(contract)]
+    return [(f.name, rule, f.default is None) for f, rule in fields if rule is not None]
 
 
 class Contract:
@@ -343,16 +347,10 @@ class Contract:
         """Raise OptionError for values that make no sense together."""
 
 
-def ruled(
-    default: Any,
-    meaning: str,
-    *kinds: type[Any],
-    holds: Callable[[Any], bool] = lambda value: True,
-    made: Callable[[Any], Any] = lambda value: value,
-) -> Any:
-    """A field with a rule. default: a value, or a function or class that makes one."""
-    usual = {"default_factory": default} if callable(default) else {"default": default}
-    return field(metadata={"rule": Rule(meaning, kinds, holds, made)}, **usual)
+def ruled(default: Any, meaning: str, *kinds: type[Any], **rule: Any) -> Any:
+    """A field with a rule of its own. default: a value, or a class that makes one."""
+    usual = {"default_factory": default} if isinstance(default, type) else {"default": default}
+    return field(metadata={"rule": Rule(meaning, kinds, **rule)}, **usual)
 
 
 def whole(default: int | None, least: int, most: float = math.inf) -> Any:
@@ -367,17 +365,6 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
     return ruled(default, meaning, float, holds=lambda value: math.isfinite(value) and holds(value), made=made)
 
 
-def flag(default: bool = False) -> Any:
-    return ruled(default, "True or False", bool)
-
-
-def string(default: Any = None, meaning: str = "a non-empty string") -> Any:
-    def made(value: Any) -> Any:
-        return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-    return ruled(default, meaning, str, holds=bool, made=made)
-
-
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
     def made(value: Any) -> Any:
         if value not in names:
@@ -385,35 +372,6 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
         return value
 
     return ruled(default, "", str, made=made)
-
-
-def tuple_of(value: Any) -> Any:
-    """A list as a tuple. A string, bytes or a mapping would come apart silently: they stay, for a rule to refuse."""
-    return value if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable) else tuple(value)
-
-
-def listed(default: Any, meaning: str, holds: Callable[[Any], bool] = lambda item: True) -> Any:
-    return ruled(default, f"a list of {meaning}", tuple, holds=lambda value: all(map(holds, value)), made=tuple_of)
-
-
-def mapping(meaning: str = "a mapping", holds: Callable[[Any], bool] = lambda value: True) -> Any:
-    return ruled(dict, meaning, Mapping, holds=holds)
-
-
-def nested(kind: type[Any], *, optional: bool = False) -> Any:
-    return ruled(None if optional else kind, "", kind, made=lambda value: build(kind, value))
-
-
-def is_id(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-def texts(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else tuple_of(value)
-
-
-def is_text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM take
@@ -449,27 +407,27 @@ class ModelLoadConfig(Contract):
     hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
     """
 
-    model: str = string(dataclasses.MISSING, "a checkpoint directory or a hub name")
+    model: str
     backend: str = one_of("hf", "backend", BACKEND_NAMES)
     dtype: str | None = one_of(None, "dtype", DTYPES)
-    device: str | None = string()
-    attn_implementation: str | None = string()
-    trust_remote_code: bool = flag()  # a checkpoint is data; running its code is the caller's decision
-    revision: str | None = string()
+    device: str | None = None
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False  # a checkpoint is data; running its code is the caller's decision
+    revision: str | None = None
     max_model_len: int | None = whole(None, 2)
     max_batch_tokens: int | None = whole(None, 1)
     max_batch_size: int | None = whole(None, 1)
-    adapters: Mapping[str, str] = mapping(
-        "a mapping of names to directories",
-        lambda value: all(isinstance(v, (str, os.PathLike)) for v in value.values()),
-    )
-    logits_hooks: bool = flag()  # it makes vLLM use its older model runner on a GPU: only where it is needed
+    adapters: Mapping[str, str] = ruled(
+        dict, "a mapping of names to directories", Mapping,
+        holds=lambda value: all(isinstance(path, (str, os.PathLike)) for path in value.values()),
+    )  # fmt: skip
+    logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
     fallback_backend: str | None = None
-    progress: bool = flag(True)
-    hf_kwargs: Mapping[str, Any] = mapping()
-    vllm_kwargs: Mapping[str, Any] = mapping()
+    progress: bool = True
+    hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         if self.fallback_backend not in (None, "hf") or self.fallback_backend == self.backend:
@@ -495,12 +453,11 @@ class StopOptions(Contract):
     ignore_eos: the checkpoint's end-of-text ids do not end a row (`token_ids` and `strings` still do).
     """
 
-    strings: tuple[str, ...] = ruled(
-        (), "a list of non-empty strings", tuple, holds=lambda value: all(map(is_text, value)), made=texts
-    )
-    token_ids: tuple[int, ...] = listed((), "token ids", is_id)
-    include_stop: bool = flag()
-    ignore_eos: bool = flag()
+    strings: tuple[str, ...] = field(default=(), metadata={"rule": TEXTS._replace(
+        made=lambda value: (value,) if isinstance(value, str) else tuple_of(value))})  # fmt: skip
+    token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
 
     def check(self) -> None:
         settle(self, strings=tuple(dict.fromkeys(self.strings)), token_ids=tuple(dict.fromkeys(self.token_ids)))
@@ -512,9 +469,9 @@ class StopOptions(Contract):
 class DecodeOptions(Contract):
     """How token ids become `text`; `raw_text` always holds everything."""
 
-    skip_special_tokens: bool = flag(True)
-    clean_up_tokenization_spaces: bool = flag()  # it rewrites what the model said (" ." -> "."); old code may want it
-    strip: bool = flag()
+    skip_special_tokens: bool = True
+    clean_up_tokenization_spaces: bool = False  # it rewrites what the model said (" ." -> "."); old code may want it
+    strip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,10 +487,10 @@ class StructuredOptions(Contract):
         None, "a schema as a mapping or a string", str, holds=bool,
         made=lambda value: json.dumps(value) if isinstance(value, Mapping) else value,
     )  # fmt: skip
-    json_object: bool = flag()
-    regex: str | None = string()
-    choice: tuple[str, ...] | None = listed(None, "non-empty strings", is_text)
-    grammar: str | None = string()
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
 
     def check(self) -> None:
         if self.choice == ():
@@ -546,9 +503,8 @@ class StructuredOptions(Contract):
         return {name: value for name, value in fields_of(self).items() if value not in (None, False)}
 
 
-# Beam search keeps whole answers in play: what decides token by token does not go with it.
-TOKEN_BY_TOKEN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "logprobs", "logits",
-                  "min_new_tokens", "replay")  # fmt: skip
+def stops(value: Any) -> StopOptions:
+    return build(StopOptions, {"strings": value} if isinstance(value, (str, list, tuple)) else value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -560,8 +516,6 @@ class GenerationOptions(Contract):
     top_k: None is all tokens.   top_p, min_p, repetition_penalty: 1, 0 and 1 do nothing.
     seed: of the request, not of the process: the same sample alone and in any batch. None draws anew each time.
     n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`.
-    num_beams: above 1, the library's own beam search and its best answer; greedy, ended by end-of-text ids only, as the
-        libraries have it. Their rules of length differ a little, so here the backends need not agree.
     logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
         Raw: of the model's own distribution, before penalties, temperature and plugins, on both backends.
     logits: also the full raw logits of each step, a float32 tensor [tokens, vocabulary] on the CPU.
@@ -580,36 +534,25 @@ class GenerationOptions(Contract):
     repetition_penalty: float = number(1.0, "above 0", lambda value: value > 0)
     seed: int | None = whole(None, 0, MOST_SEED)
     n: int = whole(1, 1)
-    num_beams: int = whole(1, 1)
     logprobs: int | None = whole(None, 0)
-    logits: bool = flag()
+    logits: bool = False
     replay: tuple[tuple[int, ...], ...] | None = ruled(None, "a list of lists of token ids", tuple, made=tuple_of)
-    stop: StopOptions = ruled(
-        StopOptions, "", StopOptions,
-        made=lambda value: build(StopOptions, {"strings": value} if isinstance(value, (str, list, tuple)) else value),
-    )  # fmt: skip
-    decode: DecodeOptions = nested(DecodeOptions)
+    stop: StopOptions = ruled(StopOptions, "", StopOptions, made=stops)
+    decode: DecodeOptions = field(default_factory=DecodeOptions)
     max_prompt_tokens: int | None = whole(None, 1)
-    truncate_prompt: bool = flag()
+    truncate_prompt: bool = False
 
     def check(self) -> None:
         if self.min_new_tokens > self.max_new_tokens:
             fix = f"it must be 0 to max_new_tokens, {self.max_new_tokens}"
             raise OptionError(f"GenerationOptions.min_new_tokens is {self.min_new_tokens}", fix=fix)
-        if self.replay is not None:
-            self._check_replay(self.replay)
-        stop, usual = self.stop, type(self).__dataclass_fields__
-        asked = [name for name in TOKEN_BY_TOKEN if getattr(self, name) != usual[name].default]
-        asked += ["stop"] if stop.strings or stop.token_ids or stop.ignore_eos else []
-        if self.num_beams > 1 and asked:
-            problem = f"num_beams {self.num_beams} does not go with {', '.join(asked)}"
-            raise OptionError(problem, fix="drop one of the two")
-
-    def _check_replay(self, replay: Sequence[Any]) -> None:
-        if not all(isinstance(ids, (list, tuple)) and ids and all(type(i) is int for i in ids) for ids in replay):
+        if self.replay is None:
+            return
+        rows = self.replay
+        if not all(isinstance(ids, (list, tuple)) and ids and all(type(i) is int for i in ids) for ids in rows):
             fix = "give each request one id or more"
             raise OptionError("GenerationOptions.replay is no list of token ids", fix=fix)
-        settle(self, replay=tuple(map(tuple, replay)), logprobs=self.logprobs or 0)
+        settle(self, replay=tuple(map(tuple, rows)), logprobs=self.logprobs or 0)
         if self.n > 1:
             raise OptionError(f"replay does not go with n {self.n}", fix="give each sample as a request of its own")
 
@@ -624,10 +567,10 @@ class ChatTemplateOptions(Contract):
     template: a Jinja template to use in place of the checkpoint's own.   kwargs: further variables for the template.
     """
 
-    enable_thinking: bool = flag()
-    add_generation_prompt: bool = flag(True)
-    template: str | None = string()
-    kwargs: Mapping[str, Any] = mapping()
+    enable_thinking: bool = False
+    add_generation_prompt: bool = True
+    template: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         if "enable_thinking" in self.kwargs:
@@ -637,13 +580,11 @@ class ChatTemplateOptions(Contract):
 @dataclass(frozen=True, slots=True)
 class VlmPreprocessOptions(Contract):
     """The pixel budget of a picture, in pixels after resizing; None is the checkpoint's own.
-
-    do_resize=False takes the picture as it is; its sides must be multiples of the model's patch grid.
-    """
+    do_resize=False takes the picture as it is; its sides must be multiples of the model's patch grid."""
 
     min_pixels: int | None = whole(None, 1)
     max_pixels: int | None = whole(None, 1)
-    do_resize: bool = flag(True)
+    do_resize: bool = True
 
     def check(self) -> None:
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
@@ -691,11 +632,6 @@ def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
     return checked
 
 
-def as_list(value: Any) -> Sequence[Any]:
-    """One, several or none of something."""
-    return value if isinstance(value, (list, tuple)) else [] if value is None else [value]
-
-
 @dataclass(frozen=True, slots=True)
 class TextGenerationRequest(Contract):
     """One prompt, in exactly one of three forms.
@@ -712,13 +648,15 @@ class TextGenerationRequest(Contract):
 
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | None = ruled(None, "a string", str)
-    prompt_token_ids: tuple[int, ...] | None = listed(None, "token ids", lambda value: type(value) is int)
-    tools: tuple[Any, ...] | None = listed(None, "function schemas")
-    chat: ChatTemplateOptions = nested(ChatTemplateOptions)
-    continue_final: bool = flag()
+    prompt_token_ids: tuple[int, ...] | None = ruled(
+        None, "a list of token ids", tuple, holds=lambda value: set(map(type, value)) <= {int}, made=tuple_of
+    )
+    tools: tuple[Any, ...] | None = None
+    chat: ChatTemplateOptions = field(default_factory=ChatTemplateOptions)
+    continue_final: bool = False
     seed: int | None = whole(None, 0, MOST_SEED)
-    adapter: str | None = string()
-    structured: StructuredOptions | None = nested(StructuredOptions, optional=True)
+    adapter: str | None = None
+    structured: StructuredOptions | None = None
 
     def check(self) -> None:
         forms = [name for name in ("messages", "prompt", "prompt_token_ids") if getattr(self, name) is not None]
@@ -741,8 +679,8 @@ class VlmGenerationRequest(TextGenerationRequest):
     without one they are refused: a prompt does not get to open connections.
     """
 
-    images: tuple[Any, ...] = ruled((), "pictures", tuple, made=lambda value: tuple(as_list(value)))
-    vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions)
+    images: tuple[Any, ...] = ruled((), "pictures", tuple, made=lambda value: tuple(several(value)))
+    vlm: VlmPreprocessOptions = field(default_factory=VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
 
 
@@ -813,8 +751,6 @@ class Capabilities:
     """What a loaded engine can do. What it cannot is refused before anything runs."""
 
     supports_vlm: bool
-    supports_token_ids: bool
-    supports_logprobs: bool
     supports_logits: bool
     supports_logits_plugins: bool
     supports_hf_plugins: bool
@@ -833,8 +769,8 @@ def readable(source: Any) -> Any:
         if not comma:
             raise ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
         try:
-            raw = unquote_to_bytes(payload)
-            source = base64.b64decode(raw, validate=True) if header.endswith(";base64") else raw
+            raw = need("urllib.parse").unquote_to_bytes(payload)
+            source = need("base64").b64decode(raw, validate=True) if header.endswith(";base64") else raw
         except binascii.Error as error:
             raise ImageError(f"data: URL is not base64: {error}", fix="encode the file's bytes") from error
     if isinstance(source, (bytes, bytearray, memoryview)):
@@ -844,20 +780,6 @@ def readable(source: Any) -> Any:
     raise ImageError(f"{type(source).__name__} is no picture", fix="give a PIL image, a path, bytes or a data: URL")
 
 
-def unreadable_errors(image_module: Any) -> tuple[type[Exception], ...]:
-    """What PIL raises for a file that it cannot read, or (the bombs) does not want to."""
-    bombs = image_module.DecompressionBombError, image_module.DecompressionBombWarning  # a warning may be made an error
-    return (OSError, SyntaxError, ValueError, EOFError, struct.error, *bombs)
-
-
-def loaded_by(loader: Callable[[str], Any], url: str) -> Any:
-    """What the caller's loader gives; whatever it raises is this picture's fault, not the batch's."""
-    try:
-        return loader(url)
-    except Exception as error:  # the caller's code: nothing is known of what it raises
-        raise ImageError(f"image_loader failed on {url[:80]!r}: {error!r}", fix="see the cause") from error
-
-
 def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> Any:
     """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
 
@@ -865,10 +787,14 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
     A remote URL is given to `loader`, which returns bytes or a PIL image; without a loader it is refused.
     """
     image_module, image_ops = need("PIL.Image"), need("PIL.ImageOps")
+    bombs = image_module.DecompressionBombError, image_module.DecompressionBombWarning  # a warning may be made an error
     if isinstance(source, str) and re.match(r"[a-z][a-z0-9+.-]+://", source, re.IGNORECASE):
         if loader is None:
             raise ImageError(f"remote picture {source[:80]!r} refused", fix="pass image_loader, or load the bytes")
-        source = loaded_by(loader, source)
+        try:
+            source = loader(source)
+        except Exception as error:  # the caller's code: nothing is known of what it raises
+            raise ImageError(f"image_loader failed on {source[:80]!r}: {error!r}", fix="see the cause") from error
     try:
         image = source if isinstance(source, image_module.Image) else image_module.open(readable(source))
         if not image.width or not image.height:
@@ -881,7 +807,7 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
         return image_ops.exif_transpose(image).convert("RGB")
     except ImageError:
         raise
-    except unreadable_errors(image_module) as error:
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, *bombs) as error:
         raise ImageError(f"unreadable picture: {error}", fix="give a file that PIL reads") from error
 
 
@@ -906,15 +832,6 @@ def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[st
 # == 5. Chat ===========================================================================================================
 
 
-def template_errors() -> tuple[type[Exception], ...]:
-    """What a Jinja template raises by itself (raise_exception), for values that it did not expect, and transformers for
-    functions that it cannot describe as tools."""
-    tools = need("transformers.utils.chat_template_utils")
-    parsing = tools.DocstringParsingException, tools.TypeHintParsingException
-    wrong_values = TypeError, ValueError, ArithmeticError, LookupError, AttributeError
-    return (need("jinja2").TemplateError, *wrong_values, *parsing)
-
-
 def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
     """The Jinja text that will be used; "" where the owner renders by other means (Mistral's own library)."""
     if chat.template:
@@ -935,7 +852,7 @@ _warned: set[str] = set()  # one warning a process for each kind of template own
 def thinking_switch(owner: Any, source: str, chat: ChatTemplateOptions) -> tuple[dict[str, bool], tuple[str, ...]]:
     """The keyword for the thinking switch, or none and a note. Asked of the template's text and the method's
     signature, not by trying: a TypeError raised inside a template is the template's own."""
-    if "enable_thinking" in source and takes(owner.apply_chat_template, "enable_thinking"):
+    if "enable_thinking" in source and takes(owner.__class__, "apply_chat_template", "enable_thinking"):
         return {"enable_thinking": chat.enable_thinking}, ()
     note = f"{type(owner).__name__}'s chat template knows no enable_thinking switch; rendered without it"
     if note not in _warned:
@@ -964,7 +881,10 @@ def render_chat(
     messages = checked_messages(messages)
     if continue_final and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")
-    source = template_source(owner, chat, tools)
+    source, described = template_source(owner, chat, tools), need("transformers.utils.chat_template_utils")
+    # raise_exception and the like; values that a template did not expect; functions that cannot be described as tools
+    faults = (need("jinja2").TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
+              described.DocstringParsingException, described.TypeHintParsingException)  # fmt: skip
     switch, notes = thinking_switch(owner, source, chat)
     try:
         text = owner.apply_chat_template(
@@ -977,7 +897,7 @@ def render_chat(
             **chat.kwargs,
             **switch,
         )
-    except template_errors() as error:
+    except faults as error:
         problem = f"the chat template failed: {type(error).__name__}: {error}"
         raise RequestError(problem, fix="see what it says of the messages, or set chat.template") from error
     return text, notes
@@ -992,9 +912,7 @@ def render(
     continue_final: bool = False,
 ) -> str:
     """The prompt text of a chat. `engine` may also be a bare tokenizer or processor.
-
-    Thinking is off unless `chat` asks for it. Raises RequestError where the messages or the template are at fault.
-    """
+    Thinking is off unless `chat` asks for it. Raises RequestError where the messages or the template are at fault."""
     owner = getattr(engine, "processor", None) or getattr(engine, "tokenizer", None) or engine
     owner = owner if hasattr(owner, "apply_chat_template") else engine
     if getattr(engine, "image_processor", None) is not None:
@@ -1103,10 +1021,15 @@ class Checkpoint:
         return self.processor
 
     @property
+    def counts_patches(self) -> bool:
+        """Whether the tokens of a picture can be had by arithmetic, and its size be set by a pixel budget."""
+        processor = self.vision.image_processor
+        return hasattr(processor, "get_number_of_image_patches") and hasattr(processor, "merge_size")
+
+    @property
     def placeholder(self) -> str:
         """The text that stands for one picture in a rendered prompt."""
-        token: str = getattr(self.processor, "boi_token", None) or self.vision.image_token
-        return token
+        return str(getattr(self.processor, "boi_token", None) or self.vision.image_token)
 
     @property
     def placeholder_id(self) -> int | None:
@@ -1115,7 +1038,7 @@ class Checkpoint:
 
 def merge_ids(*sources: Any) -> tuple[int, ...]:
     """One id, several or None, from each source -> unique ids in order."""
-    return tuple(dict.fromkeys(i for ids in map(as_list, sources) for i in ids if i is not None and i >= 0))
+    return tuple(dict.fromkeys(i for ids in map(several, sources) for i in ids if i is not None and i >= 0))
 
 
 def sees_pictures(config: Any) -> bool:
@@ -1145,8 +1068,11 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
 
 
-def read_files(settings: ModelLoadConfig) -> tuple[Any, Any, Any]:
-    """(config, tokenizer or processor, generation config or None) of a checkpoint. Raises LoadError."""
+def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
+    """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
+    for path in settings.adapters.values():
+        if not Path(path, "adapter_config.json").is_file():
+            raise LoadError(f"no adapter at {path}", fix="give a directory that PEFT saved")
     transformers, generation = need("transformers"), None
     common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
     try:
@@ -1158,20 +1084,11 @@ def read_files(settings: ModelLoadConfig) -> tuple[Any, Any, Any]:
     except (OSError, ValueError) as error:
         fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
         raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
-    return config, owner, generation
-
-
-def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
-    """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
-    for path in settings.adapters.values():
-        if not Path(path, "adapter_config.json").is_file():
-            raise LoadError(f"no adapter at {path}", fix="give a directory that PEFT saved")
-    config, owner, generation = read_files(settings)
     processor = owner if sees_pictures(config) else None
     tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
     tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
-    listed = [getattr(source, "eos_token_id", None) for source in (tokenizer, generation, config, text_config)]
-    eos_ids = merge_ids(*listed)
+    sources = tokenizer, generation, config, text_config
+    eos_ids = merge_ids(*(getattr(source, "eos_token_id", None) for source in sources))
     pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = pad_id
@@ -1188,14 +1105,13 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
 
 def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False) -> str:
     how = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": clean_up}
-    text: str = tokenizer.decode(list(ids), **how)
-    return text
+    return str(tokenizer.decode(list(ids), **how))
 
 
 def cache_key(*parts: Any) -> str:
     """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit. parts: plain
     values, tuples, mappings and contracts of them. Not by repr, which depends on Python's Unicode tables."""
-    return hashlib.sha256(ascii(parts).encode("ascii")).hexdigest()
+    return need("hashlib").sha256(ascii(parts).encode("ascii")).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -1267,32 +1183,25 @@ def single_token(tokenizer: Any, string: str) -> int | None:
     return ids[0] if len(ids) == 1 and decode_ids(tokenizer, ids) == string else None
 
 
-def string_ids(plan_options: GenerationOptions, tokenizer: Any) -> dict[int, str | int]:
-    """id -> stop string, of those that are one token. Raises OptionError for a stop that could never match."""
-    found: dict[int, str | int] = {}
-    for stop in plan_options.stop.strings:
-        token_id = single_token(tokenizer, stop)
-        if token_id is not None:
-            found[token_id] = stop
-        elif plan_options.decode.skip_special_tokens and any(s in stop for s in tokenizer.all_special_tokens):
-            problem = f"stop {stop!r} holds a special token, which skip_special_tokens takes out of the text"
-            raise OptionError(problem, fix="stop at the token alone, or set decode.skip_special_tokens=False")
-    return found
-
-
 def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
-    """Resolve stops to ids. Raises OptionError for what cannot be."""
-    stop, plugins, vocabulary = options.stop, tuple(plugins), checkpoint.vocabulary
+    """Resolve stops to ids. Raises OptionError for a stop that could never match."""
+    stop, plugins = options.stop, tuple(plugins)
+    tokenizer, vocabulary = checkpoint.tokenizer, checkpoint.vocabulary
     if options.replay is not None and plugins:
         raise OptionError("replay does not go with plugins, which could change it", fix="drop one of the two")
-    if options.num_beams > 1 and plugins:
-        raise OptionError(f"num_beams {options.num_beams} does not go with plugins", fix="drop one of the two")
     if (options.logprobs or 0) > vocabulary:
         raise OptionError(f"logprobs {options.logprobs} is more than the {vocabulary} tokens there are", fix="lower it")
     if too_large := [i for i in stop.token_ids if i >= vocabulary]:
         raise OptionError(f"stop token ids {too_large} are outside the vocabulary of {vocabulary}", fix="check them")
     eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
-    stop_ids = {**string_ids(options, checkpoint.tokenizer), **{i: i for i in stop.token_ids}}
+    stop_ids: dict[int, str | int] = {}
+    for string in stop.strings:
+        if (token_id := single_token(tokenizer, string)) is not None:
+            stop_ids[token_id] = string
+        elif options.decode.skip_special_tokens and any(special in string for special in tokenizer.all_special_tokens):
+            problem = f"stop {string!r} holds a special token, which skip_special_tokens takes out of the text"
+            raise OptionError(problem, fix="stop at the token alone, or set decode.skip_special_tokens=False")
+    stop_ids.update({i: i for i in stop.token_ids})
     return Plan(options, checkpoint, eos_ids, {i: why for i, why in stop_ids.items() if i not in eos_ids}, plugins)
 
 
@@ -1320,13 +1229,13 @@ class Prompt:
     def drawn_seed(self) -> int:
         """The request's seed, or a new one: on both backends each row draws from a generator of its own, because the
         process's belongs to the caller."""
-        return secrets.randbits(32) if self.seed is None else self.seed
+        return int.from_bytes(os.urandom(4), "big") if self.seed is None else self.seed
 
     def key(self, plan: Plan) -> tuple[Any, ...] | None:
         """Equal for prompts whose answers are; None where equal prompts may have other answers."""
         if plan.options.replay is not None or plan.plugins or not (plan.determined or self.seed is not None):
             return None  # a replay is for the work itself; plugins may do anything
-        pixels = tuple((image.size, hashlib.sha256(image.tobytes()).hexdigest()) for image in self.images)
+        pixels = tuple((image.size, need("hashlib").sha256(image.tobytes()).hexdigest()) for image in self.images)
         seed = None if plan.determined else self.seed
         return self.token_ids, pixels, repr(self.image_kwargs), seed, self.adapter, self.structured
 
@@ -1348,18 +1257,13 @@ def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
         raise RequestError(f"{images} pictures, but {placeholders} placeholders in the prompt", fix=fix)
 
 
-def counts_patches(image_processor: Any) -> bool:
-    """Whether the tokens of a picture can be had by arithmetic, and its size be set by a pixel budget."""
-    return hasattr(image_processor, "get_number_of_image_patches") and hasattr(image_processor, "merge_size")
-
-
 def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str, Any]:
     """The processor keywords of a pixel budget. Always `size` with both edges: alone, or as min_pixels and
     max_pixels, they are read, ignored or refused depending on the version and the backend."""
     if vlm == VlmPreprocessOptions():
         return {}
     processor = checkpoint.vision.image_processor
-    if not counts_patches(processor):
+    if not checkpoint.counts_patches:
         raise UnsupportedError(f"{type(processor).__name__} has no pixel budget", fix="leave `vlm` out")
     if not vlm.do_resize:
         return {"do_resize": False}
@@ -1383,17 +1287,18 @@ def pictures_of(request: TextGenerationRequest, checkpoint: Checkpoint) -> tuple
     return images, pixel_budget(request.vlm, checkpoint) if images else {}
 
 
-def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
-    """The processor's tensors for one picture: input_ids [1, image tokens], pixel values, grid."""
-    how = {"add_special_tokens": False, "return_tensors": "pt", **kwargs}
-    return checkpoint.vision(text=[checkpoint.placeholder], images=[[image]], **how)
+def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
+    """The processor's tensors for pictures: input_ids [pictures, most image tokens], mask, pixel values, grid."""
+    how = {"padding": True, "add_special_tokens": False, "return_tensors": "pt", **kwargs}
+    texts, batch = [checkpoint.placeholder] * len(images), [[image] for image in images]
+    return checkpoint.vision(text=texts, images=batch, **how)
 
 
 def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> int:
     """How many tokens one picture becomes, by arithmetic where the image processor offers it."""
     processor = checkpoint.vision.image_processor
-    if not counts_patches(processor):
-        return len(expand_image(image, kwargs, checkpoint)["input_ids"][0])
+    if not checkpoint.counts_patches:
+        return len(expand_images([image], kwargs, checkpoint)["input_ids"][0])
     if not kwargs.get("do_resize", True):
         side = processor.patch_size * processor.merge_size
         if image.width % side or image.height % side:
@@ -1424,12 +1329,8 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
-def check_together(request: TextGenerationRequest, options: GenerationOptions, pictures: bool) -> None:
-    """Refuse a request that does not go with the options of its call."""
-    if options.num_beams > 1 and (pictures or request.structured is not None):
-        raise UnsupportedError("beam search with pictures or a structure", fix="drop one of the two")
-    if request.structured is None:
-        return
+def check_structured(options: GenerationOptions) -> None:
+    """Refuse options that do not go with a structure."""
     if options.min_new_tokens or options.stop.ignore_eos:
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
     if options.replay is not None:
@@ -1438,21 +1339,16 @@ def check_together(request: TextGenerationRequest, options: GenerationOptions, p
         raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
 
 
-def tokenized(request: TextGenerationRequest, checkpoint: Checkpoint) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(ids, notes) of a request in any of its three forms."""
-    if request.messages is None and request.prompt is None:
-        return request.prompt_token_ids or (), ()
-    if request.messages is None:
-        return encode(checkpoint, request.prompt or "", True), ()
-    owner = checkpoint.processor or checkpoint.tokenizer
-    text, notes = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
-    return encode(checkpoint, text, False), notes  # the template wrote its own BOS
-
-
 def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     """Render, tokenize once, read the pictures, and see that it all fits. Raises RequestError."""
-    checkpoint = plan.checkpoint
-    ids, notes = tokenized(request, checkpoint)
+    checkpoint, notes = plan.checkpoint, ()  # type: Checkpoint, tuple[str, ...]
+    ids = request.prompt_token_ids or ()
+    if request.messages is not None:
+        owner = checkpoint.processor or checkpoint.tokenizer
+        text, notes = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
+        ids = encode(checkpoint, text, False)  # the template wrote its own BOS
+    elif request.prompt is not None:
+        ids = encode(checkpoint, request.prompt, True)
     images, image_kwargs = pictures_of(request, checkpoint)
     check_ids(ids, len(images), checkpoint)
     length = len(ids) + sum(image_tokens(image, image_kwargs, checkpoint) - 1 for image in images)
@@ -1461,7 +1357,8 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     if request.adapter is not None and request.adapter not in adapters:
         known = nearest(request.adapter, adapters) if adapters else "load with adapters={...}"
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
-    check_together(request, plan.options, bool(images))
+    if request.structured is not None:
+        check_structured(plan.options)
     seed, given = request.seed if request.seed is not None else plan.options.seed, request.structured
     return Prompt(ids, images, image_kwargs, length, seed, request.adapter, given, notes, request.messages)
 
@@ -1472,10 +1369,8 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What a backend gives back: ids, perhaps a few past the end; `finish` says where the end is.
-
     logprobs, top_logprobs, logits: one entry per id, where asked for.
-    plugin_end: (tokens, name) of a plugin that ended the row.
-    """
+    plugin_end: (tokens, name) of a plugin that ended the row."""
 
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
@@ -1513,9 +1408,7 @@ def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
 
 def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     """The first end in `ids`, or None if the row is still running. The same rule on every backend.
-
-    At one token: an end id of the checkpoint, then an id that the caller named, then a stop string, then length.
-    """
+    At one token: an end id of the checkpoint, then an id that the caller named, then a stop string, then length."""
     options = plan.options
     by_id = next((k for k, i in enumerate(ids) if i in plan.eos_ids or i in plan.stop_ids), None)
     reach = len(ids) if by_id is None else by_id + 1
@@ -1545,10 +1438,8 @@ def check_replay(replay: Sequence[int], plan: Plan) -> None:
 
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. May look twice, never ends a row early.
-
     ids: generated so far.   over: whether it has ended.   drafted, matched: guesses that were judged, and right ones.
-    A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only.
-    """
+    A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only."""
 
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
         self.plan, self.prompt_tokens = plan, prompt.length
@@ -1630,25 +1521,19 @@ def run_post_decode(text: str, plan: Plan) -> str:
     return text
 
 
-def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) -> Ending:
-    """Where a completion ends and why. Raises EngineError for one that the backend should not have given."""
+def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
+    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
     ending, count = find_ending(completion.token_ids, plan), len(completion.token_ids)
     if prompt.replay is not None and completion.token_ids != prompt.replay:
         problem = f"{backend} did not follow the replay: {count} tokens of its own"
         raise EngineError(problem, fix="report it with the options used")
     if prompt.replay is not None and ending is None:
-        ending = Ending(len(prompt.replay), "length", None)  # what was recorded had a smaller budget
+        ending = Ending(count, "length", None)  # what was recorded had a smaller budget
     if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
         ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
     if ending is None:
         problem = f"{backend} ended a row after {count} tokens for no reason of ours"
         raise EngineError(problem, fix="report it with the options used")
-    return ending
-
-
-def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
-    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
-    ending = ending_of(completion, prompt, plan, backend)
     ids = completion.token_ids[: ending.count]
     text, top = cut_text(ids, ending, plan), completion.top_logprobs
     return GenerationResult(
@@ -1674,17 +1559,14 @@ EDGE = 32 << 20  # bytes
 
 
 def file_identity(file: Path) -> tuple[Any, ...]:
-    """Name, size and sha256; of a large file only that of its two ends, and the time it was written.
-
-    Reading 16 GB at each load would cost more than a cache saves. Training moves every weight, the edges too; the
-    time catches an edit in between. A copy with a new time is another model: a miss is safe, a wrong hit is not.
-    """
+    """Name, size and sha256; of a large file only that of its two ends, which training moves too, and the time it was
+    written, which catches an edit in between: a miss is safe, a wrong hit is not."""
     size, written = file.stat().st_size, file.stat().st_mtime_ns
     with file.open("rb") as stream:
         ends = stream.read(EDGE)
         stream.seek(max(len(ends), size - EDGE))
         ends += stream.read()
-    return file.name, size, hashlib.sha256(ends).hexdigest(), written if size > 2 * EDGE else 0
+    return file.name, size, need("hashlib").sha256(ends).hexdigest(), written if size > 2 * EDGE else 0
 
 
 def fingerprint(model: str, revision: str | None = None) -> str:
@@ -1711,11 +1593,8 @@ ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 
 
 def sealed(key: str, body: str) -> str:
-    """What a store is given: JSON that holds `body` and the checksum of it under this key."""
-    return f'{{"sha256": "{hashlib.sha256(f"{key} {body}".encode()).hexdigest()}", "answer": {body}}}'
-
-
-BODY = slice(len(sealed("", "")) - 1, -1)  # where it stands in there
+    """What a store is given: a checksum of the body under this key, and the body."""
+    return need("hashlib").sha256(f"{key} {body}".encode()).hexdigest() + body
 
 
 def to_entry(key: str, done: Completion) -> str:
@@ -1726,9 +1605,9 @@ def to_entry(key: str, done: Completion) -> str:
 
 def from_entry(key: str, entry: Any) -> Completion | None:
     """The completion, or None for an entry that is not as we gave it."""
-    if not isinstance(entry, str) or not entry.isascii() or entry != sealed(key, entry[BODY]):
+    if not isinstance(entry, str) or not entry.isascii() or entry != sealed(key, entry[64:]):
         return None
-    ids, prompt_ids, logprobs, tops = json.loads(entry[BODY])
+    ids, prompt_ids, logprobs, tops = json.loads(entry[64:])
     rows = None if tops is None else tuple(map(dict, tops))
     return Completion(tuple(ids), tuple(prompt_ids), None if logprobs is None else tuple(logprobs), rows)
 
@@ -1746,31 +1625,24 @@ class Answers:
         found = {}
         with self._doubt():
             for part, key in self._keys(asked, plan):
-                if (done := self._read(key)) is not None:
-                    found[part] = done
+                with contextlib.suppress(KeyError):
+                    done = from_entry(key, self.store[key])  # not get(): an LRU may count only this as a use
+                    if done is None:
+                        self._tell("holds a damaged entry", f"{key}; such entries are made anew")
+                    else:
+                        found[part] = done
         return found
 
     def write(self, done: Mapping[Any, Completion], plan: Plan) -> None:
-        entries = {key: to_entry(key, done[part]) for part, key in self._keys(done, plan)}
         with self._doubt():
-            for key, entry in entries.items():
-                self.store[key] = entry
+            for part, key in self._keys(done, plan):
+                self.store[key] = to_entry(key, done[part])
 
     def _keys(self, asked: Iterable[Any], plan: Plan) -> list[tuple[Any, str]]:
         """(key of a prompt, key in the store), where answers are determined and hold no tensors."""
         if self.store is None or plan.options.logits:
             return []
         return [(part, cache_key(self.model, plan.key, part)) for part in asked if isinstance(part, tuple)]
-
-    def _read(self, key: str) -> Completion | None:
-        try:
-            entry = self.store[key]  # not get(): an LRU may count only this as a use
-        except KeyError:
-            return None
-        done = from_entry(key, entry)
-        if done is None:
-            self._tell("holds a damaged entry", f"{key}; such entries are made anew")
-        return done
 
     @contextlib.contextmanager
     def _doubt(self) -> Iterator[None]:
@@ -1799,13 +1671,9 @@ class Observer:
     """
 
     def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None: ...
-
     def stepped(self) -> None: ...
-
     def restarted(self, rows: Iterable[RowWatch]) -> None: ...
-
     def answered(self, prompts: Sequence[Any], results: Sequence[Any]) -> None: ...
-
     def timed(self, what: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -1821,6 +1689,9 @@ class Call(NamedTuple):
     observer: Observer
 
 
+Pairs = Sequence[tuple[Prompt, tuple[int, ...]]]  # prompts with the responses to score
+
+
 class Backend(Protocol):
     """Prompts in, token ids out. `complete` returns one Completion per prompt, in order; it may be called again after
     it has raised."""
@@ -1829,11 +1700,8 @@ class Backend(Protocol):
     model: Any
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]: ...
-
-    def score(
-        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
-    ) -> list[ScoreResult]: ...
-
+    def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]: ...
+    def healthy(self) -> contextlib.AbstractContextManager[Any]: ...
     def close(self) -> None: ...
 
 
@@ -1866,16 +1734,14 @@ class Refusal(NamedTuple):
 
 HOOK = "load with logits_hooks=True, or use backend='hf'"
 UNSUPPORTED = (
-    Refusal("vllm", "device", lambda a: a.config.device is not None,
-            "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
-    Refusal("vllm", "attn_implementation", lambda a: a.config.attn_implementation is not None,
-            "vLLM has its own: vllm_kwargs={'attention_backend': ...}, or use backend='hf'"),
-    Refusal("vllm", "max_batch_tokens", lambda a: a.config.max_batch_tokens is not None,
-            "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
-    Refusal("vllm", "max_batch_size", lambda a: a.config.max_batch_size is not None,
-            "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
-    Refusal("vllm", "hf_kwargs", lambda a: bool(a.config.hf_kwargs), "drop them, or use backend='hf'"),
-    Refusal("hf", "vllm_kwargs", lambda a: bool(a.config.vllm_kwargs), "drop them, or use backend='vllm'"),
+    *(Refusal(backend, name, operator.attrgetter(f"config.{name}"), fix) for backend, name, fix in (
+        ("vllm", "device", "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
+        ("vllm", "attn_implementation", "vllm_kwargs={'attention_backend': ...} is vLLM's own, or use backend='hf'"),
+        ("vllm", "max_batch_tokens", "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}"),
+        ("vllm", "max_batch_size", "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}"),
+        ("vllm", "hf_kwargs", "drop them, or use backend='hf'"),
+        ("hf", "vllm_kwargs", "drop them, or use backend='vllm'"),
+    )),
     Refusal("vllm", "a replay without its hook",  # a decoder has its own way
             lambda a: a.says(lambda o: o.replay is not None) and not a.config.logits_hooks and a.config.decoder is None,
             HOOK),
@@ -1903,21 +1769,18 @@ UNSUPPORTED = (
 
 
 class Decoder(Protocol):
-    """What `load(decoder=...)` takes: another way to decode than one token per row and step, on both backends."""
+    """What `load(decoder=...)` takes: another way to decode than one token per row and step, on both backends.
+    ready: raise LoadError or OptionError, before the model is read, for what cannot be loaded beside it.
+    hf_loop: asked once; what makes a DecodeLoop of its own kind for each call, from DecodeLoop's arguments.
+    vllm_arguments: keywords for vllm.LLM.
+    vllm_replay: while vLLM steps, each request with one of these internal ids answers the ids that are its value."""
 
     refusals: Sequence[Refusal]
 
-    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
-        """Raise LoadError or OptionError, before the model is read, for what cannot be loaded beside it."""
-
-    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]:
-        """What makes a DecodeLoop of its own kind for each call, from DecodeLoop's arguments; asked once."""
-
-    def vllm_arguments(self) -> Mapping[str, Any]:
-        """Keywords for vllm.LLM."""
-
-    def vllm_replay(self, llm: Any, replays: Mapping[str, Sequence[int]]) -> contextlib.AbstractContextManager[None]:
-        """While vLLM steps, each request with one of these internal ids answers the ids that are its value."""
+    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None: ...
+    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]: ...
+    def vllm_arguments(self) -> Mapping[str, Any]: ...
+    def vllm_replay(self, llm: Any, replays: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]: ...
 
 
 def refusal_of(asked: Asked) -> UnsupportedError | None:
@@ -1944,15 +1807,14 @@ DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One prompt on its way through the decode loop. inputs: what the model is fed beside the ids.
-
-    generator: draws for this row alone.   matcher: where this row is in its grammar.
-    """
+    """One prompt on its way through the decode loop.
+    ids: what the model is fed, once it is: each placeholder has become its picture's tokens.   response: to be scored.
+    generator: draws for this row alone.   matcher: where this row is in its grammar."""
 
     prompt: Prompt
-    ids: list[int]
-    inputs: dict[str, Any]
     watch: Any = None
+    response: tuple[int, ...] = ()
+    ids: list[int] = field(default_factory=list)
     generator: Any = None
     matcher: Any = None
 
@@ -1969,94 +1831,62 @@ def free_memory() -> None:
         need("torch").cuda.empty_cache()
 
 
-def split_pictures(tensors: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The processor's tensors of `count` pictures, each by itself. Text is padded, patches are in one row."""
-    seen = tensors["attention_mask"].bool()
-    patches = tensors["image_grid_thw"].prod(-1).tolist()
-    pictures: list[dict[str, Any]] = [{} for _ in range(count)]
-    for name, tensor in tensors.items():
-        if tensor.shape == seen.shape:
-            parts = [row[mask][None] for row, mask in zip(tensor, seen)]
-        else:
-            parts = tensor.split(patches if len(tensor) == sum(patches) else 1)
-        for picture, part in zip(pictures, parts):
-            picture[name] = part
-    return pictures
+ALIGNED = ("input_ids", "token_type_ids", "mm_token_type_ids")  # a value per token; beside the ids, zero on text
 
 
-def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> list[Any]:
-    """`expand_image` of each picture. In one call where pictures are rows of patches (Qwen-VL): what the processor
-    does around a call takes longer than a small picture. Others pad pictures to the largest of a call."""
-    if len(images) < 2 or "image_grid_thw" not in checkpoint.vision.image_processor.model_input_names:
-        return [expand_image(image, kwargs, checkpoint) for image in images]
-    texts, batch = [checkpoint.placeholder] * len(images), [[image] for image in images]
-    how = {"padding": True, "add_special_tokens": False, "return_tensors": "pt", **kwargs}
-    return split_pictures(checkpoint.vision(text=texts, images=batch, **how), len(images))
+def picture_inputs(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(what each picture is per token, the tensors of all pictures), in order.
+    In one call for neighbours of one pixel budget where pictures are rows of patches (Qwen-VL): what the processor does
+    around a call takes longer than a small picture. Others pad pictures to the largest of a call."""
+    pictures = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
+    together = pictures and "image_grid_thw" in checkpoint.vision.image_processor.model_input_names
+    runs: list[dict[str, Any]] = []
+    tensors: dict[str, list[Any]] = {}
+    groups = itertools.groupby(enumerate(pictures), key=lambda item: repr(item[1][1]) if together else item[0])
+    for some in ([picture for _, picture in group] for _, group in groups):
+        made = dict(expand_images([image for image, _ in some], some[0][1], checkpoint))
+        seen = made.pop("attention_mask").bool()
+        aligned = {name: made.pop(name) for name in ALIGNED if name in made}
+        runs += [{name: values[k][seen[k]].tolist() for name, values in aligned.items()} for k in range(len(some))]
+        for name, tensor in made.items():
+            tensors.setdefault(name, []).append(tensor)
+    return runs, {name: need("torch").cat(parts) for name, parts in tensors.items()}
 
 
-def expand_pictures(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[Any]]:
-    """The tensors of each prompt's pictures, those of neighbours with one pixel budget made together."""
-    made = []
-    for _, alike in itertools.groupby(prompts, key=lambda prompt: repr(prompt.image_kwargs)):
-        some = list(alike)
-        images = [image for prompt in some for image in prompt.images]
-        pictures = iter(expand_images(images, some[0].image_kwargs, checkpoint))
-        made += [list(itertools.islice(pictures, len(prompt.images))) for prompt in some]
-    return made
+def columns_of(row: Row, runs: Iterator[Mapping[str, Any]], names: Sequence[str], placeholder: Any) -> dict[str, Any]:
+    """What a row is per token, by name: each placeholder becomes the next of the runs."""
+    columns: dict[str, list[int]] = {name: [] for name in names}
+    for token_id in row.prompt.token_ids if row.prompt.images else ():
+        run = next(runs) if token_id == placeholder else {"input_ids": [token_id]}
+        for name, column in columns.items():
+            column += run.get(name) or [0] * len(run["input_ids"])
+    columns["input_ids"] += row.response if row.prompt.images else row.prompt.token_ids + row.response
+    return columns
 
 
-def expand(prompt: Prompt, tensors_of: Sequence[Any], checkpoint: Checkpoint) -> tuple[list[int], dict[str, Any]]:
-    """Replace each placeholder by its picture's tokens. Per-token inputs (mm_token_type_ids) come back as lists as
-    long as the ids, pictures' tensors as lists to concatenate. tensors_of: those of each picture, in order."""
-    if not prompt.images:
-        return list(prompt.token_ids), {}
-    ids: list[int] = []
-    inputs: dict[str, Any] = {}
-    pictures = iter(tensors_of)
-    for token_id in prompt.token_ids:
-        if token_id != checkpoint.placeholder_id:
-            ids.append(token_id)
-            continue
-        tensors = next(pictures)
-        shape = tensors["input_ids"].shape
-        for name, tensor in tensors.items():
-            if name in ("input_ids", "attention_mask"):
-                continue
-            if tensor.shape == shape:  # one value per token: zero on text
-                values = inputs.setdefault(name, [])
-                values += [0] * (len(ids) - len(values)) + tensor[0].tolist()
-            else:
-                inputs.setdefault(name, []).append(tensor)
-        ids += tensors["input_ids"][0].tolist()
-    return ids, inputs
-
-
-def collate(rows: Sequence[Row], device: Any, *, side: Literal["left", "right"] = "left") -> dict[str, Any]:
-    """Rows -> padded [rows, longest] tensors and concatenated picture tensors.
-
+def feed(
+    rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: Literal["left", "right"] = "left"
+) -> dict[str, Any]:
+    """Rows -> padded [rows, longest] tensors and those of the pictures; sets the rows' ids.
     The padding is the row's own first token: masked like any padding, but a repetition penalty, which reads the ids
-    and not the mask, finds nothing there that the row does not hold itself.
-    """
-    torch = need("torch")
+    and not the mask, finds nothing there that the row does not hold itself."""
+    runs, tensors = picture_inputs([row.prompt for row in rows], checkpoint)
+    names, left = list(runs[0]) if runs else ["input_ids"], iter(runs)
+    columns = [columns_of(row, left, names, checkpoint.placeholder_id) for row in rows]
+    for row, own in zip(rows, columns):
+        row.ids = own["input_ids"]
+        own["attention_mask"] = [1] * len(row.ids)
     longest = max(len(row.ids) for row in rows)
 
-    def padded(values: list[int], fill: int) -> list[int]:
-        padding = [fill] * (longest - len(values))
+    def padded(row: Row, values: list[int], fill: int) -> list[int]:
+        values, padding = values + [0] * (len(row.ids) - len(values)), [fill] * (longest - len(row.ids))
         return padding + values if side == "left" else values + padding
 
-    batch = {
-        "input_ids": [padded(row.ids, row.ids[0]) for row in rows],
-        "attention_mask": [padded([1] * len(row.ids), 0) for row in rows],
-    }
-    extra = {name: values for row in rows for name, values in row.inputs.items()}  # rows without pictures have none
-    for name, values in extra.items():
-        if isinstance(values[0], int):  # per token, and zero on the text after the last picture
-            whole = [[*row.inputs.get(name, ()), *[0] * len(row.ids)][: len(row.ids)] for row in rows]
-            batch[name] = [padded(v, 0) for v in whole]
-    tensors = {name: torch.tensor(values, device=device) for name, values in batch.items()}
-    for name in extra.keys() - batch.keys():
-        tensors[name] = torch.cat([tensor for row in rows for tensor in row.inputs.get(name, ())]).to(device)
-    return tensors
+    for name in (*names, "attention_mask"):
+        fills = [row.ids[0] if name == "input_ids" else 0 for row in rows]
+        values = [padded(row, own[name], fill) for row, own, fill in zip(rows, columns, fills)]
+        tensors[name] = need("torch").tensor(values)
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def run_hook(name: str, hook: Callable[..., Any], token_ids: Sequence[int], logits: Any) -> Any:
@@ -2088,9 +1918,7 @@ def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
 
 def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     """transformers' own processors, in vLLM's order, so that combined settings mean the same on both.
-
-    rows: those in the batch, a list from which they leave and which others join.
-    """
+    rows: those in the batch, a list from which they leave and which others join."""
     kit, options = need("transformers.generation.logits_process"), plan.options
     chain = kit.LogitsProcessorList()
     if options.min_new_tokens and plan.end_ids:
@@ -2111,62 +1939,15 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     return chain
 
 
-ROOM = 64  # tokens that a cache grows by at once
-
-
-def appended(held: Any, new: Any, room: Any) -> tuple[Any, Any]:
-    """(held and new side by side, the larger tensor they are a view of). held, new: [rows, heads, tokens, size]."""
-    used, needed = held.shape[-2], held.shape[-2] + new.shape[-2]
-    if room is None or held.data_ptr() != room.data_ptr() or len(held) != len(room) or needed > room.shape[-2]:
-        room = held.new_empty((*held.shape[:-2], needed + ROOM, held.shape[-1]))
-        room[..., :used, :] = held
-    room[..., used:needed, :] = new
-    return room[..., :needed, :], room
-
-
-@functools.cache
-def roomy_layer_class() -> Any:
-    """transformers' growing cache layer with room ahead: its own is copied whole for every new token."""
-    base = need("transformers.cache_utils").DynamicLayer
-
-    class RoomyLayer(base):  # type: ignore[misc, valid-type]
-        keys: Any
-        values: Any
-        key_room = value_room = None
-
-        def update(self, keys: Any, values: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self.get_seq_length():
-                return super().update(keys, values, *args, **kwargs)
-            self.keys, self.key_room = appended(self.keys, keys, self.key_room)
-            self.values, self.value_room = appended(self.values, values, self.value_room)
-            return self.keys, self.values
-
-    return RoomyLayer
-
-
-def make_room(cache: Any) -> None:
-    """Give an empty cache of `generate` our layers where its own are plain ones (no sliding window, not offloaded)."""
-    kit = need("transformers.cache_utils")
-    if type(cache) is not kit.DynamicCache or getattr(cache, "offloading", False) or cache.get_seq_length():
-        return
-    roomy = roomy_layer_class()
-    cache.layers = [roomy() if type(layer) is kit.DynamicLayer else layer for layer in cache.layers]
-    if cache.layer_class_to_replicate is kit.DynamicLayer:
-        cache.layer_class_to_replicate = roomy
-
-
 PICTURE_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "image_sizes")
 COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")  # [.., rows, columns]
 
 
 class Batch:
     """Rows that decode side by side over one cache, padded on the left. Rows leave it; other batches join it.
-
     ids: [rows, columns], all tokens so far.   logits: [rows, vocabulary] of the latest forward.
     state: what transformers' `generate` hands from one forward to the next.
-
-    A custom_generate hook: `generate` prepares the prompts for a loop of its own, and leaves them here.
-    """
+    A custom_generate hook: `generate` prepares the prompts for a loop of its own, and leaves them here."""
 
     def __init__(self, model: Any, input_ids: Any, logits_processor: Any, generation_config: Any, **state: Any) -> None:
         for unused in ("stopping_criteria", "synced_gpus", "streamer"):
@@ -2174,7 +1955,6 @@ class Batch:
         self.model, self.ids, self.state = model, input_ids, state
         self.processors, self.config = logits_processor, generation_config
         self.logits = self.rope = None
-        make_room(self.cache)
 
     @property
     def cache(self) -> Any:
@@ -2185,7 +1965,7 @@ class Batch:
         """Whether padding can come and go, from the first forward on: all that is held of a row is held by column, in
         plain cache layers, and its places are told to the model, not counted by it."""
         layers = getattr(self.cache, "layers", [None])
-        plain = all(isinstance(layer, roomy_layer_class()) for layer in layers)
+        plain = all(type(layer) is need("transformers.cache_utils").DynamicLayer for layer in layers)
         tensors = {name for name, value in self.state.items() if hasattr(value, "shape")}
         told = "position_ids" in inspect.signature(self.model.forward).parameters
         return plain and told and tensors <= {"cache_position", *COLUMN_INPUTS}
@@ -2194,7 +1974,8 @@ class Batch:
         """Of the prompts at first, then of each row's last token; what the model gave."""
         if self.logits is None:
             outputs = forward_first(self.model, self.ids, self.state, self.config)
-            self.rope = rope_deltas(self.model, self.state)
+            inner = getattr(self.model, "model", self.model)  # 4.57 leaves what it adds to cache_position on the module
+            self.rope = getattr(inner, "rope_deltas", None) if "cache_position" in self.state else None
         else:
             if self.rope is not None:  # another batch may have had its first forward since
                 self.model.model.rope_deltas = self.rope
@@ -2250,11 +2031,6 @@ class Batch:
         self.rope = None if self.rope is None else torch.cat([self.rope, other.rope])
 
 
-def choice_grammar(choices: Sequence[str]) -> str:
-    """EBNF for one of these strings."""
-    return "root ::= " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-
-
 def compile_grammar(structured: StructuredOptions, checkpoint: Checkpoint) -> Any:
     """A compiled xgrammar grammar, written as vLLM has it: JSON without white space."""
     xgrammar = need("xgrammar")
@@ -2270,7 +2046,8 @@ def compile_grammar(structured: StructuredOptions, checkpoint: Checkpoint) -> An
             return compiler.compile_json_schema(schema, any_whitespace=False, separators=(",", ":"))
         if form == "regex":
             return compiler.compile_regex(value)
-        return compiler.compile_grammar(value if form == "grammar" else choice_grammar(value))
+        choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in value) if form == "choice" else ""
+        return compiler.compile_grammar(value if form == "grammar" else f"root ::= {choices}")
     except (RuntimeError, ValueError) as error:
         raise RequestError(f"xgrammar refused the {form}: {error}", fix="correct it") from error
 
@@ -2289,13 +2066,10 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
 
 class DecodeLoop:
     """One token per row and step; a row that is over leaves the batch, and rows that wait take the places.
-
     Not the library's own loop: there a finished row computes padding until the last one ends, stop strings look back
     into the prompt, and one global generator serves every row.
-
     waiting: longest prompt first, so that what joins fits where the row before it fitted.
-    places: how many rows of so many tokens may run at a time.
-    """
+    places: how many rows of so many tokens may run at a time."""
 
     def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
         self.model, self.places, (self.plan, self.done, self.observer) = model, places, call
@@ -2345,7 +2119,7 @@ class DecodeLoop:
         unless a quarter of the places is free."""
         if not self.waiting or (batch is not None and not self._elastic(batch)):
             return []
-        places = self.places(len((self.rows or self.waiting)[0].ids) + self.options.max_new_tokens)
+        places = self.places((self.rows or self.waiting)[0].prompt.length + self.options.max_new_tokens)
         new = min(places - len(self.rows), len(self.waiting))
         if batch is not None and new < min(places // 4 or 1, len(self.waiting)):
             return []
@@ -2356,7 +2130,7 @@ class DecodeLoop:
     def prepare(self, rows: Sequence[Row]) -> Batch:
         """transformers' `generate` on these prompts, up to its first forward."""
         batch: Batch = self.model.generate(
-            **collate(rows, self.model.device),
+            **feed(rows, self.plan.checkpoint, self.model.device),
             logits_processor=logits_processors(self.plan, self.rows),
             max_new_tokens=self.options.max_new_tokens,
             do_sample=False,  # said by the processors and by the loop
@@ -2419,25 +2193,6 @@ class DecodeLoop:
         return kept
 
 
-class BeamSearch(DecodeLoop):
-    """transformers' own beam search; each row's best answer goes through its watch, which drops the padding."""
-
-    def run(self) -> None:
-        while rows := self.admit(None):
-            inputs = collate(rows, self.model.device)
-            sequences = self.model.generate(
-                **inputs,
-                num_beams=self.options.num_beams,
-                max_new_tokens=self.options.max_new_tokens,
-                do_sample=False,
-                eos_token_id=self.plan.end_ids,
-            )
-            for row, sequence in zip(rows, sequences[:, inputs["input_ids"].shape[1] :].tolist()):
-                any(map(row.watch.push, sequence))
-                self.done()
-            self.rows.clear()
-
-
 class HfBackend:
     """transformers, in padded batches that rows leave as they finish and others join."""
 
@@ -2469,55 +2224,47 @@ class HfBackend:
                 self.model.load_adapter(path, adapter_name=name)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]:
-        rows = []
-        for place, (prompt, pictures) in enumerate(zip(prompts, expand_pictures(prompts, self.checkpoint))):
+        rows = [Row(prompt, RowWatch(call.plan, prompt)) for prompt in prompts]
+        for place, row in enumerate(rows):
             with at_request(place):
-                rows.append(Row(prompt, *expand(prompt, pictures, self.checkpoint), RowWatch(call.plan, prompt)))
-                self._start(rows[-1], call.plan)
+                self._start(row, call.plan)
         call.observer.arrived(self.name, [row.watch for row in rows])
-        longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -len(row.ids)))
+        longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
             self._adapt(adapter)
             self._run(list(alike), call)
         return [row.watch.completion(row.ids) for row in rows]
 
-    def score(
-        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
-    ) -> list[ScoreResult]:
+    def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
-        rows = []
-        for prompt, pictures, response in zip(prompts, expand_pictures(prompts, self.checkpoint), responses):
-            ids, inputs = expand(prompt, pictures, self.checkpoint)
-            rows.append(Row(prompt, [*ids, *response], inputs))
-        vocabulary = self.checkpoint.config.get_text_config().vocab_size
-        size = max(1, SCORED_LOGITS // (vocabulary * max(len(row.ids) for row in rows)))
+        rows = [Row(prompt, response=response) for prompt, response in pairs]
+        longest = max(row.prompt.length + len(row.response) for row in rows)
+        size = max(1, SCORED_LOGITS // (self.checkpoint.config.get_text_config().vocab_size * longest))
         results: dict[int, ScoreResult] = {}
         for adapter in {row.prompt.adapter for row in rows}:
+            self._adapt(adapter)
             places = [place for place, row in enumerate(rows) if row.prompt.adapter == adapter]
             for some in (places[start : start + size] for start in range(0, len(places), size)):
-                scored = self._score([rows[k] for k in some], [responses[k] for k in some], logits, grad)
-                results.update(zip(some, scored))
+                results.update(zip(some, self._score([rows[place] for place in some], logits, grad)))
         return [results[place] for place in range(len(rows))]
 
-    def _score(
-        self, rows: Sequence[Row], responses: Sequence[tuple[int, ...]], logits: bool, grad: bool
-    ) -> list[ScoreResult]:
-        torch = need("torch")
-        results = []
-        self._adapt(rows[0].prompt.adapter)
+    def _score(self, rows: Sequence[Row], logits: bool, grad: bool) -> list[ScoreResult]:
+        torch, results = need("torch"), []
         with torch.set_grad_enabled(grad):
-            output = self.model(**collate(rows, self.model.device, side="right"), use_cache=False).logits
-            for row, response, scores in zip(rows, responses, output):
-                end = len(row.ids)
-                own = scores[
-                    end - len(response) - 1 : end - 1
-                ].float()  # [response, vocabulary]; row t predicts token t
-                wanted = torch.tensor(response, device=own.device)
+            inputs = feed(rows, self.checkpoint, self.model.device, side="right")
+            output = self.model(**inputs, use_cache=False).logits
+            for row, scores in zip(rows, output):
+                begin = len(row.ids) - len(row.response)
+                own = scores[begin - 1 : len(row.ids) - 1].float()  # [response, vocabulary]; row t predicts token t
+                wanted = torch.tensor(row.response, device=own.device)
                 logprobs = own.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
                 values = logprobs if grad else tuple(logprobs.tolist())
                 kept = (own if grad else own.cpu().clone()) if logits else None  # not a view of the whole batch
-                results.append(ScoreResult(response, tuple(row.ids[: end - len(response)]), values, kept))
+                results.append(ScoreResult(row.response, tuple(row.ids[:begin]), values, kept))
         return results
+
+    def healthy(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
 
     def close(self) -> None:
         self.model = self.loop = None
@@ -2547,9 +2294,9 @@ class HfBackend:
 
     def _run(self, rows: Sequence[Row], call: Call) -> None:
         """Decode `rows`, longest prompt first; out of memory, the unfinished ones again in half the places."""
-        most_rows, make_loop = self.most_rows, BeamSearch if call.plan.options.num_beams > 1 else self.loop
+        most_rows = self.most_rows
         while left := [row for row in rows if not row.watch.over]:
-            loop = make_loop(self.model, left, functools.partial(self._places, most_rows), call)
+            loop = self.loop(self.model, left, functools.partial(self._places, most_rows), call)
             try:
                 with need("torch").no_grad():
                     loop.run()
@@ -2559,7 +2306,7 @@ class HfBackend:
                     raise
                 reason, failed = str(error).partition("\n")[0], len(loop.rows)
             if failed < 2:
-                problem = f"out of memory with one prompt of {len(loop.rows[0].ids)} tokens: {reason}"
+                problem = f"out of memory with one prompt of {loop.rows[0].prompt.length} tokens: {reason}"
                 raise EngineError(problem, fix="shorten it, or lower max_new_tokens")
             log.warning("out of memory with %d rows (%s); halving", failed, reason)
             del loop
@@ -2578,8 +2325,7 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
     """What vLLM must know of adapters beforehand: how many, and the largest rank."""
     if not settings.adapters:
         return {}
-    configs = [Path(path, "adapter_config.json") for path in settings.adapters.values()]
-    ranks = [json.loads(config.read_text(encoding="utf-8"))["r"] for config in configs]
+    ranks = [json.loads(Path(path, "adapter_config.json").read_bytes())["r"] for path in settings.adapters.values()]
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
 
@@ -2611,14 +2357,12 @@ def row_hooks_class() -> Any:
 
 def groups_alive() -> bool:
     """Whether this process has vLLM's torch.distributed groups (they are the process's, not an engine's)."""
-    alive: bool = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
-    return alive
+    return bool(need("vllm.distributed.parallel_state").model_parallel_is_initialized())
 
 
 def restore_groups(vllm_config: Any) -> None:
     """Closing a vLLM engine tears down the groups that every other one in the process stands on: set them up again."""
-    worker = need("vllm.v1.worker.gpu_worker")
-    network = need("vllm.utils.network_utils")
+    worker, network = need("vllm.v1.worker.gpu_worker"), need("vllm.utils.network_utils")
     device = need("vllm.platforms").current_platform
     address = network.get_distributed_init_method(network.get_ip(), network.get_open_port())
     with need("vllm.config").set_current_vllm_config(vllm_config):
@@ -2651,9 +2395,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
 def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
     """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins, or
     leaves the token to replay alone.
-
-    A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are.
-    """
+    A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are."""
     hooks = plan.hooks("logits")
     if not hooks and not plan.options.logits and replay is None:
         return None
@@ -2713,14 +2455,6 @@ def record_logprobs(watch: RowWatch, given: Iterable[Mapping[int, Any]]) -> None
         watch.top_logprobs.append({token_id: logprob.logprob for token_id, logprob in top})
 
 
-def read_score(output: Any, response: tuple[int, ...]) -> ScoreResult:
-    """output.prompt_logprobs: one mapping per token of prompt and response, counted from the end: pictures make the
-    beginning longer than what was given."""
-    entries = output.prompt_logprobs[-len(response) :]
-    logprobs = tuple(entry[token_id].logprob for entry, token_id in zip(entries, response))
-    return ScoreResult(response, tuple(output.prompt_token_ids[: -len(response)]), logprobs)
-
-
 class VllmBackend:
     """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no detokenizer."""
 
@@ -2729,7 +2463,6 @@ class VllmBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         vllm = need("vllm")
         self.checkpoint = checkpoint
-        let_vllm_scan_numba()
         with in_process(first_runner=settings.logits_hooks):
             self.model = vllm.LLM(**vllm_arguments(settings, checkpoint))
         self.grouped, self.decoder = groups_alive(), settings.decoder
@@ -2738,8 +2471,6 @@ class VllmBackend:
     def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]:
         plan, watches = call.plan, [RowWatch(call.plan, prompt) for prompt in prompts]
         call.observer.arrived(self.name, watches)
-        if plan.options.num_beams > 1:
-            return self._search_beams(prompts, watches, call.done)
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
         def take(place: int, output: Any) -> bool:
@@ -2756,13 +2487,11 @@ class VllmBackend:
         self._run(prompts, params, take, call.observer)
         return [watch.completion(ids) for watch, ids in zip(watches, prompt_ids)]
 
-    def score(
-        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], *, logits: bool, grad: bool
-    ) -> list[ScoreResult]:
+    def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """By prompt_logprobs; full logits, and scores beside adapters, by replaying the response token by token."""
         if logits or self.checkpoint.settings.adapters:
-            return self._replay_scores(prompts, responses, logits)
-        outputs: list[Any] = [None] * len(prompts)
+            return self._replay_scores(pairs, logits)
+        outputs: dict[int, Any] = {}
 
         def take(place: int, output: Any) -> bool:
             outputs[place] = output
@@ -2771,19 +2500,21 @@ class VllmBackend:
         kit = need("vllm.sampling_params")  # read a prompt, and give the log-probability of each of its tokens
         how = {"temperature": 0.0, "detokenize": False, "output_kind": kit.RequestOutputKind.FINAL_ONLY}
         reading = kit.SamplingParams(max_tokens=1, prompt_logprobs=0, **how)
-        whole = [dataclasses.replace(p, token_ids=p.token_ids + r) for p, r in zip(prompts, responses)]
+        whole = [dataclasses.replace(prompt, token_ids=prompt.token_ids + response) for prompt, response in pairs]
         self._run(whole, [reading] * len(whole), take, NOBODY)
-        return [read_score(output, response) for output, response in zip(outputs, responses)]
+        scores = []
+        for place, (_, response) in enumerate(pairs):  # from the end: pictures make the beginning longer than given
+            ids, entries = outputs[place].prompt_token_ids, outputs[place].prompt_logprobs[-len(response) :]
+            logprobs = tuple(entry[token_id].logprob for entry, token_id in zip(entries, response))
+            scores.append(ScoreResult(response, tuple(ids[: -len(response)]), logprobs))
+        return scores
 
-    def _replay_scores(
-        self, prompts: Sequence[Prompt], responses: Sequence[tuple[int, ...]], logits: bool
-    ) -> list[ScoreResult]:
-        longest = max(map(len, responses))
-        stop = StopOptions(ignore_eos=True)
-        options = GenerationOptions(max_new_tokens=longest, replay=tuple(responses), logits=logits, stop=stop)
-        forced = [dataclasses.replace(prompt, replay=response) for prompt, response in zip(prompts, responses)]
+    def _replay_scores(self, pairs: Pairs, logits: bool) -> list[ScoreResult]:
+        replay, stop = tuple(response for _, response in pairs), StopOptions(ignore_eos=True)
+        options = GenerationOptions(max_new_tokens=max(map(len, replay)), replay=replay, logits=logits, stop=stop)
+        forced = [dataclasses.replace(prompt, replay=response) for prompt, response in pairs]
         done = self.complete(forced, Call(make_plan(options, self.checkpoint), lambda: None, NOBODY))
-        if [completion.token_ids for completion in done] != list(responses):
+        if tuple(completion.token_ids for completion in done) != replay:
             raise EngineError("vLLM did not follow a forced response", fix="report it with the vLLM version")
         return [ScoreResult(c.token_ids, c.prompt_token_ids, c.logprobs, c.logits) for c in done]
 
@@ -2793,23 +2524,8 @@ class VllmBackend:
         self.model = None
         free_memory()
 
-    def _search_beams(
-        self, prompts: Sequence[Prompt], watches: Sequence[RowWatch], done: Callable[[], None]
-    ) -> list[Completion]:
-        """vLLM's own beam search; each row's best answer goes through its watch, as on hf."""
-        kit, options = need("vllm.sampling_params"), watches[0].plan.options
-        params = kit.BeamSearchParams(beam_width=options.num_beams, max_tokens=options.max_new_tokens)
-        given = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
-        adapters = [self._lora(prompt.adapter) for prompt in prompts] if self.checkpoint.settings.adapters else None
-        with self._healthy():
-            outputs = self.model.beam_search(given, params, lora_request=adapters)
-        for prompt, watch, output in zip(prompts, watches, outputs):
-            any(map(watch.push, output.sequences[0].tokens[len(prompt.token_ids) :]))
-            done()
-        return [watch.completion(prompt.token_ids) for prompt, watch in zip(prompts, watches)]
-
     @contextlib.contextmanager
-    def _healthy(self) -> Iterator[Any]:
+    def healthy(self) -> Iterator[Any]:
         """vLLM's engine with its process groups in place; no request is left behind if the call fails, and no random
         number is taken from the process."""
         engine = self.model.llm_engine
@@ -2828,7 +2544,7 @@ class VllmBackend:
         """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
         places: dict[str, int] = {}
         internal: dict[str, str] = {}
-        with self._healthy() as engine:
+        with self.healthy() as engine:
             for place, (prompt, how) in enumerate(zip(prompts, params)):
                 name = str(next(self.requests))
                 places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
@@ -2903,13 +2619,6 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     return [(sample.key(plan) or object(), sample) for sample in samples]
 
 
-def replayed(prompt: Prompt, plan: Plan, index: int) -> Prompt:
-    """The prompt with the ids that it shall answer."""
-    replay = (plan.options.replay or ())[index]
-    check_replay(replay, plan)
-    return dataclasses.replace(prompt, replay=replay)
-
-
 @contextlib.contextmanager
 def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
     """tqdm's bar of finished rows; silent where stderr is not a terminal."""
@@ -2930,9 +2639,7 @@ def scored_request(given: Any) -> TextGenerationRequest:
 
 def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int, ...]]:
     """(prompt, response): the prompt a string, messages, token ids or a request; the response a string or token ids.
-
-    spare: tokens of the window that the backend needs for itself (vLLM always generates one).
-    """
+    spare: tokens of the window that the backend needs for itself (vLLM always generates one)."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         raise RequestError(f"{type(item).__name__} is no pair", fix="give (prompt or messages, response)")
     given, response = item
@@ -2983,7 +2690,7 @@ LOAD_FAILURES = (OSError, ValueError, TypeError, RuntimeError)  # of both librar
 MOST_PLANS = 64
 
 
-class GenerationEngine:
+class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
 
     model: the transformers model or the vllm.LLM.   tokenizer, processor: transformers' own (processor may be None).
@@ -3023,8 +2730,6 @@ class GenerationEngine:
         hooks = hf or self.config.logits_hooks
         return Capabilities(
             supports_vlm=self.processor is not None,
-            supports_token_ids=True,
-            supports_logprobs=True,
             supports_logits=hooks,
             supports_logits_plugins=hooks,
             supports_hf_plugins=hf,
@@ -3064,9 +2769,7 @@ class GenerationEngine:
         cache: bool = True,
     ) -> list[GenerationResult]:
         """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
-
-        The keywords of generate_text_batch. Raises what it raises, and ImageError.
-        """
+        The keywords of generate_text_batch. Raises what it raises, and ImageError."""
         return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
@@ -3078,8 +2781,7 @@ class GenerationEngine:
         grad: hf only, tensors that carry gradient, for training.
         """
         items = batch_of(items, "items")
-        with self._lock:
-            self._require_open()
+        with self._open():
             asked = Asked(self.config, GenerationOptions(logits=logits), scoring=True, grad=grad)
             if refused := refusal_of(asked):
                 scores = self._fall_back(refused).score_batch(items, logits=logits, grad=grad)
@@ -3089,8 +2791,7 @@ class GenerationEngine:
             for index, item in enumerate(items):
                 with at_request(index):
                     pairs.append(scored_pair(item, plan, spare=self.backend.name == "vllm"))
-            prompts, responses = [prompt for prompt, _ in pairs], [response for _, response in pairs]
-            return self.backend.score(prompts, responses, logits=logits, grad=grad) if pairs else []
+            return self.backend.score(pairs, logits=logits, grad=grad) if pairs else []
 
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
@@ -3125,6 +2826,12 @@ class GenerationEngine:
         finally:
             self.observer = NOBODY
 
+    @contextlib.contextmanager
+    def bare(self) -> Iterator[Any]:
+        """The library's own model, for what this surface does not have. No other thread is let in meanwhile."""
+        with self._open(), self.backend.healthy():
+            yield self.model
+
     def close(self) -> None:
         """Free the model. Another engine can be loaded in this process afterwards; this one only raises."""
         with self._lock:
@@ -3133,15 +2840,16 @@ class GenerationEngine:
             if self._spare is not None:
                 self._spare.close()
 
-    def __enter__(self) -> GenerationEngine:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _require_open(self) -> None:
-        if self._closed:
-            raise EngineError("the engine is closed", fix="load it again")
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[None]:
+        """One thread at a time, while there is a model."""
+        with self._lock:
+            if self._closed:
+                raise EngineError("the engine is closed", fix="load it again")
+            yield
 
     def _generate(
         self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
@@ -3153,8 +2861,7 @@ class GenerationEngine:
         if options.replay is not None and len(options.replay) != len(requests):
             problem = f"{len(requests)} requests, but ids to replay for {len(options.replay)}"
             raise OptionError(problem, fix="give each request its own")
-        with self._lock:
-            self._require_open()
+        with self._open():
             asked = Asked(self.config, options, adopted, pictures=kind is VlmGenerationRequest)
             refused = refusal_of(asked)
             if refused is None:
@@ -3195,7 +2902,10 @@ class GenerationEngine:
                 if kind is VlmGenerationRequest:
                     _ = self.checkpoint.vision  # or an UnsupportedError
                 prompt = prompt_of(checked_request(given, kind), plan)
-                return replayed(prompt, plan, index) if plan.options.replay is not None else prompt
+                if plan.options.replay is None:
+                    return prompt
+                check_replay(plan.options.replay[index], plan)
+                return dataclasses.replace(prompt, replay=plan.options.replay[index])
         except GenEngineError as error:
             if on_error == "raise":
                 raise
@@ -3236,9 +2946,7 @@ class GenerationEngine:
 
 def load(model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any) -> GenerationEngine:
     """Load a checkpoint: `load("path", backend="vllm")` or `load(ModelLoadConfig(...))`; `overrides` are its fields.
-
-    Raises OptionError, UnsupportedError, BackendMissing or LoadError.
-    """
+    Raises OptionError, UnsupportedError, BackendMissing or LoadError."""
     given: Any = {"model": model} if isinstance(model, (str, os.PathLike)) else model
     given = given if isinstance(given, Mapping) else fields_of(build(ModelLoadConfig, given))
     config, why = build(ModelLoadConfig, {**given, **overrides}), "asked for"

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def backend_verdict(backend: str, found: Mapping[str, tuple[bool, str]], model: 
     return works, f"generated with {model}" if works else said
 
 
-def table(rows: list[tuple[str, ...]]) -> str:
+def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Columns as wide as their widest word; the last one as it is."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows)

@@ -301,8 +301,6 @@ class Trace(Observer):
             self._inner = outer + took
 
     def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None:
-        if rows and rows[0].plan.options.num_beams > 1:
-            raise UnsupportedError("beam search in a trace", fix="its steps are not seen: leave it out of the trace")
         self._live, self._last, first = self.probe if backend == "vllm" else None, self.now(), len(self.requests)
         self.requests += [TracedRequest(row.prompt_tokens, self._last) for row in rows]
         self._open = dict(enumerate(rows, first))

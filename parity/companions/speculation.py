@@ -35,7 +35,6 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         Refusal,
         UnsupportedError,
         one_of,
-        string,
         whole,
     )
 else:  # the copy beside this file, whatever others the process has
@@ -51,7 +50,6 @@ else:  # the copy beside this file, whatever others the process has
         Refusal,
         UnsupportedError,
         one_of,
-        string,
         whole,
     )
 
@@ -83,8 +81,6 @@ REFUSALS = (
     Refusal("vllm", "a seed with speculation",  # it would not give the same sample again
             lambda a: a.says(lambda o: o.temperature > 0) and a.seeded(),
             "drop the seed, or use backend='hf'"),
-    Refusal("both", "beam search with speculation", lambda a: a.says(lambda o: o.num_beams > 1),
-            "load without the decoder"),
 )  # fmt: skip
 
 
@@ -100,7 +96,7 @@ class Speculation(Contract):
 
     method: str = one_of(dataclasses.MISSING, "speculative method", METHODS)
     num_tokens: int = whole(5, 1)  # beyond that the odds that all are right fall faster than the rounds get fewer
-    model: str | None = string()
+    model: str | None = None
     lookup_max: int = whole(3, 1)
     lookup_min: int = whole(1, 1)
 
@@ -139,6 +135,7 @@ class Speculation(Contract):
         known = dataclasses.fields(importlib.import_module("vllm.engine.arg_utils").EngineArgs)
         if count not in {f.name for f in known}:
             raise UnsupportedError("this vLLM does not speculate inside a process", fix="install vllm>=0.29")
+        let_vllm_scan_numba()
         how: dict[str, Any] = {"method": self.method, "num_speculative_tokens": self.num_tokens}
         if self.method == "ngram":
             how.update(prompt_lookup_max=self.lookup_max, prompt_lookup_min=self.lookup_min)
@@ -274,6 +271,14 @@ class SpeculativeLoop(DecodeLoop):
 
 
 # == vLLM ==
+
+
+def let_vllm_scan_numba() -> None:
+    """Loading on a CPU, vLLM 0.32 asks vars() of every value in every module; the library handle of numba (which n-gram
+    drafting imports) answers with a function in place of a dict, and every later load in the process would fail."""
+    if find_spec("llvmlite") is not None:
+        library = importlib.import_module("llvmlite.binding.ffi").lib
+        getattr(library, "_fntab", {}).setdefault("__dict__", {})
 
 
 @contextlib.contextmanager

@@ -182,21 +182,21 @@ def by_list_inside(text: str, stops: Sequence[str], since: int) -> tuple[int, in
 
 
 def right_padding(original: Any) -> Any:
-    return lambda rows, device, *, side="left": original(rows, device, side="right")
+    return lambda rows, checkpoint, device, *, side="left": original(rows, checkpoint, device, side="right")
 
 
 def unmasked_padding(original: Any) -> Any:
     """Padding with the pad id, and a mask of ones."""
 
-    def collate(rows: Sequence[Any], device: Any, *, side: str = "left") -> Any:
-        tensors = original(rows, device, side=side)
+    def feed(rows: Sequence[Any], checkpoint: Any, device: Any, *, side: str = "left") -> Any:
+        tensors = original(rows, checkpoint, device, side=side)
         pad = PAD_ID
         hidden = tensors["attention_mask"] == 0
         tensors["input_ids"][hidden] = pad
         tensors["attention_mask"][hidden] = 1
         return tensors
 
-    return collate
+    return feed
 
 
 PAD_ID = 550  # of the tiny checkpoints
@@ -371,8 +371,8 @@ PLANTS: tuple[Plant, ...] = (
         inside=((E, "encode", ids_changed(lambda ids, *_: ids[:-6])),),
     ),
     # the batch
-    Plant("padded on the right", ("batch.padding_side",), MIXED, inside=((E, "collate", right_padding),)),
-    Plant("padding not masked", ("batch.pad_unmasked",), MIXED, inside=((E, "collate", unmasked_padding),)),
+    Plant("padded on the right", ("batch.padding_side",), MIXED, inside=((E, "feed", right_padding),)),
+    Plant("padding not masked", ("batch.pad_unmasked",), MIXED, inside=((E, "feed", unmasked_padding),)),
     Plant(
         "rows that see their neighbours", ("batch.composition",), MIXED, inside=((E.DecodeLoop, "_choose", neighbours),)
     ),
@@ -489,7 +489,6 @@ PLANTS: tuple[Plant, ...] = (
         options=setting(seed=99),
         requests=lambda r: {**r, "seed": None},
     ),
-    Plant("beams instead of greedy", ("sampling.processors",), ("probe/plain",), options=setting(num_beams=3)),
     Plant(
         "logits processor lost",
         ("sampling.processors",),

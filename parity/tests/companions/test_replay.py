@@ -95,7 +95,6 @@ def test_vllm_refuses_a_replay_that_it_could_not_follow(shared: Load) -> None:
         ({"replay": [[]]}, "no list of token ids"),
         ({"replay": [["5"]]}, "no list of token ids"),
         ({"replay": [[5]], "n": 2}, "replay does not go with n"),
-        ({"replay": [[5]], "num_beams": 2}, "num_beams 2 does not go with"),
         ({"replay": [[10**7]]}, "outside the vocabulary"),
         ({"replay": [[5, 6]], "max_new_tokens": 1}, "2 tokens to replay, but max_new_tokens is 1"),
         ({"replay": [[5, 6, 7]], "stop": {"token_ids": [6]}}, "after 2 \\(stop at 6\\)"),

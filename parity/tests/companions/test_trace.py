@@ -17,14 +17,13 @@ from gen_engine import (
     GenerationEngine,
     GenerationResult,
     OptionError,
-    UnsupportedError,
 )
 from parity.companions import rollout
 from parity.companions.rollout import Trace
 from parity.companions.speculation import Speculation
 from parity.tasks import text_tasks
 
-from ..conftest import BACKENDS, ROOT, TEXT, Load, chat, of_task, open_engine
+from ..conftest import BACKENDS, ROOT, TEXT, Load, of_task, open_engine
 
 DRAFT = Speculation("draft_model", num_tokens=4, model=str(ROOT / "golden/models/tiny-qwen3-draft"))
 REQUESTS = [of_task(task) for task in text_tasks(12)]
@@ -236,8 +235,6 @@ def test_what_a_trace_cannot_be_is_refused(text: GenerationEngine, tmp_path: Pat
     running = pytest.raises(EngineError, match="this engine is observed already")
     with rollout.trace(text, tmp_path), running, rollout.trace(text, tmp_path):
         pass
-    with rollout.trace(text, tmp_path), pytest.raises(UnsupportedError, match="beam search in a trace"):
-        text.generate_text_batch([chat("Hello")], {"num_beams": 2})
     for worker in (-1, "0", True):
         with pytest.raises(OptionError, match="worker_id"), rollout.trace(text, tmp_path, worker_id=worker):  # type: ignore[arg-type]
             pass

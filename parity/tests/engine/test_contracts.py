@@ -61,7 +61,6 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"stop": {"string": ["x"]}}, "no field 'string'. Did you mean 'strings'?"),
     (GenerationOptions, {"stop": [""]}, "StopOptions.strings is"),
     (GenerationOptions, {"stop": 5}, "StopOptions cannot be made from int"),
-    (GenerationOptions, {"num_beams": 2, "top_p": 0.5}, "num_beams 2 does not go with top_p"),
     (StopOptions, {"token_ids": 5}, "token_ids is 5"),
     (StopOptions, {"strings": None}, "strings is None"),
     (StopOptions, {"strings": ["\ufffd"]}, "U+FFFD"),

@@ -89,50 +89,6 @@ def test_the_tool_parser_is_linear_in_the_text(unit: str) -> None:
 # == Rows on transformers ==
 
 
-def test_the_growing_cache_holds_what_transformers_own_does_and_copies_less() -> None:
-    import torch
-    from transformers.cache_utils import DynamicLayer
-
-    plain, roomy = DynamicLayer(), gen_engine.roomy_layer_class()()
-    for step, tokens in enumerate([30, *[1] * 100]):
-        new = torch.randn(6 if step < 60 else 3, 2, tokens, 8)
-        both = [layer.update(new, new + 1) for layer in (plain, roomy)]
-        assert all(torch.equal(a, b) for a, b in zip(*both))
-        if step == 59:
-            for layer in (plain, roomy):
-                layer.reorder_cache(torch.tensor([4, 0, 5]))
-        if step == 80:
-            for layer in (plain, roomy):
-                layer.crop(-3)
-    assert plain.get_seq_length() == roomy.get_seq_length() == 127
-    new = torch.randn(16, 4, 1, 64)
-    prompt = torch.randn(16, 4, 200, 64)
-
-    def grow(kind: Any) -> None:
-        layer = kind()
-        layer.update(prompt, prompt)
-        for _ in range(150):
-            layer.update(new, new)
-
-    assert best(lambda: grow(gen_engine.roomy_layer_class()), 3) < 0.7 * best(lambda: grow(DynamicLayer), 3)
-
-
-def test_only_caches_that_grow_plainly_are_given_room() -> None:
-    from transformers import DynamicCache, StaticCache
-    from transformers.cache_utils import DynamicLayer
-
-    engine = gen_engine.need("transformers").AutoConfig.from_pretrained(TEXT)
-    fixed, growing = StaticCache(config=engine, max_cache_len=8), DynamicCache(config=engine)
-    sliding = DynamicCache(config=engine)
-    kept = type("Sliding", (DynamicLayer,), {})()
-    sliding.layers[0] = kept
-    for cache in (fixed, growing, sliding, None):
-        gen_engine.make_room(cache)
-    assert {type(layer).__name__ for layer in growing.layers} == {"RoomyLayer"}
-    assert sliding.layers[0] is kept and type(sliding.layers[1]).__name__ == "RoomyLayer"
-    assert "RoomyLayer" not in {type(layer).__name__ for layer in fixed.layers}
-
-
 def test_a_finished_row_is_computed_no_more(shared: Load) -> None:
     engine = shared(TEXT, "hf")
     work = workloads.make_work("text", "ragged", 16, 64)

@@ -283,9 +283,16 @@ def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> 
     plan = gen_engine.make_plan(gen_engine.GenerationOptions(), vl.checkpoint)
     prompts = [gen_engine.prompt_of(gen_engine.VlmGenerationRequest(**row), plan) for row in rows]
     bare = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Hello."), plan)
-    together = gen_engine.expand_pictures([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
-    assert [len(pictures) for pictures in together] == [2, 0, 1, 1]
-    for prompt, pictures in zip(prompts, [together[0], *together[2:]]):
-        for image, made in zip(prompt.images, pictures):
-            alone = gen_engine.expand_image(image, prompt.image_kwargs, vl.checkpoint)
-            assert set(alone) == set(made) and all(torch.equal(alone[name], made[name]) for name in alone)
+    runs, tensors = gen_engine.picture_inputs([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
+    pictures = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
+    alone = [gen_engine.expand_images([image], kwargs, vl.checkpoint) for image, kwargs in pictures]
+    assert len(runs) == len(alone) == 4
+    assert [run["input_ids"] for run in runs] == [one["input_ids"][0].tolist() for one in alone]
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, torch.cat([one[name] for one in alone]))
+
+
+def test_a_picture_of_three_tokens_is_not_taken_for_what_stands_beside_them(vl: GenerationEngine) -> None:
+    """Its grid [1, 3] has the shape of its ids."""
+    [result] = vl.generate_vlm_batch([look(drawing("red", "circle", width=96, height=32), vlm={"do_resize": False})])
+    assert result.prompt_token_ids.count(vl.checkpoint.placeholder_id) == 3

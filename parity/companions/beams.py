@@ -1,0 +1,118 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Beam search, each library's own: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="beams"`, and
+
+    [answer] = beam_search(engine, [{"messages": chat}], num_beams=4, max_new_tokens=64)
+
+It keeps whole answers in play, so nothing that decides token by token goes with it: no sampling, penalties, stops,
+plugins or structures; answers end by end-of-text ids and by length only. The libraries' rules of length differ
+a little, so here, and only here, the backends need not agree.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        GenerationEngine,
+        GenerationOptions,
+        GenerationResult,
+        OptionError,
+        Prompt,
+        RowWatch,
+        TextGenerationRequest,
+        UnsupportedError,
+        build,
+        finish,
+        make_plan,
+        prompt_of,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        GenerationEngine,
+        GenerationOptions,
+        GenerationResult,
+        OptionError,
+        Prompt,
+        RowWatch,
+        TextGenerationRequest,
+        UnsupportedError,
+        build,
+        finish,
+        make_plan,
+        prompt_of,
+    )
+
+__version__ = "0.2.0"
+
+__all__ = ["beam_search"]
+
+
+def beam_search(
+    engine: GenerationEngine,
+    requests: Iterable[TextGenerationRequest | Mapping[str, Any]],
+    *,
+    num_beams: int,
+    max_new_tokens: int = 256,
+) -> list[GenerationResult]:
+    """The best answer of `num_beams` to each text request, in order.
+
+    Raises OptionError, RequestError, and UnsupportedError for what does not go with it.
+    """
+    if type(num_beams) is not int or num_beams < 2:
+        raise OptionError(f"num_beams is {num_beams!r}", fix="it must be a whole number >= 2")
+    plan = make_plan(GenerationOptions(max_new_tokens=max_new_tokens), engine.checkpoint)
+    prompts = [prompt_of(checked(request, index), plan) for index, request in enumerate(requests)]
+    with engine.bare() as model:
+        search = searched_by_vllm if engine.config.backend == "vllm" else searched_by_hf
+        found = search(engine, model, prompts, num_beams, max_new_tokens) if prompts else []
+    results = []
+    for prompt, ids in zip(prompts, found):
+        watch = RowWatch(plan, prompt)
+        any(map(watch.push, ids))  # up to the end; what stands behind it is padding
+        results.append(finish(watch.completion(prompt.token_ids), prompt, plan, engine.config.backend))
+    return results
+
+
+def checked(given: Any, index: int) -> TextGenerationRequest:
+    request = build(TextGenerationRequest, given)
+    for name in ("structured", "adapter", "seed"):
+        if getattr(request, name) is not None:
+            problem = f"request {index}: beam search does not go with {name}"
+            raise UnsupportedError(problem, fix="drop one of the two")
+    return request
+
+
+def searched_by_hf(
+    engine: GenerationEngine, model: Any, prompts: Sequence[Prompt], num_beams: int, most: int
+) -> list[list[int]]:
+    """Token ids of the best answers, padding behind them. Prompts are padded on the left."""
+    torch, about = importlib.import_module("torch"), engine.describe()
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    pads = [longest - len(prompt.token_ids) for prompt in prompts]
+    rows = [[about["pad_token_id"]] * pad + list(prompt.token_ids) for pad, prompt in zip(pads, prompts)]
+    masks = [[0] * pad + [1] * (longest - pad) for pad in pads]
+    sequences = model.generate(
+        input_ids=torch.tensor(rows, device=model.device),
+        attention_mask=torch.tensor(masks, device=model.device),
+        num_beams=num_beams,
+        max_new_tokens=most,
+        do_sample=False,
+        eos_token_id=about["eos_token_ids"],
+    )
+    found: list[list[int]] = sequences[:, longest:].tolist()
+    return found
+
+
+def searched_by_vllm(
+    engine: GenerationEngine, model: Any, prompts: Sequence[Prompt], num_beams: int, most: int
+) -> list[list[int]]:
+    kit = importlib.import_module("vllm.sampling_params")
+    params = kit.BeamSearchParams(beam_width=num_beams, max_tokens=most)
+    outputs = model.beam_search([{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts], params)
+    return [list(o.sequences[0].tokens[len(prompt.token_ids) :]) for o, prompt in zip(outputs, prompts)]
