@@ -354,6 +354,7 @@ def ruled(default: Any, meaning: str, *kinds: type[Any], **rule: Any) -> Any:
 
 
 def whole(default: int | None, least: int, most: float = math.inf) -> Any:
+    """A field that holds a whole number in these bounds."""
     meaning = f"a whole number >= {least}" + (f" and <= {most}" if most < math.inf else "")
     return ruled(default, meaning, int, holds=lambda value: least <= value <= most)
 
@@ -366,6 +367,7 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
 
 
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
+    """A field that holds one of these names; another is guessed at."""
     def made(value: Any) -> Any:
         if value not in names:
             raise OptionError(f"no {what} {value!r}", fix=nearest(value, names))
@@ -1556,6 +1558,7 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **k
 
 MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
 EDGE = 32 << 20  # bytes
+ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 
 
 def file_identity(file: Path) -> tuple[Any, ...]:
@@ -1587,9 +1590,6 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
            repr(config.decoder))  # fmt: skip
     model = fingerprint(config.model, config.revision)
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
-
-
-ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 
 
 def sealed(key: str, body: str) -> str:

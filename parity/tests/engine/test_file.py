@@ -42,14 +42,32 @@ def test_nothing_refers_downward() -> None:
     assert downward == []
 
 
+def functions() -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(TREE) if isinstance(node, ast.FunctionDef)]
+
+
 def test_functions_are_short() -> None:
-    functions = [node for node in ast.walk(TREE) if isinstance(node, ast.FunctionDef)]
-    lengths = sorted((node.end_lineno or 0) - node.lineno + 1 for node in functions)
-    assert lengths[int(len(lengths) * 0.9)] <= 25
+    lengths = sorted((node.end_lineno or 0) - node.lineno + 1 for node in functions())
+    assert lengths[int(len(lengths) * 0.9)] <= 19 and lengths[-1] <= 33
+
+
+def test_the_file_stays_within_its_budget() -> None:
+    """Whoever vendors it reads it in review: what a change adds here, it takes away elsewhere, or it is a companion."""
+    lines, docstrings = SOURCE.splitlines(), set[int]()
+    for node in (TREE, *functions(), *(n for n in ast.walk(TREE) if isinstance(n, ast.ClassDef))):
+        if ast.get_docstring(node) is not None:
+            docstrings |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    code = [
+        line
+        for number, line in enumerate(lines, start=1)
+        if number not in docstrings
+        and not re.match(r"\s*(#.*|[\])}]+,?(\s*#.*)?)?$", line)  # nor a bracket that closes
+    ]
+    assert (len(lines) <= 3000, len(code) <= 2100) == (True, True), f"{len(lines)} lines, {len(code)} of code"
 
 
 def test_only_the_command_line_prints() -> None:
-    command_line = SOURCE[: SOURCE.index("# == 18. Command line")].count("\n")
+    command_line = SOURCE[: SOURCE.index("# == 17. Command line")].count("\n")
     prints = [n.lineno for n in ast.walk(TREE) if isinstance(n, ast.Call) and ast.unparse(n.func) == "print"]
     assert prints and min(prints) > command_line
 
