@@ -368,6 +368,7 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
 
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
     """A field that holds one of these names; another is guessed at."""
+
     def made(value: Any) -> Any:
         if value not in names:
             raise OptionError(f"no {what} {value!r}", fix=nearest(value, names))

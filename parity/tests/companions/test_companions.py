@@ -12,6 +12,8 @@ import pytest
 import gen_engine
 from parity import vendor
 
+from ..conftest import TEXT
+
 COMPANIONS = vendor.companions()
 
 
@@ -50,6 +52,11 @@ for package in sys.argv[1:]:
         print(package, error.fix)
     [call] = tools.parse_tool_calls('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
     engine.ModelLoadConfig("m", cache=caches.AnswerCache())
+    for name in ("beams", "rollout", "speculation"):
+        module = importlib.import_module(at + name)
+        assert module.OptionError is engine.OptionError, (package, name)
+    assert issubclass(module.SpeculativeLoop, engine.DecodeLoop)
+    engine.ModelLoadConfig("m", decoder=module.Speculation("ngram"))
 """
 
 
@@ -57,7 +64,7 @@ for package in sys.argv[1:]:
 def test_copies_in_one_process_use_the_engine_beside_them(tmp_path: Path, order: list[str]) -> None:
     """In a package, in a folder without __init__.py, and flat on sys.path."""
     for folder in ("acme/llm", "other", "."):
-        vendor.copy_to(tmp_path / folder, ["tool_calls", "answer_cache"])
+        vendor.copy_to(tmp_path / folder, list(COMPANIONS))
     (tmp_path / "acme/__init__.py").touch()
     (tmp_path / "acme/llm/__init__.py").write_text("from .tool_calls import parse_tool_calls\n")
     done = subprocess.run(
@@ -73,3 +80,29 @@ def test_a_companion_without_an_engine_says_what_is_missing(tmp_path: Path) -> N
         [sys.executable, "-S", "-c", "import tool_calls"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert "No module named 'gen_engine'" in done.stderr
+
+
+REPOSITORY = """
+import llm.gen_engine as plain, acme.llm.gen_engine as full
+from acme.llm.answer_cache import AnswerCache
+from acme.llm.rollout import replay, trace
+from acme.llm.speculation import Speculation
+assert plain is not full and not issubclass(plain.OptionError, full.OptionError)
+chats = [{"messages": [{"role": "user", "content": f"Count to {n}."}]} for n in (5, 7)]
+with plain.load(MODEL) as one, full.load(MODEL, decoder=Speculation("ngram"), cache=AnswerCache()) as other:
+    expected = [result.token_ids for result in one.generate_text_batch(chats)]
+    with trace(other, "traces") as rollout:
+        assert [result.token_ids for result in other.generate_text_batch(chats)] == expected
+    assert [result.token_ids for result in replay(other, rollout.cases)] == expected
+    theirs = [full.TextGenerationRequest(**chat) for chat in chats]  # another copy's contracts
+    assert [result.token_ids for result in one.generate_text_batch(theirs)] == expected
+print("both")
+"""
+
+
+def test_a_repository_with_two_copies_one_of_them_with_companions(tmp_path: Path) -> None:
+    vendor.copy_to(tmp_path / "llm", [])
+    vendor.copy_to(tmp_path / "acme/llm", list(COMPANIONS))
+    code = f"MODEL = {str(TEXT)!r}\n{REPOSITORY}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout == "both\n", done.stderr

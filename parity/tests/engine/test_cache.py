@@ -29,6 +29,7 @@ from gen_engine import (
     to_entry,
 )
 from parity.companions.answer_cache import AnswerCache
+from parity.companions.speculation import Speculation
 
 from ..conftest import TEXT, chat, open_engine
 
@@ -115,7 +116,7 @@ def test_a_hub_name_is_known_with_its_revision() -> None:
 def test_the_same_checkpoint_loaded_otherwise_has_keys_of_its_own(text: gen_engine.GenerationEngine) -> None:
     ways: list[dict[str, Any]] = [
         {}, {"device": "cuda:1"}, {"attn_implementation": "eager"}, {"hf_kwargs": {"a": 1}}, {"vllm_kwargs": {"a": 1}},
-        {"backend": "vllm"}, {"speculative": {"method": "ngram"}},
+        {"backend": "vllm"}, {"decoder": Speculation("ngram")},
     ]  # fmt: skip
     found = {loaded_model(ModelLoadConfig(str(TEXT), **way), text.checkpoint) for way in ways}
     assert len(found) == len(ways)
