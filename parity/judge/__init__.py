@@ -1,0 +1,1 @@
+"""What was recorded twice -> what it means."""
