@@ -485,15 +485,14 @@ def lacking(i: Interval, size: Estimate, bias: Estimate, tokens: int) -> int:
 
 
 def likeness(e: Errors, estimates: Iterable[Estimate], noise: Noise, dtype: str) -> str:
-    """What a shift looks like: the probe that explains most of it, and by what factor, if it is half of the new errors;
-    another dtype's size; a probe that explains less."""
+    """What a shift looks like: the probe that explains most, and by what factor; else another dtype's size.
+
+    A probe that is less than a sixth of the new errors names nothing: something else is wrong, and touches it."""
     seen = {x.name: x for x in estimates if x.outcome == "shifted"}
     probed = max((x for x in seen.values() if x.name in e.probes), key=lambda x: abs(x.value), default=None)
-    strong = probed is not None and abs(probed.value) * noise.old > 0.5 * noise.new
-    if not strong and {"size", "typical"} & set(seen) and (name := dtype_of(noise, dtype)):
-        return name
-    if probed is None:
-        return "logits multiplied by something" if "scale" in seen else ""
+    if probed is None or abs(probed.value) * noise.old < noise.new / 6:
+        by_size = {"size", "typical"} & set(seen)
+        return dtype_of(noise, dtype) if by_size else "logits multiplied by something" if set(seen) == {"scale"} else ""
     direction = e.clipped(e.probes[probed.name])
     times = float(((e.clipped(e.new) - e.clipped(e.old)) * direction).sum() / (direction**2).sum())
     return f"{probed.name} x {PROBED**times:.3f}"
