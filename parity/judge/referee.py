@@ -29,6 +29,7 @@ Map: what goes in, what comes out, margins, quantiles, errors, estimates, the ve
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,7 +102,8 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How large rounding is at a site, in nats of logit: of either path, and the largest of the old path's errors."""
+    """How large rounding is at a site, in nats of logit: of either path, and the largest of the old path's errors.
+    tokens: those at which the model is unsure enough for it to show."""
 
     old: float
     new: float
@@ -148,7 +150,9 @@ class Verdict:
     def __str__(self) -> str:
         n = self.noise
         against = "" if self.exact else ", against plain transformers in the same dtype"
-        base = f"{n.tokens} tokens of {self.rows} rows{against}; rounding {n.old:.1e} nats before, {n.new:.1e} now"
+        base = (
+            f"{n.tokens} unsure tokens of {self.rows} rows{against}; rounding {n.old:.1e} nats before, {n.new:.1e} now"
+        )
         if self.outcome == "holds":
             return f"holds: {base}; a fault of {self.sees:.1e} nats or more would have been seen"
         if self.outcome == "cannot tell":
@@ -186,6 +190,7 @@ SURE = 0.01  # 1 - p is not taken for smaller than this: below, a log-probabilit
 FLOOR = 1e-4  # nats: float32 rounding of either path and of the reference is below it, and so is what nobody can see
 CLIP = 4.0  # sizes: an error counts as this large at most. An expert that flips moves one step by 100
 ROW_CLIP = 8.0  # the same, in the worst row, where a few flips must not and a whole row must count
+LEAST = 20  # unsure tokens, below which nothing is said
 WEIGHT = 8  # tokens of clean size that each row is given, so that a row of three tokens is no outlier
 ROW_SPREAD = 0.15  # rows differ by this at least, in logs: of two all but equal paths, one row may flip an expert
 PROBED = 1.01  # probes move one thing by this factor
@@ -228,11 +233,13 @@ def solve(tail: Callable[[float], float], level: float) -> float:
     return high
 
 
+@functools.cache
 def t_quantile(level: float, df: float) -> float:
     """Student's t: P(|T| > t) = level."""
     return solve(lambda t: beta_share(df / (df + t * t), df / 2, 0.5), level)
 
 
+@functools.cache
 def f_quantile(level: float, df: float) -> float:
     """F of df and df degrees: P(F > f or F < 1/f) = level."""
     return solve(lambda f: 2 * beta_share(1 / (1 + f), df / 2, df / 2), level)
@@ -246,7 +253,8 @@ class Errors:
     """All steps of a site that three paths read, one entry each.
 
     row, position: where.   answer: of the answer, or of the prompt.   logprob: the reference's.   probes: as errors.
-    old, new: errors, nats of logit.   scale: the old errors' size, few large ones aside.
+    old, new: errors, nats of logit.   open: where the model is unsure enough for rounding to show. Other steps count
+    in `size` and `row` only: a fault may make them unsure.   scale: the old errors' size, few large ones aside.
     """
 
     row: Array
@@ -256,6 +264,7 @@ class Errors:
     old: Array
     new: Array
     probes: Mapping[str, Array]
+    open: Array
     scale: float
 
     def clipped(self, errors: Array, clip: float = CLIP) -> Array:
@@ -275,16 +284,19 @@ def errors_of(rows: Sequence[Reading]) -> Errors:
                 found.append((number, row.start + step, step >= row.prompt, *values))
     table = np.array(found, dtype=np.float64).reshape(-1, 6 + len(names))
     logprob = np.minimum(table[:, 3], 0.0)
-    worth = np.hypot(np.expm1(logprob), SURE)
+    unsure = -np.expm1(logprob)
+    worth, is_open = np.hypot(unsure, SURE), unsure > SURE
     old, new, *probes = (np.nan_to_num((column - table[:, 3]) / worth, nan=np.inf) for column in table.T[4:])
     where = table[:, 0].astype(int), table[:, 1], table[:, 2] > 0
-    return Errors(*where, logprob, old, new, dict(zip(names, probes)), robust_size(old))
+    return Errors(*where, logprob, old, new, dict(zip(names, probes)), is_open, robust_size(old[is_open]))
 
 
 def robust_size(errors: Array, clip: float = 2.5) -> float:
     """Root mean square with errors above `clip` times itself counted as that (Huber's proposal 2)."""
+    if not len(errors):
+        return 0.0
     squares = np.minimum(errors**2, 1e12)
-    size = float(np.sqrt(squares.mean())) if len(squares) else 0.0
+    size = float(np.sqrt(squares.mean()))
     for _ in range(200):
         smaller = float(np.sqrt(np.minimum(squares, (clip * size) ** 2).mean()))
         if smaller >= size * (1 - 1e-6):
@@ -363,10 +375,10 @@ def interval(s: Sums, statistic: Statistic, *, ratio: bool = False) -> Interval:
     """For a ratio of squares there is a second interval, narrower with very few rows: that of F, as if each row were
     ONE independent error. It makes pads that are visible in three rows out of three an alarm."""
     value, error, df = jackknife(s, statistic)
-    clusters, widths = int((s[0] > 0).sum()), []
+    widths = []
     for level in (ALARM / STATISTICS, 2 * HOLDS):
         width = t_quantile(level, df) * error if math.isfinite(error) else math.inf
-        widths.append(min(width, 0.5 * math.log(f_quantile(level, clusters))) if ratio else width)
+        widths.append(min(width, 0.5 * math.log(f_quantile(level, df + 1))) if ratio else width)
     return Interval(value, *widths)
 
 
@@ -387,7 +399,7 @@ def size_of(e: Errors, margins: Margins) -> tuple[Estimate, Interval]:
 def typical(e: Errors, margins: Margins) -> Estimate:
     least = (0.1 * e.scale) ** 2 + FLOOR**2  # below a tenth of the noise an error is as good as none
     old, new = (np.log(np.minimum(side**2, 1e12) + least) / 2 for side in (e.old, e.new))
-    return in_logs("typical", interval(sums_of(e, [new - old]), mean), margins.least_size, margins.typical)
+    return in_logs("typical", interval(sums_of(e, [new - old], e.open), mean), margins.least_size, margins.typical)
 
 
 def late(e: Errors, margins: Margins) -> Estimate:
@@ -397,7 +409,8 @@ def late(e: Errors, margins: Margins) -> Estimate:
 
 
 def worst_row(e: Errors, margins: Margins) -> Estimate:
-    """The row whose errors grew most, against how much rows differ in that anyway."""
+    """The row whose errors grew most, against how much rows differ in that anyway. Where experts flip, they flip on
+    the old path too, in other rows: what shrank as much in some row as it grew in this one is no fault."""
     tokens, old, new = sums_of(e, [e.clipped(e.old, ROW_CLIP) ** 2, e.clipped(e.new, ROW_CLIP) ** 2])
     used = np.flatnonzero(tokens > 0)
     usual = WEIGHT * (e.scale**2 + FLOOR**2)
@@ -405,7 +418,8 @@ def worst_row(e: Errors, margins: Margins) -> Estimate:
     spread = max(ROW_SPREAD, 1.4826 * float(np.median(np.abs(logs - np.median(logs)))))
     k = int(logs.argmax())
     width = spread * t_quantile(ALARM / STATISTICS / len(used), max(1, len(used) - 1))
-    outcome: Outcome = "shifted" if logs[k] - width > math.log(margins.row) else "holds"
+    grown = logs[k] - width > math.log(margins.row) and logs[k] > -1.2 * logs.min()
+    outcome: Outcome = "shifted" if grown else "holds"
     value, low, high = (math.exp(min(x, 700)) for x in (logs[k], logs[k] - width, logs[k] + width))
     return Estimate("row", value, low, high, 0.0, margins.row, outcome, int(used[k]))
 
@@ -416,7 +430,7 @@ def along(e: Errors, name: str, direction: Array, most: float, *, needed: bool =
     shared = float((old * new).sum() / max(float((old**2).sum()), 1e-300))
     found = []
     for part in (new - old, new - shared * old):
-        s = sums_of(e, [old**2, part * direction, direction**2])
+        s = sums_of(e, [old**2, part * direction, direction**2], e.open)
         found.append(interval(s, effect))
     i = min(found, key=lambda i: abs(i.value))
     ranked = [i.outcome(-most, most) for i in found]
@@ -429,7 +443,7 @@ def centred(e: Errors) -> Array:
     """The log-probability, in prompts and in answers apart: greedy answers lie higher than prompts."""
     values = e.logprob.copy()
     for kind in (True, False):
-        group = e.answer == kind
+        group = (e.answer == kind) & e.open
         values[group] -= values[group].mean() if group.any() else 0.0
     return values
 
@@ -445,10 +459,10 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: M
     """
     allowed = margins or (EXACT if exact else INEXACT)
     e = errors_of(rows)
-    count = len(set(e.row.tolist()))
-    noise = Noise(robust_size(e.old), robust_size(e.new), largest_of(e.old), len(e.row))
-    if count < 2:
-        return Verdict("cannot tell", (), noise, count, math.inf, more=max(len(e.row), 200), exact=exact)
+    count, steps = len(set(e.row[e.open].tolist())), int(e.open.sum())
+    noise = Noise(robust_size(e.old[e.open]), robust_size(e.new[e.open]), largest_of(e.old[e.open]), steps)
+    if count < 2 or steps < LEAST:
+        return Verdict("cannot tell", (), noise, count, math.inf, more=max(steps, 200), exact=exact)
     size, i = size_of(e, allowed)
     bias = along(e, "bias", np.ones(len(e.row)), allowed.bias, needed=True)
     others = [along(e, name, e.clipped(probe), allowed.along) for name, probe in e.probes.items()]
