@@ -52,14 +52,15 @@ class Given:
 
     ids: prompt and answer, image tokens expanded.   start: the first id whose log-probability is wanted, 1 or more.
     others: (position, id) pairs: what would another id have got at that position? Candidates of parting steps.
-    images, budget: PIL pictures and (min_pixels, max_pixels) or (None, None).   placeholder: the id of image tokens.
+    images: PIL pictures.   budget: (min_pixels, max_pixels) of each; None is the checkpoint's, (None, None) is none.
+    placeholder: the id of image tokens.
     """
 
     ids: tuple[int, ...]
     start: int
     others: tuple[tuple[int, int], ...] = ()
     images: tuple[Any, ...] = ()
-    budget: tuple[int | None, int | None] = (None, None)
+    budget: tuple[int | None, int | None] | None = None
     placeholder: int | None = None
 
     def __post_init__(self) -> None:
@@ -309,8 +310,9 @@ def pictures_for(row: Given, processor: Any) -> dict[str, Any]:
     """What the processor makes of a row's pictures. Raises CannotJudge where that is not this row's image tokens."""
     import torch
 
-    least, most = row.budget
-    size = {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+    least, most = row.budget or (None, None)
+    size: dict[str, Any] = {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+    size = {} if row.budget is None else size
     text = [processor.image_token * len(row.images)]
     made = processor(text=text, images=[list(row.images)], return_tensors="pt", **size)
     place = row.placeholder
@@ -454,8 +456,9 @@ def request_for(row: Given, prompt: Sequence[int]) -> Mapping[str, Any]:
 
     if not row.images:
         return {"prompt_token_ids": tuple(prompt)}
-    least, most = row.budget
-    vlm = {"min_pixels": least, "max_pixels": most} if most else {}
+    least, most = row.budget or (None, None)
+    vlm: dict[str, Any] = {"min_pixels": least, "max_pixels": most} if most else {"do_resize": False}
+    vlm = {} if row.budget is None else vlm
     return {"prompt_token_ids": collapsed(prompt, row.placeholder), "images": list(row.images), "vlm": vlm}
 
 

@@ -45,8 +45,8 @@ def site(
         new = (new_size or size) * (math.sqrt(alike) * common + math.sqrt(1 - alike) * other)
         new = fault(number, new) if fault else new
         worth = -np.expm1(reference)
-        sides = (reference, reference + old * worth, reference + new * worth)
-        made.append(Reading(*(side.tolist() for side in sides), prompt=steps // 3))
+        before, now = (reference + errors * worth for errors in (old, new))
+        made.append(Reading(reference.tolist(), before.tolist(), now.tolist(), prompt=steps // 3))
     return made
 
 
