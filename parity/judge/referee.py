@@ -185,7 +185,7 @@ INEXACT = Margins(least_size=0.0, size=1.3, typical=1.5, late=1.5)
 
 ALARM = 1e-3  # all statistics of a site together, if the truth lay ON a margin; clean paths lie well inside
 HOLDS = 0.05  # one-sided: how sure "inside the margin" is
-STATISTICS = 8
+STATISTICS = 9  # five, scale, three probes
 SURE = 0.01  # 1 - p is not taken for smaller than this: below, a log-probability's own float32 rounding would be read
 FLOOR = 1e-4  # nats: float32 rounding of either path and of the reference is below it, and so is what nobody can see
 CLIP = 4.0  # sizes: an error counts as this large at most. An expert that flips moves one step by 100

@@ -4,7 +4,7 @@ Every checkpoint answers prompts greedily (plain transformers, in its dtype). Th
 by the old path (plain transformers, batches of four, padded on the left) and by other paths: clean ones, on which no
 alarm may come, and ones with a planted fault. Clean paths are judged on two sets of rows, faults on the first.
 
-Map: cases, tokens, paths, lines, the table, the command.
+Map: cases, tokens, paths, lines, the table, memory, the command.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import argparse
 import contextlib
 import json
 import random
+import resource
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -231,7 +233,9 @@ def read_vllm(paths: Paths, folder: Path, scratch: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One comparison.   good: as it should be.   inexact: the outcome without float32 (see `referee.INEXACT`)."""
+    """One comparison.   seen: the statistics that are alarms.   nearest: of those along a direction, the largest.
+    times: the new errors' size by the old one's, not clipped.   good: as it should be.
+    inexact: the outcome without float32 (see `referee.INEXACT`)."""
 
     checkpoint: str
     dtype: str
@@ -241,7 +245,9 @@ class Line:
     tokens: int
     outcome: str
     size: float
+    times: float
     seen: str
+    nearest: str
     like: str
     sees: float
     more: int
@@ -264,15 +270,18 @@ def line_of(paths: Paths, path: str, kind: str, places: Sequence[int]) -> Line:
     if "eager attention" in paths.scores and path != "eager attention":
         swapped = readings(paths, path, places, reference="old", old="eager attention")
         without = referee.judge(swapped, dtype=case.dtype, exact=False).outcome
-    good = verdict.outcome != "shifted" if kind != "fault" else verdict.outcome == "shifted"
+    good = kind == "small" or (verdict.outcome == "shifted") == (kind == "fault")
     if " for " in path and "16" in path + case.dtype:
         good = verdict.like == path.removeprefix("vLLM, ").split(" for ")[0]
     seen = ", ".join(f"{e.name} {e.value:.2f}" for e in verdict.seen)
     noise = verdict.noise
     size = verdict.estimates[0].value if verdict.estimates else float("nan")
+    largest = max(verdict.estimates[5:], key=lambda e: abs(e.value), default=None)
+    nearest = "" if largest is None else f"{largest.name} {largest.value:+.2f} ± {largest.high - largest.value:.2f}"
     return Line(
-        case.name, case.dtype, path, kind, verdict.rows, noise.tokens, verdict.outcome, size, seen, verdict.like,
-        verdict.sees, verdict.more, good, without, str(verdict),
+        case.name, case.dtype, path, kind, verdict.rows, noise.tokens, verdict.outcome, size,
+        noise.new / max(noise.old, referee.FLOOR), seen, nearest,
+        verdict.like, verdict.sees, verdict.more, good, without, str(verdict),
     )  # fmt: skip
 
 
@@ -296,6 +305,9 @@ def readings(
 # == The table ==
 
 
+KINDS = (("clean", "clean"), ("fault", "faults"), ("small", "small faults, below the margins"))
+
+
 def summary(lines: Sequence[Line]) -> list[str]:
     clean = [line for line in lines if line.kind == "clean"]
     faults = [line for line in lines if line.kind == "fault"]
@@ -314,12 +326,13 @@ def summary(lines: Sequence[Line]) -> list[str]:
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """Faults path by path, with every checkpoint in a column of its own; clean paths in the same way."""
+    """A row for each path, a column for each checkpoint. Of a clean path the sizes of both sets of rows; of a fault its
+    size, the verdict, and what it looks like; of a small one what of it goes with a probe, in units of the noise."""
     columns = list(dict.fromkeys((line.checkpoint, line.dtype) for line in lines))
     head = "| | " + " | ".join(f"{name} {dtype}" for name, dtype in columns) + " |"
     rule = "|---" * (len(columns) + 1) + "|"
     parts = [*summary(lines), ""]
-    for kind, title in (("clean", "clean: size"), ("fault", "faults: size, what was seen"), ("small", "small faults")):
+    for kind, title in KINDS:
         paths = list(dict.fromkeys(line.path for line in lines if line.kind == kind))
         parts += [f"**{title}**", "", head, rule]
         for path in paths:
@@ -335,8 +348,10 @@ def markdown(lines: Sequence[Line]) -> str:
 def cell(line: Line) -> str:
     marks = {"holds": "", "shifted": " **shifted**", "cannot tell": f" cannot tell, {line.more} more"}
     like = f", like {line.like}" if line.like else ""
-    wrong = "" if line.good or line.kind == "small" else " (!)"
-    return f"{line.size:.2f}{marks[line.outcome]}{like}{wrong}"
+    like += f" ({line.nearest})" if line.kind == "small" else ""
+    wrong = "" if line.good else " (!)"
+    size = f"{line.size:.2f}" if line.times < 3 else f"{line.times:.2g}"  # sizes are clipped
+    return f"{size}{marks[line.outcome]}{like}{wrong}"
 
 
 def prove(case: Case, say: Say) -> list[Line]:
@@ -348,6 +363,56 @@ def prove(case: Case, say: Say) -> list[Line]:
             saved = checkpoints.make(case.shape, case.dtype, place / "model")
             say("made")
         return list(lines_of(read_paths(case, saved, place, say)))
+
+
+# == Memory ==
+
+BIG = checkpoints.Shape(
+    "big vocabulary",
+    "Qwen3Config",
+    {"vocab_size": 151_936, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16},
+)
+
+
+def memory(rows: int, tokens: int = 256) -> str:
+    """What reading takes beside a model of 151,936 words: rows of `tokens`, by the reference and by an engine."""
+    import gen_engine
+
+    draw = random.Random(0)
+    given = [given_of([5], [draw.randrange(500) for _ in range(tokens)]) for _ in range(rows)]
+    said = []
+    with tempfile.TemporaryDirectory(prefix="referee-") as folder:
+        model = str(checkpoints.make(BIG, "float32", Path(folder)))
+        with Reader(model, "float32", device="cpu") as reader:
+            reader.read(given[:1])
+            said.append(f"reference {beside(lambda: reader.read(given)):.2f} GiB")
+        with gen_engine.load(model, dtype="float32", progress=False) as engine:
+            read_engine(engine, given[:1])
+            said.append(f"hf engine {beside(lambda: read_engine(engine, given)):.2f} GiB")
+    return f"{rows} rows x {tokens} tokens x {BIG.own['vocab_size']:,} words, beside the model: {', '.join(said)}"
+
+
+def beside(read: Callable[[], Any]) -> float:
+    """GiB of resident memory that a call takes at most, looked at ten times a second."""
+    most, done = [resident()], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            most.append(resident())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        read()
+    finally:
+        done.set()
+        thread.join()
+    return (max(most) - most[0]) / 2**30
+
+
+def resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 # == The command ==
@@ -364,7 +429,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="checkpoints, for example qwen3,moe")
     parser.add_argument("--dtype", default="", choices=("", "bfloat16", "float16", "float32"))
     parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
+    parser.add_argument("--memory", type=int, metavar="ROWS", help="only: what ROWS rows of 256 tokens take to read")
     given = parser.parse_args(arguments)
+    if given.memory:
+        print(memory(given.memory))
+        return 0
     wanted = cases(quick=given.quick, only=given.only, dtype=given.dtype)
     if not wanted:
         parser.error(f"--only {given.only}: there are {', '.join(dict.fromkeys(case.name for case in cases()))}")
