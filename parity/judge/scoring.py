@@ -1,15 +1,15 @@
 """Log-probabilities of given tokens: from plain transformers, and from a loaded gen_engine.
 
-    with Reader("models/x", "float32") as reader:          the reference, or with the golden's dtype the old path
-        reference = reader.read(rows)                      one Scored per Given
-    new = read_engine(engine, rows)                        the moved path, through engine.score_batch
+    rows = [given_of(prompt_ids, answer_ids), …]           of all sites that share a checkpoint
+    new = read_engine(engine, rows); engine.close()        the moved path, through engine.score_batch
+    reference = read_reference(path, "bfloat16", rows)     float32 and the old path, one model after the other
+    referee.judge(readings(reference, new, rows), …)       a site's verdict, from its rows
 
 The golden's own tokens are read, nothing is generated. Whole vocabularies are never kept: the hidden states of a batch
 go through the head in pieces of at most PIECE logits, and of each step stay one number and the two or three asked for.
-One model at a time: a Reader closes before the next one is opened, and who opens them in order holds one (see
-`plan_of`). What cannot be measured is CannotJudge, never a guess.
+One model at a time: whoever loads closes first. What cannot be measured is CannotJudge, never a guess.
 
-Map: what is asked and what comes back, where the reference fits, plain transformers, probes, an engine.
+Map: what is asked and what comes back, where the reference fits, plain transformers, probes, the reference, an engine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from parity.judge.referee import PROBED, Parting, Reading
 
 PIECE = 1 << 25  # logits at a time, float32: 128 MiB, and as much again for their exponentials
 BATCH_TOKENS = 4096  # padded tokens in one forward pass of the reference
@@ -53,7 +55,7 @@ class Given:
     ids: prompt and answer, image tokens expanded.   start: the first id whose log-probability is wanted, 1 or more.
     others: (position, id) pairs: what would another id have got at that position? Candidates of parting steps.
     images: PIL pictures.   budget: (min_pixels, max_pixels) of each; None is the checkpoint's, (None, None) is none.
-    placeholder: the id of image tokens.
+    placeholder: the id of image tokens.   answer: how many ids are the prompt's.
     """
 
     ids: tuple[int, ...]
@@ -62,6 +64,7 @@ class Given:
     images: tuple[Any, ...] = ()
     budget: tuple[int | None, int | None] | None = None
     placeholder: int | None = None
+    answer: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.start < len(self.ids):
@@ -85,7 +88,7 @@ def given_of(prompt: Sequence[int], answer: Sequence[int], *, with_prompt: bool 
     """A golden's row. with_prompt: read the prompt's tokens too; rounding is the same there, and a site has its number
     of tokens several times over. Not with pictures: log-probabilities of image tokens mean nothing."""
     first = 1 if with_prompt and not more.get("images") else len(prompt)
-    return Given((*prompt, *answer), max(1, first), **more)
+    return Given((*prompt, *answer), max(1, first), answer=len(prompt), **more)
 
 
 @contextlib.contextmanager
@@ -101,7 +104,7 @@ def progress(total: int, what: str) -> Iterator[Callable[[int], None]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Source:
     """How a checkpoint's reference is read.
 
     dtype: float32, or the golden's own where float32 does not fit; then `other` is the attention implementation that
@@ -155,9 +158,9 @@ def free_bytes(device: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
 
 
-def plan_of(
+def source_of(
     path: str, dtype: str, *, attention: str | None = None, device: str | None = None, free: int | None = None
-) -> Plan:
+) -> Source:
     """float32 where it fits, else the golden's dtype, twice. Loads nothing.
 
     dtype, attention: the golden's.   device: where to read; None is the accelerator if there is one.
@@ -171,11 +174,11 @@ def plan_of(
     need = {name: count * BYTES[name] * ROOM for name in ("float32", dtype)}
     size = f"{count / 1e6:,.0f} M weights on {place}, {room / 2**30:.1f} GiB free"
     if need["float32"] <= room:
-        return Plan("float32", place, f"reference: plain transformers in float32 ({size})")
+        return Source("float32", place, f"reference: plain transformers in float32 ({size})")
     if need[dtype] > room:
         raise CannotJudge(f"{path} does not fit: {need[dtype] / 2**30:.1f} GiB wanted in {dtype}; {size}")
     said = f"float32 does not fit ({size}): plain transformers in {dtype} with another attention is the noise floor"
-    return Plan(dtype, place, said, other=next(name for name in NOISE_FLOOR if name != (attention or "sdpa")))
+    return Source(dtype, place, said, other=next(name for name in NOISE_FLOOR if name != (attention or "sdpa")))
 
 
 # == Plain transformers ==
@@ -416,14 +419,71 @@ PROBES = {"rope theta": moved_theta, "attention scale": moved_attention, "logits
 
 def read_probes(reader: Reader, rows: Sequence[Given]) -> dict[str, list[Scored]]:
     """What the reference says of the same tokens with one thing moved by PROBED: the directions that faults have."""
-    from parity.judge.referee import PROBED
-
     found: dict[str, list[Scored]] = {}
     for name, moved in PROBES.items():
         with moved(reader.model, PROBED) as there:
             if there:
                 found[name] = reader.read(rows, what=f"probe: {name}")
     return found
+
+
+# == The reference ==
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Everything that rows are judged against.   truth: of `source`.   old: the old path.   probes: see read_probes."""
+
+    source: Source
+    truth: list[Scored]
+    old: list[Scored]
+    probes: dict[str, list[Scored]]
+
+
+def read_reference(
+    path: str, dtype: str, rows: Sequence[Given], *, attention: str | None = None, device: str | None = None
+) -> Reference:
+    """Load a golden's checkpoint as the reference, read, close, and again as the old path.
+
+    dtype, attention: the golden's. Where float32 does not fit, the old path stands for the truth, and the same with
+    another attention implementation for the old path. Raises CannotJudge.
+    """
+    source = source_of(path, dtype, attention=attention, device=device)
+    probes: dict[str, list[Scored]] = {}
+    first, second = (None, attention) if source.exact else (attention, source.other)
+    with Reader(path, source.dtype, device=source.device, attention=first) as reader:
+        truth = reader.read(rows) if source.exact else reader.read(rows, most_rows=OLD_ROWS, side="left")
+        if source.exact:
+            probes = read_probes(reader, rows)
+    with Reader(path, dtype, device=source.device, attention=second) as reader:
+        old = reader.read(rows, most_rows=OLD_ROWS, side="left", what="old path")
+    return Reference(source, truth, old, probes)
+
+
+def readings(reference: Reference, new: Sequence[Scored], rows: Sequence[Given]) -> list[Reading]:
+    """What the referee judges, row by row; a site takes its own rows out of these."""
+    return [
+        Reading(
+            reference.truth[k].logprobs,
+            reference.old[k].logprobs,
+            new[k].logprobs,
+            start=row.start,
+            prompt=row.answer - row.start,
+            probes={name: scores[k].logprobs for name, scores in reference.probes.items()},
+        )
+        for k, row in enumerate(rows)
+    ]
+
+
+def parting(truth: Scored, old: Scored, new: Scored) -> Parting:
+    """A row's parting step, where `others` asked for the old id and the new one, in this order. Raises CannotJudge."""
+    pairs = []
+    for side in (truth, old, new):
+        values = [value for value in side.others[:2] if value is not None]
+        if len(values) < 2:
+            raise CannotJudge("the two candidates of a parting step were not read: it lies beyond the engine's window")
+        pairs.append((values[0], values[1]))
+    return Parting(*pairs)
 
 
 # == A loaded engine ==

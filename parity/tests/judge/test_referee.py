@@ -378,12 +378,12 @@ def test_rows_with_pictures_are_read_on_both_sides(shared: Load, backend: str) -
 def test_a_reference_that_does_not_fit_is_read_in_the_goldens_dtype_and_says_so() -> None:
     count = scoring.weights_of(str(TEXT))
     assert count == pytest.approx(222_000, rel=0.05)
-    plan = scoring.plan_of(str(TEXT), "bfloat16", device="cpu", free=100 * count)
-    assert plan.exact and plan.dtype == "float32" and "float32" in plan.said
-    plan = scoring.plan_of(str(TEXT), "bfloat16", device="cpu", free=3 * count)
-    assert not plan.exact and (plan.dtype, plan.other) == ("bfloat16", "eager") and "does not fit" in plan.said
+    source = scoring.source_of(str(TEXT), "bfloat16", device="cpu", free=100 * count)
+    assert source.exact and source.dtype == "float32" and "float32" in source.said
+    source = scoring.source_of(str(TEXT), "bfloat16", device="cpu", free=3 * count)
+    assert not source.exact and (source.dtype, source.other) == ("bfloat16", "eager") and "does not fit" in source.said
     with pytest.raises(scoring.CannotJudge, match="does not fit"):
-        scoring.plan_of(str(TEXT), "bfloat16", device="cpu", free=count)
+        scoring.source_of(str(TEXT), "bfloat16", device="cpu", free=count)
 
 
 def test_missing_weights_cannot_be_judged(tmp_path: Path) -> None:
@@ -391,4 +391,25 @@ def test_missing_weights_cannot_be_judged(tmp_path: Path) -> None:
         scoring.Reader("nobody/has-this-model", "float32")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(scoring.WeightsMissing, match="no safetensors"):
-        scoring.plan_of(str(tmp_path), "bfloat16")
+        scoring.source_of(str(tmp_path), "bfloat16")
+
+
+def test_a_site_is_judged_from_an_engine_and_a_checkpoint(shared: Load) -> None:
+    """The order of a check: the moved code's engine first; then the reference and the old path, by themselves."""
+    engine = shared(TEXT, "hf", dtype="bfloat16")
+    chats = [[{"role": "user", "content": f"Count to {n}."}] for n in range(3, 15)]
+    answers = engine.generate_text_batch([{"messages": chat} for chat in chats], {"max_new_tokens": 48})
+    rows = [
+        scoring.given_of(said.prompt_token_ids, said.token_ids, others=((len(said.prompt_token_ids), 7),) * 2)
+        for said in answers
+    ]
+    new = scoring.read_engine(engine, rows)
+    reference = scoring.read_reference(str(TEXT), "bfloat16", rows, device="cpu")
+    made = scoring.readings(reference, new, rows)
+    verdict = judge(made, dtype="bfloat16")
+    assert verdict.outcome == "holds" and made[0].prompt == len(answers[0].prompt_token_ids) - 1
+    step = scoring.parting(reference.truth[0], reference.old[0], new[0])
+    assert within_noise(step, verdict.noise).within
+    cut = dataclasses.replace(new[0], others=(None, None))
+    with pytest.raises(scoring.CannotJudge, match="window"):
+        scoring.parting(reference.truth[0], reference.old[0], cut)
