@@ -173,8 +173,8 @@ class Margins:
     least_size: float = 0.5  # clean 0.72 at least (Gemma 2 on vLLM); float16 for bfloat16 is 0.12
     size: float = 1.25  # clean 1.13 at most (eager attention); an independent fault of 3/4 of the noise is 1.25
     least_typical: float = 0.6  # clean 0.78 at least
-    typical: float = 1.3  # clean 1.08 at most
-    late: float = 1.35  # a third of the tokens; clean 1.14 at most
+    typical: float = 1.3  # clean 1.10 at most
+    late: float = 1.35  # a third of the tokens; clean 1.22 at most
     row: float = 2.0  # 30 to 100 tokens; clean rows of routed experts go to 4, but then the interval is wide
     bias: float = 0.25  # clean 0.09 at most (flipping experts; the choice of greedy tokens makes it 0.15)
     along: float = 0.12  # of scale and probes; clean is noise around 0. 1 % of theta, logits or attention: 0.2 to 0.8

@@ -71,6 +71,7 @@ def cases(*, quick: bool = False, only: str = "", dtype: str = "") -> list[Case]
             kind,
             shape,
             rows=20 if kind == "bfloat16" else 12,  # a CPU takes five times as long over float16, which has less noise
+            vllm=(shape.name, kind) != ("gemma2", "float16"),  # vLLM refuses it: numerical instability
             moved=(shape.name, kind) == ("qwen3", "bfloat16"),
         )
         for shape in checkpoints.SHAPES
