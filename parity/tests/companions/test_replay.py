@@ -138,9 +138,10 @@ def test_plugins_and_structures_do_not_go_with_a_replay(hooked: GenerationEngine
 def test_a_backend_that_does_not_follow_is_found_out(hooked: GenerationEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     complete = hooked.backend.complete
 
-    def other(prompts: Any, plan: Any, *rest: Any) -> Any:
+    def other(prompts: Any, call: Any) -> Any:
         free = [dataclasses.replace(prompt, replay=None) for prompt in prompts]
-        return complete(free, dataclasses.replace(plan, options=dataclasses.replace(plan.options, replay=None)), *rest)
+        options = dataclasses.replace(call.plan.options, replay=None)
+        return complete(free, call._replace(plan=dataclasses.replace(call.plan, options=options)))
 
     monkeypatch.setattr(hooked.backend, "complete", other)
     with pytest.raises(EngineError, match="did not follow the replay"):
