@@ -161,12 +161,16 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A whole run: outcomes, how they are judged, and what was used (versions, model, tau)."""
+    """A whole run: outcomes, how they are judged, and what was used (versions, model, tau).
+
+    left_out: sites that are not for a backend that was asked for, and why.
+    """
 
     outcomes: tuple[Outcome, ...]
     policy: Policy = Policy()
     environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    left_out: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""

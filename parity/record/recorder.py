@@ -287,7 +287,16 @@ def put(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool) -> Rec
             shutil.copyfile(seen.blobs / blob, store.blobs() / blob)
         store.write(case)
         written.append(case)
+    for site in {case.site for case in (*written, *same) if case.function}:
+        name_functions(store, site, {case.function for case in cases if case.site == site})
     return Recorded(seen, tuple(written), tuple(same), tuple(refused))
+
+
+def name_functions(store: Store, site: str, functions: Collection[str]) -> None:
+    """sites.json names what a check may call; goldens alone do not."""
+    named = store.settings().get(site, {}).get("functions", [])
+    if not {*functions} <= {*named}:
+        store.set_site(site, functions=sorted({*functions, *named}))
 
 
 def same_golden(store: Store, case: Case) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Accepted, Case, Store, split_cases
-from parity.judge.check import check_script, check_sites, record_again
+from parity.judge.check import TIME_LIMIT, check_script, check_sites, record_again
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Starting, run_observed
@@ -47,7 +47,7 @@ def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Che
     with progress() as tell:
         return check_sites(
             store, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy, tau=args.tau,
-            moved=moved, progress=tell,
+            moved=moved, progress=tell, time_limit=args.time_limit,
         )  # fmt: skip
 
 
@@ -158,6 +158,10 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
         "--lenient", action="store_true", help="let LATENT pass (strict is the default while migrating)"
     )
     parser.add_argument("--near-ties", type=float, default=Policy().near_ties, help="share of cases that may be one")
+    parser.add_argument(
+        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS",
+        help=f"what one case may take, with loading its model, before its process is ended (default: {TIME_LIMIT:g})",
+    )  # fmt: skip
     parser.add_argument("--tau", type=float, help="what rounding may move a logit gap by (see calibrate)")
 
 
