@@ -289,7 +289,9 @@ class Session:
                 called(*args, **kwargs)
         except SystemExit as end:
             if not (old.raised or "").startswith("SystemExit"):
-                raise GoldenError(f"{function} ended the process: sys.exit({end.code!r}); let it return or raise") from None
+                raise GoldenError(
+                    f"{function} ended the process: sys.exit({end.code!r}); let it return or raise"
+                ) from None
         if self.observer.failures or not self.found:
             why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
             raise GoldenError(f"{function} could not be observed: {why}")
@@ -320,7 +322,7 @@ class Session:
         if factory not in self.objects:
             try:
                 self.objects[factory] = loaded(factory)()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever their code raises
+            except (Exception, SystemExit) as error:  # whatever their code raises
                 said = f"{type(error).__name__}: {error}"
                 raise GoldenError(f"{factory}, which sites.json names for an argument, failed: {said}") from error
         return self.objects[factory]
@@ -355,7 +357,7 @@ def loaded(function: str) -> Callable[..., Any]:
         return observe.load_function(function)
     except COULD_NOT_JUDGE:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - their module may raise anything, or end the process
+    except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
         raise GoldenError(f"{function} could not be imported: {type(error).__name__}: {error}") from error
 
 

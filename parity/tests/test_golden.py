@@ -77,7 +77,10 @@ def test_what_json_cannot_say_is_said_otherwise() -> None:
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [1]}]}', "output_ids is not a list"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": ["1"], "output_ids": []}]}', "of ids"),
         ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$image": 5}}}', "p..image is no name"),
-        ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "../x"}}}', "below the scratch"),
+        (
+            '{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "../x"}}}',
+            "below the scratch",
+        ),
         ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "/x"}}}', "below the scratch"),
     ],
 )

@@ -65,12 +65,12 @@ def test_each_end_is_named(word: str, acme: Store, capsys: pytest.CaptureFixture
     assert main(["check", "--time-limit", "3", "--junit", "parity.xml"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert ENDS[word] in said and "2 IDENTICAL 1 ERROR" in said and "7 IDENTICAL" in said, said
-    errors = [case for case in ElementTree.parse("parity.xml").getroot().iter("testcase") if case.find("error") is not None]
+    errors = [case for case in ElementTree.parse("parity.xml").iter("testcase") if case.find("error") is not None]
     assert [str(case.get("name"))[2:] for case in errors] == [word]
 
 
 def test_a_site_that_keeps_dying_is_left_and_the_others_go_on(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    (Path("moved.py")).write_text(MOVED.replace('if word == "exit":\n        sys.exit(0)', "os._exit(7)"))
+    Path("moved.py").write_text(MOVED.replace('if word == "exit":\n        sys.exit(0)', "os._exit(7)"))
     assert main(["check"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert "exit code 7" in said and "3 cases of this site in a row did not come back" in said
