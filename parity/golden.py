@@ -118,7 +118,7 @@ Fault = tuple[str, str]  # place, problem
 
 
 def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
-    """What is wrong with a case: nothing that is taken for one may be of another shape, or a comparison passes on it."""
+    """What is wrong with a case. Of another shape it would not be compared as it should, and might pass."""
     for name, kind in CASE_TYPES.items():
         if name in said and not isinstance(said[name], kind):
             yield name, f"is not {KINDS[kind]}"

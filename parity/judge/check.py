@@ -2,7 +2,7 @@
 
     check_sites(Store("golden"), backends=("hf", "vllm"))    each golden's arguments through the moved function
     check_script(Store("golden"), ["python", "new.py"], …)   a whole script, observed as the old one was
-    check_both(Store("golden"))                              --ab: the old function now against the new function now
+    check_again(Store("golden"))                             --ab: the old function now against the new function now
 
 sites.json says which functions are called (a golden is data: it cannot choose), where the moved code is (without it,
 the function that was recorded is called again: code that was changed in place), what makes arguments that are no data,
@@ -38,6 +38,7 @@ from parity.judge import compare, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import Inquiry, by_company, cause_of
 from parity.judge.replay import Engines, Replay
+from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.recorder import Starting
@@ -90,6 +91,8 @@ class Judge:
         if old.repeats is False:
             said = "the old code gave another value when it was recorded twice"
             return "UNSTABLE", Cause("nondeterminism", "confirmed", said), ()
+        if old.raised is not None and new.raised is not None and old.raised != new.raised:
+            return "DRIFT", raised_cause(old.raised, new.raised, steps), ()
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
         inquiry = Inquiry(old, new, found, decoder(old), lambda load, parts: self.run(old, load, parts), steps)
@@ -182,6 +185,13 @@ class Judge:
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
 
 
+def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
+    """Both sides raise, and not the same: by type and message, as they are printed."""
+    what = "exception" if old.partition(":")[0] != new.partition(":")[0] else "message"
+    steps.append(f"both sides raise; the {what} is another one")
+    return Cause("error", "confirmed", f"the old code raised {old}, the new code raises {new}", "seen directly")
+
+
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
     """The texts at each path, over several values; where a value has none there, an empty one."""
     found = [dict(leaves(value)) for value in values]
@@ -250,7 +260,7 @@ class Session:
     """
 
     def __init__(self, store: Store, functions: Mapping[str, str], factories: Factories | None = None) -> None:
-        """functions: "module:attribute" -> the site it belongs to.   factories: what makes arguments that are no data."""
+        """functions: "module:attribute" -> its site.   factories: what makes arguments that are no data."""
         self.factories, self.objects = factories or {}, dict[str, Any]()
         self.store, self.engines, self.found = store, Engines(), list[Case]()
         self.folder = tempfile.TemporaryDirectory(prefix="parity-")
@@ -301,7 +311,7 @@ class Session:
         return dataclasses.replace(new, case=old.case, samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
-        """The arguments of a call. One that was an object comes from its factory, or is left out where nobody takes it."""
+        """The arguments of a call. One that was an object comes from its factory, or is left out if nobody takes it."""
         makers, wanted = self.factories.get(old.site, {}), taken(called)
         data = {
             name: value
@@ -678,20 +688,140 @@ def check_script(
     return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
 
 
-def record_again(store: Store, into: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> None:
-    """--ab: run the recorded functions themselves, here and now, and write what they give to another store."""
+# == --ab ==
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
+    it must come from, or None."""
+
+    root: str
+    into: str
+    items: tuple[tuple[str, str], ...]
+    settings: Mapping[str, Mapping[str, Any]]
+    functions: Mapping[str, str]
+    old: str | None = None
+
+
+def check_again(
+    store: Store,
+    into: Store,
+    *,
+    sites: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+    moved: Mapping[str, str] | None = None,
+    old: Revision | None = None,
+    time_limit: float = TIME_LIMIT,
+    **how: Any,
+) -> Check:
+    """--ab: old code against new code, both run now. into: an empty folder, for what the old code gives.
+
+    old: the revision that the old code comes from (None: it stands beside the new code). Raises ValueError where a
+    function would be compared with itself.
+    """
     chosen = chosen_cases(store, sites, cases)
-    goldens = [store.read(site, name) for site, names in chosen.items() for name in names]
-    for old in goldens:
-        for blob in set(blob_names(old)):
-            into.put_blob(store.blob(blob).read_bytes(), Path(blob).suffix)
-    with Session(into, {old.function: old.site for old in goldens}) as session:
-        for old in goldens:
-            new = session.call(old, old.function, {}, {}, frozenset())
-            for blob in blob_names(new):
-                into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
-            into.write(dataclasses.replace(new, function=old.function))
+    settings = merged_settings(store, list(chosen), moved or {})
+    functions, items, errors = dict[str, str](), list[tuple[str, str]](), dict[tuple[str, str], GoldenError | str]()
+    for site, name in [(site, name) for site, names in chosen.items() for name in names]:
+        try:
+            golden = store.read(site, name)
+            if named_function(golden, settings[site]) == golden.function and old is None:
+                raise ValueError(ITSELF.format(golden.function))
+            functions[golden.function] = old_place(golden.function, old)
+            items.append((site, name))
+        except GoldenError as error:
+            errors[site, name] = error
+    job = Again(str(store.root), str(into.root), tuple(items), settings, functions, str(old.worktree) if old else None)
+    with Worker(old.path(sys.path)) if old else contextlib.nullcontext(Worker.shared()) as worker:
+        errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
     for entry in store.accepted():
         into.accept(entry)
+    check = Check((), how.get("policy") or Policy())
+    if left := [site for site, names in chosen.items() if into.names(site) or not names]:
+        check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
+    failed = [
+        error_outcome(*item, backend, f"the old code: {error}")
+        for item, error in errors.items()
+        for site, backend in pairs_asked(settings, how.get("backends"))[0]
+        if site == item[0]
+    ]
+    return dataclasses.replace(check, outcomes=(*check.outcomes, *failed))
+
+
+ITSELF = (
+    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old code, "
+    "`check --ab --old HEAD~1`, or where the new code is, `--moved`"
+)
+
+
+def old_place(function: str, old: Revision | None) -> str:
+    """A recorded function as the old code's process loads it: a script by its path, a module by its name."""
+    module, _, attribute = function.rpartition(":")
+    return f"{old.place(module)}:{attribute}" if old is not None and module.endswith(".py") else function
+
+
+def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[str, str], str]:
+    """Have the old code do everything again; what it could not do, and why."""
+    errors, left = dict[tuple[str, str], str](), list(job.items)
+    while left:
+        try:
+            for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):
+                item = left.pop(0)
+                errors |= {item: error} if error else {}
+        except Died as death:
+            errors |= {left.pop(0): f"it did not come back: {death}"} if left else {}
+    return errors
+
+
+def recorded_again(job: Again) -> Iterator[str]:
+    """In the worker: for each case "" when it was recorded, or why it was not."""
+    store, into = Store(job.root), Store(job.into)
+    factories = {site: said.get("old_arguments", said.get("arguments", {})) for site, said in job.settings.items()}
+    with Session(
+        store, {job.functions[store.read(*item).function]: item[0] for item in job.items}, factories
+    ) as session:
+        for site, name in job.items:
+            try:
+                old = store.read(site, name)
+                refuse_itself(old, job)
+                put_again(session, old, job.functions[old.function], into)
+                yield ""
+            except COULD_NOT_JUDGE as error:
+                yield str(error)
+
+
+AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
+
+
+def put_again(session: Session, old: Case, function: str, into: Store) -> None:
+    for blob in set(blob_names(old)):
+        into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
+    new = session.call(old, function, {}, {}, frozenset())
+    for blob in blob_names(new):
+        into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
+    # Of an argument that was made anew the golden says more: what it was when it was recorded.
+    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments))
+
+
+def refuse_itself(old: Case, job: Again) -> None:
+    """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
+    code = source_of(loaded(job.functions[old.function]))
+    if job.old is not None:
+        if code is None or not Path(code[0]).resolve().is_relative_to(job.old):
+            where = code[0] if code else "no Python file"
+            raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
+        return
+    new = None
+    with contextlib.suppress(*COULD_NOT_JUDGE):  # the check itself will say what is wrong with the new one
+        new = source_of(loaded(named_function(old, job.settings[old.site])))
+    if code is not None and code == new:
+        raise GoldenError(ITSELF.format(old.function))
+
+
+def source_of(function: Callable[..., Any]) -> tuple[str, int] | None:
+    """File and line of a function, past its wrappers."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)

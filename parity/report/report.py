@@ -410,7 +410,8 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
 def json_text(check: Check) -> str:
     """The whole check. Keys are stable within one `format`:
 
-    {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out", "counts": {verdict: n}, "outcomes": [
+    {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out", "counts": {verdict: n},
+     "outcomes": [
         {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
          "differences": [{"stage", "field", "row", "old", "new", "counts", "sentence"}],

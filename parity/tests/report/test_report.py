@@ -483,7 +483,7 @@ def test_what_a_model_wrote_stays_text(browser: Browser, page: Path) -> None:
 
 
 def test_the_page_opens_on_the_worst(browser: Browser, tmp_path: Path) -> None:
-    latent, error, drift = (Outcome("s", v.lower(), "hf", v) for v in ("LATENT", "ERROR", "DRIFT"))  # type: ignore[arg-type]
+    latent, error, drift = (Outcome("s", v.lower(), "hf", v) for v in ("LATENT", "ERROR", "DRIFT"))
     report.write_reports(Check((latent, error, drift)), html=tmp_path / "report.html")
     browser.open((tmp_path / "report.html").as_uri())
     assert shown(browser) == ["s/drift", "s/latent", "s/error"]
