@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.command = command or getattr(args, "command", [])
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, also under an installed command
+    if sys.path[0] != os.getcwd():
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, also under an installed command
     try:
         code = int(args.run(args))
         sys.stdout.flush()

@@ -99,7 +99,7 @@ class Worker:
     def _start(self) -> None:
         """A living process that sees the folder, the path and the environment of now."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-        path = list(sys.path if self.path is None else self.path)
+        path = list(dict.fromkeys(sys.path if self.path is None else self.path))
         setting = os.getpid(), os.getcwd(), path, environment, sys.dont_write_bytecode
         if self._process is not None and self._setting == setting and self._process.poll() is None:
             return

@@ -11,6 +11,8 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Case, Store
+from parity.tests.conftest import ROOT
+from parity.verdict import equal
 
 MOVED = """
 import os
@@ -95,6 +97,30 @@ def test_exceptions_of_both_sides_are_compared(
         store.write(Case("answers", "bad", "moved:answer", {"word": "bad"}, rows=rows, raised=raised))
         assert main(["check", "answers/bad"]) == code or rows
     assert says in said_by(capsys)
+
+
+def floats(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return (
+        [f for entry in value for f in floats(entry)] if isinstance(value, list) else [value] * isinstance(value, float)
+    )
+
+
+def scaled(value: Any, by: float) -> Any:
+    if isinstance(value, dict):
+        return {key: scaled(entry, by) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [scaled(entry, by) for entry in value]
+    return value * by if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", ["with-logprobs", "logprobs", "logits"])
+def test_goldens_of_numbers_can_fail(name: str) -> None:
+    """Log-probabilities of a sure model are within 5e-4 of 0: a tolerance of 1e-3 took any others for them."""
+    value = Store(ROOT / "golden").read("inference_module", name).value
+    assert floats(value)
+    assert equal(value, scaled(value, 1 + 1e-5)) and not equal(value, scaled(value, 1.1))
 
 
 def test_sites_that_are_not_for_a_backend_are_left_out_and_named(
