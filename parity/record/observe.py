@@ -64,10 +64,11 @@ def case(name: str) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Site:
     """A call site: its name among the goldens, and its function as "pkg.mod:func", "pkg.mod:Class.method" or
-    "path/script.py:func"."""
+    "path/script.py:func". stem: what its cases are named after ("": the function), where it has been renamed."""
 
     name: str
     function: str
+    stem: str = ""
 
     @property
     def module(self) -> str:
@@ -409,7 +410,7 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
     with observer.inside("site") as outermost:
         if not outermost:
             return original(*args, **kwargs)
-        call = Call(site.name, observer.next_name(site.name, site.attribute), site.function)
+        call = Call(site.name, observer.next_name(site.name, site.stem or site.attribute), site.function)
         with observer.guarded(f"arguments of {site.function}"):
             given = bound(original, args, kwargs, without="")
             call.arguments = {

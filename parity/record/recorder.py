@@ -47,7 +47,7 @@ Starting = tuple[str, Mapping[str, Any]]
 def observe_this_process() -> None:
     """Start the observer that the environment describes; what it finds goes to a file of this process."""
     said = json.loads(os.environ[VARIABLE])
-    sites = [observe.Site(name, function) for name, function in said["sites"]]
+    sites = [observe.Site(*words) for words in said["sites"]]
     folder = Path(said["folder"])
     file = folder / f"{os.getpid()}-{time.time_ns()}.jsonl"
     began = time.perf_counter()
@@ -161,7 +161,7 @@ def run_observed(
     command = with_main(list(command), sites)
     said = {
         "folder": str(folder),
-        "sites": [(site.name, site.function) for site in sites],
+        "sites": [(site.name, site.function, site.stem) for site in sites],
         "loose": loose,
         "seed": seed,
         "starting": starting,

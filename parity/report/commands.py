@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Accepted, Case, Store, split_cases
-from parity.judge.check import TIME_LIMIT, check_again, check_script, check_sites
+from parity.judge.check import TIME_LIMIT, check_again, check_script, check_sites, new_function
 from parity.judge.revision import checked_out
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
@@ -97,8 +97,22 @@ def run_ab(args: argparse.Namespace, store: Store) -> int:
         return reported(args, check, into)
 
 
+def script_sites(args: argparse.Namespace, store: Store) -> list[observe.Site]:
+    """What of a script is compared: --site, or the functions of the goldens' sites that were named, where they are now.
+    Calls of a renamed function are named as the old one's."""
+    named, moved = sites_of(args), moved_of(args)
+    wanted = list(dict.fromkeys(site.name for site in named)) or known_names(store, args.cases)
+    if whole := [name for name in wanted if "/" in name]:
+        raise ValueError(f"{whole[0]!r} is a case; a script is compared as a whole: name the site alone")
+    old = [(name, store.read(name, case).function) for name in wanted for case in store.names(name)]
+    now = {(name, new_function(f, moved)): f.rpartition(":")[2] for name, f in old if f}
+    if named:
+        return [dataclasses.replace(site, stem=now.get((site.name, site.function), "")) for site in named]
+    return [observe.Site(name, function, stem) for (name, function), stem in now.items()]
+
+
 def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> Check:
-    sites = sites_of(args)
+    sites = script_sites(args, store)
     loose = None if sites else args.name
     names = [site.name for site in sites] or [args.name]
 
@@ -116,8 +130,10 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
 
 def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
     """What was said and would change nothing; "" if there is no such thing."""
-    if command and (args.cases or args.moved):
-        return "SITE[/CASE] and --moved choose recorded functions; a script is compared as a whole: leave them out"
+    if command and args.name and (args.cases or args.moved):
+        return "SITE and --moved choose recorded functions; --name is for model calls outside any: leave one out"
+    if command and args.site and args.cases:
+        return "SITE and --site both say what of the script is compared; leave one out"
     if not command and (args.site or args.name):
         return "--site and --name say what of a script is compared; end with `-- python new_script.py`"
     return "--name is for model calls outside any site; leave it out beside --site" if args.site and args.name else ""
@@ -135,9 +151,10 @@ def run_check(args: argparse.Namespace) -> int:
         raise ValueError(
             "--ab runs recorded functions; for scripts, record the old one again into another --goldens folder"
         )
-    if not args.site and not args.name:
+    if not args.site and not args.name and not args.cases:
         raise ValueError(
-            "say what of the script is compared: --site name=new.mod:func, or --name NAME for all model calls"
+            "say what of the script is compared: SITE with --moved old.mod=new.mod, --site name=new.mod:func, "
+            "or --name NAME for all model calls"
         )
     return reported(args, script_check(args, store, command), store)
 
