@@ -44,6 +44,7 @@ COMMANDS = (
     schedule.add_schedule,
 )
 USAGE = 2
+NOBODY_READS = 141  # what a shell says of a program whose reader went away: `parity list | head`; no verdict of ours
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # vLLM logs to stdout, where the report is
 
 
@@ -55,6 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     sub = parser.add_subparsers(metavar="COMMAND", required=True)
     for add_command in COMMANDS:
         add_command(sub)
+    for command in sub.choices.values():  # on either side of the command; SUPPRESS: what stood before it stays
+        command.add_argument("--goldens", default=argparse.SUPPRESS, metavar="DIR", help="default: golden")
     return parser
 
 
@@ -71,9 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.command = command or getattr(args, "command", [])
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, also under an installed command
+    if sys.path[0] != os.getcwd():
+        sys.path.insert(0, os.getcwd())  # as `python -m` does, also under an installed command
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
+        return NOBODY_READS
     except (GoldenError, ValueError, LookupError) as error:
         print(f"parity: {error}", file=sys.stderr)
         return USAGE if isinstance(error, (ValueError, LookupError)) else 3

@@ -42,6 +42,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -93,8 +94,108 @@ class Case:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Case:
+        """Raises TypeError for what is no case, and says where in it."""
+        for place, problem in case_faults(said):
+            raise TypeError(f"{place} {problem}")
         rest = {key: value for key, value in said.items() if key != "format"}
         return cls(**{**rest, "rows": tuple(rest.get("rows", ())), "samples": tuple(rest.get("samples", ()))})
+
+
+# == What a case may hold ==
+
+KINDS: dict[type, str] = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+CASE_TYPES: dict[str, type] = {
+    "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
+    "samples": list, "environment": str,
+}  # fmt: skip
+ROW_TYPES: dict[str, type] = {
+    "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
+    "model": dict, "sampling": dict, "stop": dict, "output_ids": list, "decode": dict, "text": str,
+}  # fmt: skip
+IDS = ("prompt_ids", "output_ids")  # what every row has
+BLOB = re.compile(r"[0-9a-f]{64}(\.[^/\\\0]{1,32})?")
+Fault = tuple[str, str]  # place, problem
+
+
+def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
+    """What is wrong with a case. Of another shape it would not be compared as it should, and might pass."""
+    for name, kind in CASE_TYPES.items():
+        if name in said and not isinstance(said[name], kind):
+            yield name, f"is not {KINDS[kind]}"
+            return
+    for number, row in enumerate(said.get("rows", ())):
+        yield from ((f"rows[{number}]{place}", problem) for place, problem in row_faults(row))
+    yield from object_faults(said.get("arguments", {}), "arguments")
+
+
+def row_faults(row: Any) -> Iterator[Fault]:
+    if not isinstance(row, dict):
+        yield "", "is not an object"
+        return
+    for name in sorted({*row, *IDS}):
+        kind = ROW_TYPES.get(name)
+        if name not in ROW_KEYS:
+            yield f".{name}", "is nothing that a row has"
+        elif name not in row or (kind is not None and not isinstance(row[name], kind)):
+            yield f".{name}", f"is not {KINDS[kind or list]}"
+        elif name in IDS and not all(type(i) is int for i in row[name]):
+            yield f".{name}", "is not a list of ids"
+        elif name in ("messages", "images") and not all(isinstance(entry, dict) for entry in row[name]):
+            yield f".{name}", "is not a list of objects"
+        elif name in ("sampling", "stop"):
+            bad = [key for key, entry in row[name].items() if not isinstance(entry, dict) or "value" not in entry]
+            yield from ((f".{name}.{key}", "has no value and source") for key in bad)
+    template = row.get("template")
+    if isinstance(template, dict) and not (
+        isinstance(template.get("sha256"), str) and isinstance(template.get("arguments"), dict)
+    ):
+        yield ".template", "has no sha256 and arguments"
+
+
+def is_base_name(name: Any) -> bool:
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def is_below(path: Any) -> bool:
+    """Whether a path stays in the folder that it is put under."""
+    parts = path.split("/") if isinstance(path, str) else [""]
+    return all(is_base_name(part) for part in parts)
+
+
+# $-object -> what its value must be, and how that is said.
+OBJECTS: dict[str, tuple[Any, str]] = {
+    "$file": (lambda v: isinstance(v, str) and BLOB.fullmatch(v), "is no name of a blob"),
+    "$image": (lambda v: isinstance(v, str) and BLOB.fullmatch(v), "is no name of a blob"),
+    "$scratch": (is_below, "is no path below the scratch folder"),
+    "$bytes": (lambda v: isinstance(v, str), "is no base64"),
+    "$set": (lambda v: isinstance(v, list), "is not a list"),
+    "$object": (lambda v: isinstance(v, str), "is no name of a type"),
+}
+
+
+def object_faults(value: Any, place: str) -> Iterator[Fault]:
+    """What is wrong with the $-objects in recorded arguments. Files keep their base name and nothing of a path."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            fits, problem = OBJECTS.get(key, (lambda v: True, ""))
+            if (len(value) == 1 or value.keys() == {"$file", "name"}) and not fits(entry):
+                yield f"{place}.{key}", f"{problem}: {str(entry)[:60]!r}"
+        if value.keys() == {"$file", "name"} and not is_base_name(value["name"]):
+            yield f"{place}.name", f"is not the name of a file alone: {str(value['name'])[:60]!r}"
+        for key, entry in value.items():
+            yield from object_faults(entry, f"{place}.{key}")
+    elif isinstance(value, list):
+        for number, entry in enumerate(value):
+            yield from object_faults(entry, f"{place}[{number}]")
+
+
+def objects_in(value: Any) -> list[str]:
+    """Types of what in a recorded argument is no data."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"$object"}:
+            return [str(value["$object"])]
+        return [name for entry in value.values() for name in objects_in(entry)]
+    return [name for entry in value for name in objects_in(entry)] if isinstance(value, (list, tuple)) else []
 
 
 # == Writing and reading one file ==
@@ -115,8 +216,15 @@ def decoded(value: Any) -> Any:
     """The plain value that stands in a file. Blobs stay what they are: `Store.restore` opens them."""
     if isinstance(value, dict):
         if value.keys() == {"$lines"}:
-            return "\n".join(value["$lines"])
-        return float(value["$float"]) if value.keys() == {"$float"} else {k: decoded(v) for k, v in value.items()}
+            lines = value["$lines"]
+            if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+                raise ValueError(f'"$lines" is not a list of texts: {str(lines)[:60]}')
+            return "\n".join(lines)
+        if value.keys() == {"$float"}:
+            if not isinstance(value["$float"], str):
+                raise ValueError(f'"$float" is not a text: {str(value["$float"])[:60]}')
+            return float(value["$float"])
+        return {k: decoded(v) for k, v in value.items()}
     return [decoded(entry) for entry in value] if isinstance(value, list) else value
 
 
@@ -153,9 +261,33 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (dump(coded(value)) + "\n").encode())
 
 
+DEEPEST = 200  # objects in objects; no case has a tenth of it, and every walk over a golden ends
+
+
+def depth_of(value: Any) -> int:
+    depth, layer = 0, [value]
+    while layer and depth <= DEEPEST:
+        depth += 1
+        nested = (entry.values() if isinstance(entry, dict) else entry for entry in layer)
+        layer = [inner for entries in nested for inner in entries if isinstance(inner, (dict, list))]
+    return depth
+
+
+def parsed(text: str) -> Any:
+    """JSON, no deeper than DEEPEST. Raises ValueError."""
+    deep = f"it is nested deeper than {DEEPEST} levels"
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(deep) from None
+    if isinstance(value, (dict, list)) and depth_of(value) > DEEPEST:
+        raise ValueError(deep)
+    return decoded(value)
+
+
 def read_json(path: Path) -> Any:
     try:
-        return decoded(json.loads(path.read_text(encoding="utf-8")))
+        return parsed(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
 
@@ -187,6 +319,24 @@ class Accepted:
         return same and today <= datetime.date.fromisoformat(self.until)
 
 
+SETTINGS: dict[str, type] = {"moved": dict, "functions": list, "arguments": dict, "backends": list, "load": dict}
+
+
+def settings_faults(said: Any) -> Iterator[Fault]:
+    """What is wrong with a sites.json."""
+    if not isinstance(said, dict) or not all(isinstance(entry, dict) for entry in said.values()):
+        yield "it", "is not an object of objects, one per site"
+        return
+    for site, entry in said.items():
+        for name, kind in SETTINGS.items():
+            found = entry.get(name, kind())
+            inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
+            if not isinstance(found, kind):
+                yield f"{site}.{name}", f"is not {KINDS[kind]}"
+            elif name != "load" and not all(isinstance(text, str) for text in inner):
+                yield f"{site}.{name}", "holds something that is not a text"
+
+
 class Store:
     """The folder of goldens."""
 
@@ -206,7 +356,10 @@ class Store:
     def settings(self) -> dict[str, dict[str, Any]]:
         """sites.json: what belongs to a site beside its cases."""
         path = self.root / "sites.json"
-        return read_json(path) if path.exists() else {}
+        said = read_json(path) if path.exists() else {}
+        for place, problem in settings_faults(said):
+            raise GoldenError(f"{path}: {place} {problem}; correct it")
+        return dict(said)
 
     def set_site(self, site: str, **changes: Any) -> None:
         said = self.settings()
@@ -255,6 +408,8 @@ class Store:
     def blob(self, name: str) -> Path:
         """Where a blob lies. Raises GoldenError where it does not, or is not what its name says."""
         path = self.blobs() / name
+        if not BLOB.fullmatch(name):
+            raise GoldenError(f"{name[:80]!r} is no name of a blob; restore the golden from version control")
         if not path.exists():
             raise GoldenError(f"{path} is missing; restore it from version control")
         if hashlib.sha256(path.read_bytes()).hexdigest() != name.partition(".")[0]:
@@ -270,6 +425,8 @@ class Store:
             return [self.restore(entry, folder) for entry in value]
         if not isinstance(value, dict):
             return value
+        for place, problem in object_faults(value, "an argument"):
+            raise GoldenError(f"{place} {problem}; restore the golden from version control")
         if value.keys() == {"$file", "name"} and folder is not None:
             place = folder / value["$file"][:12] / value["name"]
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +437,7 @@ class Store:
         if value.keys() == {"$image"}:
             from PIL import Image
 
-            with Image.open(self.blob(value["$image"])) as image:
+            with Image.open(self.blob(value["$image"]), formats=["PNG"]) as image:
                 image.load()
                 return image
         if value.keys() == {"$set"}:
@@ -289,7 +446,8 @@ class Store:
             return base64.b64decode(value["$bytes"])
         if value.keys() == {"$object"}:
             raise GoldenError(
-                f"an argument was a {value['$object']}, which is no data; check this site with `check -- python script`"
+                f"an argument was a {value['$object']}, which is no data; say in sites.json what makes one, "
+                '"arguments": {"NAME": "pkg.setup:make"}, or check this site with `check -- python script`'
             )
         return {key: self.restore(entry, folder) for key, entry in value.items()}
 

@@ -161,12 +161,16 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A whole run: outcomes, how they are judged, and what was used (versions, model, tau)."""
+    """A whole run: outcomes, how they are judged, and what was used (versions, model, tau).
+
+    left_out: sites that are not for a backend that was asked for, and why.
+    """
 
     outcomes: tuple[Outcome, ...]
     policy: Policy = Policy()
     environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    left_out: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""
@@ -219,17 +223,21 @@ def first_divergence(old: Sequence[Any], new: Sequence[Any]) -> int | None:
     return None if len(old) == len(new) else min(len(old), len(new))
 
 
-VALUE_TOLERANCE = 1e-3  # of log-probabilities and logits among the values; that of near ties in fp32
+VALUE_TOLERANCE = 1e-3  # of log-probabilities and logits among the values, as a part of their size
+NEAR_ZERO = 1e-5  # and what it is at least: a sure token's log-probability is -1e-4, and a tenth of that must be seen
 
 
-def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE) -> bool:
-    """Whether two values are the same; floats up to rounding."""
+def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: float | None = None) -> bool:
+    """Whether two values are the same; floats up to rounding. near_zero: the least that counts (NEAR_ZERO, or the
+    tolerance where one is given)."""
+    if near_zero is None:
+        near_zero = NEAR_ZERO if tolerance == VALUE_TOLERANCE else tolerance
     if isinstance(old, bool) or isinstance(new, bool):
         return old is new
     if isinstance(old, (int, float)) and isinstance(new, (int, float)):
-        return math.isclose(old, new, rel_tol=tolerance, abs_tol=tolerance) or (old != old and new != new)
+        return math.isclose(old, new, rel_tol=tolerance, abs_tol=near_zero) or (old != old and new != new)
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return old.keys() == new.keys() and all(equal(old[k], new[k], tolerance) for k in old)
+        return old.keys() == new.keys() and all(equal(old[k], new[k], tolerance, near_zero) for k in old)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        return len(old) == len(new) and all(equal(a, b, tolerance) for a, b in zip(old, new))
+        return len(old) == len(new) and all(equal(a, b, tolerance, near_zero) for a, b in zip(old, new))
     return bool(old == new)

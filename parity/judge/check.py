@@ -2,14 +2,19 @@
 
     check_sites(Store("golden"), backends=("hf", "vllm"))    each golden's arguments through the moved function
     check_script(Store("golden"), ["python", "new.py"], …)   a whole script, observed as the old one was
-    check_both(Store("golden"))                              --ab: the old function now against the new function now
+    check_again(Store("golden"))                             --ab: the old function now against the new function now
 
-sites.json says where the moved code is (without it, the function that was recorded is called again: code that was
-changed in place) and how engines are loaded for a check:
+sites.json says which functions are called (a golden is data: it cannot choose), where the moved code is (without it,
+the function that was recorded is called again: code that was changed in place), what makes arguments that are no data,
+and how engines are loaded for a check:
 
-    {"summaries": {"moved": {"pkg.old": "pkg.new"},                      module to module, or function to function
+    {"summaries": {"functions": ["pkg.old:summarize"],                   those that `record --site` was told of
+                   "moved": {"pkg.old": "pkg.new"},                      module to module, or function to function
+                   "arguments": {"model": "pkg.setup:load_model"},       functions without arguments
                    "backends": ["hf", "vllm"],
                    "load": {"vllm": {"max_model_len": 1024}}}}
+
+Moved code runs in a process of its own (worker.py): an exit, a crash or a hang is an ERROR of one case.
 """
 
 from __future__ import annotations
@@ -22,16 +27,19 @@ import inspect
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment
+from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import Inquiry, by_company, cause_of
 from parity.judge.replay import Engines, Replay
+from parity.judge.revision import Revision
+from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.recorder import Starting
 from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy, Verdict
@@ -83,6 +91,8 @@ class Judge:
         if old.repeats is False:
             said = "the old code gave another value when it was recorded twice"
             return "UNSTABLE", Cause("nondeterminism", "confirmed", said), ()
+        if old.raised is not None and new.raised is not None and old.raised != new.raised:
+            return "DRIFT", raised_cause(old.raised, new.raised, steps), ()
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
         inquiry = Inquiry(old, new, found, decoder(old), lambda load, parts: self.run(old, load, parts), steps)
@@ -175,6 +185,13 @@ class Judge:
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
 
 
+def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
+    """Both sides raise, and not the same: by type and message, as they are printed."""
+    what = "exception" if old.partition(":")[0] != new.partition(":")[0] else "message"
+    steps.append(f"both sides raise; the {what} is another one")
+    return Cause("error", "confirmed", f"the old code raised {old}, the new code raises {new}", "seen directly")
+
+
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
     """The texts at each path, over several values; where a value has none there, an empty one."""
     found = [dict(leaves(value)) for value in values]
@@ -242,8 +259,9 @@ class Session:
     must not answer for another. Copies of gen_engine stay, they keep nothing.
     """
 
-    def __init__(self, store: Store, functions: Mapping[str, str]) -> None:
-        """functions: "module:attribute" -> the site it belongs to."""
+    def __init__(self, store: Store, functions: Mapping[str, str], factories: Factories | None = None) -> None:
+        """functions: "module:attribute" -> its site.   factories: what makes arguments that are no data."""
+        self.factories, self.objects = factories or {}, dict[str, Any]()
         self.store, self.engines, self.found = store, Engines(), list[Case]()
         self.folder = tempfile.TemporaryDirectory(prefix="parity-")
         self.scratch = Store(Path(self.folder.name) / "new")
@@ -269,16 +287,21 @@ class Session:
 
     def call(self, old: Case, function: str, load: Mapping[str, Any], per_backend: Any, parts: frozenset[str]) -> Case:
         """One golden's arguments through `function`. Raises GoldenError if that cannot be done or seen."""
-        arguments = self.store.restore(dict(old.arguments), Path(self.folder.name) / "files")
         self.replay = Replay(self.engines, load, per_backend, parts, request_rows(old), self.store)
         self.observer.replay = self.replay
+        called = loaded(function)
+        args, kwargs = spread(called, self.given(old, called))
         self.found.clear()
         self.observer.failures.clear()
-        called = observe.load_function(function)
-        args, kwargs = spread(called, arguments)
-        # What it raises is its answer, and the recording holds it.
-        with observe.case(old.case), contextlib.suppress(Exception):
-            called(*args, **kwargs)
+        try:
+            # What it raises is its answer, and the recording holds it.
+            with observe.case(old.case), contextlib.suppress(Exception):
+                called(*args, **kwargs)
+        except SystemExit as end:
+            if not (old.raised or "").startswith("SystemExit"):
+                raise GoldenError(
+                    f"{function} ended the process: sys.exit({end.code!r}); let it return or raise"
+                ) from None
         if self.observer.failures or not self.found:
             why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
             raise GoldenError(f"{function} could not be observed: {why}")
@@ -286,6 +309,33 @@ class Session:
         if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
             raise GoldenError(f"the moved code could not be run here: {new.raised}")
         return dataclasses.replace(new, case=old.case, samples=())
+
+    def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
+        """The arguments of a call. One that was an object comes from its factory, or is left out if nobody takes it."""
+        makers, wanted = self.factories.get(old.site, {}), taken(called)
+        data = {
+            name: value
+            for name, value in old.arguments.items()
+            if not objects_in(value) or (name in wanted and name not in makers)
+        }
+        if lost := sorted(name for name, value in data.items() if objects_in(value)):
+            kind = objects_in(data[lost[0]])[0]
+            raise GoldenError(
+                f"the argument {lost[0]!r} was a {kind}, which is no data; say in sites.json what makes one, "
+                f'"arguments": {{"{lost[0]}": "pkg.setup:make"}}, or check the script as a whole: `check -- python ...`'
+            )
+        arguments: dict[str, Any] = self.store.restore(data, Path(self.folder.name) / "files")
+        return {**{name: self.made(makers[name]) for name in makers if name in wanted - arguments.keys()}, **arguments}
+
+    def made(self, factory: str) -> Any:
+        """What a factory of sites.json makes, once for all cases."""
+        if factory not in self.objects:
+            try:
+                self.objects[factory] = loaded(factory)()
+            except (Exception, SystemExit) as error:  # whatever their code raises
+                said = f"{type(error).__name__}: {error}"
+                raise GoldenError(f"{factory}, which sites.json names for an argument, failed: {said}") from error
+        return self.objects[factory]
 
     def resample(self, run: Run, old: Case, seed: int) -> Case:
         """The call with another seed of the process."""
@@ -308,18 +358,47 @@ class Session:
         return used
 
 
+Factories = Mapping[str, Mapping[str, str]]  # site -> argument -> "pkg.setup:make"
+
+
+def loaded(function: str) -> Callable[..., Any]:
+    """A function of the code under test. Raises GoldenError, LookupError or ImportError, whatever importing it does."""
+    try:
+        return observe.load_function(function)
+    except COULD_NOT_JUDGE:
+        raise
+    except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
+        raise GoldenError(f"{function} could not be imported: {type(error).__name__}: {error}") from error
+
+
+def taken(function: Callable[..., Any]) -> set[str]:
+    """Names of the parameters of a function; *args and **kwargs are none."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
 def spread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Recorded arguments as a call takes them: by name, but by place where the function wants it so, or has *args."""
     args, kwargs = [], dict(arguments)
     parameters = inspect.signature(function).parameters.values()
-    if any(p.name == "self" for p in parameters):
-        raise GoldenError("it is a method, and its object is no data; check this site with `check -- python script`")
+    if any(p.name == "self" for p in parameters) and "self" not in kwargs:
+        raise GoldenError(
+            "it is a method, and its object is no data; say in sites.json what makes one, "
+            '"arguments": {"self": "pkg.setup:make"}, or check the script as a whole: `check -- python ...`'
+        )
     filled = any(p.kind is p.VAR_POSITIONAL and p.name in kwargs for p in parameters)
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
             args += kwargs.pop(p.name, ())
         elif p.name in kwargs and (p.kind is p.POSITIONAL_ONLY or (filled and p.kind is p.POSITIONAL_OR_KEYWORD)):
             args.append(kwargs.pop(p.name))
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise GoldenError(
+            f"the moved function does not take what was recorded: {error}; give it the old parameters, or say in "
+            'sites.json what makes a new one: "arguments": {"NAME": "pkg.setup:make"}'
+        ) from None
     return args, kwargs
 
 
@@ -334,9 +413,58 @@ def missing(site: str, case: str, backend: str, why: str) -> Outcome:
     return Outcome(site, case, backend, "MISSING", notes=(why,))
 
 
-def error_outcome(site: str, case: str, backend: str, error: BaseException) -> Outcome:
+def error_outcome(site: str, case: str, backend: str, error: BaseException | str) -> Outcome:
     cause = Cause("error", "unattributed", f"could not judge: {error}")
     return Outcome(site, case, backend, "ERROR", cause=cause)
+
+
+Item = tuple[str, str, str]  # backend, site, case
+
+TIME_LIMIT = 600.0  # seconds that one case may take, with loading its model
+MOST_DEATHS = 3  # of processes in a row, by one site on one backend: its other cases are not tried any more
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is to judge. items: those of one backend together.   functions: where the sites' functions are."""
+
+    root: str
+    items: tuple[Item, ...]
+    settings: Mapping[str, Mapping[str, Any]]
+    functions: Mapping[str, str]
+    tau: float | None = None
+
+
+def named_function(old: Case, settings: Mapping[str, Any]) -> str:
+    """Where a golden's function is now. Raises GoldenError for one that neither sites.json nor --moved names: a golden
+    is data that anybody may send, and does not choose what is called."""
+    moved = settings.get("moved", {})
+    if old.function not in settings.get("functions", ()) and old.function not in moved:
+        said = f'"{old.site}": {{"functions": ["{old.function}"]}}'
+        raise GoldenError(f"sites.json does not name {old.function!r}, so it is not called; if it is yours, add {said}")
+    return new_function(old.function, moved)
+
+
+def merged_settings(store: Store, sites: Sequence[str], moved: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """sites.json with what the command line says of moved code."""
+    said = store.settings()
+    return {site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}} for site in sites}
+
+
+def pairs_asked(
+    settings: Mapping[str, Mapping[str, Any]], backends: Sequence[str] | None
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """(site, backend) to be checked, and what is left out because sites.json says that a site is not for a backend."""
+    asked, left_out = [], []
+    for site, said in settings.items():
+        own = said.get("backends")
+        for backend in backends or own or ["hf"]:
+            if own and backend not in own:
+                left_out.append(f"{site} on {backend} (sites.json: {', '.join(own)})")
+            else:
+                asked.append((site, backend))
+    order = list(dict.fromkeys(backend for _, backend in asked))
+    return sorted(asked, key=lambda pair: order.index(pair[1])), left_out
 
 
 def check_sites(
@@ -349,30 +477,95 @@ def check_sites(
     tau: float | None = None,
     moved: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    time_limit: float = TIME_LIMIT,
+    worker: Worker | None = None,
 ) -> Check:
     """Every golden that was asked for, on each backend. moved: where recorded functions are now, over sites.json.
 
-    backends: those of each site's settings where not given.
+    backends: those of each site's settings where not given.   time_limit: seconds of one case.   worker: the process
+    that moved code runs in (None: the one that this process keeps).
     """
-    started, outcomes = time.perf_counter(), []
+    started = time.perf_counter()
     chosen = chosen_cases(store, sites, cases)
-    settings = store.settings()
-    for site in chosen:
-        settings[site] = {
-            **settings.get(site, {}),
-            "moved": {**settings.get(site, {}).get("moved", {}), **(moved or {})},
-        }
-    asked = [(site, b) for site in chosen for b in (backends or settings[site].get("backends", ["hf"]))]
-    functions = {}
-    for site, names in chosen.items():
-        for name in names:
-            with contextlib.suppress(GoldenError):  # said when its turn comes
-                functions[new_function(store.read(site, name).function, settings[site]["moved"])] = site
-    for backend in dict.fromkeys(b for _, b in asked):
-        with Session(store, functions) as session:
-            for site in [site for site, b in asked if b == backend]:
-                outcomes += check_site(session, site, chosen[site], backend, settings[site], tau, progress)
-    return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
+    settings = merged_settings(store, list(chosen), moved or {})
+    asked, left_out = pairs_asked(settings, backends)
+    functions, outcomes, items = dict[str, str](), list[Outcome](), list[Item]()
+    for site, backend in asked:
+        for name in chosen[site] or ["*"]:
+            refused = unfit(store, site, name, backend, settings[site], functions)
+            outcomes += [refused] if refused else []
+            items += [] if refused else [(backend, site, name)]
+    job = Job(str(store.root), tuple(items), settings, functions, tau)
+    found, machine = judged_apart(worker or Worker.shared(), job, time_limit, progress)
+    order = {(backend, site, name): k for k, (site, backend) in enumerate(asked) for name in [*chosen[site], "*"]}
+    outcomes = sorted([*outcomes, *found], key=lambda o: (order[o.backend, o.site, o.case], o.case))
+    seconds = time.perf_counter() - started
+    return Check(tuple(outcomes), policy or Policy(), machine, seconds, tuple(left_out))
+
+
+def unfit(
+    store: Store, site: str, name: str, backend: str, settings: Mapping[str, Any], functions: dict[str, str]
+) -> Outcome | None:
+    """What is to be said of a golden that nothing can be run for; of others, the function is noted in `functions`."""
+    if name == "*":
+        return missing(site, "*", backend, f"no golden under {store.root / site}; record the old code first")
+    if not store.path(site, name).exists():
+        return missing(site, name, backend, f"there is no {store.path(site, name)}")
+    try:
+        functions[named_function(store.read(site, name), settings)] = site
+    except GoldenError as error:
+        return error_outcome(site, name, backend, error)
+    return None
+
+
+def judged(job: Job) -> Iterator[Outcome | dict[str, Any]]:
+    """In the worker: an outcome for each item, in order, and at the end of a backend the machine."""
+    store = Store(job.root)
+    factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
+    for backend in dict.fromkeys(backend for backend, _, _ in job.items):
+        with Session(store, job.functions, factories) as session:
+            for site, name in [(site, name) for b, site, name in job.items if b == backend]:
+                try:
+                    yield from check_site(session, site, [name], backend, job.settings[site], job.tau, None)
+                except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
+                    place = traceback.extract_tb(error.__traceback__)[-1]
+                    said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+                    yield error_outcome(site, name, backend, said)
+            yield environment()
+
+
+JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name
+
+
+def judged_apart(
+    worker: Worker, job: Job, time_limit: float, progress: Progress | None
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """An outcome for each item, whatever becomes of the processes that they run in; and the machine."""
+    outcomes, machine = list[Outcome](), dict[str, Any]()
+    deaths: dict[tuple[str, str], int] = {}
+    items = list(job.items)
+    while items:
+        try:
+            for found in worker.run(JUDGED, dataclasses.replace(job, items=tuple(items)), time_limit):
+                if isinstance(found, dict):
+                    machine = max(machine, found, key=len)
+                    continue
+                outcomes.append(found)
+                deaths.pop(items.pop(0)[:2], None)
+                if progress:
+                    progress(f"{found.backend} {found.label} {found.verdict}")
+        except Died as death:
+            backend, site, name = items.pop(0) if items else job.items[-1]
+            if len(outcomes) == len(job.items):
+                break  # in tidying up, when all was judged
+            outcomes.append(error_outcome(site, name, backend, f"the moved code did not come back: {death}"))
+            deaths[backend, site] = deaths.get((backend, site), 0) + 1
+            if deaths[backend, site] == MOST_DEATHS:
+                rest = [item for item in items if item[:2] == (backend, site)]
+                items = [item for item in items if item not in rest]
+                said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
+                outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
+    return outcomes, machine or environment()
 
 
 def call_on(
@@ -440,6 +633,11 @@ class Replays:
 REPLAYS = f"{Replays.__module__}:{Replays.__qualname__}"  # the observed processes import it by this name
 
 
+def data_of(case: Case) -> dict[str, Any]:
+    """The arguments that are data: objects may be others now, and are no reason not to pair two calls."""
+    return {name: value for name, value in case.arguments.items() if not objects_in(value)}
+
+
 def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> list[tuple[Case | None, Case | None]]:
     """Goldens and calls that belong together: by arguments, else by name. Raises GoldenError."""
     left = {(case.site, case.case): case for case in found}
@@ -447,7 +645,7 @@ def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> l
     pairs: list[tuple[Case | None, Case | None]] = []
     by_arguments = {}
     for old in goldens if any(case.arguments for case in found) else ():
-        same = [key for key, case in left.items() if key[0] == old.site and case.arguments == old.arguments]
+        same = [key for key, case in left.items() if key[0] == old.site and data_of(case) == data_of(old)]
         if same:  # of equal ones, the one of this name
             by_arguments[old.site, old.case] = left.pop(min(same, key=lambda key: key[1] != old.case))
     for old in goldens:
@@ -467,7 +665,8 @@ def check_script(
 ) -> Check:
     """A whole script. observed: runs it, with what is called before each call, and gives its calls.
 
-    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING.
+    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. The script runs once:
+    what it does beside asking models is not done again to prove a cause.
     """
     started, outcomes = time.perf_counter(), []
     settings = {site: said.get("load", {}) for site, said in store.settings().items()}
@@ -480,8 +679,7 @@ def check_script(
     }
 
     def run(old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
-        again = observed((REPLAYS, {**base, "load": dict(load), "parts": sorted(parts)}))
-        return next((new for golden, new in paired_cases(store, again, [old.site]) if golden == old), None)
+        return None
 
     judge, label = Judge(store, backend or "hf", run, tau), backend or "hf"
     for old, new in paired_cases(store, observed((REPLAYS, base)), sites):
@@ -495,20 +693,140 @@ def check_script(
     return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
 
 
-def record_again(store: Store, into: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> None:
-    """--ab: run the recorded functions themselves, here and now, and write what they give to another store."""
+# == --ab ==
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
+    it must come from, or None."""
+
+    root: str
+    into: str
+    items: tuple[tuple[str, str], ...]
+    settings: Mapping[str, Mapping[str, Any]]
+    functions: Mapping[str, str]
+    old: str | None = None
+
+
+def check_again(
+    store: Store,
+    into: Store,
+    *,
+    sites: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+    moved: Mapping[str, str] | None = None,
+    old: Revision | None = None,
+    time_limit: float = TIME_LIMIT,
+    **how: Any,
+) -> Check:
+    """--ab: old code against new code, both run now. into: an empty folder, for what the old code gives.
+
+    old: the revision that the old code comes from (None: it stands beside the new code). Raises ValueError where a
+    function would be compared with itself.
+    """
     chosen = chosen_cases(store, sites, cases)
-    goldens = [store.read(site, name) for site, names in chosen.items() for name in names]
-    for old in goldens:
-        for blob in set(blob_names(old)):
-            into.put_blob(store.blob(blob).read_bytes(), Path(blob).suffix)
-    with Session(into, {old.function: old.site for old in goldens}) as session:
-        for old in goldens:
-            new = session.call(old, old.function, {}, {}, frozenset())
-            for blob in blob_names(new):
-                into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
-            into.write(dataclasses.replace(new, function=old.function))
+    settings = merged_settings(store, list(chosen), moved or {})
+    functions, items, errors = dict[str, str](), list[tuple[str, str]](), dict[tuple[str, str], GoldenError | str]()
+    for site, name in [(site, name) for site, names in chosen.items() for name in names]:
+        try:
+            golden = store.read(site, name)
+            if named_function(golden, settings[site]) == golden.function and old is None:
+                raise ValueError(ITSELF.format(golden.function))
+            functions[golden.function] = old_place(golden.function, old)
+            items.append((site, name))
+        except GoldenError as error:
+            errors[site, name] = error
+    job = Again(str(store.root), str(into.root), tuple(items), settings, functions, str(old.worktree) if old else None)
+    with Worker(old.path(sys.path)) if old else contextlib.nullcontext(Worker.shared()) as worker:
+        errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
     for entry in store.accepted():
         into.accept(entry)
+    check = Check((), how.get("policy") or Policy())
+    if left := [site for site, names in chosen.items() if into.names(site) or not names]:
+        check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
+    failed = [
+        error_outcome(*item, backend, f"the old code: {error}")
+        for item, error in errors.items()
+        for site, backend in pairs_asked(settings, how.get("backends"))[0]
+        if site == item[0]
+    ]
+    return dataclasses.replace(check, outcomes=(*check.outcomes, *failed))
+
+
+ITSELF = (
+    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old code, "
+    "`check --ab --old HEAD~1`, or where the new code is, `--moved`"
+)
+
+
+def old_place(function: str, old: Revision | None) -> str:
+    """A recorded function as the old code's process loads it: a script by its path, a module by its name."""
+    module, _, attribute = function.rpartition(":")
+    return f"{old.place(module)}:{attribute}" if old is not None and module.endswith(".py") else function
+
+
+def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[str, str], str]:
+    """Have the old code do everything again; what it could not do, and why."""
+    errors, left = dict[tuple[str, str], str](), list(job.items)
+    while left:
+        try:
+            for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):
+                item = left.pop(0)
+                errors |= {item: error} if error else {}
+        except Died as death:
+            errors |= {left.pop(0): f"it did not come back: {death}"} if left else {}
+    return errors
+
+
+def recorded_again(job: Again) -> Iterator[str]:
+    """In the worker: for each case "" when it was recorded, or why it was not."""
+    store, into = Store(job.root), Store(job.into)
+    factories = {site: said.get("old_arguments", said.get("arguments", {})) for site, said in job.settings.items()}
+    with Session(
+        store, {job.functions[store.read(*item).function]: item[0] for item in job.items}, factories
+    ) as session:
+        for site, name in job.items:
+            try:
+                old = store.read(site, name)
+                refuse_itself(old, job)
+                put_again(session, old, job.functions[old.function], into)
+                yield ""
+            except COULD_NOT_JUDGE as error:
+                yield str(error)
+
+
+AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
+
+
+def put_again(session: Session, old: Case, function: str, into: Store) -> None:
+    for blob in set(blob_names(old)):
+        into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
+    new = session.call(old, function, {}, {}, frozenset())
+    for blob in blob_names(new):
+        into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
+    # Of an argument that was made anew the golden says more: what it was when it was recorded.
+    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments))
+
+
+def refuse_itself(old: Case, job: Again) -> None:
+    """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
+    code = source_of(loaded(job.functions[old.function]))
+    if job.old is not None:
+        if code is None or not Path(code[0]).resolve().is_relative_to(job.old):
+            where = code[0] if code else "no Python file"
+            raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
+        return
+    new = None
+    with contextlib.suppress(*COULD_NOT_JUDGE):  # the check itself will say what is wrong with the new one
+        new = source_of(loaded(named_function(old, job.settings[old.site])))
+    if code is not None and code == new:
+        raise GoldenError(ITSELF.format(old.function))
+
+
+def source_of(function: Callable[..., Any]) -> tuple[str, int] | None:
+    """File and line of a function, past its wrappers."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import difflib
+import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Store
+from parity.golden import Store, objects_in
 from parity.record import observe
-from parity.record.recorder import Recorded, record
+from parity.record.recorder import Recorded, functions_in, record
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
@@ -25,6 +29,78 @@ def sites_of(args: argparse.Namespace) -> list[observe.Site]:
     return [observe.Site.parse(text) for text in args.site or ()]
 
 
+# == Misspelt sites, before anything runs ==
+
+
+def source_file(module: str, command: Sequence[str]) -> Path | None:
+    """The file of a module as the script will find it, without importing anything; None where it is not found."""
+    if module.endswith(".py"):
+        return Path(module) if Path(module).is_file() else None
+    scripts = [Path(word).parent for word in command if word.endswith(".py")]
+    around = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    for folder in [*scripts, Path.cwd(), *around, *(Path(entry or ".") for entry in sys.path)]:
+        for path in (folder / f"{module.replace('.', '/')}.py", folder / module.replace(".", "/") / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def expect_function(site: observe.Site, command: Sequence[str]) -> None:
+    """Raise ValueError, with a guess, for a site that is not there, as far as its source tells."""
+    path = source_file(site.module, command)
+    if path is None:
+        folders = {Path.cwd(), *(Path(word).parent for word in command if word.endswith(".py"))}
+        ending = ".py" if site.module.endswith(".py") else ""
+        near = {f"{file.stem}{ending}" for folder in folders for file in folder.glob("*.py")}
+        if close := difflib.get_close_matches(site.module, sorted(near), n=1):
+            raise ValueError(f"there is no {site.module}; did you mean {close[0]}:{site.attribute}?")
+        if ending:
+            raise ValueError(f"there is no file {site.module}")
+        return  # another interpreter may know it; what was not seen is said afterwards
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except SyntaxError:
+        return  # Python will say it better
+    names, others = dict(functions_in(tree.body)), bound_otherwise(tree)
+    if site.attribute in names or {site.attribute.partition(".")[0], "*"} & others:
+        return
+    close = difflib.get_close_matches(site.attribute, list(names), n=1)
+    guess = f"did you mean {site.module}:{close[0]}?" if close else f"it has {', '.join(names) or 'none'}"
+    raise ValueError(f"{path} has no function {site.attribute}; {guess}")
+
+
+def bound_otherwise(tree: ast.Module) -> set[str]:
+    """Names that a module may hold beside its functions: imported, assigned, classes that inherit. "*" where
+    it may be any, by a star import or a __getattr__."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                found |= {(alias.asname or alias.name).partition(".")[0] for alias in names}
+            case ast.Name(id=name, ctx=ast.Store()):
+                found.add(name)
+            case ast.ClassDef(name=name, bases=[_, *_]):
+                found.add(name)
+            case ast.FunctionDef(name="__getattr__"):
+                found.add("*")
+    return found
+
+
+def unreplayable(done: Recorded, store: Store) -> list[str]:
+    """Said at record time: arguments that no golden can hold, and what to do about each."""
+    settings, kinds = store.settings(), dict[tuple[str, str], str]()
+    for case in (*done.written, *done.same):
+        for name, value in case.arguments.items():
+            if found := objects_in(value):
+                kinds.setdefault((case.site, name), found[0])
+    return [
+        f"{site}: the argument {name!r} is a {kind}, which no golden can hold; say in {store.root / 'sites.json'} what "
+        f'makes one: "{site}": {{"arguments": {{"{name}": "pkg.setup:make"}}}}, a function without arguments'
+        for (site, name), kind in kinds.items()
+        if name not in settings.get(site, {}).get("arguments", {})
+    ]
+
+
 def run_record(args: argparse.Namespace) -> int:
     command, store = command_of(args), Store(args.goldens)
     if not command:
@@ -32,6 +108,8 @@ def run_record(args: argparse.Namespace) -> int:
     if shutil.which(command[0]) is None:
         raise ValueError(f"there is no program {command[0]!r}")
     sites = sites_of(args)
+    for site in sites:
+        expect_function(site, command)
     if sites and args.name:
         raise ValueError("--name is for model calls outside any site; leave it out, or write --site NAME=MOD:FUNC")
     loose = None if sites else args.name or Path(command[-1] if len(command) == 1 else command[1]).stem.strip("-")
@@ -39,9 +117,11 @@ def run_record(args: argparse.Namespace) -> int:
         command, store, sites=sites, loose=loose, seed=None if args.no_seed else observe.SEED,
         repeat=args.repeat, samples=args.samples, overwrite=args.overwrite,
     )  # fmt: skip
-    for site in {case.site for case in done.written}:
-        store.set_site(site)
+    for written in {case.site for case in done.written}:
+        store.set_site(written)
     print(recorded_text(done, store))
+    for text in unreplayable(done, store):
+        print(text)
     called = {case.function for case in done.seen.cases}
     for unseen in [site for site in sites if site.function not in called]:
         hint = "" if unseen.module.endswith(".py") else "; a function of the script itself is written script.py:func"

@@ -64,10 +64,11 @@ def case(name: str) -> Iterator[None]:
 @dataclass(frozen=True, slots=True)
 class Site:
     """A call site: its name among the goldens, and its function as "pkg.mod:func", "pkg.mod:Class.method" or
-    "path/script.py:func"."""
+    "path/script.py:func". stem: what its cases are named after ("": the function), where it has been renamed."""
 
     name: str
     function: str
+    stem: str = ""
 
     @property
     def module(self) -> str:
@@ -122,6 +123,11 @@ def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
         return {"$image": blobs.put_blob(golden.image_bytes(value), ".png")}
     if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy and torch
         return keep(value.detach().cpu().float().tolist() if hasattr(value, "detach") else value.tolist(), blobs)
+    return object_named(value)
+
+
+def object_named(value: Any) -> dict[str, str]:
+    """What a golden says of an object: its type alone."""
     return {"$object": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
@@ -145,13 +151,15 @@ def keep_path(text: str, blobs: golden.Store | None) -> Any:
     return text
 
 
-def bound(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def bound(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], without: str = "self"
+) -> dict[str, Any]:
     """Arguments by name; *args and **kwargs under their own names. Without `self`."""
     given = inspect.signature(function).bind(*args, **kwargs).arguments
     flat: dict[str, Any] = {}
     for name, value in given.items():
         kind = inspect.signature(function).parameters[name].kind
-        if name == "self":
+        if name == without:
             continue
         flat.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
     return flat
@@ -164,6 +172,55 @@ def seed_everything(seed: int) -> None:
         sys.modules["numpy"].random.seed(seed)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(seed)
+
+
+# == Putting a tap on an attribute ==
+
+
+class Tapped:
+    """A callable that is no plain function, such as what lru_cache makes: all of it but the call is its own."""
+
+    def __init__(self, original: Any, tap: Callable[..., Any]) -> None:
+        self.__wrapped__, self._tap = original, tap
+        self.__doc__ = original.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._tap(self.__wrapped__, *args, **kwargs)
+
+    def __get__(self, owner: Any, kind: Any = None) -> Any:
+        binds = hasattr(type(self.__wrapped__), "__get__") and owner is not None
+        return Tapped(self.__wrapped__.__get__(owner, kind), self._tap) if binds else self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__wrapped__, name)
+
+
+def tapped(static: Any, tap: Callable[..., Any]) -> Any:
+    """What stands for `static`, an attribute as it lies in its class or module: of the same kind, and calls
+    tap(original, *args, **kwargs), where original takes what the caller gave."""
+    if isinstance(static, property):
+        getter = static.fget and wrapper_of(static.fget, tap)
+        return property(getter, static.fset, static.fdel, static.__doc__)
+    if isinstance(static, staticmethod):
+        return staticmethod(tapped(static.__func__, tap))
+    if isinstance(static, classmethod):
+        inner = static.__func__
+
+        @functools.wraps(inner)
+        def of_class(kind: Any, *args: Any, **kwargs: Any) -> Any:
+            return tap(inner.__get__(kind), *args, **kwargs)
+
+        return classmethod(of_class)
+    plain = inspect.isfunction(static) or inspect.isbuiltin(static) or inspect.ismethod(static)
+    return wrapper_of(static, tap) if plain else Tapped(static, tap)
+
+
+def wrapper_of(original: Callable[..., Any], tap: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return tap(original, *args, **kwargs)
+
+    return wrapper
 
 
 # == The observer ==
@@ -226,7 +283,7 @@ class Observer:
         ACTIVE.remove(self)
         sys.meta_path.remove(self._finder)
         for owner, name, original in reversed(self._patched):
-            if original is None:
+            if original is None:  # it was inherited
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
@@ -251,21 +308,18 @@ class Observer:
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
-        original = getattr(owner, name, None)
-        if original is None:
+        static = inspect.getattr_static(owner, name, getattr(owner, name, None))
+        if static is None or inspect.isclass(static):
             if any(site.attribute == path and site.module == module.__name__ for site in self.sites):
-                self.failures.append(f"{module.__name__} has no {path}: this site is not recorded")
+                why = f"has no {path}" if static is None else f"has a class {path}: name a method of it"
+                self.failures.append(f"{module.__name__} {why}: this site is not recorded")
             return
-        if (owner, name) in self._seen:
+        if (key := (id(owner), name)) in self._seen:
             return
-        self._seen.add((owner, name))
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return tap(original, *args, **kwargs)
-
+        self._seen.add(key)
         self._patched.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, wrapper)
+        is_object = not inspect.isclass(owner) and not inspect.ismodule(owner)  # what it gives is bound already
+        setattr(owner, name, wrapper_of(getattr(owner, name), tap) if is_object else tapped(static, tap))
 
     # -- what taps use --
 
@@ -356,10 +410,14 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
     with observer.inside("site") as outermost:
         if not outermost:
             return original(*args, **kwargs)
-        call = Call(site.name, observer.next_name(site.name, site.attribute), site.function)
+        call = Call(site.name, observer.next_name(site.name, site.stem or site.attribute), site.function)
         with observer.guarded(f"arguments of {site.function}"):
-            given = bound(original, args, kwargs)
-            call.arguments = {name: keep(value, observer.store, paths=True) for name, value in given.items()}
+            given = bound(original, args, kwargs, without="")
+            call.arguments = {
+                name: object_named(value) if name == "self" else keep(value, observer.store, paths=True)
+                for name, value in given.items()
+                if not (name == "cls" and inspect.isclass(value))
+            }
         if observer.seed is not None:
             seed_everything(observer.seed)
         observer.starting(call)
@@ -515,14 +573,13 @@ def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given
     return prompt
 
 
-def tap_open(observer: Observer, original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+def tap_open(observer: Observer, original: Any, engine: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     """Where an engine is loaded: a replay on another backend need not load the first one too."""
     if observer.replay is not None and not observer.within("engine"):
         config = observer.replay.config(config)
-    engine = original(config, *args, **kwargs)
+    original(engine, config, *args, **kwargs)
     if not observer.within("engine"):
         observer.opened.append(engine)
-    return engine
 
 
 LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
@@ -549,7 +606,7 @@ ENGINE_TAPS: dict[str, Callable[..., Any]] = {
     "GenerationEngine.generate_text_batch": tap_engine,
     "GenerationEngine.generate_vlm_batch": tap_engine,
     "GenerationEngine._prompt": tap_prompt,
-    "GenerationEngine.open": tap_open,
+    "GenerationEngine.__init__": tap_open,
 }
 
 

@@ -47,7 +47,7 @@ Starting = tuple[str, Mapping[str, Any]]
 def observe_this_process() -> None:
     """Start the observer that the environment describes; what it finds goes to a file of this process."""
     said = json.loads(os.environ[VARIABLE])
-    sites = [observe.Site(name, function) for name, function in said["sites"]]
+    sites = [observe.Site(*words) for words in said["sites"]]
     folder = Path(said["folder"])
     file = folder / f"{os.getpid()}-{time.time_ns()}.jsonl"
     began = time.perf_counter()
@@ -106,35 +106,30 @@ def module_code(name: str, loader: Any) -> CodeType | None:
 
 def code_with_sites(path: Path, names: Collection[str]) -> CodeType:
     tree = ast.parse(path.read_bytes(), str(path))
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in names:
-            node.decorator_list.append(ast.Name(DECORATOR, ast.Load()))
+    for name, node in functions_in(tree.body):
+        if name in names:
+            decorator = ast.Name(DECORATOR, ast.Load())
+            node.decorator_list.append(ast.copy_location(decorator, node))  # it stands on the line of its function
     vars(builtins)[DECORATOR] = decorated
-    return compile(located(tree), str(path), "exec")
+    return compile(tree, str(path), "exec")
+
+
+def functions_in(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """("function" or "Class.method", its node) of what stands at the top of a file, and in its classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions_in(node.body, f"{prefix}{node.name}.")
 
 
 DECORATOR = "__parity_site__"
 ACTIVE_SITES: list[observe.Site] = []
 
 
-def located(tree: ast.Module) -> ast.Module:
-    """The decorators that were added stand on the line of their function."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            for decorator in node.decorator_list:
-                if isinstance(decorator, ast.Name) and decorator.id == DECORATOR:
-                    ast.copy_location(decorator, node)
-    return tree
-
-
 def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-    site = next(site for site in ACTIVE_SITES if site.attribute == function.__name__)
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return observe.tap_site(observe.ACTIVE[0], site, function, *args, **kwargs)
-
-    return wrapper
+    site = next(site for site in ACTIVE_SITES if site.attribute == function.__qualname__)
+    return observe.wrapper_of(function, functools.partial(observe.tap_site, observe.ACTIVE[0], site))
 
 
 # == Around it ==
@@ -166,7 +161,7 @@ def run_observed(
     command = with_main(list(command), sites)
     said = {
         "folder": str(folder),
-        "sites": [(site.name, site.function) for site in sites],
+        "sites": [(site.name, site.function, site.stem) for site in sites],
         "loose": loose,
         "seed": seed,
         "starting": starting,
@@ -287,7 +282,16 @@ def put(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool) -> Rec
             shutil.copyfile(seen.blobs / blob, store.blobs() / blob)
         store.write(case)
         written.append(case)
+    for site in {case.site for case in (*written, *same) if case.function}:
+        name_functions(store, site, {case.function for case in cases if case.site == site})
     return Recorded(seen, tuple(written), tuple(same), tuple(refused))
+
+
+def name_functions(store: Store, site: str, functions: Collection[str]) -> None:
+    """sites.json names what a check may call; goldens alone do not."""
+    named = store.settings().get(site, {}).get("functions", [])
+    if not {*functions} <= {*named}:
+        store.set_site(site, functions=sorted({*functions, *named}))
 
 
 def same_golden(store: Store, case: Case) -> bool:

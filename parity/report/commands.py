@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import dataclasses
 import datetime
+import difflib
+import fnmatch
 import os
 import sys
 import tempfile
@@ -14,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Accepted, Case, Store, split_cases
-from parity.judge.check import check_script, check_sites, record_again
+from parity.judge.check import TIME_LIMIT, check_again, check_script, check_sites, new_function
+from parity.judge.revision import checked_out
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Starting, run_observed
@@ -38,21 +42,77 @@ def progress() -> Iterator[Callable[[str], None] | None]:
     print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
-    policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
-    sites, cases = split_cases(names)
+def moved_of(args: argparse.Namespace) -> dict[str, str]:
     if wrong := [text for text in args.moved or () if "=" not in text]:
         raise ValueError(f"--moved {wrong[0]!r} says no new place; write pkg.old=pkg.new")
-    moved = dict(text.split("=", 1) for text in args.moved or ())
+    return dict(text.split("=", 1) for text in args.moved or ())
+
+
+def known_names(store: Store, names: Sequence[str]) -> list[str]:
+    """SITE[/CASE] words with patterns spelt out. Raises ValueError for a misspelt one, and says what was meant."""
+    sites = sorted({*store.sites(), *store.settings()})
+    found: list[str] = []
+    for name in names:
+        site, _, case = name.partition("/")
+        known = sites if not case else [f"{site}/{other}" for other in store.names(site)]
+        if set(name) & set("*?["):
+            whole = [s for s in sites if fnmatch.fnmatchcase(s, site)]
+            hits = (
+                whole
+                if case in ("", "*")
+                else [f"{s}/{c}" for s in whole for c in fnmatch.filter(store.names(s), case)]
+            )
+            if not hits:
+                raise ValueError(f"no golden under {store.root} matches {name!r}")
+            found += hits
+            continue
+        if name not in known and (close := difflib.get_close_matches(name, known or sites, n=1)):
+            raise ValueError(f"there is no {name!r} under {store.root}; did you mean {close[0]!r}?")
+        found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
+    policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
+    sites, cases = split_cases(known_names(store, names))
     with progress() as tell:
         return check_sites(
             store, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy, tau=args.tau,
-            moved=moved, progress=tell,
+            moved=moved_of(args), progress=tell, time_limit=args.time_limit,
         )  # fmt: skip
 
 
+def run_ab(args: argparse.Namespace, store: Store) -> int:
+    """Old code now against new code now; with --old the old code is that of a git revision."""
+    sites, cases = split_cases(known_names(store, args.cases))
+    policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(checked_out(args.old)) if args.old is not None else None
+        into = Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-ab-")))
+        tell = stack.enter_context(progress())
+        check = check_again(
+            store, into, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy, tau=args.tau,
+            moved=moved_of(args), progress=tell, time_limit=args.time_limit, old=old,
+        )  # fmt: skip
+        return reported(args, check, into)
+
+
+def script_sites(args: argparse.Namespace, store: Store) -> list[observe.Site]:
+    """What of a script is compared: --site, or the functions of the goldens' sites that were named, where they are now.
+    Calls of a renamed function are named as the old one's."""
+    named, moved = sites_of(args), moved_of(args)
+    wanted = list(dict.fromkeys(site.name for site in named)) or known_names(store, args.cases)
+    if whole := [name for name in wanted if "/" in name]:
+        raise ValueError(f"{whole[0]!r} is a case; a script is compared as a whole: name the site alone")
+    old = [(name, store.read(name, case).function) for name in wanted for case in store.names(name)]
+    now = {(name, new_function(f, moved)): f.rpartition(":")[2] for name, f in old if f}
+    if named:
+        return [dataclasses.replace(site, stem=now.get((site.name, site.function), "")) for site in named]
+    return [observe.Site(name, function, stem) for (name, function), stem in now.items()]
+
+
 def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> Check:
-    sites = sites_of(args)
+    sites = script_sites(args, store)
     loose = None if sites else args.name
     names = [site.name for site in sites] or [args.name]
 
@@ -70,8 +130,10 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
 
 def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
     """What was said and would change nothing; "" if there is no such thing."""
-    if command and (args.cases or args.moved):
-        return "SITE[/CASE] and --moved choose recorded functions; a script is compared as a whole: leave them out"
+    if command and args.name and (args.cases or args.moved):
+        return "SITE and --moved choose recorded functions; --name is for model calls outside any: leave one out"
+    if command and args.site and args.cases:
+        return "SITE and --site both say what of the script is compared; leave one out"
     if not command and (args.site or args.name):
         return "--site and --name say what of a script is compared; end with `-- python new_script.py`"
     return "--name is for model calls outside any site; leave it out beside --site" if args.site and args.name else ""
@@ -81,20 +143,18 @@ def run_check(args: argparse.Namespace) -> int:
     store, command = Store(args.goldens), command_of(args)
     if why := no_use(args, command):
         raise ValueError(why)
+    if args.old is not None and not args.ab:
+        raise ValueError("--old says which revision's code is run again; write `check --ab --old REV`")
     if not command:
-        if args.ab:
-            with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-                fresh = Store(folder)
-                record_again(store, fresh, *(split_cases(args.cases)[k] or None for k in (0, 1)))
-                return reported(args, checked(args, fresh, args.cases), fresh)
-        return reported(args, checked(args, store, args.cases), store)
+        return run_ab(args, store) if args.ab else reported(args, checked(args, store, args.cases), store)
     if args.ab:
         raise ValueError(
             "--ab runs recorded functions; for scripts, record the old one again into another --goldens folder"
         )
-    if not args.site and not args.name:
+    if not args.site and not args.name and not args.cases:
         raise ValueError(
-            "say what of the script is compared: --site name=new.mod:func, or --name NAME for all model calls"
+            "say what of the script is compared: SITE with --moved old.mod=new.mod, --site name=new.mod:func, "
+            "or --name NAME for all model calls"
         )
     return reported(args, script_check(args, store, command), store)
 
@@ -127,24 +187,37 @@ def chain_text(outcome: Outcome, store: Store) -> str:
     return "\n".join(lines)
 
 
-def run_accept(args: argparse.Namespace) -> int:
-    store = Store(args.goldens)
-    site, _, case = args.case.partition("/")
+def until_of(args: argparse.Namespace) -> str:
     until = args.until or (datetime.date.today() + datetime.timedelta(days=ACCEPTED_DAYS)).isoformat()
     try:
         datetime.date.fromisoformat(until)
     except ValueError:
         raise ValueError(f"--until {until!r} is no day; write YYYY-MM-DD") from None
-    check = checked(args, store, [args.case])
+    return str(until)
+
+
+def run_accept(args: argparse.Namespace) -> int:
+    """Each case, backend and cause that is open becomes an entry of its own: what comes later is not covered."""
+    store, until = Store(args.goldens), until_of(args)
+    check = checked(args, store, args.cases)
     open_ones = [o for o in check.outcomes if o.verdict in ("DRIFT", "LATENT", "NEAR-TIE") and o.cause is not None]
     if not open_ones:
         print(f"nothing to accept: {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}")
         return 2  # usage
     for o in open_ones:
         assert o.cause is not None
-        store.accept(Accepted(site, case, o.backend, o.cause.name, args.reason, until))
+        store.accept(Accepted(o.site, o.case, o.backend, o.cause.name, args.reason, until))
         print(f"accepted {o.label} on {o.backend}: {o.cause.name}, until {until}: {args.reason}")
+    print(covered_text(check, open_ones))
     return 0
+
+
+def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
+    """How much was accepted under which cause, and what fails all the same."""
+    causes = collections.Counter(f"{o.verdict} {o.cause.name}" for o in accepted if o.cause)
+    lines = [f"covers {len(accepted)} of {len(check.outcomes)}: " + ", ".join(f"{n} {c}" for c, n in causes.items())]
+    left = [o for o in check.failing() if o not in accepted]
+    return "\n".join(lines + [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left])
 
 
 def add_check_flags(parser: argparse.ArgumentParser) -> None:
@@ -158,6 +231,10 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
         "--lenient", action="store_true", help="let LATENT pass (strict is the default while migrating)"
     )
     parser.add_argument("--near-ties", type=float, default=Policy().near_ties, help="share of cases that may be one")
+    parser.add_argument(
+        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS",
+        help=f"what one case may take, with loading its model, before its process is ended (default: {TIME_LIMIT:g})",
+    )  # fmt: skip
     parser.add_argument("--tau", type=float, help="what rounding may move a logit gap by (see calibrate)")
 
 
@@ -167,6 +244,9 @@ def add_check(sub: Any) -> None:
     parser.add_argument("cases", nargs="*", metavar="SITE[/CASE]", help="default: all")
     add_check_flags(parser)
     parser.add_argument("--ab", action="store_true", help="run the old functions now, too, instead of reading goldens")
+    parser.add_argument(
+        "--old", metavar="REV", help="with --ab: the old code is that of a git revision (changed in place)"
+    )
     parser.add_argument("--site", action="append", metavar="NAME=MOD:FUNC", help="with a script: its call sites")
     parser.add_argument("--name", help="with a script: the golden site that all its model calls belong to")
     for kind in ("junit", "markdown", "json", "html"):
@@ -187,7 +267,7 @@ def add_accept(sub: Any) -> None:
         'example: python -m parity accept summaries/exif-turned --reason "the old code ignored EXIF" --until 2027-06-30'
     )
     parser = sub.add_parser("accept", help="say that a difference is wanted, why, and until when", epilog=example)
-    parser.add_argument("case", metavar="SITE/CASE")
+    parser.add_argument("cases", nargs="+", metavar="SITE/CASE", help="patterns too: 'summaries/*'")
     parser.add_argument("--reason", required=True)
     parser.add_argument("--until", help=f"YYYY-MM-DD; default: in {ACCEPTED_DAYS} days")
     add_check_flags(parser)

@@ -245,11 +245,22 @@ def sites_text(check: Check, colour: bool) -> str:
 
 
 def alike(failing: Iterable[Outcome]) -> list[list[Outcome]]:
-    """Failing outcomes with one site, backend, verdict and cause together, in order of their first."""
+    """Failing outcomes with one site, backend, verdict and cause together, in order of their first; one error is one,
+    wherever it is met."""
     found: dict[Any, list[Outcome]] = {}
     for o in failing:
-        found.setdefault((o.site, o.backend, o.verdict, o.cause and o.cause.name), []).append(o)
+        apart = (o.site, o.backend, o.cause and o.cause.name)
+        found.setdefault((o.verdict, sentence(o) if o.verdict == "ERROR" else apart), []).append(o)
     return list(found.values())
+
+
+def more_text(same: Sequence[Outcome]) -> str:
+    """The others of failing cases that are alike, by name alone."""
+    several = len({(o.site, o.backend) for o in same}) > 1
+    return wrapped(f"{len(same)} more like these: " + ", ".join(o.label if several else o.case for o in same), "")
+
+
+NEXT_STEP = "record the old code first: python -m parity record --site NAME=pkg.mod:func -- python old_script.py"
 
 
 def final_line(check: Check) -> str:
@@ -265,9 +276,14 @@ def console(check: Check, *, colour: bool = False) -> str:
     """The whole check for a terminal. Of failing cases that are alike the first few are told, the others named."""
     parts = [sites_text(check, colour)] if check.outcomes else []
     for same in alike(check.failing()):
-        parts += [case_text(outcome, colour=colour, check=check) for outcome in same[:FULL_BLOCKS]]
-        if more := same[FULL_BLOCKS:]:
-            parts.append(wrapped(f"{len(more)} more like these: " + ", ".join(o.case for o in more), ""))
+        told = 1 if same[0].verdict == "ERROR" else FULL_BLOCKS
+        parts += [case_text(outcome, colour=colour, check=check) for outcome in same[:told]]
+        if more := same[told:]:
+            parts.append(more_text(more))
+    if check.left_out:
+        parts.append(wrapped(f"left out: {'; '.join(check.left_out)}", ""))
+    if not check.outcomes and not check.left_out:
+        parts.append(NEXT_STEP)
     last = final_line(check)
     parts.append(paint(last, "green" if check.exit_code == 0 else "red", colour))
     return "\n\n".join(parts)
@@ -344,6 +360,8 @@ def markdown_summary(check: Check) -> str:
     for (site, backend), outcomes in groups(check.outcomes).items():
         seconds = f"{sum(o.seconds for o in outcomes):.1f}"
         lines.append(f"| {markdown_text(site)} | {markdown_text(backend)} | {counts_line(outcomes)} | {seconds} |")
+    if check.left_out:
+        lines += ["", markdown_text(f"left out: {'; '.join(check.left_out)}")]
     causes: dict[str, list[Outcome]] = {}
     for outcome in check.failing():
         causes.setdefault(outcome.cause.name if outcome.cause else outcome.verdict, []).append(outcome)
@@ -392,7 +410,8 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
 def json_text(check: Check) -> str:
     """The whole check. Keys are stable within one `format`:
 
-    {"format", "exit_code", "ending", "seconds", "policy", "environment", "counts": {verdict: n}, "outcomes": [
+    {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out", "counts": {verdict: n},
+     "outcomes": [
         {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
          "differences": [{"stage", "field", "row", "old", "new", "counts", "sentence"}],
@@ -406,6 +425,7 @@ def json_text(check: Check) -> str:
         "seconds": round(check.seconds, 3),
         "policy": {"strict": check.policy.strict, "near_ties": check.policy.near_ties},
         "environment": plain(check.environment),
+        "left_out": list(check.left_out),
         "counts": counted(check.outcomes),
         "outcomes": [
             {**outcome_json(o, id(o) in failing), "old": plain(o.old), "new": plain(o.new)} for o in check.outcomes
@@ -454,6 +474,7 @@ def as_text(value: Any) -> str:
 
 TEMPLATE = Path(__file__).with_name("report.html")
 THUMBNAIL = 160  # pixels, the longer side
+PICTURES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # not what PIL hands to another program
 MOST_ROWS = 4  # rows of one case on the page
 CALL = ("sampling", "stop", "decode", "batch", "model")
 
@@ -464,7 +485,7 @@ def thumbnail(path: Path) -> str | None:
 
     file = io.BytesIO()
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=PICTURES) as image:
             small = ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, UnidentifiedImageError):
         return None
@@ -590,6 +611,7 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
         "exit_code": check.exit_code,
         "environment": {key: str(value)[:120] for key, value in check.environment.items()},
         "policy": {"strict": check.policy.strict, "near_ties": check.policy.near_ties},
+        "left_out": list(check.left_out),
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),
         "pictures": thumbnails(cases, blobs),

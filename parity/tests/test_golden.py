@@ -66,6 +66,22 @@ def test_what_json_cannot_say_is_said_otherwise() -> None:
         ("[]", "has format 'list'"),
         ('{"format": 1, "site": "site", "case": "case", "colour": 1}', "is no case"),
         ('{"format": 1, "site": "site", "case": "other"}', "moved by hand"),
+        ("[" * 100_000, "nested deeper"),
+        ('{"format": 1, "value": ' + "[" * 500 + "]" * 500 + "}", "nested deeper"),
+        ('{"format": 1, "value": {"$lines": 5}}', "lines. is not a list of texts"),
+        ('{"format": 1, "value": {"$float": 5}}', "float. is not a text"),
+        ('{"format": 1, "site": "site", "case": "case", "function": 5}', "function is not a text"),
+        ('{"format": 1, "site": "site", "case": "case", "arguments": 5}', "arguments is not an object"),
+        ('{"format": 1, "site": "site", "case": "case", "rows": [5]}', r"rows\[0\] is not an object"),
+        ('{"format": 1, "site": "site", "case": "case", "rows": [{"junk": 1}]}', r"rows\[0\].junk is nothing that"),
+        ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [1]}]}', "output_ids is not a list"),
+        ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": ["1"], "output_ids": []}]}', "of ids"),
+        ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$image": 5}}}', "p..image is no name"),
+        (
+            '{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "../x"}}}',
+            "below the scratch",
+        ),
+        ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "/x"}}}', "below the scratch"),
     ],
 )
 def test_a_broken_golden_is_an_error_that_names_the_file(store: Store, content: str, says: str) -> None:
@@ -73,6 +89,32 @@ def test_a_broken_golden_is_an_error_that_names_the_file(store: Store, content: 
     with pytest.raises(GoldenError, match=says) as error:
         store.read("site", "case")
     assert "case.json" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../../x", "..", "", "a/b", "a\\b", 5])
+def test_a_file_of_a_golden_lands_nowhere_but_in_the_folder_given(store: Store, tmp_path: Path, name: Any) -> None:
+    blob = store.put_blob(b"content", ".png")
+    photo = {"photo": {"$file": blob, "name": name}}
+    with pytest.raises(GoldenError, match="not the name of a file alone"):
+        store.restore(photo, tmp_path / "files")
+    store.write(dataclasses.replace(CASE, arguments=photo))
+    with pytest.raises(GoldenError, match=r"case.json is no case: arguments.photo.name"):
+        store.read("site", "case")
+    assert not (tmp_path / "files").exists()
+
+
+def test_a_blob_is_named_by_its_content_alone(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"secret")
+    with pytest.raises(GoldenError, match="no name of a blob"):
+        store.blob("../../secret")
+
+
+@pytest.mark.parametrize("said", [[], {"site": 5}, {"site": {"moved": 5}}, {"site": {"backends": [5]}}])
+def test_broken_settings_are_an_error_that_names_the_file(store: Store, said: Any) -> None:
+    store.write(CASE)
+    (store.root / "sites.json").write_text(json.dumps(said))
+    with pytest.raises(GoldenError, match=r"sites.json: .*correct it"):
+        store.settings()
 
 
 def test_a_changed_blob_is_an_error(store: Store) -> None:

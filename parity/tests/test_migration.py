@@ -148,7 +148,7 @@ def test_4_explain_says_what_readme_says_and_accept_covers_this_cause_until_its_
     code, said = parity(command("python -m parity check --backend hf --html"))
     assert code == 1 and (acme / "parity.html").exists()
     code, said = parity(command("python -m parity explain"))
-    [shown] = [code for kind, code in BLOCKS if not kind]
+    shown = next(code for kind, code in BLOCKS if not kind)
     assert (code, said.strip()) == (1, shown.strip())
     code, said = parity(command("python -m parity accept"))
     assert code == 0 and "accepted answers/answer-003 on hf: stop.length, until " in said
@@ -248,10 +248,13 @@ def test_ranks_in_child_processes_a_crash_and_a_failing_recorder(acme: Path, cap
 def test_what_cannot_be_recorded_is_said(acme: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = "def stream(text):\n    yield from text\n\nif __name__ == '__main__':\n    print(*stream('abc'))\n"
     (acme / "streams.py").write_text(text)
-    sites = ["--site", "streams.py:stream", "--site", "strems:stream"]
+    sites = ["--site", "streams.py:stream", "--site", "nowhere:stream"]
     code = main(["--goldens", "ranks", "record", *sites, "--", "python", "streams.py"])
     said = capfd.readouterr().out
     assert code == 5 and said.startswith("a b c\n")
-    assert "streams.py:stream gave a generator" in said and "nothing of strems:stream was recorded" in said
+    assert "streams.py:stream gave a generator" in said and "nothing of nowhere:stream was recorded" in said
+    assert main(["--goldens", "ranks", "record", "--site", "strems:stream", "--", "python", "streams.py"]) == 2
+    said, complaint = capfd.readouterr()
+    assert said == "" and "did you mean streams:stream?" in complaint, "before it runs"
     assert main(["--goldens", "ranks", "record", "--", "no-such-program"]) == 2
     assert "no-such-program" in capfd.readouterr().err

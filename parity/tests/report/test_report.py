@@ -175,6 +175,22 @@ def test_cases_that_fail_alike_are_told_three_times_and_then_named() -> None:
     assert "37 more like these: case3, case4" in said
 
 
+def test_one_error_is_told_once_wherever_it_is_met() -> None:
+    cause = Cause("error", "unattributed", "could not judge: No module named 'acme.gone'")
+    same = [Outcome(site, f"case{k}", "hf", "ERROR", cause=cause) for k in range(12) for site in ("a", "b")]
+    said = report.console(Check(tuple(same)))
+    assert said.count("No module named") == 1
+    assert "23 more like these: b/case0, a/case1" in said
+
+
+def test_what_was_left_out_is_said_and_an_empty_folder_gets_a_next_step() -> None:
+    left = Check((quiet("a", "s"),), left_out=("worker on hf (sites.json: vllm)",))
+    assert "left out: worker on hf (sites.json: vllm)" in report.console(left)
+    assert "left out: worker on hf" in report.markdown_summary(left)
+    assert json.loads(report.json_text(left))["left_out"] == list(left.left_out)
+    assert "python -m parity record --site" in report.console(Check(()))
+
+
 def test_too_many_near_ties_say_so() -> None:
     ties = tuple(Outcome("s", f"t{k}", "vllm", "NEAR-TIE") for k in range(3))
     said = report.console(Check((*ties, quiet("a", "s", "vllm")), Policy(near_ties=0.05)))
@@ -292,7 +308,17 @@ def test_the_summary_of_a_github_step_is_added_to(tmp_path: Path, monkeypatch: p
 def test_json_holds_the_whole_outcome() -> None:
     check = mixed()
     said = json.loads(report.json_text(check))
-    assert list(said) == ["format", "exit_code", "ending", "seconds", "policy", "environment", "counts", "outcomes"]
+    assert list(said) == [
+        "format",
+        "exit_code",
+        "ending",
+        "seconds",
+        "policy",
+        "environment",
+        "left_out",
+        "counts",
+        "outcomes",
+    ]
     assert (said["format"], said["exit_code"], said["counts"]["DRIFT"]) == (1, check.exit_code, 3)
     first = said["outcomes"][2]
     assert list(first) == [
@@ -392,8 +418,8 @@ def test_the_page_opens_from_disk_and_asks_for_nothing(browser: Browser, page: P
     assert browser.run("document.querySelector('h1').innerText").endswith("7 of 11 cases fail")
     assert browser.run("document.querySelector('.under').innerText") == report.final_line(mixed())
     assert shown(browser) == [
-        "summaries/babbles", "summaries/latent", "summaries/evil", "stage_a/large_photo", "stage_a/gone",
-        "stage_a/crash", "stage_a/dice",
+        "summaries/babbles", "summaries/evil", "stage_a/large_photo", "summaries/latent", "stage_a/crash",
+        "stage_a/dice", "stage_a/gone",
     ]  # fmt: skip
 
 
@@ -431,7 +457,7 @@ def test_the_filter_works_from_the_keyboard(browser: Browser, page: Path) -> Non
     browser.press("Escape")
     assert len(shown(browser)) == 7
     browser.type("jj")
-    assert browser.run("document.activeElement.parentElement.dataset.label") == "summaries/latent"
+    assert browser.run("document.activeElement.parentElement.dataset.label") == "summaries/evil"
     browser.type("e")
     assert browser.run("document.querySelectorAll('.case[open]').length") == 7
 
@@ -444,7 +470,7 @@ def test_the_page_is_filtered_by_verdict_cause_site_and_address(browser: Browser
     browser.run("[...document.querySelectorAll('.reason')].find(b => b.innerText.includes('image.pixel')).click()")
     assert shown(browser) == ["stage_a/large_photo"]
     browser.open(page.as_uri() + "#site=stage_a&backend=hf")
-    assert shown(browser) == ["stage_a/gone", "stage_a/crash", "stage_a/dice"]
+    assert shown(browser) == ["stage_a/crash", "stage_a/dice", "stage_a/gone"]
 
 
 def test_what_a_model_wrote_stays_text(browser: Browser, page: Path) -> None:
@@ -456,12 +482,34 @@ def test_what_a_model_wrote_stays_text(browser: Browser, page: Path) -> None:
     assert "U+001B" in said and "U+202E" in said
 
 
+def test_the_page_opens_on_the_worst(browser: Browser, tmp_path: Path) -> None:
+    latent, error, drift = (Outcome("s", v.lower(), "hf", v) for v in ("LATENT", "ERROR", "DRIFT"))
+    report.write_reports(Check((latent, error, drift)), html=tmp_path / "report.html")
+    browser.open((tmp_path / "report.html").as_uri())
+    assert shown(browser) == ["s/drift", "s/latent", "s/error"]
+    assert browser.run("[...document.querySelectorAll('.case[open]')].map(n => n.dataset.label)") == ["s/drift"]
+
+
+# Words of the settings that stand on more than one line.
+BROKEN_WORDS = """[...document.querySelectorAll('.call td.value')].filter(n => n.checkVisibility()).flatMap((node) => {
+  const text = node.firstChild, words = [];
+  for (const found of (text ? text.data : "").matchAll(/\\S+/g)) {
+    const range = document.createRange();
+    range.setStart(text, found.index);
+    range.setEnd(text, found.index + found[0].length);
+    if (new Set([...range.getClientRects()].map((r) => Math.round(r.top))).size > 1) words.push(found[0]);
+  }
+  return words;
+})"""
+
+
 def test_the_page_fits_a_narrow_window_and_the_dark(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri())
     open_case(browser, "summaries/babbles")
     for width in (1280, 420):
         browser.resize(width, 900)
         assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+        assert browser.run(BROKEN_WORDS) == []
     browser.resize(1280, 900)
     colours = []
     for dark in (False, True):

@@ -1,0 +1,181 @@
+"""A process of its own for code under test: an exit, a crash or a hang of it ends this process and nothing else.
+
+    for outcome in Worker.shared().run("parity.judge.check:judged", job, limit=600):
+        ...
+
+`run` names a generator function; what it yields comes back one by one, pickled. When the process ends, or says nothing
+for `limit` seconds, `Died` says so, and the next run starts another. A fresh interpreter, never a fork: torch and CUDA
+do not live through one. It is started once and kept, because importing torch takes seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# parity comes from beside this file, whatever else is on the path that the observed code is to see.
+START = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("parity", {init!r}, submodule_search_locations=[{package!r}])
+sys.modules["parity"] = importlib.util.module_from_spec(spec)
+sys.path[:] = {path!r}
+from parity.judge.worker import serve
+serve({fd})
+"""
+PATIENCE = 10.0  # seconds that an idle process may take to end
+TICK = 0.5  # seconds between two looks at whether the process lives: a child of it may hold the pipe open
+
+
+class Died(Exception):
+    """The process ended, or was ended, before its work was done. Says how."""
+
+
+class Worker:
+    """One process, started when it is needed. path: what sys.path is there (None: as here)."""
+
+    _shared: Worker | None = None
+
+    def __init__(self, path: Sequence[str] | None = None) -> None:
+        self.path = path
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection[Any, Any] | None = None
+        self._setting: Any = None
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @classmethod
+    def shared(cls) -> Worker:
+        """The one of this process; it ends with it."""
+        if cls._shared is None:
+            cls._shared = cls()
+            atexit.register(cls._shared.close)
+        return cls._shared
+
+    def run(self, task: str, job: Any, limit: float) -> Generator[Any, None, None]:
+        """What `task` ("pkg.mod:generator function") yields for `job`. Raises Died."""
+        self._start()
+        assert self._pipe is not None
+        over = False
+        try:
+            with contextlib.suppress(BrokenPipeError):  # it has died meanwhile, and receiving says how
+                self._pipe.send((task, job))
+            while not over:
+                kind, content = self._receive(limit)
+                if kind == "raised":
+                    raise Died(content)
+                if over := kind == "over":
+                    return
+                yield content
+        finally:
+            if not over:  # it died, or nobody wants the rest
+                self._kill()
+
+    def close(self) -> None:
+        """Let it end; if it does not, end it."""
+        if self._process is None:
+            return
+        assert self._pipe is not None
+        self._pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(PATIENCE)
+        self._kill()
+
+    def _start(self) -> None:
+        """A living process that sees the folder, the path and the environment of now."""
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        path = list(dict.fromkeys(sys.path if self.path is None else self.path))
+        setting = os.getpid(), os.getcwd(), path, environment, sys.dont_write_bytecode
+        if self._process is not None and self._setting == setting and self._process.poll() is None:
+            return
+        self.close()
+        ours, theirs = Pipe()
+        code = START.format(init=str(PACKAGE / "__init__.py"), package=str(PACKAGE), path=path, fd=theirs.fileno())
+        flags = ["-B"] if sys.dont_write_bytecode else []
+        command = [sys.executable, *flags, "-c", code]
+        # A session of its own: what it leaves behind is ended with it.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+        )
+        theirs.close()
+        self._pipe, self._setting = ours, setting
+
+    def _receive(self, limit: float) -> tuple[str, Any]:
+        assert self._pipe is not None and self._process is not None
+        until = time.monotonic() + limit
+        while not wait([self._pipe], min(TICK, max(0.0, until - time.monotonic()))):
+            if self._process.poll() is not None and not self._pipe.poll():
+                raise Died(self._ended())
+            if time.monotonic() >= until:
+                raise Died(f"it said nothing for {limit:g} seconds and was ended; --time-limit says another time")
+        try:
+            kind, content = self._pipe.recv()
+        except (EOFError, OSError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(PATIENCE)
+            raise Died(self._ended()) from None
+        return kind, content
+
+    def _ended(self) -> str:
+        assert self._process is not None
+        code = self._process.poll()
+        if code is None:
+            return "it closed the pipe of its process"
+        if code < 0:
+            return f"it crashed its process: signal {-code} ({signal.Signals(-code).name})"
+        return f"it ended its process with exit code {code} (os._exit?)"
+
+    def _kill(self) -> None:
+        """The process and what it started, whatever they are at."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+
+
+# == Inside ==
+
+
+def serve(descriptor: int) -> None:
+    """Do what is asked until nobody asks any more."""
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    while True:
+        try:
+            task, job = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            for found in named(task)(job):
+                pipe.send_bytes(pickle.dumps(("found", found)))
+            pipe.send(("over", None))
+        except BaseException as error:  # noqa: BLE001 - also what moved code ends a process by: it is said, then it ends
+            last = traceback.format_exception_only(type(error), error)[-1].strip()
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            pipe.send(("raised", f"{last} ({Path(place.filename).name}:{place.lineno})"))
+            return
+
+
+def named(task: str) -> Callable[[Any], Iterator[Any]]:
+    module, _, name = task.partition(":")
+    __import__(module)
+    found: Callable[[Any], Iterator[Any]] = getattr(sys.modules[module], name)
+    return found

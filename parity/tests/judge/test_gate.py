@@ -1,0 +1,193 @@
+"""What a check may call, what it leaves out, what it refuses, and how both sides' exceptions are compared."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.__main__ import main
+from parity.golden import Case, Store
+from parity.tests.conftest import ROOT
+from parity.verdict import equal
+
+MOVED = """
+import os
+from os import system
+
+def answer(word):
+    if word == "bad":
+        raise ValueError("another word")
+    return word.upper()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    (tmp_path / "moved.py").write_text(MOVED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    store = Store("golden")
+    store.write(Case("answers", "yes", "moved:answer", {"word": "yes"}, value="YES"))
+    store.set_site("answers", functions=["moved:answer"])
+    return store
+
+
+def said_by(capsys: pytest.CaptureFixture[str]) -> str:
+    out, err = capsys.readouterr()
+    return " ".join((out + err).split())
+
+
+@pytest.mark.parametrize("function", ["os:system", "moved:system", "moved:os.system", "moved:answer.__call__", ""])
+def test_a_golden_does_not_choose_what_is_called(
+    function: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.write(Case("answers", "evil", function, {"command": "touch was-here"}, value=0))
+    assert main(["check"]) == 3
+    said = said_by(capsys)
+    assert f"sites.json does not name '{function}'" in said and "1 IDENTICAL 1 ERROR" in said
+    assert not Path("was-here").exists()
+    assert main(["check", "--moved", "moved=moved"]) == 3, "a module alone names no function"
+    assert main(["check", "--moved", "os:system=moved:answer"]) == 3
+    assert not Path("was-here").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[" * 100_000, "nested deeper"),
+        ('{"format": 1, "site": "answers", "case": "broken", "value": {"$lines": 5}}', "$lines"),
+        ('{"format": 1, "site": "answers", "case": "broken", "function": 5}', "function is not a text"),
+        ('{"format": 1, "site": "answers", "case": "broken", "arguments": 5}', "arguments is not an object"),
+        ('{"format": 1, "site": "answers", "case": "broken", "rows": [{"junk": 1}]}', "rows[0].junk"),
+    ],
+)
+@pytest.mark.parametrize("words", [["check"], ["list"], ["explain", "answers/broken"]])
+def test_a_malformed_golden_is_an_error_of_that_case_alone(
+    words: list[str], text: str, says: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.path("answers", "broken").write_text(text)
+    assert main(words) == 3
+    said = said_by(capsys)
+    assert says in said and "golden/answers/broken.json" in said and "Traceback" not in said
+    assert words != ["check"] or "1 IDENTICAL 1 ERROR" in said
+    assert words != ["list"] or "answers: 2 cases" in said
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "says"),
+    [
+        ("ValueError: another word", 0, "1 IDENTICAL"),
+        (
+            "ValueError: a bad word",
+            1,
+            "the old code raised ValueError: a bad word, the new code raises ValueError: another",
+        ),
+        ("KeyError: 'bad'", 1, "the old code raised KeyError: 'bad', the new code raises ValueError: another word"),
+    ],
+)
+def test_exceptions_of_both_sides_are_compared(
+    raised: str, code: int, says: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"prompt_ids": [1], "output_ids": [2]}
+    for rows in ((), (row,)):
+        store.write(Case("answers", "bad", "moved:answer", {"word": "bad"}, rows=rows, raised=raised))
+        assert main(["check", "answers/bad"]) == code or rows
+    assert says in said_by(capsys)
+
+
+def floats(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return (
+        [f for entry in value for f in floats(entry)] if isinstance(value, list) else [value] * isinstance(value, float)
+    )
+
+
+def scaled(value: Any, by: float) -> Any:
+    if isinstance(value, dict):
+        return {key: scaled(entry, by) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [scaled(entry, by) for entry in value]
+    return value * by if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", ["with-logprobs", "logprobs", "logits"])
+def test_goldens_of_numbers_can_fail(name: str) -> None:
+    """Log-probabilities of a sure model are within 5e-4 of 0: a tolerance of 1e-3 took any others for them."""
+    value = Store(ROOT / "golden").read("inference_module", name).value
+    assert floats(value)
+    assert equal(value, scaled(value, 1 + 1e-5)) and not equal(value, scaled(value, 1.1))
+
+
+def test_sites_that_are_not_for_a_backend_are_left_out_and_named(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.write(Case("worker", "yes", "moved:answer", {"word": "yes"}, value="YES"))
+    store.set_site("worker", functions=["moved:answer"], backends=["vllm"])
+    assert main(["check", "--backend", "hf", "--json", "check.json"]) == 0
+    assert "left out: worker on hf (sites.json: vllm)" in said_by(capsys)
+    assert [o["site"] for o in json.loads(Path("check.json").read_text())["outcomes"]] == ["answers"]
+    assert main(["check", "worker", "--backend", "hf"]) == 5
+    assert "left out: worker on hf" in said_by(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["check", "answer"], 2, "did you mean 'answers'?"),
+        (["check", "answers/yess"], 2, "did you mean 'answers/yes'?"),
+        (["check", "other/*"], 2, "no golden under golden matches 'other/*'"),
+        (["explain", "answer/yes"], 2, "did you mean 'answers"),
+        (["accept", "answer/*", "--reason", "r"], 2, "matches"),
+        (["check", "--goldens", "golden"], 0, "PASSED"),
+        (["--goldens", "golden", "check"], 0, "PASSED"),
+        (["--goldens", "elsewhere", "check", "--goldens", "golden"], 0, "PASSED"),
+        (["list", "--goldens", "nowhere"], 5, ""),
+        (["check", "--goldens", "nowhere"], 5, "python -m parity record --site"),
+        (["check", "answers/*"], 0, "1 IDENTICAL"),
+    ],
+)
+def test_what_was_meant_is_guessed_and_flags_stand_anywhere(
+    words: list[str], code: int, says: str, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    assert says in said_by(capsys)
+
+
+def test_accepting_takes_patterns_and_says_what_it_covers(
+    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        store.write(Case("answers", name, "moved:answer", {"word": "bad"}, raised="ValueError: old words"))
+    store.write(Case("answers", "gone", "moved:gone", {"word": "x"}, value="X"))
+    assert main(["accept", "answers/*", "--reason", "better words"]) == 0
+    said = said_by(capsys)
+    assert "accepted answers/a on hf: error" in said and "covers 2 of 4: 2 DRIFT error" in said
+    assert "not covered, and fails: answers/gone on hf ERROR" in said
+    assert [(e.site, e.case) for e in store.accepted()] == [("answers", "a"), ("answers", "b")]
+    store.path("answers", "gone").unlink()
+    assert main(["check"]) == 0
+
+
+def test_a_reader_that_goes_away_is_no_error(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    class Gone:
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+        def isatty(self) -> bool:
+            return False
+
+        def fileno(self) -> int:
+            return 1
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["list"]) == 141
+    monkeypatch.undo()
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,110 @@
+"""Moved code in a process of its own: whatever ends it ends one case, is said everywhere, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from parity.__main__ import main
+from parity.golden import Case, Store
+from parity.judge.worker import Died, Worker
+
+MOVED = """
+import ctypes, os, sys, time
+
+def answer(word):
+    if word == "exit":
+        sys.exit(0)
+    if word == "os._exit":
+        os._exit(0)
+    if word == "crash":
+        ctypes.string_at(0)
+    if word == "hang":
+        time.sleep(1000)
+    if word == "interrupt":
+        raise KeyboardInterrupt
+    return word.upper()
+
+def later(word):
+    return word.upper()
+"""
+ENDS = {
+    "exit": "ended the process: sys.exit(0)",
+    "os._exit": "ended its process with exit code 0",
+    "crash": "SIGSEGV",
+    "hang": "said nothing for 3 seconds",
+    "interrupt": "KeyboardInterrupt",
+}
+
+
+@pytest.fixture
+def acme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A repository with two sites, of which the first dies in many ways."""
+    (tmp_path / "moved.py").write_text(MOVED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    store = Store(tmp_path / "golden")
+    for k, word in enumerate(["first", *ENDS, "last"]):
+        store.write(Case("answers", f"{k}-{word}", "moved:answer", {"word": word}, value=word.upper()))
+        store.write(Case("later", f"{k}-{word}", "moved:later", {"word": word}, value=word.upper()))
+    store.set_site("answers", functions=["moved:answer"])
+    store.set_site("later", functions=["moved:later"])
+    return store
+
+
+@pytest.mark.parametrize("word", ENDS)
+def test_each_end_is_named(word: str, acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in acme.names("answers"):
+        if name[2:] not in (word, "first", "last"):
+            acme.path("answers", name).unlink()
+    assert main(["check", "--time-limit", "3", "--junit", "parity.xml"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert ENDS[word] in said and "2 IDENTICAL 1 ERROR" in said and "7 IDENTICAL" in said, said
+    errors = [case for case in ElementTree.parse("parity.xml").iter("testcase") if case.find("error") is not None]
+    assert [str(case.get("name"))[2:] for case in errors] == [word]
+
+
+def test_a_site_that_keeps_dying_is_left_and_the_others_go_on(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("moved.py").write_text(MOVED.replace('if word == "exit":\n        sys.exit(0)', "os._exit(7)"))
+    assert main(["check"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "exit code 7" in said and "3 cases of this site in a row did not come back" in said
+    assert "7 ERROR" in said and "7 IDENTICAL" in said
+
+
+def test_an_exit_that_the_old_code_made_too_is_its_answer(acme: Store) -> None:
+    acme.write(Case("answers", "exits", "moved:answer", {"word": "exit"}, raised="SystemExit: 0"))
+    assert main(["check", "answers/exits"]) == 0
+
+
+@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "def answer(:", "1 / 0"])
+def test_what_cannot_be_imported_could_not_be_judged(
+    text: str, acme: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("broken.py").write_text(text)
+    assert main(["check", "answers/0-first", "later/0-first", "--moved", "moved:answer=broken:answer"]) == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 ERROR" in said and "1 IDENTICAL" in said and "could not be imported" in said
+
+
+def count(job: int) -> Iterator[int]:
+    yield os.getpid()
+    yield from range(job)
+
+
+def test_a_process_is_kept_for_the_next_and_ends_with_its_worker() -> None:
+    task = f"{count.__module__}:count"
+    with Worker() as worker:
+        pid, *numbers = worker.run(task, 3, 60)
+        assert numbers == [0, 1, 2] and pid != os.getpid()
+        assert next(iter(worker.run(task, 0, 60))) != -1
+        with pytest.raises(Died, match="TypeError"):
+            list(worker.run(task, None, 60))
+        assert next(iter(worker.run(task, 0, 60))) != pid, "another one"
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

@@ -1,0 +1,122 @@
+"""Foreign code as it is: `infer_one_image(model, processor, …)`, methods, and scripts whose functions were renamed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.__main__ import main
+from parity.golden import Store
+
+OLD = """
+import sys
+
+class Model:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def generate(self, text):
+        return text.upper()
+
+class Processor:
+    def decode(self, text):
+        return text + "!"
+
+def infer_one_image(model, processor, question, *, times=1):
+    return processor.decode(model.generate(question)) * times
+
+class Runner:
+    def __init__(self, model):
+        self.model = model
+
+    def ask(self, question):
+        return self.model.generate(question)
+
+if __name__ == "__main__":
+    model, processor = Model("m"), Processor()
+    print(infer_one_image(model, processor, "what?"), infer_one_image(model, processor, "who?", times=2))
+    print(Runner(model).ask("why?"))
+"""
+NEW = OLD.replace("infer_one_image", "describe").replace("class Model", "class Engine").replace("= Model(", "= Engine(")
+SETUP = """
+from old import Model, Processor, Runner
+
+def load_model():
+    return Model("m")
+
+def load_runner():
+    return Runner(load_model())
+"""
+MOVED = "def infer_one_image(question, engine, *, times=1):\n    return (engine.generate(question) + '!') * times\n"
+SITES = ["--site", "images=old.py:infer_one_image", "--site", "asks=old.py:Runner.ask"]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Store:
+    for name, text in (("old", OLD), ("setup_acme", SETUP), ("moved", MOVED)):
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "new.py").write_text(NEW + "    open('runs', 'a').write('x')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert main(["record", *SITES, "--", "python", "old.py"]) == 4
+    said = " ".join(capfd.readouterr().out.split())
+    for name, kind in (("model", "Model"), ("processor", "Processor"), ("self", "Runner")):
+        assert f"the argument '{name}' is a __main__.{kind}, which no golden can hold" in said
+    assert '"images": {"arguments": {"model": "pkg.setup:make"}}' in said
+    return Store("golden")
+
+
+def test_arguments_that_are_objects_come_from_factories(store: Store, capfd: pytest.CaptureFixture[str]) -> None:
+    assert store.settings()["images"] == {"functions": ["old.py:infer_one_image"]}
+    assert main(["check"]) == 3
+    said = " ".join(capfd.readouterr().out.split())
+    assert "the argument 'model' was a __main__.Model, which is no data" in said and "3 ERROR" in said
+    store.set_site("images", arguments={"model": "setup_acme:load_model", "processor": "setup_acme:Processor"})
+    store.set_site("asks", arguments={"self": "setup_acme:load_runner"})
+    assert main(["check"]) == 0, capfd.readouterr().out
+    store.set_site("images", moved={"old.py": "moved"}, arguments={"engine": "setup_acme:load_model"})
+    assert main(["check", "images"]) == 0, "objects that the new function does not take are left out"
+    store.set_site("images", moved={"old.py": "moved"}, arguments={})
+    assert main(["check", "images"]) == 3
+    assert "missing a required argument: 'engine'" in " ".join(capfd.readouterr().out.split())
+    store.set_site("images", arguments={"engine": "setup_acme:gone"})
+    assert main(["check", "images"]) == 3
+    assert "setup_acme:gone" in capfd.readouterr().out
+
+
+def test_a_script_with_renamed_functions_is_paired_and_runs_once(
+    store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    moved = ["--moved", "old.py:infer_one_image=new.py:describe", "--moved", "old.py=new.py"]
+    assert main(["check", "images", "asks", *moved, "--", "python", "new.py"]) == 0, capfd.readouterr().out
+    assert Path("runs").read_text() == "x"
+    Path("new.py").write_text(Path("new.py").read_text().replace("upper", "title"))
+    command = ["check", "images", *moved, "--json", "check.json", "--", "python", "new.py"]
+    assert main(command) == 1
+    assert Path("runs").read_text() == "xx"
+    found = json.loads(Path("check.json").read_text())["outcomes"]
+    assert [(o["case"], o["verdict"]) for o in found] == [(f"infer_one_image-00{k}", "DRIFT") for k in (1, 2)]
+    assert main(["check", "images", "--site", "images=new.py:describe", "--", "python", "new.py"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("site", "says"),
+    [
+        ("old.py:infer_one_imag", "did you mean old.py:infer_one_image?"),
+        ("old:Runner.aks", "did you mean old:Runner.ask?"),
+        ("oldd.py:infer_one_image", "did you mean old.py:infer_one_image?"),
+        ("oldd:infer_one_image", "did you mean old:infer_one_image?"),
+        ("nowhere.py:f", "there is no file nowhere.py"),
+    ],
+)
+def test_a_misspelt_site_is_guessed_before_the_script_runs(
+    site: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.py").write_text(OLD)
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", "--site", site, "--", "python", "old.py"]) == 2
+    out, err = capfd.readouterr()
+    assert says in err and out == ""
