@@ -2615,7 +2615,7 @@ def checked_request(given: Any, kind: type[TextGenerationRequest]) -> TextGenera
 
 def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     """(key, prompt) of each sample, each with a seed of its own; equal keys have equal answers."""
-    seeds = [prompt.seed and prompt.seed + sample for sample in range(plan.options.n)]
+    seeds = [None if prompt.seed is None else prompt.seed + sample for sample in range(plan.options.n)]
     samples = [prompt] if plan.options.n == 1 else [dataclasses.replace(prompt, seed=seed) for seed in seeds]
     return [(sample.key(plan) or object(), sample) for sample in samples]
 
