@@ -1114,7 +1114,7 @@ def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = F
 def cache_key(*parts: Any) -> str:
     """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit. parts: plain
     values, tuples, mappings and contracts of them. Not by repr, which depends on Python's Unicode tables."""
-    return need("hashlib").sha256(ascii(parts).encode("ascii")).hexdigest()
+    return str(need("hashlib").sha256(ascii(parts).encode("ascii")).hexdigest())
 
 
 @dataclass(frozen=True, eq=False)
@@ -1595,7 +1595,7 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
 
 def sealed(key: str, body: str) -> str:
     """What a store is given: a checksum of the body under this key, and the body."""
-    return need("hashlib").sha256(f"{key} {body}".encode()).hexdigest() + body
+    return str(need("hashlib").sha256(f"{key} {body}".encode()).hexdigest()) + body
 
 
 def to_entry(key: str, done: Completion) -> str:
