@@ -31,6 +31,7 @@ from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, en
 from parity.judge import compare, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import Inquiry, by_company, cause_of
+from parity.judge.numerics import Numerics, Question, checkpoint_of, could_not, model_of, number_gap, steps_of
 from parity.judge.replay import Engines, Replay
 from parity.record import observe
 from parity.record.recorder import Starting
@@ -41,6 +42,7 @@ Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden
 
 Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
 
+PASSING = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")
 LEAST_TEXTS, LEAST_SAMPLES, ALPHA = 10, 20, 0.01  # for comparing texts: fewer tell nothing
 NOT_RUN = {"LoadError", "BackendMissing"}  # of an engine: says something of this machine, nothing of the moved code
 COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
@@ -64,7 +66,7 @@ class Judge:
     store: Store
     backend: str
     run: Run
-    tau: float | None = None
+    numerics: Numerics | None = None
     today: datetime.date = dataclasses.field(default_factory=datetime.date.today)
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
@@ -72,8 +74,8 @@ class Judge:
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         found = compare.differences(old, new)
         steps: list[str] = []
-        verdict, cause, notes = self.verdict(old, new, found, steps)
-        accepted = "" if cause is None else self.accepted(old, cause)
+        verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
+        accepted = accepted_by(self.store, old, self.backend, cause, self.today)
         return Outcome(
             old.site, old.case, self.backend, "ACCEPTED" if accepted else verdict, found, cause, old.to_json(),
             new.to_json(), accepted, notes, seconds, tuple(steps),
@@ -90,12 +92,7 @@ class Judge:
         if drawn and not compare.same_ids(old, new):
             return self.draws(old)
         cause = cause_of(inquiry)
-        if cause is not None:
-            return "DRIFT", cause, ()
-        verdict, cause, notes = self.rounding(old)
-        if verdict == "DRIFT":
-            cause = by_company(inquiry) or cause
-        return verdict, cause, notes
+        return ("DRIFT", cause, ()) if cause is not None else self.rounding(inquiry)
 
     def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
@@ -105,11 +102,21 @@ class Judge:
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
-    def accepted(self, old: Case, cause: Cause) -> str:
-        for entry in self.store.accepted():
-            if entry.covers(old.site, old.case, self.backend, cause.name, self.today):
-                return f"{entry.reason} (until {entry.until})"
-        return ""
+    def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
+        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks (see numerics.py)."""
+        verdict, cause, _ = judged
+        if self.numerics is None or not old.rows or not new.rows:
+            return judged
+        half = model_of(old).get("dtype", "float32") != "float32"
+        numbers = half and compare.same_ids(old, new) and number_gap(old.value, new.value)
+        ties = verdict == "TEXT-IDENTICAL" and steps_of(old, new)
+        if verdict in PASSING and (self.numerics.always or ties):
+            self.numerics.ask(Question(old, new, self.backend, "passing", judged))
+        elif verdict == "DRIFT" and numbers and cause is not None and cause.name == "post.other":
+            self.numerics.ask(Question(old, new, self.backend, "floats", judged))
+        elif cause is not None and cause.name.startswith("model.") and cause.certainty != "confirmed":
+            self.numerics.ask(Question(old, new, self.backend, "model", judged))
+        return judged
 
     def readings(self, old: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
         """(number, row, old logits, new logits) of every row. Raises GoldenError where they cannot be had."""
@@ -123,29 +130,16 @@ class Judge:
         for number, (row, logits) in enumerate(zip(old.rows, ties.new_logits(engine, old.rows, self.store))):
             yield number, row, path.logits(row), logits
 
-    def rounding(self, old: Case) -> Judged:
-        """Nothing but arithmetic is left: a near tie, or a shift."""
-        try:
-            readings = [ties.read(k, row, a, b, self.tau) for k, row, a, b in self.readings(old)]
-        except COULD_NOT_JUDGE as error:
-            said = f"every stage before the answer is equal; {error}"
-            return "DRIFT", Cause("numeric.shift", "unattributed", said), ()
-        gaps = [gap for reading in readings for gap in reading.gaps]
-        stale = [reading.stale for reading in readings if reading.stale is not None]
-        drift = max((reading.drift for reading in readings), default=0.0)
-        notes = (f"log-probabilities of the golden's tokens differ by {drift:.1e} at most",)
-        if stale:
-            said = f"the old path, run here, leaves the golden at step {stale[0]}: this environment is another one"
-            return "DRIFT", Cause("env.version", "likely", said, "run `check --ab`"), notes
-        worst = max(gaps, key=lambda gap: gap.delta / gap.tau, default=None)
-        if worst is not None and worst.delta <= worst.tau:
-            said = f"{len(gaps)} steps, the largest δ is {worst.delta:.1e}, allowed is {worst.tau:.1e}"
-            return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", f"{CAUSES['numeric.near_tie']}: {said}"), notes
-        if worst is None:
-            said = "both paths choose the golden's tokens when they read them; the answer was not the model's choice"
-            return "DRIFT", Cause("stop.rule", "likely", said), notes
-        said = f"at step {worst.step} of row {worst.row} δ is {worst.delta:.1e}, rounding allows {worst.tau:.1e}"
-        return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), notes
+    def rounding(self, inquiry: Inquiry) -> Judged:
+        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run. Until then: not judged."""
+        if not steps_of(inquiry.old, inquiry.new):
+            said = "one answer is the beginning of the other: where it ends was not the model's choice"
+            return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely", said), ()
+        judged = could_not("the numerics of its site were not read")
+        if self.numerics is not None:
+            company = by_company(inquiry)
+            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company))
+        return judged
 
     def draws(self, old: Case) -> Judged:
         """Samples: effective parameters are equal here (L0) and the draws are not (L1)."""
@@ -175,6 +169,26 @@ class Judge:
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
 
 
+def accepted_by(store: Store, old: Case, backend: str, cause: Cause | None, today: datetime.date) -> str:
+    """Why a cause is wanted, and until when; "" if no one said so."""
+    for entry in store.accepted() if cause is not None else ():
+        if cause is not None and entry.covers(old.site, old.case, backend, cause.name, today):
+            return f"{entry.reason} (until {entry.until})"
+    return ""
+
+
+def settled(store: Store, numerics: Numerics, outcome: Outcome) -> Outcome:
+    """An outcome as its site's numerics make it."""
+    answer = numerics.answer(outcome)
+    if answer is None or outcome.verdict == "ACCEPTED":
+        return outcome
+    verdict, cause, notes = answer
+    old = Case(outcome.site, outcome.case)
+    accepted = accepted_by(store, old, outcome.backend, cause, datetime.date.today())
+    verdict = "ACCEPTED" if accepted else verdict
+    return dataclasses.replace(outcome, verdict=verdict, cause=cause, notes=notes, accepted=accepted)
+
+
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
     """The texts at each path, over several values; where a value has none there, an empty one."""
     found = [dict(leaves(value)) for value in values]
@@ -182,13 +196,6 @@ def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[lis
 
 
 _tokenizers: dict[str, Any] = {}
-
-
-def checkpoint_of(old: Case) -> str | None:
-    """Where the golden's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all."""
-    path: str | None = old.rows[0].get("model", {}).get("path") if old.rows else None
-    said = (text for _, text in leaves(dict(old.arguments)) if path and text.endswith(f"/{path}"))
-    return next((text for text in said if Path(text).is_dir()), path)
 
 
 def decoder(old: Case) -> Any:
@@ -297,6 +304,10 @@ class Session:
         assert new is not None
         return new
 
+    def used(self) -> Any:
+        """The engine of the last call as it ran, or None."""
+        return None if self.replay is None else self.replay.used
+
     def engine(self) -> Any:
         """The engine of the last call, loaded so that logits can be read."""
         if self.replay is None or self.replay.used is None:
@@ -346,15 +357,15 @@ def check_sites(
     backends: Sequence[str] | None = None,
     cases: Sequence[str] | None = None,
     policy: Policy | None = None,
-    tau: float | None = None,
     moved: Mapping[str, str] | None = None,
+    numerics: bool = False,
     progress: Progress | None = None,
 ) -> Check:
     """Every golden that was asked for, on each backend. moved: where recorded functions are now, over sites.json.
 
-    backends: those of each site's settings where not given.
+    backends: those of each site's settings where not given.   numerics: judge those of every site (see numerics.py).
     """
-    started, outcomes = time.perf_counter(), []
+    started, outcomes, asked_of = time.perf_counter(), list[Outcome](), Numerics(store, numerics)
     chosen = chosen_cases(store, sites, cases)
     settings = store.settings()
     for site in chosen:
@@ -371,8 +382,17 @@ def check_sites(
     for backend in dict.fromkeys(b for _, b in asked):
         with Session(store, functions) as session:
             for site in [site for site, b in asked if b == backend]:
-                outcomes += check_site(session, site, chosen[site], backend, settings[site], tau, progress)
-    return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
+                outcomes += check_site(session, site, chosen[site], backend, settings[site], asked_of, progress)
+    return finished(store, asked_of, outcomes, policy, started)
+
+
+def finished(
+    store: Store, numerics: Numerics, outcomes: Sequence[Outcome], policy: Policy | None, started: float
+) -> Check:
+    """All engines are closed: judge the numerics that were asked for, and what hangs on them."""
+    numerics.judge()
+    final = tuple(settled(store, numerics, outcome) for outcome in outcomes)
+    return Check(final, policy or Policy(), environment(), time.perf_counter() - started, numerics.told())
 
 
 def call_on(
@@ -387,12 +407,12 @@ def check_site(
     names: Sequence[str],
     backend: str,
     settings: Mapping[str, Any],
-    tau: float | None,
+    numerics: Numerics,
     progress: Progress | None,
 ) -> list[Outcome]:
     if not names:
         return [missing(site, "*", backend, f"no golden under {session.store.root / site}; record the old code first")]
-    outcomes = []
+    outcomes, engines = [], dict[str, Any]()
     for name in names:
         if not session.store.path(site, name).exists():
             outcomes.append(missing(site, name, backend, f"there is no {session.store.path(site, name)}"))
@@ -404,14 +424,15 @@ def check_site(
 
             run = functools.partial(call_on, session, backend, function, loads)
             new = run(old, {}, frozenset())
-            seconds = time.perf_counter() - started
+            seconds, engines[name] = time.perf_counter() - started, session.used()
             again = functools.partial(session.resample, run)
-            judge = Judge(session.store, backend, run, tau, engine=session.engine, resample=again)
+            judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again)
             outcomes.append(judge.outcome(old, new, seconds))
         except COULD_NOT_JUDGE as error:
             outcomes.append(error_outcome(site, name, backend, error))
         if progress:
             progress(f"{backend} {outcomes[-1].label} {outcomes[-1].verdict}")
+    numerics.read(site, backend, engines, session.engines)
     return outcomes
 
 
@@ -463,13 +484,14 @@ def check_script(
     sites: Sequence[str],
     backend: str | None = None,
     policy: Policy | None = None,
-    tau: float | None = None,
+    numerics: bool = False,
 ) -> Check:
     """A whole script. observed: runs it, with what is called before each call, and gives its calls.
 
-    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING.
+    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. Its engines are in another
+    process: where a site's numerics are asked for, plain transformers stands for a script that used them.
     """
-    started, outcomes = time.perf_counter(), []
+    started, outcomes, asked_of = time.perf_counter(), list[Outcome](), Numerics(store, numerics)
     settings = {site: said.get("load", {}) for site, said in store.settings().items()}
     base: dict[str, Any] = {
         "goldens": str(store.root),
@@ -483,7 +505,7 @@ def check_script(
         again = observed((REPLAYS, {**base, "load": dict(load), "parts": sorted(parts)}))
         return next((new for golden, new in paired_cases(store, again, [old.site]) if golden == old), None)
 
-    judge, label = Judge(store, backend or "hf", run, tau), backend or "hf"
+    judge, label = Judge(store, backend or "hf", run, asked_of), backend or "hf"
     for old, new in paired_cases(store, observed((REPLAYS, base)), sites):
         if new is None:
             assert old is not None
@@ -492,7 +514,9 @@ def check_script(
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
             outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
-    return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
+    for site in sites:
+        asked_of.read(site, label, {})
+    return finished(store, asked_of, outcomes, policy, started)
 
 
 def record_again(store: Store, into: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> None:
