@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from parity import shell, vendor
 from parity.bench import bench
 from parity.golden import GoldenError
-from parity.prove import referee_table, selftest, stop_laws
+from parity.prove import referee_command, selftest, stop_laws
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import commands as judging
@@ -36,7 +36,7 @@ COMMANDS = (
     shell.add_doctor,
     shell.add_generate,
     selftest.add_selftest,
-    referee_table.add_referee,
+    referee_command.add_referee,
     bench.add_bench,
     stop_laws.add_laws,
     vendor.add_vendor,

@@ -25,24 +25,24 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment
 from parity.judge import compare, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import Inquiry, by_company, cause_of
-from parity.judge.numerics import Numerics, Question, checkpoint_of, could_not, model_of, number_gap, steps_of
+from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
 from parity.record import observe
 from parity.record.recorder import Starting
-from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy, Verdict
+from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy
+
+if TYPE_CHECKING:
+    from parity.judge.numerics import Numerics
 
 Progress = Callable[[str], None]
 Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden, load settings, parts put back -> new
 
-Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
-
-PASSING = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")
 LEAST_TEXTS, LEAST_SAMPLES, ALPHA = 10, 20, 0.01  # for comparing texts: fewer tell nothing
 NOT_RUN = {"LoadError", "BackendMissing"}  # of an engine: says something of this machine, nothing of the moved code
 COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
@@ -103,19 +103,12 @@ class Judge:
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
     def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
-        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks (see numerics.py)."""
-        verdict, cause, _ = judged
+        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks."""
         if self.numerics is None or not old.rows or not new.rows:
             return judged
-        half = model_of(old).get("dtype", "float32") != "float32"
-        numbers = half and compare.same_ids(old, new) and number_gap(old.value, new.value)
-        ties = verdict == "TEXT-IDENTICAL" and steps_of(old, new)
-        if verdict in PASSING and (self.numerics.always or ties):
-            self.numerics.ask(Question(old, new, self.backend, "passing", judged))
-        elif verdict == "DRIFT" and numbers and cause is not None and cause.name == "post.other":
-            self.numerics.ask(Question(old, new, self.backend, "floats", judged))
-        elif cause is not None and cause.name.startswith("model.") and cause.certainty != "confirmed":
-            self.numerics.ask(Question(old, new, self.backend, "model", judged))
+        kind = kind_of(old, new, judged, self.numerics.always)
+        if kind is not None:
+            self.numerics.ask(Question(old, new, self.backend, kind, judged))
         return judged
 
     def readings(self, old: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
@@ -131,8 +124,8 @@ class Judge:
             yield number, row, path.logits(row), logits
 
     def rounding(self, inquiry: Inquiry) -> Judged:
-        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run. Until then: not judged."""
-        if not steps_of(inquiry.old, inquiry.new):
+        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one."""
+        if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
             said = "one answer is the beginning of the other: where it ends was not the model's choice"
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely", said), ()
         judged = could_not("the numerics of its site were not read")
@@ -365,6 +358,8 @@ def check_sites(
 
     backends: those of each site's settings where not given.   numerics: judge those of every site (see numerics.py).
     """
+    from parity.judge.numerics import Numerics  # numpy, which `record` and `list` do without
+
     started, outcomes, asked_of = time.perf_counter(), list[Outcome](), Numerics(store, numerics)
     chosen = chosen_cases(store, sites, cases)
     settings = store.settings()
@@ -491,6 +486,8 @@ def check_script(
     A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. Its engines are in another
     process: where a site's numerics are asked for, plain transformers stands for a script that used them.
     """
+    from parity.judge.numerics import Numerics  # numpy, which `record` and `list` do without
+
     started, outcomes, asked_of = time.perf_counter(), list[Outcome](), Numerics(store, numerics)
     settings = {site: said.get("load", {}) for site, said in store.settings().items()}
     base: dict[str, Any] = {

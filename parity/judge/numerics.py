@@ -1,142 +1,43 @@
 """What `check` asks of the referee, and when; what a case's verdict becomes by the answer.
 
     numerics = Numerics(store)
-    numerics.ask(Question(old, new, "parted"))    while cases are judged: this one hangs on its site's numerics
+    numerics.ask(Question(old, new, …))           while cases are judged: this one hangs on its site's numerics
     numerics.read(site, backend, engines)         at the end of a site, with the engines that ran: the moved path
     numerics.judge()                              when every engine is closed: the reference, once per checkpoint
     numerics.answer(outcome)                      the verdict, cause and notes of a case that was asked about
 
-WHEN. Reading a checkpoint twice takes longer than most sites, so a site's numerics are judged where something hangs on
-them: a greedy answer parts from the golden's at some step and no declared setting explains it; the model's dtype or
-weights differ; log-probabilities among the values of a half-precision golden differ. Where every id and value is equal
-there is no question, whatever the dtype; `check --numerics` asks all the same, of every site. In bfloat16 long answers
-of real models do part now and then, so such a site is judged nearly always, and over all tokens of all its goldens,
-not only those of cases that part or that were chosen.
+WHEN a site's numerics are asked for stands in questions.py.
 
-Ids that part are a NEAR-TIE if the site's numerics hold and each step where they part lies within the noise that was
-measured. A site that cannot tell gives "could not judge" (exit 3) for cases whose ids part, never green and never DRIFT.
+Ids that part are a NEAR-TIE if the site's numerics hold and each step where they part lies within the noise measured
+there. A site that cannot tell gives "could not judge" (exit 3) for cases whose ids part, never green and never DRIFT.
 
 MEMORY. The moved path is read with the engine that ran. Before the reference is loaded the session has ended, which
 closes the engines that it loaded and those that the code under test opened through gen_engine. What that code holds
 otherwise (a model of plain transformers in a global, another process) cannot be closed from here and stays in memory.
 
-Map: questions, rows, the moved path, the reference, answers, what reports show.
+Map: rows, the moved path, the reference, answers, what reports show.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from parity import verdict
 from parity.golden import Case, GoldenError, Store
 from parity.judge import referee, scoring
-from parity.judge.compare import entry, paired, placeholder_in
-from parity.judge.endings import leaves
+from parity.judge.compare import placeholder_in
+from parity.judge.questions import Judged, Question, Row, Step, checkpoint_of, could_not, model_of, number_gap, steps_of
 from parity.judge.replay import pictures_of
-from parity.verdict import CAUSES, Cause, Outcome, Verdict, first_divergence
-
-Row = Mapping[str, Any]
-Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
-Kind = Literal["parted", "floats", "model", "passing"]
+from parity.verdict import CAUSES, Cause, Outcome
 
 CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)
 
 
-# == Questions ==
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A case whose verdict hangs on its site's numerics.
-
-    kind: "parted", its ids part and nothing declared explains it; "floats", its ids are equal and numbers among its
-    values are not; "model", its model differs as declared; "passing", it passes, and would not if numerics shifted.
-    otherwise: its verdict where the numerics say nothing.   company: the cause, if each row alone gives the old answer.
-    """
-
-    old: Case
-    new: Case
-    backend: str
-    kind: Kind
-    otherwise: Judged
-    company: Cause | None = None
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        return self.old.site, self.old.case, self.backend
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The first step at which a greedy row parts.   position: among prompt and answer.   penalty: a repetition penalty
-    that stood between the model and the choice, on the ids seen.   odd: why that choice cannot be computed again."""
-
-    row: int
-    step: int
-    position: int
-    ids: tuple[int, int]
-    penalty: float = 1.0
-    seen: frozenset[int] = frozenset()
-    odd: str = ""
-
-
-def steps_of(old: Case, new: Case) -> list[Step]:
-    """Where the rows of a case part. A row that is the beginning of the other one does not: no other id was chosen."""
-    found = []
-    for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
-        before, after = mine["output_ids"], theirs["output_ids"]
-        step = first_divergence(before, after)
-        if step is None or step >= min(len(before), len(after)):
-            continue
-        penalty = float(entry(mine, "sampling", "repetition_penalty") or 1)
-        seen = frozenset((*mine["prompt_ids"], *before[:step])) if penalty != 1 else frozenset[int]()
-        position = len(mine["prompt_ids"]) + step
-        found.append(Step(number, step, position, (before[step], after[step]), penalty, seen, oddity(mine)))
-    return found
-
-
-def oddity(row: Row) -> str:
-    """Why a row's choices cannot be computed again from its logits; "" if they can."""
-    if others := entry(row, "sampling", "processors"):
-        return f"{', '.join(others)} changed the logits, which cannot be computed again"
-    return "beams were searched" if (entry(row, "sampling", "num_beams") or 1) > 1 else ""
-
-
-def number_gap(old: Any, new: Any) -> float | None:
-    """The largest difference of two values that differ in their floats only; None where anything else does."""
-    if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) if old == old and new == new else None
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
-        return largest(number_gap(old[key], new[key]) for key in old)
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
-        return largest(number_gap(a, b) for a, b in zip(old, new))
-    return 0.0 if type(old) is type(new) and old == new else None
-
-
-def largest(gaps: Iterable[float | None]) -> float | None:
-    found = list(gaps)
-    known = [gap for gap in found if gap is not None]
-    return max(known, default=0.0) if len(known) == len(found) else None
-
-
 # == Rows ==
-
-
-def checkpoint_of(case: Case) -> str | None:
-    """Where a case's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all."""
-    path: str | None = case.rows[0].get("model", {}).get("path") if case.rows else None
-    said = (text for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
-    return next((text for text in said if Path(text).is_dir()), path)
-
-
-def model_of(case: Case) -> Row:
-    model: Row = case.rows[0].get("model", {}) if case.rows else {}
-    return model
 
 
 def given_row(row: Row, store: Store, step: Step | None) -> scoring.Given | None:
@@ -330,10 +231,6 @@ def cause_at(step: Step, made: referee.Parting, parted: referee.Parted) -> Cause
         return Cause("sampling.processors", "likely", f"{CAUSES['sampling.processors']}: {said}")
     said = f"{where} the reference prefers one id by {parted.gap:.1e} nats, noise explains {parted.allowed:.1e}"
     return Cause("numeric.shift", "likely", f"{CAUSES['numeric.shift']}: {said}; over the whole site numerics hold")
-
-
-def could_not(why: str, notes: tuple[str, ...] = ()) -> Judged:
-    return "ERROR", Cause("error", "unattributed", f"could not judge: {why}"), notes
 
 
 def answer_of(group: Group, question: Question) -> Judged:

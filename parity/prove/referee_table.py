@@ -27,10 +27,6 @@ from parity.judge import referee
 from parity.judge.scoring import OLD_ROWS, Given, Reader, Scored, given_of, read_engine, read_probes
 from parity.prove import checkpoints
 
-EXAMPLE = """example:
-  python -m parity referee --quick
-  python -m parity referee --only qwen3,moe --dtype bfloat16 --out table
-"""
 OTHER_DTYPE = {"bfloat16": "float16", "float16": "bfloat16"}
 MODELS = Path(__file__).parents[2] / "golden/models"
 ENGINE: Mapping[str, Any] = {
@@ -417,26 +413,6 @@ def resident() -> int:
 
 
 # == The command ==
-
-
-def add_referee(sub: Any) -> None:
-    add_flags(
-        sub.add_parser(
-            "referee",
-            help="reprint what the referee calls rounding and what it calls a fault (--quick: 2 minutes; all: an hour)",
-            epilog=EXAMPLE,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-    )
-
-
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--quick", action="store_true", help="one checkpoint, plain transformers only; 2 minutes")
-    parser.add_argument("--only", default="", help="checkpoints, for example qwen3,moe")
-    parser.add_argument("--dtype", default="", choices=("", "bfloat16", "float16", "float32"))
-    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
-    parser.add_argument("--memory", type=int, metavar="ROWS", help="only: what ROWS rows of 256 tokens take to read")
-    parser.set_defaults(run=run_referee)
 
 
 def run_referee(given: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The gate in bfloat16, for real: a random 25 M Qwen3 moved from plain transformers to gen_engine; clean, and with faults.
+"""The gate in bfloat16, for real: a random 25 M Qwen3 moved from transformers to gen_engine; clean, and with faults.
 
 Old code is recorded as a script by `parity record`, and checked in this process. Faults are planted in the checkpoint
 that the moved code loads, where the fingerprint of its files (their ends) does not see them: they are undeclared.
@@ -18,8 +18,8 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Case, Store
-from parity.judge import numerics
-from parity.judge.numerics import Numerics, Question
+from parity.judge.numerics import Numerics
+from parity.judge.questions import Question, could_not
 from parity.prove import checkpoints
 from parity.record import rows as recorded
 from parity.verdict import Outcome
@@ -206,15 +206,13 @@ def test_moved_code_without_gen_engine_is_read_by_plain_transformers(checked: Ch
 
 
 def test_without_the_weights_nothing_is_judged(checked: Checked, place: Path) -> None:
-    kept = place / "models/kept"
     golden = Store("golden").read("flat", Store("golden").names("flat")[0])
     store = Store(place / "elsewhere")
     gone = [{**row, "model": {**row["model"], "path": "models/gone"}} for row in golden.rows]
     store.write(Case("flat", "one", golden.function, golden.arguments, tuple(gone), golden.value))
-    del kept
     found = Numerics(store)
     other = Case("flat", "one", rows=tuple({**row, "output_ids": [1, *row["output_ids"][1:]]} for row in gone))
-    question = Question(store.read("flat", "one"), other, "hf", "parted", numerics.could_not("not read"))
+    question = Question(store.read("flat", "one"), other, "hf", "parted", could_not("not read"))
     found.ask(question)
     found.read("flat", "hf", {})
     found.judge()
