@@ -235,19 +235,24 @@ def cause_at(step: Step, made: referee.Parting, parted: referee.Parted) -> Cause
 
 def answer_of(group: Group, question: Question) -> Judged:
     """A case's verdict, by its site's numerics."""
-    found = group.verdict
+    found, kind = group.verdict, question.kind
     steps = [step for (case, _), step in group.steps.items() if case == question.old.case]
     if group.why or found is None:
-        return could_not(group.why) if steps or question.kind != "passing" else question.otherwise
+        return unread(question, group.why, steps)
     if found.outcome == "shifted":
         return by_shift(found, question)
-    if found.outcome == "cannot tell" and steps:
-        return could_not(f"the numerics of the site {found}")
-    if found.outcome == "cannot tell" or question.kind == "model":
-        return with_note(question.otherwise, f"numerics of the site: {found}")
-    if question.kind == "floats":
+    if found.outcome == "cannot tell" or kind == "model":
+        return unread(question, f"numerics of the site: {found}", steps)
+    if kind == "floats":
         return by_numbers(found, question)
     return by_steps(group, question, steps) if steps else question.otherwise
+
+
+def unread(question: Question, why: str, steps: Sequence[Step]) -> Judged:
+    """The numerics say nothing: what was declared stays, and so does what passes with equal ids; no other case does."""
+    if question.kind == "model" or (question.kind == "passing" and not steps):
+        return with_note(question.otherwise, why)
+    return could_not(why)
 
 
 def with_note(judged: Judged, note: str) -> Judged:
