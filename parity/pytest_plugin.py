@@ -39,7 +39,7 @@ def parity_cases(goldens: str, site: str) -> list[str]:
 
 @dataclass
 class Parity:
-    """What the fixture is. backends: None for those that sites.json names.   outcomes, numerics: of each check of this run."""
+    """What the fixture is. backends: None for those that sites.json names.   outcomes, numerics: of all its checks."""
 
     store: Store
     backends: tuple[str, ...] | None = None

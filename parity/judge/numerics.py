@@ -109,6 +109,7 @@ class Group:
             if given is not None and (step is not None or (given.ids, given.start) not in known):
                 self.places[case.case, number] = len(self.rows)
                 self.rows.append(given)
+                known.add((given.ids, given.start))
 
 
 # == The moved path ==

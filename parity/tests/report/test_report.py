@@ -502,7 +502,7 @@ def test_a_picture_that_cannot_be_read_is_no_picture(tmp_path: Path) -> None:
 # == Numerics ==
 
 HELD = Numerics(
-    "answers", "vllm", "models/x", "bfloat16", "holds", "holds: 90 unsure tokens | of 6 rows", against="float32 (1 GiB)",
+    "answers", "vllm", "models/x", "bfloat16", "holds", "holds: 90 unsure tokens | of 6 rows", against="float32",
     fields={"tokens": 90},
     picture={
         "edges": [-1.0, 0.0, 1.0], "old": [3, 4], "new": [4, 3], "size": 0.5, "least": 0.3, "most": 0.7, "now": 0.5,
