@@ -351,7 +351,7 @@ class Settings:
 def load_one(model: str, backend: str, settings: Settings) -> tuple[gen_engine.GenerationEngine, Loaded]:
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
-        engine_module().need(library, library)
+        engine_module().need(library)
     imported, before = time.perf_counter(), memory_now()
     other = "max_batch_size" if backend == "vllm" else "vllm_kwargs"
     extra = {name: value for name, value in settings.engine.items() if name != other}

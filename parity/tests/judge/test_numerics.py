@@ -169,7 +169,9 @@ def causes(said: Mapping[str, Any]) -> set[tuple[str, str, str]]:
 def test_a_faithful_move_in_bfloat16_passes_with_near_ties(backend: str, checked: Checked) -> None:
     code, said, told = checked("--backend", backend)
     assert code == 0, told
-    if backend == "vllm":
+    if backend == "hf":
+        assert said["numerics"] == [], "all ids are equal here: nothing is read"
+    else:
         [site] = said["numerics"]
         assert site["outcome"] == "holds" and "would have been seen" in site["said"]
         assert said["counts"].get("NEAR-TIE", 0) >= 3 and "holds: " in told
@@ -193,7 +195,6 @@ def test_another_dtype_is_named(checked: Checked) -> None:
 
 
 def test_a_site_whose_ids_are_equal_is_measured_where_that_is_asked_for(checked: Checked) -> None:
-    assert checked("--backend", "hf")[1]["numerics"] == []
     code, said, told = checked("--backend", "hf", "--numerics")
     assert code == 0 and [n["outcome"] for n in said["numerics"]] == ["holds"], told
 
