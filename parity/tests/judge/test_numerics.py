@@ -17,12 +17,9 @@ from typing import Any
 import pytest
 
 from parity.__main__ import main
-from parity.golden import Case, Store
-from parity.judge.numerics import Numerics
-from parity.judge.questions import Question, could_not
+from parity.golden import Store
 from parity.prove import checkpoints
 from parity.record import rows as recorded
-from parity.verdict import Outcome
 
 from ..conftest import ROOT
 
@@ -204,19 +201,3 @@ def test_moved_code_without_gen_engine_is_read_by_plain_transformers(checked: Ch
     [site] = said["numerics"]
     assert site["outcome"] == "holds", told
     assert code == 1 and {name for _, name, _ in causes(said)} == {"model.attn"}, "declared, so it is named"
-
-
-def test_without_the_weights_nothing_is_judged(checked: Checked, place: Path) -> None:
-    golden = Store("golden").read("flat", Store("golden").names("flat")[0])
-    store = Store(place / "elsewhere")
-    gone = [{**row, "model": {**row["model"], "path": "models/gone"}} for row in golden.rows]
-    store.write(Case("flat", "one", golden.function, golden.arguments, tuple(gone), golden.value))
-    found = Numerics(store)
-    other = Case("flat", "one", rows=tuple({**row, "output_ids": [1, *row["output_ids"][1:]]} for row in gone))
-    question = Question(store.read("flat", "one"), other, "hf", "parted", could_not("not read"))
-    found.ask(question)
-    found.read("flat", "hf", {})
-    found.judge()
-    answer = found.answer(Outcome("flat", "one", "hf", "ERROR"))
-    assert answer is not None and answer[0] == "ERROR" and answer[1] is not None
-    assert "models/gone" in answer[1].sentence and "not on this machine" in answer[1].sentence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import referee
-from parity.judge.numerics import Group, answer_of, told
+from parity.judge.check import finished
+from parity.judge.numerics import Group, Numerics, answer_of, told
 from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, steps_of
 from parity.judge.referee import Reading
 from parity.judge.scoring import Scored
@@ -148,3 +150,46 @@ def test_all_rows_of_a_site_are_read_and_equal_ones_once(tmp_path: Path) -> None
     made = Group("s", "hf", "m", model, {})
     made.fill(store)
     assert [row.ids for row in made.rows] == [(5, 6, 1, 2), (5, 6, 3, 4)]
+
+
+def test_without_the_weights_nothing_is_judged(tmp_path: Path) -> None:
+    """A golden from another machine: exit 3, and it says which checkpoint is missing."""
+    store, model = Store(tmp_path), {"path": "models/gone", "dtype": "bfloat16", "backend": "hf"}
+    old, new = (dataclasses.replace(c, rows=({**c.rows[0], "model": model},)) for c in (OLD, NEW))
+    store.write(old)
+    asked = Numerics(store)
+    asked.ask(ask(old=old, new=new))
+    asked.read("s", "vllm", {"c": Reads()})
+    check = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0)
+    [outcome], [numerics] = check.outcomes, check.numerics
+    assert check.exit_code == 3 and outcome.cause is not None
+    assert "'models/gone' is not on this machine" in outcome.cause.sentence
+    assert numerics.outcome == "could not judge" and numerics.picture == {}
+
+
+def test_a_foreign_engine_that_no_recording_can_load_again_is_said(tmp_path: Path) -> None:
+    store, model = Store(tmp_path), {"path": "m", "dtype": "bfloat16", "backend": "vllm"}
+    old, new = (dataclasses.replace(c, rows=({**c.rows[0], "model": model},)) for c in (OLD, NEW))
+    store.write(old)
+    asked = Numerics(store)
+    asked.ask(ask(old=old, new=new))
+    asked.read("s", "vllm", {})
+    [outcome] = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0).outcomes
+    assert outcome.verdict == "ERROR" and outcome.cause is not None
+    assert "does not use gen_engine" in outcome.cause.sentence
+
+
+class GenEngineError(Exception): ...
+
+
+class EngineError(GenEngineError): ...
+
+
+class Reads:
+    """An engine as far as it is read here; `GenEngineError` stands beside it, as in gen_engine.py."""
+
+    checkpoint = SimpleNamespace(window=None)
+    backend = SimpleNamespace(name="vllm")
+
+    def score_batch(self, items: Any) -> list[Any]:
+        return [SimpleNamespace(logprobs=[-1.0] * len(answer)) for _, answer in items]
