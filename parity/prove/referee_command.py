@@ -22,7 +22,7 @@ def add_referee(sub: Any) -> None:
     add_flags(
         sub.add_parser(
             "referee",
-            help="reprint what the referee calls rounding and what it calls a fault (--quick: 2 minutes; all: an hour)",
+            help="reprint what the referee calls rounding and what it calls a fault",
             epilog=EXAMPLE,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
