@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from parity import shell, vendor
 from parity.bench import bench
 from parity.golden import GoldenError
-from parity.prove import calibrate, selftest, stop_laws
+from parity.prove import referee_command, selftest, stop_laws
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import commands as judging
@@ -35,8 +35,8 @@ COMMANDS = (
     inventory.add_prune,
     shell.add_doctor,
     shell.add_generate,
-    calibrate.add_calibrate,
     selftest.add_selftest,
+    referee_command.add_referee,
     bench.add_bench,
     stop_laws.add_laws,
     vendor.add_vendor,

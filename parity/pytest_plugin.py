@@ -25,7 +25,7 @@ import pytest
 
 if TYPE_CHECKING:
     from parity.golden import Store
-    from parity.verdict import Check, Outcome, Policy
+    from parity.verdict import Check, Numerics, Outcome, Policy
 
 BACKENDS = ("hf", "vllm")
 
@@ -39,11 +39,12 @@ def parity_cases(goldens: str, site: str) -> list[str]:
 
 @dataclass
 class Parity:
-    """What the fixture is. backends: None for those that sites.json names.   outcomes: of every check of this run."""
+    """What the fixture is. backends: None for those that sites.json names.   outcomes, numerics: of all its checks."""
 
     store: Store
     backends: tuple[str, ...] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
+    numerics: list[Numerics] = field(default_factory=list)
 
     def check(self, site: str, *, backends: tuple[str, ...] | None = None, policy: Policy | None = None) -> Check:
         """Check every golden of a site; the test fails unless all are within the policy."""
@@ -79,6 +80,7 @@ class Parity:
         except GoldenError as error:
             pytest.fail(f"ERROR  {error}", pytrace=False)
         self.outcomes.extend(check.outcomes)
+        self.numerics.extend(check.numerics)
         if check.exit_code:
             pytest.fail(report.console(check), pytrace=False)
         return check
@@ -127,8 +129,8 @@ def page_path(config: pytest.Config) -> Path | None:
 def whole_run(config: pytest.Config) -> Check:
     from parity.verdict import Check
 
-    outcomes = tuple(config.stash[KEY].outcomes)
-    return Check(outcomes, seconds=sum(o.seconds for o in outcomes))
+    outcomes, numerics = tuple(config.stash[KEY].outcomes), tuple(config.stash[KEY].numerics)
+    return Check(outcomes, seconds=sum(o.seconds for o in outcomes), numerics=numerics)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -12,7 +12,6 @@ Nothing here reads a file, runs a model or prints.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +20,7 @@ Verdict = Literal[
     "IDENTICAL",  # same value, same ids, same stages
     "TEXT-IDENTICAL",  # same value, other ids
     "LATENT",  # same value, but a stage before it differs: it will show one day
-    "NEAR-TIE",  # other ids, and floating point alone explains every one of them
+    "NEAR-TIE",  # other ids, and the rounding that was measured at its site explains every one of them
     "SAME-DISTRIBUTION",  # drawn, other draws, and the strongest comparison that there is finds one distribution
     "ACCEPTED",  # differs, and someone said why that is wanted
     "DRIFT",
@@ -152,16 +151,42 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Numerics:
+    """How large rounding is at a site on a backend, measured (parity.judge.referee); one checkpoint of the site.
+
+    outcome: "holds", "shifted", "cannot tell", or "could not judge" where nothing could be read.   said: one line.
+    cause: of a shift.   against: what was taken for the truth.   fields: the numbers, for programs.
+    picture: {"edges": of the bins, nats of logit, "old", "new": counts of errors in them, "size": of the old errors,
+    "least", "most": between which the size of the new ones may lie, "gaps": of parting steps, "allowed": how large a
+    gap may be}; {} where there is nothing to draw.
+    """
+
+    site: str
+    backend: str
+    checkpoint: str
+    dtype: str
+    outcome: str
+    said: str
+    cause: str = ""
+    against: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    picture: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        return f"{self.site} {self.backend}, numerics of {self.checkpoint} in {self.dtype}: {self.said}"
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """What passes. strict: LATENT fails. near_ties: the part of the cases of one site and backend that may be one."""
+    """What passes. strict: LATENT fails."""
 
     strict: bool = True
-    near_ties: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A whole run: outcomes, how they are judged, and what was used (versions, model, tau).
+    """A whole run: outcomes, how they are judged, what was used (versions, model), and numerics that were measured.
 
     left_out: sites that are not for a backend that was asked for, and why.
     """
@@ -171,25 +196,15 @@ class Check:
     environment: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     left_out: tuple[str, ...] = ()
+    numerics: tuple[Numerics, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""
-        crowded = self._crowded()
-        return [o for o in self.outcomes if not self.passes(o) or (o.verdict == "NEAR-TIE" and self._key(o) in crowded)]
+        return [o for o in self.outcomes if not self.passes(o)]
 
     def passes(self, outcome: Outcome) -> bool:
-        """Whether this verdict is allowed by itself; the budget of near ties is for all of a site together."""
         allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "ACCEPTED"}
         return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
-
-    def _key(self, outcome: Outcome) -> tuple[str, str]:
-        return outcome.site, outcome.backend
-
-    def _crowded(self) -> set[tuple[str, str]]:
-        """(site, backend) with more near ties than the budget; one is always allowed, a share of few is nothing."""
-        cases = Counter(self._key(o) for o in self.outcomes)
-        ties = Counter(self._key(o) for o in self.outcomes if o.verdict == "NEAR-TIE")
-        return {key for key, count in ties.items() if count > max(1, self.policy.near_ties * cases[key])}
 
     @property
     def exit_code(self) -> int:
@@ -199,7 +214,7 @@ class Check:
         """
         compared = [o for o in self.outcomes if o.verdict not in ("MISSING", "UNUSED")]
         bad = {o.verdict for o in self.failing()}
-        if bad & {"DRIFT", "LATENT", "NEAR-TIE"}:
+        if bad & {"DRIFT", "LATENT"}:
             return 1
         if bad & {"ERROR", "UNSTABLE"}:
             return 3

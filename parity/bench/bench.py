@@ -18,6 +18,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import math
 import os
 import sys
 import tempfile
@@ -32,8 +33,6 @@ from parity.bench import bench_report, workloads
 from parity.bench.values import Answer, Bench, Loaded, Measured, Ratio, Result, Verdict
 from parity.bench.workloads import Ids, Work, engine_module
 from parity.golden import environment
-from parity.judge.ties import tau_of
-from parity.verdict import Policy
 
 if TYPE_CHECKING:
     import gen_engine
@@ -253,8 +252,19 @@ def measure(
 
 # == Judging ==
 
+MANTISSA = {"bfloat16": 8, "float16": 11}  # bits, with the implicit one
+FLOAT32_GAP = 1e-3
 
-Gap = Callable[[Ids, Ids, int], tuple[float, float]]  # (prompt ids, ids so far, another id) -> (gap, tau) of logits
+
+def rounding_of(dtype: str, logit: float) -> float:
+    """How far two logits may lie apart to count as one here: two units in the last place of a logit of that size. A
+    rule of thumb that keeps a bench short; gates measure it (parity.judge.referee)."""
+    if dtype in MANTISSA:
+        return float(2 * 2.0 ** (math.floor(math.log2(max(abs(logit), 1.0))) - MANTISSA[dtype] + 1))
+    return FLOAT32_GAP
+
+
+Gap = Callable[[Ids, Ids, int], tuple[float, float]]  # (prompt ids, ids so far, another id) -> (gap, allowed) of logits
 
 
 def logit_gap(engine: gen_engine.GenerationEngine) -> Gap:
@@ -264,7 +274,7 @@ def logit_gap(engine: gen_engine.GenerationEngine) -> Gap:
         [score] = engine.score_batch([({"prompt_token_ids": list(prompt)}, ids)], logits=True)
         last = score.logits[-1].float()
         mine = float(last[ids[-1]])
-        return abs(mine - float(last[other])), tau_of(engine.checkpoint.dtype, mine)
+        return abs(mine - float(last[other])), rounding_of(engine.checkpoint.dtype, mine)
 
     return gap
 
@@ -277,8 +287,7 @@ def first_difference(one: Sequence[int], two: Sequence[int]) -> int | None:
 def judge(one: Measured, two: Measured, gap: Gap | None = None) -> Verdict:
     """Whether two contenders were given and gave the same ids.
 
-    A row that parts where transformers finds both tokens equally likely (within what rounding moves) is a near tie; as
-    elsewhere in parity only few rows may be.
+    A row that parts where transformers finds both tokens equally likely (within what rounding moves) is a near tie.
     """
     rows = list(zip(one.answers, two.answers))
     apart = []
@@ -293,8 +302,7 @@ def judge(one: Measured, two: Measured, gap: Gap | None = None) -> Verdict:
         return Verdict("IDENTICAL", equal, len(rows))
     number, place = apart[0]
     why = f"row {number} from its token {place + 1} on"
-    within = max(1, Policy().near_ties * len(rows))
-    if gap is not None and len(apart) <= within and all(is_tie(*rows[n], place, gap) for n, place in apart):
+    if gap is not None and all(is_tie(*rows[n], place, gap) for n, place in apart):
         return Verdict("NEAR-TIE", equal, len(rows), why)
     return Verdict("DIFFERENT", equal, len(rows), why)
 
@@ -302,8 +310,8 @@ def judge(one: Measured, two: Measured, gap: Gap | None = None) -> Verdict:
 def is_tie(a: Answer, b: Answer, place: int, gap: Gap) -> bool:
     if a.prompt_ids is None or place >= min(len(a.ids), len(b.ids)):
         return False
-    size, tau = gap(a.prompt_ids, a.ids[: place + 1], b.ids[place])
-    return size <= tau
+    size, allowed = gap(a.prompt_ids, a.ids[: place + 1], b.ids[place])
+    return size <= allowed
 
 
 def ratios_of(rows: Sequence[Measured], gap: Gap | None = None) -> list[Ratio]:
@@ -343,7 +351,7 @@ class Settings:
 def load_one(model: str, backend: str, settings: Settings) -> tuple[gen_engine.GenerationEngine, Loaded]:
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
-        engine_module().need(library, library)
+        engine_module().need(library)
     imported, before = time.perf_counter(), memory_now()
     other = "max_batch_size" if backend == "vllm" else "vllm_kwargs"
     extra = {name: value for name, value in settings.engine.items() if name != other}

@@ -24,6 +24,7 @@ import dataclasses
 import datetime
 import functools
 import inspect
+import itertools
 import sys
 import tempfile
 import time
@@ -31,23 +32,26 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import Inquiry, by_company, cause_of
+from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.recorder import Starting
-from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy, Verdict
+from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy
+from parity.verdict import Numerics as Measurement
+
+if TYPE_CHECKING:
+    from parity.judge.numerics import Numerics
 
 Progress = Callable[[str], None]
 Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden, load settings, parts put back -> new
-
-Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
 
 LEAST_TEXTS, LEAST_SAMPLES, ALPHA = 10, 20, 0.01  # for comparing texts: fewer tell nothing
 NOT_RUN = {"LoadError", "BackendMissing"}  # of an engine: says something of this machine, nothing of the moved code
@@ -72,7 +76,7 @@ class Judge:
     store: Store
     backend: str
     run: Run
-    tau: float | None = None
+    numerics: Numerics | None = None
     today: datetime.date = dataclasses.field(default_factory=datetime.date.today)
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
@@ -80,8 +84,8 @@ class Judge:
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         found = compare.differences(old, new)
         steps: list[str] = []
-        verdict, cause, notes = self.verdict(old, new, found, steps)
-        accepted = "" if cause is None else self.accepted(old, cause)
+        verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
+        accepted = accepted_by(self.store, old, self.backend, cause, self.today)
         return Outcome(
             old.site, old.case, self.backend, "ACCEPTED" if accepted else verdict, found, cause, old.to_json(),
             new.to_json(), accepted, notes, seconds, tuple(steps),
@@ -100,12 +104,7 @@ class Judge:
         if drawn and not compare.same_ids(old, new):
             return self.draws(old)
         cause = cause_of(inquiry)
-        if cause is not None:
-            return "DRIFT", cause, ()
-        verdict, cause, notes = self.rounding(old)
-        if verdict == "DRIFT":
-            cause = by_company(inquiry) or cause
-        return verdict, cause, notes
+        return ("DRIFT", cause, ()) if cause is not None else self.rounding(inquiry)
 
     def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
@@ -115,11 +114,14 @@ class Judge:
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
-    def accepted(self, old: Case, cause: Cause) -> str:
-        for entry in self.store.accepted():
-            if entry.covers(old.site, old.case, self.backend, cause.name, self.today):
-                return f"{entry.reason} (until {entry.until})"
-        return ""
+    def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
+        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks."""
+        if self.numerics is None or not old.rows or not new.rows:
+            return judged
+        kind = kind_of(old, new, judged, self.numerics.always)
+        if kind is not None:
+            self.numerics.ask(Question(old, new, self.backend, kind, judged))
+        return judged
 
     def readings(self, old: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
         """(number, row, old logits, new logits) of every row. Raises GoldenError where they cannot be had."""
@@ -133,29 +135,16 @@ class Judge:
         for number, (row, logits) in enumerate(zip(old.rows, ties.new_logits(engine, old.rows, self.store))):
             yield number, row, path.logits(row), logits
 
-    def rounding(self, old: Case) -> Judged:
-        """Nothing but arithmetic is left: a near tie, or a shift."""
-        try:
-            readings = [ties.read(k, row, a, b, self.tau) for k, row, a, b in self.readings(old)]
-        except COULD_NOT_JUDGE as error:
-            said = f"every stage before the answer is equal; {error}"
-            return "DRIFT", Cause("numeric.shift", "unattributed", said), ()
-        gaps = [gap for reading in readings for gap in reading.gaps]
-        stale = [reading.stale for reading in readings if reading.stale is not None]
-        drift = max((reading.drift for reading in readings), default=0.0)
-        notes = (f"log-probabilities of the golden's tokens differ by {drift:.1e} at most",)
-        if stale:
-            said = f"the old path, run here, leaves the golden at step {stale[0]}: this environment is another one"
-            return "DRIFT", Cause("env.version", "likely", said, "run `check --ab`"), notes
-        worst = max(gaps, key=lambda gap: gap.delta / gap.tau, default=None)
-        if worst is not None and worst.delta <= worst.tau:
-            said = f"{len(gaps)} steps, the largest δ is {worst.delta:.1e}, allowed is {worst.tau:.1e}"
-            return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", f"{CAUSES['numeric.near_tie']}: {said}"), notes
-        if worst is None:
-            said = "both paths choose the golden's tokens when they read them; the answer was not the model's choice"
-            return "DRIFT", Cause("stop.rule", "likely", said), notes
-        said = f"at step {worst.step} of row {worst.row} δ is {worst.delta:.1e}, rounding allows {worst.tau:.1e}"
-        return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), notes
+    def rounding(self, inquiry: Inquiry) -> Judged:
+        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one."""
+        if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
+            said = "one answer is the beginning of the other: where it ends was not the model's choice"
+            return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely", said), ()
+        judged = could_not("the numerics of its site were not read")
+        if self.numerics is not None:
+            company = by_company(inquiry)
+            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company))
+        return judged
 
     def draws(self, old: Case) -> Judged:
         """Samples: effective parameters are equal here (L0) and the draws are not (L1)."""
@@ -192,6 +181,26 @@ def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
     return Cause("error", "confirmed", f"the old code raised {old}, the new code raises {new}", "seen directly")
 
 
+def accepted_by(store: Store, old: Case, backend: str, cause: Cause | None, today: datetime.date) -> str:
+    """Why a cause is wanted, and until when; "" if no one said so."""
+    for entry in store.accepted() if cause is not None else ():
+        if cause is not None and entry.covers(old.site, old.case, backend, cause.name, today):
+            return f"{entry.reason} (until {entry.until})"
+    return ""
+
+
+def settled(store: Store, numerics: Numerics, outcome: Outcome) -> Outcome:
+    """An outcome as its site's numerics make it."""
+    answer = numerics.answer(outcome)
+    if answer is None or outcome.verdict == "ACCEPTED":
+        return outcome
+    verdict, cause, notes = answer
+    old = Case(outcome.site, outcome.case)
+    accepted = accepted_by(store, old, outcome.backend, cause, datetime.date.today())
+    verdict = "ACCEPTED" if accepted else verdict
+    return dataclasses.replace(outcome, verdict=verdict, cause=cause, notes=notes, accepted=accepted)
+
+
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
     """The texts at each path, over several values; where a value has none there, an empty one."""
     found = [dict(leaves(value)) for value in values]
@@ -199,13 +208,6 @@ def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[lis
 
 
 _tokenizers: dict[str, Any] = {}
-
-
-def checkpoint_of(old: Case) -> str | None:
-    """Where the golden's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all."""
-    path: str | None = old.rows[0].get("model", {}).get("path") if old.rows else None
-    said = (text for _, text in leaves(dict(old.arguments)) if path and text.endswith(f"/{path}"))
-    return next((text for text in said if Path(text).is_dir()), path)
 
 
 def decoder(old: Case) -> Any:
@@ -347,6 +349,10 @@ class Session:
         assert new is not None
         return new
 
+    def used(self) -> Any:
+        """The engine of the last call as it ran, or None."""
+        return None if self.replay is None else self.replay.used
+
     def engine(self) -> Any:
         """The engine of the last call, loaded so that logits can be read."""
         if self.replay is None or self.replay.used is None:
@@ -432,7 +438,7 @@ class Job:
     items: tuple[Item, ...]
     settings: Mapping[str, Mapping[str, Any]]
     functions: Mapping[str, str]
-    tau: float | None = None
+    numerics: bool = False
 
 
 def named_function(old: Case, settings: Mapping[str, Any]) -> str:
@@ -474,8 +480,8 @@ def check_sites(
     backends: Sequence[str] | None = None,
     cases: Sequence[str] | None = None,
     policy: Policy | None = None,
-    tau: float | None = None,
     moved: Mapping[str, str] | None = None,
+    numerics: bool = False,
     progress: Progress | None = None,
     time_limit: float = TIME_LIMIT,
     worker: Worker | None = None,
@@ -495,12 +501,12 @@ def check_sites(
             refused = unfit(store, site, name, backend, settings[site], functions)
             outcomes += [refused] if refused else []
             items += [] if refused else [(backend, site, name)]
-    job = Job(str(store.root), tuple(items), settings, functions, tau)
-    found, machine = judged_apart(worker or Worker.shared(), job, time_limit, progress)
+    job = Job(str(store.root), tuple(items), settings, functions, numerics)
+    found, machine, told = judged_apart(worker or Worker.shared(), job, time_limit, progress)
     order = {(backend, site, name): k for k, (site, backend) in enumerate(asked) for name in [*chosen[site], "*"]}
     outcomes = sorted([*outcomes, *found], key=lambda o: (order[o.backend, o.site, o.case], o.case))
     seconds = time.perf_counter() - started
-    return Check(tuple(outcomes), policy or Policy(), machine, seconds, tuple(left_out))
+    return Check(tuple(outcomes), policy or Policy(), machine, seconds, tuple(left_out), told)
 
 
 def unfit(
@@ -518,20 +524,34 @@ def unfit(
     return None
 
 
-def judged(job: Job) -> Iterator[Outcome | dict[str, Any]]:
-    """In the worker: an outcome for each item, in order, and at the end of a backend the machine."""
-    store = Store(job.root)
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """At the end of a worker's work: the site's numerics, and what outcomes become by them."""
+
+    told: tuple[Measurement, ...]
+    settled: Mapping[Item, Outcome]
+
+
+def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
+    """In the worker: an outcome for each item, in order, at the end of a backend the machine, at the very end, when all
+    engines are closed, the numerics."""
+    from parity.judge.numerics import Numerics  # numpy, which `record` and `list` do without
+
+    store, numerics = Store(job.root), Numerics(Store(job.root), job.numerics)
     factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
+    outcomes: dict[Item, Outcome] = {}
     for backend in dict.fromkeys(backend for backend, _, _ in job.items):
+        names = [(site, name) for b, site, name in job.items if b == backend]
         with Session(store, job.functions, factories) as session:
-            for site, name in [(site, name) for b, site, name in job.items if b == backend]:
-                try:
-                    yield from check_site(session, site, [name], backend, job.settings[site], job.tau, None)
-                except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
-                    place = traceback.extract_tb(error.__traceback__)[-1]
-                    said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-                    yield error_outcome(site, name, backend, said)
+            for site, some in itertools.groupby(names, key=lambda item: item[0]):
+                wanted = [name for _, name in some]
+                for found in check_site(session, site, wanted, backend, job.settings[site], numerics):
+                    outcomes[backend, site, found.case] = found
+                    yield found
             yield environment()
+    numerics.judge()
+    final = {item: settled(store, numerics, found) for item, found in outcomes.items()}
+    yield Measured(numerics.told(), {item: found for item, found in final.items() if found is not outcomes[item]})
 
 
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name
@@ -539,9 +559,9 @@ JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by th
 
 def judged_apart(
     worker: Worker, job: Job, time_limit: float, progress: Progress | None
-) -> tuple[list[Outcome], dict[str, Any]]:
-    """An outcome for each item, whatever becomes of the processes that they run in; and the machine."""
-    outcomes, machine = list[Outcome](), dict[str, Any]()
+) -> tuple[list[Outcome], dict[str, Any], tuple[Measurement, ...]]:
+    """An outcome for each item, whatever becomes of the processes that they run in; the machine; the numerics."""
+    outcomes, machine, measured = list[Outcome](), dict[str, Any](), Measured((), {})
     deaths: dict[tuple[str, str], int] = {}
     items = list(job.items)
     while items:
@@ -549,6 +569,9 @@ def judged_apart(
             for found in worker.run(JUDGED, dataclasses.replace(job, items=tuple(items)), time_limit):
                 if isinstance(found, dict):
                     machine = max(machine, found, key=len)
+                    continue
+                if isinstance(found, Measured):
+                    measured = Measured((*measured.told, *found.told), {**measured.settled, **found.settled})
                     continue
                 outcomes.append(found)
                 deaths.pop(items.pop(0)[:2], None)
@@ -565,7 +588,8 @@ def judged_apart(
                 items = [item for item in items if item not in rest]
                 said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
                 outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
-    return outcomes, machine or environment()
+    final = [measured.settled.get((o.backend, o.site, o.case), o) for o in outcomes]
+    return final, machine or environment(), measured.told
 
 
 def call_on(
@@ -580,32 +604,39 @@ def check_site(
     names: Sequence[str],
     backend: str,
     settings: Mapping[str, Any],
-    tau: float | None,
-    progress: Progress | None,
-) -> list[Outcome]:
-    if not names:
-        return [missing(site, "*", backend, f"no golden under {session.store.root / site}; record the old code first")]
-    outcomes = []
+    numerics: Numerics,
+) -> Iterator[Outcome]:
+    """An outcome for each golden, in order; then what the site's numerics need of the engines that ran is read."""
+    engines: dict[str, Any] = {}
     for name in names:
-        if not session.store.path(site, name).exists():
-            outcomes.append(missing(site, name, backend, f"there is no {session.store.path(site, name)}"))
-            continue
         started = time.perf_counter()
         try:
             old = session.store.read(site, name)
             function, loads = new_function(old.function, settings["moved"]), settings.get("load", {})
-
             run = functools.partial(call_on, session, backend, function, loads)
             new = run(old, {}, frozenset())
-            seconds = time.perf_counter() - started
+            seconds, engines[name] = time.perf_counter() - started, session.used()
             again = functools.partial(session.resample, run)
-            judge = Judge(session.store, backend, run, tau, engine=session.engine, resample=again)
-            outcomes.append(judge.outcome(old, new, seconds))
+            judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again)
+            outcome = judge.outcome(old, new, seconds)
         except COULD_NOT_JUDGE as error:
-            outcomes.append(error_outcome(site, name, backend, error))
-        if progress:
-            progress(f"{backend} {outcomes[-1].label} {outcomes[-1].verdict}")
-    return outcomes
+            outcome = error_outcome(site, name, backend, error)
+        except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+            outcome = error_outcome(site, name, backend, said)
+        yield outcome
+    numerics.read(site, backend, engines, session.engines)
+
+
+def finished(
+    store: Store, numerics: Numerics, outcomes: Sequence[Outcome], policy: Policy | None, started: float
+) -> Check:
+    """All engines are closed: judge the numerics that were asked for, and what hangs on them."""
+    numerics.judge()
+    final = tuple(settled(store, numerics, outcome) for outcome in outcomes)
+    seconds = time.perf_counter() - started
+    return Check(final, policy or Policy(), environment(), seconds, numerics=numerics.told())
 
 
 # == Whole scripts, and old against new ==
@@ -661,14 +692,18 @@ def check_script(
     sites: Sequence[str],
     backend: str | None = None,
     policy: Policy | None = None,
-    tau: float | None = None,
+    numerics: bool = False,
 ) -> Check:
     """A whole script. observed: runs it, with what is called before each call, and gives its calls.
 
     A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. The script runs once:
     what it does beside asking models is not done again to prove a cause.
+    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. Its engines are in another
+    process: where a site's numerics are asked for, plain transformers stands for a script that used them.
     """
-    started, outcomes = time.perf_counter(), []
+    from parity.judge.numerics import Numerics  # numpy, which `record` and `list` do without
+
+    started, outcomes, asked_of = time.perf_counter(), list[Outcome](), Numerics(store, numerics)
     settings = {site: said.get("load", {}) for site, said in store.settings().items()}
     base: dict[str, Any] = {
         "goldens": str(store.root),
@@ -681,7 +716,7 @@ def check_script(
     def run(old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         return None
 
-    judge, label = Judge(store, backend or "hf", run, tau), backend or "hf"
+    judge, label = Judge(store, backend or "hf", run, asked_of), backend or "hf"
     for old, new in paired_cases(store, observed((REPLAYS, base)), sites):
         if new is None:
             assert old is not None
@@ -690,7 +725,9 @@ def check_script(
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
             outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
-    return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
+    for site in sites:
+        asked_of.read(site, label, {})
+    return finished(store, asked_of, outcomes, policy, started)
 
 
 # == --ab ==

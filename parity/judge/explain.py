@@ -4,7 +4,7 @@
     2. Endings.      Recorded ids alone: does another end, or another way to decode or cut, explain it? (endings.py)
     3. Replays.      One old stage value is put back into the new path and the case runs again: if the old answer comes
                      back, the cause is confirmed (replay.py).
-    4. Rounding.     Both paths read the same tokens; are the gaps small? (ties.py)
+    4. Rounding.     All of a site's tokens, read by both paths and in float32: do they differ by more? (numerics.py)
 
 A cause is "likely" where the replay could not be made (the moved code does not use an engine, the old value is not
 known) or did not bring the old answer back, and "unattributed" where nothing of this explains it.

@@ -122,6 +122,13 @@ class Replay:
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
 
 
+def pictures_of(row: Row, store: golden.Store) -> list[Any]:
+    """A row's pictures out of the blobs. Raises GoldenError where the golden did not keep them."""
+    if any("blob" not in picture for picture in row["images"]):
+        raise golden.GoldenError("a picture of this case was too large to keep; its logits cannot be compared")
+    return [store.restore({"$image": picture["blob"]}).convert("RGB") for picture in row["images"]]
+
+
 def budget_kwargs(row: Row) -> dict[str, Any]:
     """The pixel budget of a row's pictures as keywords of its processor."""
     old = row.get("images", [])

@@ -512,7 +512,7 @@ def read_engine(engine: Any, rows: Sequence[Given], *, at_once: int = 64, what: 
 
 
 def request_for(row: Given, prompt: Sequence[int]) -> Mapping[str, Any]:
-    from parity.rows import collapsed
+    from parity.record.rows import collapsed
 
     if not row.images:
         return {"prompt_token_ids": tuple(prompt)}

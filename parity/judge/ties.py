@@ -1,72 +1,23 @@
-"""Is it rounding? Both paths are made to read the golden's own tokens, and their logits are compared at every step.
+"""Samples: do both paths draw from one distribution? Both read the golden's tokens, and after the golden's settings are
+applied to the logits of both: do they leave the same tokens, with the same probabilities? Else, texts against texts.
 
-Where the most likely token differs, a on the old path and b on the new one, the size of the disagreement is
-
-    δ = [old(a) − old(b)] + [new(b) − new(a)]        (logits, or log-probabilities: a shift of all cancels out)
-
-Both brackets are what each path would have to be wrong by. Rounding explains a case when δ ≤ τ at EVERY such step, not
-only at the first; top-k membership, which is what is usually looked at, says nothing of the size of a gap. τ is 1e-3
-for float32, two units in the last place of the logit for bfloat16 and float16, or what `calibrate` measures: how far an
-engine is from itself, in a batch and alone.
-
-The old path is plain transformers on the golden's checkpoint, in the golden's dtype. Samples are compared by the same
-logits: after the golden's settings were applied to both, do they leave the same tokens, with the same probabilities?
+The old path is plain transformers on the golden's checkpoint, in the golden's dtype.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from parity import golden
 from parity.judge.compare import entry, is_drawn, placeholder_in
-from parity.judge.replay import budget_kwargs
+from parity.judge.replay import budget_kwargs, pictures_of
 from parity.record.rows import collapsed
 
 Row = Mapping[str, Any]
 
-FLOAT32_TAU = 1e-3
-MANTISSA = {"bfloat16": 8, "float16": 11}
 SAME_DRAWS = 1e-3  # total variation of two distributions that rounding alone makes unequal
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """One step at which the two paths would choose another token. delta, tau: logits (nats)."""
-
-    row: int
-    step: int
-    old_id: int
-    new_id: int
-    delta: float
-    tau: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What both paths made of one golden row's tokens. stale: the first step at which the old path, run here, would not
-    choose what the golden says.   drift: the largest difference of any two log-probabilities of the chosen tokens."""
-
-    gaps: tuple[Gap, ...]
-    stale: int | None
-    drift: float
-
-    @property
-    def is_tie(self) -> bool:
-        return all(gap.delta <= gap.tau for gap in self.gaps)
-
-
-def tau_of(dtype: str, logit: float, measured: float | None = None) -> float:
-    """How much rounding may move a difference of logits."""
-    if measured is not None:
-        return measured
-    if dtype in MANTISSA:
-        import math
-
-        return 2 * 2.0 ** (math.floor(math.log2(max(abs(logit), 1.0))) - MANTISSA[dtype] + 1)
-    return FLOAT32_TAU
 
 
 class OldPath:
@@ -110,13 +61,6 @@ class OldPath:
             kinds = [int(i == place) for i in row["prompt_ids"]] + [0] * (length - len(row["prompt_ids"]))
             kept["mm_token_type_ids"] = torch.tensor([kinds])
         return kept
-
-
-def pictures_of(row: Row, store: golden.Store) -> list[Any]:
-    """A row's pictures out of the blobs. Raises GoldenError where the golden did not keep them."""
-    if any("blob" not in picture for picture in row["images"]):
-        raise golden.GoldenError("a picture of this case was too large to keep; its logits cannot be compared")
-    return [store.restore({"$image": picture["blob"]}).convert("RGB") for picture in row["images"]]
 
 
 def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store) -> list[Any]:
@@ -166,35 +110,6 @@ def unreadable(row: Row) -> str:
     return "" if row["output_ids"] else "nothing was generated"
 
 
-def read(number: int, row: Row, old: Any, new: Any, tau: float | None = None) -> Reading:
-    """Compare two paths' logits of one greedy row. old, new: [tokens, vocabulary], raw."""
-    mine, theirs = processed(old, row), processed(new, row)
-    dtype = row.get("model", {}).get("dtype", "float32")
-    gaps = []
-    firsts, seconds = mine.argmax(-1).tolist(), theirs.argmax(-1).tolist()
-    for step, (a, b) in enumerate(zip(firsts, seconds)):
-        if a != b:
-            delta = float(mine[step, a] - mine[step, b] + theirs[step, b] - theirs[step, a])
-            gaps.append(Gap(number, step, a, b, delta, tau_of(dtype, float(mine[step, a]), tau)))
-    chosen = row["output_ids"]
-    stale = next((step for step, (a, said) in enumerate(zip(firsts, chosen)) if a != said), None)
-    if stale is not None and near(mine[stale], chosen[stale], firsts[stale], dtype, tau):
-        stale = None
-    return Reading(tuple(gaps), stale, drift_of(old, new, chosen))
-
-
-def near(logits: Any, one: int, other: int, dtype: str, tau: float | None) -> bool:
-    return abs(float(logits[one] - logits[other])) <= tau_of(dtype, float(logits[one]), tau)
-
-
-def drift_of(old: Any, new: Any, ids: Sequence[int]) -> float:
-    """The largest difference of the log-probabilities that two paths give the chosen tokens."""
-    import torch
-
-    wanted = torch.tensor(list(ids))[:, None]
-    return float((old.log_softmax(-1).gather(1, wanted) - new.log_softmax(-1).gather(1, wanted)).abs().max())
-
-
 # == Samples ==
 
 
@@ -232,29 +147,6 @@ def permutation_p(
             total += unlike(mixed[: len(a)], mixed[len(a) :])
         extreme += total >= seen - 1e-12
     return (extreme + 1) / (rounds + 1)
-
-
-# == Calibration ==
-
-
-def calibrate(engine: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int = 32) -> dict[str, float]:
-    """How far an engine is from itself: the same tokens read in one batch and one by one.
-
-    Returns {"tau": the largest movement of a difference of two logits, doubled, and two float32 units of the largest
-    logit at least; "steps": how many were looked at}.
-    """
-    requests = [{"prompt_token_ids": list(ids)} for ids in prompts]
-    results = engine.generate_text_batch(requests, {"max_new_tokens": max_new_tokens})
-    pairs = [(request, result.token_ids) for request, result in zip(requests, results)]
-    together = engine.score_batch(pairs, logits=True)
-    alone = [engine.score_batch([pair], logits=True)[0] for pair in pairs]
-    moved, steps, largest = 0.0, 0, 1.0
-    for a, b in zip(together, alone):
-        best = a.logits.float().topk(2).indices
-        gaps = [(side.logits.float().gather(1, best)).diff(dim=1) for side in (a, b)]
-        moved, steps = max(moved, float((gaps[0] - gaps[1]).abs().max())), steps + len(best)
-        largest = max(largest, float(a.logits.abs().max()))
-    return {"tau": max(2 * moved, 2 * largest * 2.0**-23), "steps": steps}
 
 
 def is_sampled(case: golden.Case) -> bool:

@@ -27,10 +27,6 @@ from parity.judge import referee
 from parity.judge.scoring import OLD_ROWS, Given, Reader, Scored, given_of, read_engine, read_probes
 from parity.prove import checkpoints
 
-EXAMPLE = """example:
-  python -m parity.prove.referee_table --quick
-  python -m parity.prove.referee_table --only qwen3,moe --dtype bfloat16 --out table
-"""
 OTHER_DTYPE = {"bfloat16": "float16", "float16": "bfloat16"}
 MODELS = Path(__file__).parents[2] / "golden/models"
 ENGINE: Mapping[str, Any] = {
@@ -419,25 +415,13 @@ def resident() -> int:
 # == The command ==
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m parity.prove.referee_table",
-        description=__doc__.splitlines()[0] if __doc__ else "",
-        epilog=EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="one checkpoint, plain transformers only; 2 minutes")
-    parser.add_argument("--only", default="", help="checkpoints, for example qwen3,moe")
-    parser.add_argument("--dtype", default="", choices=("", "bfloat16", "float16", "float32"))
-    parser.add_argument("--out", type=Path, help="writes OUT.json and OUT.md")
-    parser.add_argument("--memory", type=int, metavar="ROWS", help="only: what ROWS rows of 256 tokens take to read")
-    given = parser.parse_args(arguments)
+def run_referee(given: argparse.Namespace) -> int:
     if given.memory:
         print(memory(given.memory))
         return 0
     wanted = cases(quick=given.quick, only=given.only, dtype=given.dtype)
     if not wanted:
-        parser.error(f"--only {given.only}: there are {', '.join(dict.fromkeys(case.name for case in cases()))}")
+        raise ValueError(f"--only {given.only}: there are {', '.join(dict.fromkeys(case.name for case in cases()))}")
     lines = run(wanted)
     print(markdown(lines))
     if given.out:
@@ -460,7 +444,3 @@ def run(wanted: Sequence[Case]) -> list[Line]:
 
         lines += prove(case, say)
     return lines
-
-
-if __name__ == "__main__":
-    sys.exit(main())

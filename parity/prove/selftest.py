@@ -21,7 +21,7 @@ from typing import Any
 
 from parity.callsites import probe
 from parity.golden import Case, Store, chosen_cases
-from parity.judge.check import Session, check_site, new_function
+from parity.judge.check import Session, check_site, finished, new_function
 from parity.prove.plants import PLANTS, Plant
 from parity.record import observe
 from parity.verdict import Check, Outcome
@@ -143,31 +143,38 @@ def loading(load: Mapping[str, Any] | None, modules: Sequence[Any]) -> Iterator[
 
 def run_plant(store: Store, plant: Plant) -> Score:
     started = time.perf_counter()
+    from parity.judge.numerics import Numerics
+
     wanted: dict[str, list[str]] = {}
     for name in plant.cases:
         wanted.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
-    outcomes, settings = [], store.settings()
+    outcomes, settings, numerics = list[Outcome](), store.settings(), Numerics(store)
     for site, names in wanted.items():
         moved = settings[site].get("moved", {})
         functions = {new_function(store.read(site, name).function, moved): site for name in names}
         with Session(store, functions) as session:
             modules = list(dict.fromkeys(importlib.import_module(f.partition(":")[0]) for f in functions))
             with loading(plant.load, modules), plant.planted():
-                outcomes += check_site(session, site, names, "hf", {"moved": moved}, None, None)
-    return Score(plant, tuple(outcomes), time.perf_counter() - started)
+                outcomes += check_site(session, site, names, "hf", {"moved": moved}, numerics)
+    check = finished(store, numerics, outcomes, None, started)
+    return Score(plant, check.outcomes, check.seconds)
 
 
 def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> list[Outcome]:
     """Every golden without any plant, but those whose difference is known and accepted, and sites that need vLLM."""
-    outcomes, settings = [], store.settings()
+    from parity.judge.numerics import Numerics
+
+    outcomes, settings, numerics = list[Outcome](), store.settings(), Numerics(store)
     on_hf = [site for site in store.sites() if "hf" in settings[site].get("backends", ["hf"])]
     for site, names in chosen_cases(store, on_hf, None).items():
         kept = [name for name in names if f"{site}/{name}" not in apart]
         moved = settings[site].get("moved", {})
         functions = {new_function(store.read(site, name).function, moved): site for name in kept}
         with Session(store, functions) as session:
-            outcomes += check_site(session, site, kept, "hf", {"moved": moved}, None, progress)
-    return outcomes
+            for outcome in check_site(session, site, kept, "hf", {"moved": moved}, numerics):
+                progress(f"hf {outcome.label} {outcome.verdict}")
+                outcomes.append(outcome)
+    return list(finished(store, numerics, outcomes, None, time.perf_counter()).outcomes)
 
 
 def selftest(store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None) -> Result:

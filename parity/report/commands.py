@@ -73,26 +73,26 @@ def known_names(store: Store, names: Sequence[str]) -> list[str]:
 
 
 def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
-    policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
+    policy = Policy(strict=not args.lenient)
     sites, cases = split_cases(known_names(store, names))
     with progress() as tell:
         return check_sites(
-            store, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy, tau=args.tau,
-            moved=moved_of(args), progress=tell, time_limit=args.time_limit,
+            store, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy,
+            moved=moved_of(args), numerics=args.numerics, progress=tell, time_limit=args.time_limit,
         )  # fmt: skip
 
 
 def run_ab(args: argparse.Namespace, store: Store) -> int:
     """Old code now against new code now; with --old the old code is that of a git revision."""
     sites, cases = split_cases(known_names(store, args.cases))
-    policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
+    policy = Policy(strict=not args.lenient)
     with contextlib.ExitStack() as stack:
         old = stack.enter_context(checked_out(args.old)) if args.old is not None else None
         into = Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-ab-")))
         tell = stack.enter_context(progress())
         check = check_again(
-            store, into, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy, tau=args.tau,
-            moved=moved_of(args), progress=tell, time_limit=args.time_limit, old=old,
+            store, into, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy,
+            numerics=args.numerics, moved=moved_of(args), progress=tell, time_limit=args.time_limit, old=old,
         )  # fmt: skip
         return reported(args, check, into)
 
@@ -121,11 +121,14 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
             into = Path(folder)
             return run_observed(command, into, sites=sites, loose=loose, seed=observe.SEED, starting=starting).cases
 
-    policy = Policy(strict=not args.lenient, near_ties=args.near_ties)
-    how: dict[str, Any] = {"sites": names, "policy": policy, "tau": args.tau}
+    policy = Policy(strict=not args.lenient)
+    how: dict[str, Any] = {"sites": names, "policy": policy, "numerics": args.numerics}
     checks = [check_script(store, observed, backend=backend, **how) for backend in args.backend or [None]]
     outcomes = tuple(outcome for check in checks for outcome in check.outcomes)
-    return dataclasses.replace(checks[0], outcomes=outcomes, seconds=sum(check.seconds for check in checks))
+    told = tuple(numerics for check in checks for numerics in check.numerics)
+    return dataclasses.replace(
+        checks[0], outcomes=outcomes, seconds=sum(check.seconds for check in checks), numerics=told
+    )
 
 
 def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
@@ -173,8 +176,10 @@ def run_explain(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them")
     check = checked(args, store, [args.case])
     for outcome in check.outcomes:
-        print(report.case_text(outcome, colour=colour(), check=check))
+        print(report.case_text(outcome, colour=colour()))
         print(chain_text(outcome, store))
+    if check.numerics:
+        print(report.numerics_text(check, colour()))
     return check.exit_code
 
 
@@ -200,7 +205,7 @@ def run_accept(args: argparse.Namespace) -> int:
     """Each case, backend and cause that is open becomes an entry of its own: what comes later is not covered."""
     store, until = Store(args.goldens), until_of(args)
     check = checked(args, store, args.cases)
-    open_ones = [o for o in check.outcomes if o.verdict in ("DRIFT", "LATENT", "NEAR-TIE") and o.cause is not None]
+    open_ones = [o for o in check.outcomes if o.verdict in ("DRIFT", "LATENT") and o.cause is not None]
     if not open_ones:
         print(f"nothing to accept: {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}")
         return 2  # usage
@@ -230,12 +235,13 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lenient", action="store_true", help="let LATENT pass (strict is the default while migrating)"
     )
-    parser.add_argument("--near-ties", type=float, default=Policy().near_ties, help="share of cases that may be one")
     parser.add_argument(
         "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS",
         help=f"what one case may take, with loading its model, before its process is ended (default: {TIME_LIMIT:g})",
     )  # fmt: skip
-    parser.add_argument("--tau", type=float, help="what rounding may move a logit gap by (see calibrate)")
+    parser.add_argument(
+        "--numerics", action="store_true", help="measure each site's rounding, also where all ids are equal"
+    )
 
 
 def add_check(sub: Any) -> None:

@@ -14,6 +14,7 @@ Nothing here judges: verdicts, and what passes, come from parity.verdict.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import difflib
 import hashlib
 import io
@@ -34,7 +35,7 @@ from parity.golden import write_whole
 from parity.judge.compare import paired
 from parity.verdict import CAUSES, STAGES, Check, Difference, Outcome, Verdict, brief, equal, first_divergence
 
-JSON_FORMAT = 1
+JSON_FORMAT = 2  # 2: numerics; no budget of near ties
 WIDTH = 100
 AROUND = 36  # characters shown on each side of the place where two texts part
 IDS_AROUND = 6
@@ -84,15 +85,6 @@ def sentence(outcome: Outcome) -> str:
         "UNSTABLE": "the old code does not repeat itself",
     }
     return "; ".join(outcome.notes) or alone.get(outcome.verdict, "nothing differs")
-
-
-def over_budget(outcome: Outcome, check: Check) -> str:
-    """Why a near tie fails: alone it would pass."""
-    if outcome.verdict != "NEAR-TIE":
-        return ""
-    same = [o for o in check.outcomes if (o.site, o.backend) == (outcome.site, outcome.backend)]
-    ties = sum(o.verdict == "NEAR-TIE" for o in same)
-    return f"{ties} of {len(same)} cases are near ties; the policy allows {check.policy.near_ties:.0%}"
 
 
 def explain_command(outcome: Outcome) -> str:
@@ -216,13 +208,11 @@ def parting_text(found: Parting, colour: bool) -> str:
     return "\n".join(lines)
 
 
-def case_text(outcome: Outcome, *, colour: bool = False, check: Check | None = None) -> str:
+def case_text(outcome: Outcome, *, colour: bool = False) -> str:
     """One case: verdict and cause, one sentence, where the recordings part, and the command that explains it."""
     cause = f"  {outcome.cause}" if outcome.cause else ""
     head = paint(outcome.verdict, hue(outcome.verdict), colour) + f"  {paint(outcome.label, 'bold', colour)}"
     lines = [f"{head} on {outcome.backend}{cause}", wrapped(sentence(outcome))]
-    if check is not None and (why := over_budget(outcome, check)):
-        lines.append(wrapped(why))
     lines += [parting_text(found, colour) for found in partings(outcome)]
     if outcome.cause and outcome.cause.proof:
         lines.append(wrapped(f"proof: {outcome.cause.proof}"))
@@ -231,6 +221,12 @@ def case_text(outcome: Outcome, *, colour: bool = False, check: Check | None = N
     if outcome.verdict not in ("MISSING", "UNUSED"):
         lines.append(f"  {paint(explain_command(outcome), 'dim', colour)}")
     return "\n".join(lines)
+
+
+def numerics_text(check: Check, colour: bool) -> str:
+    """One line for each site whose rounding was measured."""
+    how = {"holds": "green", "shifted": "red"}
+    return "\n".join(paint(wrapped(n.line, ""), how.get(n.outcome, "yellow"), colour) for n in check.numerics)
 
 
 def sites_text(check: Check, colour: bool) -> str:
@@ -275,9 +271,10 @@ def final_line(check: Check) -> str:
 def console(check: Check, *, colour: bool = False) -> str:
     """The whole check for a terminal. Of failing cases that are alike the first few are told, the others named."""
     parts = [sites_text(check, colour)] if check.outcomes else []
+    parts += [numerics_text(check, colour)] if check.numerics else []
     for same in alike(check.failing()):
         told = 1 if same[0].verdict == "ERROR" else FULL_BLOCKS
-        parts += [case_text(outcome, colour=colour, check=check) for outcome in same[:told]]
+        parts += [case_text(outcome, colour=colour) for outcome in same[:told]]
         if more := same[told:]:
             parts.append(more_text(more))
     if check.left_out:
@@ -299,7 +296,7 @@ def xml_text(text: str) -> str:
     return NOT_XML.sub(lambda m: m[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
-def junit_case(suite: ElementTree.Element, outcome: Outcome, check: Check, fails: bool) -> None:
+def junit_case(suite: ElementTree.Element, outcome: Outcome, fails: bool) -> None:
     name = {"name": xml_text(outcome.case), "classname": xml_text(f"{outcome.site}.{outcome.backend}")}
     node = ElementTree.SubElement(suite, "testcase", {**name, "time": f"{outcome.seconds:.3f}"})
     if outcome.verdict == "ACCEPTED":
@@ -308,7 +305,7 @@ def junit_case(suite: ElementTree.Element, outcome: Outcome, check: Check, fails
         kind = "error" if outcome.verdict in ("ERROR", "UNSTABLE") else "failure"
         what = outcome.cause.name if outcome.cause else outcome.verdict
         said = {"type": xml_text(what), "message": xml_text(f"{outcome.verdict}: {sentence(outcome)}")}
-        ElementTree.SubElement(node, kind, said).text = xml_text(case_text(outcome, check=check))
+        ElementTree.SubElement(node, kind, said).text = xml_text(case_text(outcome))
 
 
 def junit_xml(check: Check) -> str:
@@ -318,7 +315,7 @@ def junit_xml(check: Check) -> str:
     for (site, backend), outcomes in groups(check.outcomes).items():
         suite = ElementTree.SubElement(root, "testsuite", {"name": xml_text(f"{site} on {backend}")})
         for outcome in outcomes:
-            junit_case(suite, outcome, check, id(outcome) in failing)
+            junit_case(suite, outcome, id(outcome) in failing)
         suite.set("tests", str(len(outcomes)))
         suite.set("time", f"{sum(o.seconds for o in outcomes):.3f}")
         for kind, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
@@ -362,6 +359,9 @@ def markdown_summary(check: Check) -> str:
         lines.append(f"| {markdown_text(site)} | {markdown_text(backend)} | {counts_line(outcomes)} | {seconds} |")
     if check.left_out:
         lines += ["", markdown_text(f"left out: {'; '.join(check.left_out)}")]
+    if check.numerics:
+        lines += ["", "| site | backend | numerics |", "|---|---|---|"]
+    lines += [f"| {markdown_text(n.site)} | {n.backend} | {markdown_text(n.said, 600)} |" for n in check.numerics]
     causes: dict[str, list[Outcome]] = {}
     for outcome in check.failing():
         causes.setdefault(outcome.cause.name if outcome.cause else outcome.verdict, []).append(outcome)
@@ -415,7 +415,9 @@ def json_text(check: Check) -> str:
         {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
          "differences": [{"stage", "field", "row", "old", "new", "counts", "sentence"}],
-         "old", "new": the two recordings as in parity.golden, or null}]}
+         "old", "new": the two recordings as in parity.golden, or null}],
+     "numerics": [{"site", "backend", "checkpoint", "dtype", "outcome", "said", "cause", "against", "fields": {"rows",
+         "tokens", "old", "new", "sees", "more", "like", "exact", "statistics"}, "picture"}]: see parity.verdict}
     """
     failing = {id(o) for o in check.failing()}
     said = {
@@ -423,13 +425,14 @@ def json_text(check: Check) -> str:
         "exit_code": check.exit_code,
         "ending": ENDINGS[check.exit_code],
         "seconds": round(check.seconds, 3),
-        "policy": {"strict": check.policy.strict, "near_ties": check.policy.near_ties},
+        "policy": {"strict": check.policy.strict},
         "environment": plain(check.environment),
         "left_out": list(check.left_out),
         "counts": counted(check.outcomes),
         "outcomes": [
             {**outcome_json(o, id(o) in failing), "old": plain(o.old), "new": plain(o.new)} for o in check.outcomes
         ],
+        "numerics": [plain(dataclasses.asdict(n)) for n in check.numerics],
     }
     return json.dumps(said, indent=1) + "\n"  # ASCII: a lone surrogate in an output is no UTF-8
 
@@ -561,12 +564,11 @@ def stage_states(outcome: Outcome) -> list[list[str]]:
     ]
 
 
-def case_json(outcome: Outcome, check: Check, fails: bool) -> dict[str, Any]:
+def case_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
     """What the page shows of one case; of an identical one, a line."""
     said = outcome_json(outcome, fails)
     value = next((side.get("value") for side in (outcome.old, outcome.new) if side is not None), None)
     said["value"] = brief(as_text(value), 160) if outcome.old or outcome.new else ""
-    said["note"] = over_budget(outcome, check) if fails else ""
     if outcome.old is None or outcome.new is None or outcome.verdict == "IDENTICAL":
         return {**said, "differences": [], "steps": []}
     pairs = list(enumerate(pairs_of(outcome)))
@@ -604,18 +606,19 @@ def thumbnails(cases: Iterable[Mapping[str, Any]], blobs: Path | None) -> dict[s
 def html_page(check: Check, blobs: Path | None = None) -> str:
     """One page with everything in it. blobs: the folder of the goldens' pictures; failing cases show them."""
     failing = {id(o) for o in check.failing()}
-    cases = [case_json(o, check, id(o) in failing) for o in check.outcomes]
+    cases = [case_json(o, id(o) in failing) for o in check.outcomes]
     named = {case["cause"]["name"] for case in cases if case["cause"]}
     page = {
         "final": final_line(check),
         "exit_code": check.exit_code,
         "environment": {key: str(value)[:120] for key, value in check.environment.items()},
-        "policy": {"strict": check.policy.strict, "near_ties": check.policy.near_ties},
+        "policy": {"strict": check.policy.strict},
         "left_out": list(check.left_out),
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),
         "pictures": thumbnails(cases, blobs),
         "cases": cases,
+        "numerics": [dataclasses.asdict(n) for n in check.numerics],
     }
     payload = json.dumps(plain(page), separators=(",", ":"))
     for sign in "<>&":  # no tag, no comment and no entity in it, whatever a model wrote

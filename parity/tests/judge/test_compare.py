@@ -1,4 +1,4 @@
-"""Stages, suspects, endings and near ties: pure functions of recorded values."""
+"""Stages, suspects, endings and samples: pure functions of recorded values."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_stops_among_the_arguments_are_tried() -> None:
     assert found.cause == "stop.strings"
 
 
-# == Near ties ==
+# == Samples ==
 
 
 def logits(*rows: Sequence[float]) -> Any:
@@ -168,36 +168,6 @@ def logits(*rows: Sequence[float]) -> Any:
 
 
 TWO = {**ROW, "prompt_ids": [0], "output_ids": [0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("new", "gaps", "tie"),
-    [
-        ([[1.0, 0.9998, 0], [0, 1, 0]], 0, True),
-        ([[0.9999, 1.0002, 0], [0, 1, 0]], 1, True),
-        ([[0.9, 1.1, 0], [0, 1, 0]], 1, False),
-        ([[0.9999, 1.0002, 0], [2, 1, 0]], 2, False),  # a tie at first, and a jump behind it
-    ],
-)
-def test_rounding_must_explain_every_step(new: list[list[float]], gaps: int, tie: bool) -> None:
-    old = logits([1.0, 0.9998, 0], [0, 1, 0])
-    reading = ties.read(0, TWO, old, logits(*new))
-    assert (len(reading.gaps), reading.is_tie) == (gaps, tie)
-
-
-def test_delta_is_both_gaps_together() -> None:
-    reading = ties.read(0, TWO, logits([1.0, 0.4, 0], [0, 1, 0]), logits([1.0, 1.3, 0], [0, 1, 0]))
-    assert reading.gaps[0].delta == pytest.approx(0.6 + 0.3)
-
-
-def test_a_golden_that_the_old_path_leaves_is_stale() -> None:
-    assert ties.read(0, TWO, logits([0, 0, 9], [0, 1, 0]), logits([0, 0, 9], [0, 1, 0])).stale == 0
-
-
-def test_bfloat16_allows_two_units_in_the_last_place() -> None:
-    assert ties.tau_of("bfloat16", 20.0) == 2 * 2.0**-3
-    assert ties.tau_of("float32", 20.0) == 1e-3
-    assert ties.tau_of("bfloat16", 20.0, measured=0.5) == 0.5
 
 
 def test_a_leaked_top_k_is_another_distribution() -> None:
@@ -237,11 +207,8 @@ def test_the_gravest_verdict_decides_the_exit_code(verdicts: list[Any], code: in
     assert Check(tuple(map(outcome, verdicts))).exit_code == code
 
 
-def test_near_ties_have_a_budget_for_each_site() -> None:
-    many = [outcome("IDENTICAL")] * 38
-    assert Check((*many, *[outcome("NEAR-TIE")] * 2)).exit_code == 0
-    assert Check((*many, *[outcome("NEAR-TIE")] * 3)).exit_code == 1
-    assert Check((outcome("NEAR-TIE"), outcome("IDENTICAL"))).exit_code == 0, "one of few is always allowed"
+def test_near_ties_have_no_budget() -> None:
+    assert Check((*[outcome("NEAR-TIE")] * 30, outcome("IDENTICAL"))).exit_code == 0
 
 
 def test_latent_passes_where_it_is_let_pass() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from parity.golden import Case, image_bytes
 from parity.report import report
-from parity.verdict import Cause, Check, Difference, Outcome, Policy
+from parity.verdict import Cause, Check, Difference, Numerics, Outcome
 
 from ..browser import Browser
 
@@ -191,12 +191,6 @@ def test_what_was_left_out_is_said_and_an_empty_folder_gets_a_next_step() -> Non
     assert "python -m parity record --site" in report.console(Check(()))
 
 
-def test_too_many_near_ties_say_so() -> None:
-    ties = tuple(Outcome("s", f"t{k}", "vllm", "NEAR-TIE") for k in range(3))
-    said = report.console(Check((*ties, quiet("a", "s", "vllm")), Policy(near_ties=0.05)))
-    assert "3 of 4 cases are near ties; the policy allows 5%" in said and "FAILED (exit 1, drift)" in said
-
-
 @pytest.mark.parametrize(
     ("outcomes", "last"),
     [
@@ -318,8 +312,9 @@ def test_json_holds_the_whole_outcome() -> None:
         "left_out",
         "counts",
         "outcomes",
+        "numerics",
     ]
-    assert (said["format"], said["exit_code"], said["counts"]["DRIFT"]) == (1, check.exit_code, 3)
+    assert (said["format"], said["exit_code"], said["counts"]["DRIFT"]) == (2, check.exit_code, 3)
     first = said["outcomes"][2]
     assert list(first) == [
         "site", "case", "backend", "verdict", "fails", "sentence", "cause", "differences", "accepted", "notes",
@@ -541,3 +536,41 @@ def test_pictures_of_cases_that_pass_are_left_out(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_read_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
     assert "data:image" not in report.html_page(Check((picture_case("a.png", "b.png"),)), tmp_path)
+
+
+# == Numerics ==
+
+HELD = Numerics(
+    "answers", "vllm", "models/x", "bfloat16", "holds", "holds: 90 unsure tokens | of 6 rows", against="float32",
+    fields={"tokens": 90},
+    picture={
+        "edges": [-1.0, 0.0, 1.0], "old": [3, 4], "new": [4, 3], "size": 0.5, "least": 0.3, "most": 0.7, "now": 0.5,
+        "gaps": [0.1, 2.0], "allowed": 0.4,
+    },
+)  # fmt: skip
+UNREAD = Numerics(
+    "answers", "hf", "<b>gone</b>", "bfloat16", "could not judge", "could not be judged: no <b>weights</b>"
+)
+MEASURED = Check((quiet("one", "answers", "vllm"),), numerics=(HELD, UNREAD))
+
+
+def test_a_sites_numerics_are_one_line_everywhere() -> None:
+    line = "answers vllm, numerics of models/x in bfloat16: holds: 90 unsure tokens | of 6 rows"
+    assert line in report.console(MEASURED).replace("\n  ", " ")
+    assert "holds: 90 unsure tokens &#124; of 6 rows" in report.markdown_summary(MEASURED)
+    said = json.loads(report.json_text(MEASURED))["numerics"]
+    assert [n["outcome"] for n in said] == ["holds", "could not judge"] and said[0]["fields"] == {"tokens": 90}
+
+
+@pytest.mark.parametrize("width", [1200, 420])
+def test_the_page_draws_what_was_measured(width: int, tmp_path: Path) -> None:
+    report.write_reports(MEASURED, html=tmp_path / "page.html")
+    with Browser(width) as browser:
+        browser.open((tmp_path / "page.html").as_uri())
+        assert browser.run("document.querySelectorAll('#numerics .panel').length") == 2
+        assert browser.run("document.querySelectorAll('svg.noise').length") == 1, "nothing was read on the other one"
+        assert browser.run("document.querySelectorAll('svg.noise circle.far').length") == 1
+        assert browser.run("document.querySelectorAll('svg.noise text').length") == 7
+        assert browser.run("document.querySelectorAll('#numerics b').length") == 0, "text, never markup"
+        assert browser.run("document.documentElement.scrollWidth") <= width
+        assert browser.errors == []

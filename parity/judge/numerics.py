@@ -1,0 +1,417 @@
+"""What `check` asks of the referee, and when; what a case's verdict becomes by the answer.
+
+    numerics = Numerics(store)
+    numerics.ask(Question(old, new, …))           while cases are judged: this one hangs on its site's numerics
+    numerics.read(site, backend, engines)         at the end of a site, with the engines that ran: the moved path
+    numerics.judge()                              when every engine is closed: the reference, once per checkpoint
+    numerics.answer(outcome)                      the verdict, cause and notes of a case that was asked about
+
+WHEN a site's numerics are asked for stands in questions.py.
+
+Ids that part are a NEAR-TIE if the site's numerics hold and each step where they part lies within the noise measured
+there. A site that cannot tell gives "could not judge" (exit 3) for cases whose ids part, never green and never DRIFT.
+
+MEMORY. The moved path is read with the engine that ran. Before the reference is loaded the session has ended, which
+closes the engines that it loaded and those that the code under test opened through gen_engine. What that code holds
+otherwise (a model of plain transformers in a global, another process) cannot be closed from here and stays in memory.
+
+Map: rows, the moved path, the reference, answers, what reports show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity import verdict
+from parity.golden import Case, GoldenError, Store
+from parity.judge import referee, scoring
+from parity.judge.compare import placeholder_in
+from parity.judge.questions import Judged, Question, Row, Step, checkpoint_of, could_not, model_of, number_gap, steps_of
+from parity.judge.replay import pictures_of
+from parity.verdict import CAUSES, Cause, Outcome
+
+CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)
+
+
+# == Rows ==
+
+
+def given_row(row: Row, store: Store, step: Step | None) -> scoring.Given | None:
+    """A golden's row as the referee reads it; None where there is nothing to read, or its pictures were not kept."""
+    if len(row["prompt_ids"]) + len(row["output_ids"]) < 2 or not row["prompt_ids"]:
+        return None
+    others = () if step is None else tuple((step.position, i) for i in step.ids)
+    if not row.get("images"):
+        return scoring.given_of(row["prompt_ids"], row["output_ids"], others=others)
+    try:
+        images = tuple(pictures_of(row, store))
+    except GoldenError:
+        return None
+    budget, place = row["images"][0].get("budget"), placeholder_in(row)
+    return None if not row["output_ids"] else scoring.given_of(
+        row["prompt_ids"], row["output_ids"], others=others, images=images, placeholder=place,
+        budget=(budget[0], budget[1]) if budget else None,
+    )  # fmt: skip
+
+
+@dataclass
+class Group:
+    """All goldens' rows of a site on one checkpoint, for one backend, and what each path makes of them.
+
+    places: (case, row) -> its number among `rows`.   moved: the new path's model, where no engine of ours ran.
+    why: why the numerics could not be judged.
+    """
+
+    site: str
+    backend: str
+    path: str
+    model: Row
+    steps: Mapping[tuple[str, int], Step]
+    rows: list[scoring.Given] = field(default_factory=list)
+    places: dict[tuple[str, int], int] = field(default_factory=dict)
+    new: list[scoring.Scored] = field(default_factory=list)
+    moved: tuple[str | None, Row] | None = None
+    why: str = ""
+    truth: list[scoring.Scored] = field(default_factory=list)
+    old: list[scoring.Scored] = field(default_factory=list)
+    verdict: referee.Verdict | None = None
+    against: str = ""
+    readings: list[referee.Reading] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.get("dtype", "float32"))
+
+    @property
+    def source(self) -> tuple[str, str, str | None]:
+        """What one reading of the reference has in common."""
+        return self.path, self.dtype, self.model.get("attention")
+
+    def fill(self, store: Store) -> None:
+        for name in store.names(self.site):
+            try:
+                case = store.read(self.site, name)
+            except GoldenError:
+                continue  # said when its turn comes
+            if checkpoint_of(case) == self.path and model_of(case).get("dtype", "float32") == self.dtype:
+                self.take(case, store)
+
+    def take(self, case: Case, store: Store) -> None:
+        """A case's rows; equal ones of other cases are not read again, unless they part there."""
+        known = {(row.ids, row.start) for row in self.rows}
+        for number, row in enumerate(case.rows):
+            step = self.steps.get((case.case, number))
+            given = given_row(row, store, step)
+            if given is not None and (step is not None or (given.ids, given.start) not in known):
+                self.places[case.case, number] = len(self.rows)
+                self.rows.append(given)
+                known.add((given.ids, given.start))
+
+
+# == The moved path ==
+
+
+def readable(engine: Any, engines: Any) -> Any:
+    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays."""
+    module = sys.modules[type(engine).__module__]
+    try:
+        engine.score_batch([])
+    except module.EngineError:
+        return engines.get(module, engine.config)
+    return engine
+
+
+def read_moved(group: Group, engine: Any, engines: Any) -> None:
+    """What the engine that ran makes of the rows."""
+    failures = (*CANNOT_READ, sys.modules[type(engine).__module__].GenEngineError)
+    try:
+        group.new = scoring.read_engine(readable(engine, engines), group.rows)
+    except failures as error:
+        group.why = f"the moved path could not be read: {error}"
+
+
+def read_foreign(group: Group) -> None:
+    """Moved code without gen_engine: plain transformers, as its recording says that it was."""
+    path, model = group.moved or (None, {})
+    if path is None or model.get("backend") != "hf" or model.get("quantization"):
+        what = model.get("backend") or "unknown"
+        group.why = (
+            f"the moved code does not use gen_engine, and its model ({what}) cannot be loaded from its recording"
+        )
+        return
+    try:
+        with scoring.Reader(path, str(model["dtype"]), attention=model.get("attention")) as reader:
+            group.new = reader.read(group.rows, most_rows=scoring.OLD_ROWS, side="left", what="moved code")
+    except CANNOT_READ as error:
+        group.why = f"the moved path could not be read: {error}"
+
+
+# == The reference ==
+
+
+def read_reference(groups: Sequence[Group]) -> None:
+    """Groups of one checkpoint: the reference and the old path, each loaded once."""
+    path, dtype, attention = groups[0].source
+    rows = [row for group in groups for row in group.rows]
+    try:
+        if groups[0].model.get("quantization"):
+            raise scoring.CannotJudge("the golden's weights are quantized: there is no float32 of them to compare with")
+        read = scoring.read_reference(path, dtype, rows, attention=attention)
+    except CANNOT_READ as error:
+        for group in groups:
+            group.why = str(error)
+        return
+    new = [scored for group in groups for scored in group.new]
+    made, start = scoring.readings(read, new, rows), 0
+    for group in groups:
+        mine = slice(start, start + len(group.rows))
+        group.truth, group.old, group.readings = read.truth[mine], read.old[mine], made[mine]
+        group.against, start = read.source.said, mine.stop
+        group.verdict = referee.judge(group.readings, dtype=dtype, exact=read.source.exact)
+
+
+# == Answers ==
+
+
+def parting_at(group: Group, place: int, step: Step) -> referee.Parting:
+    """The candidates of a step on three paths, penalised as they were chosen. Raises CannotJudge."""
+    truth, old, new = group.truth[place], group.old[place], group.new[place]
+    made = scoring.parting(truth, old, new)
+    if step.penalty == 1:
+        return made
+
+    def penalised(pair: tuple[float, float], scored: scoring.Scored) -> tuple[float, float]:
+        norms = [own if own is not None else exact or 0.0 for own, exact in zip(scored.normalizers, truth.normalizers)]
+        first, second = (
+            referee.penalised(value, norm, step.penalty) if i in step.seen else value
+            for value, norm, i in zip(pair, norms, step.ids)
+        )
+        return first, second
+
+    return referee.Parting(penalised(made.reference, truth), penalised(made.old, old), penalised(made.new, new))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A step where a row parts, judged.   cause: what is wrong, None if noise explains it.   gap, allowed: nats."""
+
+    step: Step
+    gap: float
+    allowed: float
+    cause: Cause | None = None
+
+
+def seen_at(group: Group, case: str, step: Step) -> Seen:
+    """Raises CannotJudge."""
+    place = group.places.get((case, step.row))
+    if place is None or group.verdict is None:
+        raise scoring.CannotJudge(f"row {step.row} could not be read again: its pictures were not kept")
+    made = parting_at(group, place, step)
+    parted = referee.within_noise(made, group.verdict.noise)
+    if step.odd and (not parted.within or "beams" in step.odd):
+        raise scoring.CannotJudge(step.odd)
+    if parted.within:
+        return Seen(step, parted.gap, parted.allowed)
+    return Seen(step, parted.gap, parted.allowed, cause_at(step, made, parted))
+
+
+def cause_at(step: Step, made: referee.Parting, parted: referee.Parted) -> Cause:
+    """Numerics hold over the site, and do not explain this step: which path does not choose what it chose?"""
+    where = f"at step {step.step} of row {step.row}"
+    if made.old[1] - made.old[0] > parted.allowed:
+        said = f"the old path, run here, does not choose the golden's id {where}: this environment is another one"
+        return Cause("env.version", "likely", said, "run `check --ab`")
+    if made.new[0] - made.new[1] > parted.allowed:
+        said = (
+            f"{where} the moved path, when it reads the golden, prefers the golden's id: its choice was another stage's"
+        )
+        return Cause("sampling.processors", "likely", f"{CAUSES['sampling.processors']}: {said}")
+    said = f"{where} the reference prefers one id by {parted.gap:.1e} nats, noise explains {parted.allowed:.1e}"
+    return Cause("numeric.shift", "likely", f"{CAUSES['numeric.shift']}: {said}; over the whole site numerics hold")
+
+
+def answer_of(group: Group, question: Question) -> Judged:
+    """A case's verdict, by its site's numerics."""
+    found, kind = group.verdict, question.kind
+    steps = [step for (case, _), step in group.steps.items() if case == question.old.case]
+    if group.why or found is None:
+        return unread(question, group.why, steps)
+    if found.outcome == "shifted":
+        return by_shift(found, question)
+    if found.outcome == "cannot tell" or kind == "model":
+        return unread(question, f"numerics of the site: {found}", steps)
+    if kind == "floats":
+        return by_numbers(found, question)
+    return by_steps(group, question, steps) if steps else question.otherwise
+
+
+def unread(question: Question, why: str, steps: Sequence[Step]) -> Judged:
+    """The numerics say nothing: what was declared stays, and so does what passes with equal ids; no other case does."""
+    if question.kind == "model" or (question.kind == "passing" and not steps):
+        return with_note(question.otherwise, why)
+    return could_not(why)
+
+
+def with_note(judged: Judged, note: str) -> Judged:
+    return judged[0], judged[1], (*judged[2], note)
+
+
+def by_shift(found: referee.Verdict, question: Question) -> Judged:
+    before, declared, notes = question.otherwise
+    if question.kind == "model" and declared is not None:
+        proof = f"numerics of the site: {found}"
+        return before, dataclasses.replace(declared, certainty="confirmed", proof=proof), notes
+    cause = Cause(found.cause, "confirmed", f"{CAUSES[found.cause]}: numerics of the site {found}")
+    if question.kind == "passing":
+        return "LATENT", cause, (*notes, "on this case the value does not show it")
+    return "DRIFT", question.company or cause, notes
+
+
+def by_numbers(found: referee.Verdict, question: Question) -> Judged:
+    """Numbers among the values: log-probabilities may move as far as noise moves them."""
+    gap = number_gap(question.old.value, question.new.value)
+    allowed = referee.within_noise(referee.Parting((0, 0), (0, 0), (0, 0)), found.noise).allowed
+    if gap is None or gap > allowed:
+        return question.otherwise
+    said = f"the ids are equal, numbers among the values differ by {gap:.1e} at most, rounding explains {allowed:.1e}"
+    return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"), ()
+
+
+def by_steps(group: Group, question: Question, steps: Sequence[Step]) -> Judged:
+    """The site's numerics hold: does noise explain each step where the case parts?"""
+    try:
+        seen = [seen_at(group, question.old.case, step) for step in steps]
+    except scoring.CannotJudge as error:
+        return could_not(str(error))
+    cause = next((one.cause for one in seen if one.cause is not None), None)
+    if cause is not None and question.kind == "passing":
+        return "LATENT", cause, ("on this case the value does not show it",)
+    if cause is not None:
+        return "DRIFT", question.company or cause, (f"numerics of the site: {group.verdict}",)
+    if question.kind == "passing":
+        return question.otherwise
+    worst = max(seen, key=lambda one: one.gap)
+    said = (
+        f"{CAUSES['numeric.near_tie']}: {len(seen)} rows part, the widest gap is {worst.gap:.1e} nats "
+        f"(step {worst.step.step} of row {worst.step.row}), noise explains {worst.allowed:.1e}"
+    )
+    return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {group.verdict}"), ()
+
+
+# == All of a check ==
+
+
+@dataclass
+class Numerics:
+    """The questions of a check, and their answers.   always: ask of every site, also where all is equal."""
+
+    store: Store
+    always: bool = False
+    open: list[Question] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
+    answers: dict[tuple[str, str, str], tuple[Group, Question]] = field(default_factory=dict)
+
+    def ask(self, question: Question) -> None:
+        self.open.append(question)
+
+    def read(self, site: str, backend: str, engines: Mapping[str, Any], ours: Any = None) -> None:
+        """The moved path of a site's open questions.   engines: case -> the engine that ran it, or None.   ours: where
+        an engine that was closed is loaded again (`replay.Engines`)."""
+        mine = [q for q in self.open if (q.old.site, q.backend) == (site, backend)]
+        for path in dict.fromkeys((checkpoint_of(q.old), model_of(q.old).get("dtype")) for q in mine):
+            same = [q for q in mine if (checkpoint_of(q.old), model_of(q.old).get("dtype")) == path]
+            group = self.group_of(same)
+            engine = next((e for q in same if (e := engines.get(q.old.case)) is not None), None)
+            if engine is not None:
+                read_moved(group, engine, ours)
+            else:
+                group.moved = checkpoint_of(same[-1].new), model_of(same[-1].new)
+        self.open = [q for q in self.open if q not in mine]
+
+    def group_of(self, questions: Sequence[Question]) -> Group:
+        first = questions[0]
+        steps = {(q.old.case, step.row): step for q in questions for step in steps_of(q.old, q.new)}
+        group = Group(first.old.site, first.backend, checkpoint_of(first.old) or "", model_of(first.old), steps)
+        group.fill(self.store)
+        self.groups.append(group)
+        self.answers.update({q.key: (group, q) for q in questions})
+        return group
+
+    def judge(self) -> None:
+        """Load the reference, once for each checkpoint. Call it when the engines of the moved code are closed."""
+        for group in self.groups:
+            if not group.path:
+                group.why = "the golden does not say which checkpoint it was"
+            if not group.new and not group.why:
+                read_foreign(group)
+        ready = [group for group in self.groups if not group.why]
+        for source in dict.fromkeys(group.source for group in ready):
+            read_reference([group for group in ready if group.source == source])
+
+    def answer(self, outcome: Outcome) -> Judged | None:
+        """What an outcome becomes; None where nothing was asked."""
+        found = self.answers.get((outcome.site, outcome.case, outcome.backend))
+        return None if found is None else answer_of(*found)
+
+    def told(self) -> tuple[verdict.Numerics, ...]:
+        return tuple(told(group) for group in self.groups)
+
+
+# == What reports show ==
+
+BINS, WIDE = 41, 4.0  # of the picture; from -WIDE to WIDE sizes
+
+
+def told(group: Group) -> verdict.Numerics:
+    found, path = group.verdict, group.path or "an unknown checkpoint"
+    if found is None:
+        why = f"could not be judged: {group.why}"
+        return verdict.Numerics(group.site, group.backend, path, group.dtype, "could not judge", why)
+    gaps = [
+        abs(one.reference[0] - one.reference[1])
+        for key, step in group.steps.items()
+        if key in group.places and (one := quietly(group, group.places[key], step)) is not None
+    ]
+    return verdict.Numerics(
+        group.site, group.backend, path, group.dtype, found.outcome, str(found), found.cause, group.against,
+        fields_of(found), picture_of(group, found, gaps),
+    )  # fmt: skip
+
+
+def quietly(group: Group, place: int, step: Step) -> referee.Parting | None:
+    try:
+        return parting_at(group, place, step)
+    except scoring.CannotJudge:
+        return None
+
+
+def fields_of(found: referee.Verdict) -> dict[str, Any]:
+    noise = found.noise
+    said = {"rows": found.rows, "tokens": noise.tokens, "old": noise.old, "new": noise.new, "sees": found.sees}
+    more = {"more": found.more, "like": found.like, "exact": found.exact}
+    return {**said, **more, "statistics": [dataclasses.asdict(estimate) for estimate in found.estimates]}
+
+
+def picture_of(group: Group, found: referee.Verdict, gaps: Sequence[float]) -> dict[str, Any]:
+    """Both error distributions, over unsure tokens; errors beyond the ends count in the last bins."""
+    import numpy as np
+
+    errors, noise = referee.errors_of(group.readings), found.noise
+    if not found.estimates:
+        return {}
+    reach = WIDE * max(noise.old, min(noise.new, 3 * noise.old), referee.FLOOR)
+    edges = np.linspace(-reach, reach, BINS + 1)
+    counts = [
+        np.histogram(np.clip(side[errors.open], -reach, reach), edges)[0].tolist() for side in (errors.old, errors.new)
+    ]
+    size = found.estimates[0]
+    allowed = referee.within_noise(referee.Parting((0, 0), (0, 0), (0, 0)), noise).allowed
+    return {
+        "edges": [float(edge) for edge in edges], "old": counts[0], "new": counts[1], "size": noise.old,
+        "least": size.least * noise.old, "most": size.most * noise.old, "now": noise.new,
+        "gaps": list(gaps), "allowed": allowed,
+    }  # fmt: skip

@@ -1,0 +1,148 @@
+"""Which cases hang on their site's numerics, and where their ids part. Plain data: no model, and no numpy.
+
+WHEN. Reading a checkpoint twice takes longer than most sites, so a site's numerics are judged where something hangs on
+them: a greedy answer parts from the golden's at some step and no declared setting explains it; the model's dtype or
+weights differ; log-probabilities among the values of a half-precision golden differ. Where every id and value is equal
+there is no question, whatever the dtype; `check --numerics` asks all the same, of every site. In bfloat16 long answers
+of real models do part now and then, so such a site is judged nearly always, and over all tokens of all its goldens,
+not only those of cases that part or that were chosen.
+
+Map: questions, partings, when to ask, lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from parity.golden import Case
+from parity.judge.compare import entry, paired, same_ids
+from parity.judge.endings import leaves
+from parity.verdict import Cause, Verdict, first_divergence
+
+Row = Mapping[str, Any]
+Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
+Kind = Literal["parted", "floats", "model", "passing"]
+
+
+# == Questions ==
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A case whose verdict hangs on its site's numerics.
+
+    kind: "parted", its ids part and nothing declared explains it; "floats", its ids are equal and numbers among its
+    values are not; "model", its model differs as declared; "passing", it passes, and would not if numerics shifted.
+    otherwise: its verdict where the numerics say nothing.   company: the cause, if each row alone gives the old answer.
+    """
+
+    old: Case
+    new: Case
+    backend: str
+    kind: Kind
+    otherwise: Judged
+    company: Cause | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.old.site, self.old.case, self.backend
+
+
+# == Partings ==
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The first step at which a greedy row parts.   position: among prompt and answer.   penalty: a repetition penalty
+    that stood between the model and the choice, on the ids seen.   odd: why that choice cannot be computed again."""
+
+    row: int
+    step: int
+    position: int
+    ids: tuple[int, int]
+    penalty: float = 1.0
+    seen: frozenset[int] = frozenset()
+    odd: str = ""
+
+
+def steps_of(old: Case, new: Case) -> list[Step]:
+    """Where the rows of a case part. A row that is the beginning of the other one does not: no other id was chosen."""
+    found = []
+    for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
+        before, after = mine["output_ids"], theirs["output_ids"]
+        step = first_divergence(before, after)
+        if step is None or step >= min(len(before), len(after)):
+            continue
+        penalty = float(entry(mine, "sampling", "repetition_penalty") or 1)
+        seen = frozenset((*mine["prompt_ids"], *before[:step])) if penalty != 1 else frozenset[int]()
+        position = len(mine["prompt_ids"]) + step
+        found.append(Step(number, step, position, (before[step], after[step]), penalty, seen, oddity(mine)))
+    return found
+
+
+def ends_elsewhere(old: Case, new: Case) -> bool:
+    """Whether a row is the beginning of its other side: the model chose the same ids, and something else the end."""
+    unequal = [1 for a, b in paired(old.rows, new.rows) if a["output_ids"] != b["output_ids"]]
+    return len(unequal) > len(steps_of(old, new))
+
+
+def oddity(row: Row) -> str:
+    """Why a row's choices cannot be computed again from its logits; "" if they can."""
+    if others := entry(row, "sampling", "processors"):
+        return f"{', '.join(others)} changed the logits, which cannot be computed again"
+    return "beams were searched" if (entry(row, "sampling", "num_beams") or 1) > 1 else ""
+
+
+# == When to ask ==
+
+
+def kind_of(old: Case, new: Case, judged: Judged, always: bool) -> Kind | None:
+    """What a verdict asks of the site's numerics; None if nothing."""
+    verdict, cause, _ = judged
+    if verdict in ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION"):
+        return "passing" if always or (verdict == "TEXT-IDENTICAL" and steps_of(old, new)) else None
+    if cause is not None and cause.name.startswith("model."):
+        return None if cause.certainty == "confirmed" else "model"
+    half = model_of(old).get("dtype", "float32") != "float32"
+    if verdict == "DRIFT" and half and cause is not None and cause.name == "post.other" and same_ids(old, new):
+        return "floats" if number_gap(old.value, new.value) else None
+    return None
+
+
+def number_gap(old: Any, new: Any) -> float | None:
+    """The largest difference of two values that differ in their floats only; None where anything else does."""
+    if isinstance(old, float) and isinstance(new, float):
+        return abs(old - new) if old == old and new == new else None
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        return largest(number_gap(old[key], new[key]) for key in old)
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
+        return largest(number_gap(a, b) for a, b in zip(old, new))
+    return 0.0 if type(old) is type(new) and old == new else None
+
+
+def largest(gaps: Iterable[float | None]) -> float | None:
+    found = list(gaps)
+    known = [gap for gap in found if gap is not None]
+    return max(known, default=0.0) if len(known) == len(found) else None
+
+
+# == Lookups ==
+
+
+def checkpoint_of(case: Case) -> str | None:
+    """Where a case's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all."""
+    path: str | None = case.rows[0].get("model", {}).get("path") if case.rows else None
+    said = (text for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
+    return next((text for text in said if Path(text).is_dir()), path)
+
+
+def model_of(case: Case) -> Row:
+    model: Row = case.rows[0].get("model", {}) if case.rows else {}
+    return model
+
+
+def could_not(why: str, notes: tuple[str, ...] = ()) -> Judged:
+    return "ERROR", Cause("error", "unattributed", f"could not judge: {why}"), notes

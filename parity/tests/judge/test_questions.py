@@ -1,0 +1,195 @@
+"""What a case asks of its site's numerics, and what it becomes by each answer: no model is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parity.golden import Case, Store
+from parity.judge import referee
+from parity.judge.check import finished
+from parity.judge.numerics import Group, Numerics, answer_of, told
+from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, steps_of
+from parity.judge.referee import Reading
+from parity.judge.scoring import Scored
+from parity.verdict import Cause, Check, Outcome
+
+
+def case(*answers: list[int], value: Any = "x", **sampling: Any) -> Case:
+    settings = {name: {"value": setting, "from": "caller"} for name, setting in sampling.items()}
+    rows = tuple({"prompt_ids": [5, 6], "output_ids": ids, "sampling": settings} for ids in answers)
+    return Case("s", "c", rows=rows, value=value)
+
+
+def test_a_row_parts_where_another_id_was_chosen() -> None:
+    [step] = steps_of(case([1, 2, 3], [7]), case([1, 9, 9], [7]))
+    assert (step.row, step.step, step.position, step.ids) == (0, 1, 3, (2, 9))
+
+
+def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
+    assert steps_of(case([1, 2]), case([1, 2, 3])) == [] and ends_elsewhere(case([1, 2]), case([1, 2, 3]))
+    assert not ends_elsewhere(case([1, 2]), case([1, 3]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gap"),
+    [
+        ([0.5, "a"], [0.75, "a"], 0.25),
+        ({"p": [-1.0, -2.0]}, {"p": [-1.0, -2.5]}, 0.5),
+        ([0.5, "a"], [0.75, "b"], None),
+        ([0.5], [0.5, 0.5], None),
+        (float("nan"), 0.0, None),
+        (1, 2, None),
+    ],
+)
+def test_only_floats_may_move(old: Any, new: Any, gap: float | None) -> None:
+    assert number_gap(old, new) == gap
+
+
+def test_nothing_is_asked_where_every_id_is_equal_unless_it_is_asked_for() -> None:
+    old, judged = case([1, 2]), ("IDENTICAL", None, ())
+    assert kind_of(old, old, judged, False) is None and kind_of(old, old, judged, True) == "passing"  # type: ignore[arg-type]
+    assert kind_of(old, case([1, 3]), ("TEXT-IDENTICAL", None, ()), False) == "passing"
+    assert kind_of(old, case([1, 2, 3]), ("TEXT-IDENTICAL", None, ()), False) is None
+
+
+# == Answers ==
+
+
+def group(change: Callable[[Any], Any] = lambda e: e, rows: int = 24, gap: float = 0.01, **answers: Any) -> Group:
+    """A site in bfloat16 whose one case parts at a step where the reference prefers one id by `gap`."""
+    draw, readings = np.random.default_rng(0), []
+    for _ in range(rows):
+        truth = -draw.exponential(2, 80) - 0.1
+        old, new = truth + draw.normal(0, 0.03, 80), truth + change(draw.normal(0, 0.03, 80))
+        readings.append(Reading(truth.tolist(), old.tolist(), new.tolist()))
+    made = Group("s", "vllm", "m", {"dtype": "bfloat16"}, {("c", 0): steps_of(OLD, NEW)[0]}, places={("c", 0): 0})
+    made.readings, made.verdict = readings, referee.judge(readings, dtype="bfloat16")
+    sides = {"truth": (-1.0, -1.0 - gap), "old": (-1.0, -1.02), "new": (-1.02, -1.0), **answers}
+    for name, pair in sides.items():
+        setattr(made, name, [Scored((), pair, (3.0, 3.0))])
+    return made
+
+
+OLD, NEW = case([1, 2, 3]), case([1, 9, 9])
+
+
+def ask(kind: Kind = "parted", judged: Any = None, old: Case = OLD, new: Case = NEW) -> Question:
+    return Question(old, new, "vllm", kind, judged or could_not("not read"))
+
+
+def verdict_of(made: Group, question: Question) -> tuple[str, str, str]:
+    verdict, cause, _ = answer_of(made, question)
+    return verdict, cause.name if cause else "", cause.sentence if cause else ""
+
+
+def test_where_numerics_hold_a_close_step_is_a_near_tie() -> None:
+    made = group()
+    assert verdict_of(made, ask())[:2] == ("NEAR-TIE", "numeric.near_tie")
+    assert told(made).picture["gaps"] == [pytest.approx(0.01)] and told(made).outcome == "holds"
+
+
+@pytest.mark.parametrize(
+    ("sides", "cause"),
+    [
+        ({"gap": 5.0, "new": (-6.0, -1.0)}, "numeric.shift"),
+        ({"gap": 5.0, "new": (-1.0, -6.0)}, "sampling.processors"),
+        ({"gap": -5.0, "old": (-6.0, -1.0)}, "env.version"),
+    ],
+)
+def test_a_step_beyond_the_noise_names_the_path_that_does_not_choose_what_it_chose(sides: Any, cause: str) -> None:
+    assert verdict_of(group(**sides), ask())[:2] == ("DRIFT", cause)
+
+
+def test_a_shift_is_drift_and_of_a_case_that_passes_latent() -> None:
+    made = group(lambda e: e * 3)
+    assert verdict_of(made, ask())[:2] == ("DRIFT", "numeric.shift")
+    assert verdict_of(made, ask("passing", ("IDENTICAL", None, ())))[:2] == ("LATENT", "numeric.shift")
+    declared = ("DRIFT", Cause("model.dtype", "likely", "bfloat16, is float16"), ())
+    _, cause, _ = answer_of(made, ask("model", declared))
+    assert cause is not None and (cause.name, cause.certainty) == ("model.dtype", "confirmed")
+
+
+def test_too_few_tokens_are_no_verdict_and_say_how_many_are_lacking() -> None:
+    verdict, cause, said = verdict_of(group(rows=2), ask())
+    assert (verdict, cause) == ("ERROR", "error") and "cannot tell" in said and "more tokens are needed" in said
+    assert Check((Outcome("s", "c", "vllm", "ERROR"),)).exit_code == 3
+    passing = ("IDENTICAL", None, ())
+    alone = dataclasses.replace(group(rows=2), steps={})
+    assert verdict_of(alone, ask("passing", passing))[0] == "IDENTICAL", "its ids are equal"
+
+
+def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> None:
+    otherwise = ("DRIFT", Cause("post.other", "likely", "value"), ())
+    for far, verdict in ((0.05, "NEAR-TIE"), (2.0, "DRIFT")):
+        question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
+        assert verdict_of(group(), question)[0] == verdict
+
+
+def test_a_penalty_is_put_on_the_ids_that_it_was_on() -> None:
+    """Id 2 stood in the prompt: after the penalty, what the raw gap forbids is a tie."""
+    old, new = (dataclasses.replace(c, rows=({**c.rows[0], "prompt_ids": [5, 2]},)) for c in (OLD, NEW))
+    made = group(gap=1.5, old=(-1.0, -2.5), new=(-1.0, -2.5))
+    [step] = steps_of(old, new)
+    penalty = dataclasses.replace(step, penalty=4.0, seen=frozenset({5, 2, 1}))  # logits 2 and 0.5
+    assert verdict_of(dataclasses.replace(made, steps={("c", 0): step}), ask(old=old, new=new))[0] == "DRIFT"
+    assert verdict_of(dataclasses.replace(made, steps={("c", 0): penalty}), ask(old=old, new=new))[0] == "NEAR-TIE"
+
+
+def test_all_rows_of_a_site_are_read_and_equal_ones_once(tmp_path: Path) -> None:
+    store, model = Store(tmp_path), {"path": "m", "dtype": "bfloat16"}
+    for name, ids in (("a", [1, 2]), ("b", [1, 2]), ("c", [3, 4])):
+        rows = tuple({"prompt_ids": [5, 6], "output_ids": ids, "model": model} for _ in range(2))
+        store.write(Case("s", name, rows=rows, value="x"))
+    made = Group("s", "hf", "m", model, {})
+    made.fill(store)
+    assert [row.ids for row in made.rows] == [(5, 6, 1, 2), (5, 6, 3, 4)]
+
+
+def test_without_the_weights_nothing_is_judged(tmp_path: Path) -> None:
+    """A golden from another machine: exit 3, and it says which checkpoint is missing."""
+    store, model = Store(tmp_path), {"path": "models/gone", "dtype": "bfloat16", "backend": "hf"}
+    old, new = (dataclasses.replace(c, rows=({**c.rows[0], "model": model},)) for c in (OLD, NEW))
+    store.write(old)
+    asked = Numerics(store)
+    asked.ask(ask(old=old, new=new))
+    asked.read("s", "vllm", {"c": Reads()})
+    check = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0)
+    [outcome], [numerics] = check.outcomes, check.numerics
+    assert check.exit_code == 3 and outcome.cause is not None
+    assert "'models/gone' is not on this machine" in outcome.cause.sentence
+    assert numerics.outcome == "could not judge" and numerics.picture == {}
+
+
+def test_a_foreign_engine_that_no_recording_can_load_again_is_said(tmp_path: Path) -> None:
+    store, model = Store(tmp_path), {"path": "m", "dtype": "bfloat16", "backend": "vllm"}
+    old, new = (dataclasses.replace(c, rows=({**c.rows[0], "model": model},)) for c in (OLD, NEW))
+    store.write(old)
+    asked = Numerics(store)
+    asked.ask(ask(old=old, new=new))
+    asked.read("s", "vllm", {})
+    [outcome] = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0).outcomes
+    assert outcome.verdict == "ERROR" and outcome.cause is not None
+    assert "does not use gen_engine" in outcome.cause.sentence
+
+
+class GenEngineError(Exception): ...
+
+
+class EngineError(GenEngineError): ...
+
+
+class Reads:
+    """An engine as far as it is read here; `GenEngineError` stands beside it, as in gen_engine.py."""
+
+    checkpoint = SimpleNamespace(window=None)
+    backend = SimpleNamespace(name="vllm")
+
+    def score_batch(self, items: Any) -> list[Any]:
+        return [SimpleNamespace(logprobs=[-1.0] * len(answer)) for _, answer in items]
