@@ -22,7 +22,8 @@ Verdict = Literal[
     "TEXT-IDENTICAL",  # same value, other ids
     "LATENT",  # same value, but a stage before it differs: it will show one day
     "NEAR-TIE",  # other ids, and floating point alone explains every one of them
-    "SAME-DISTRIBUTION",  # drawn, other draws, and the strongest comparison that there is finds one distribution
+    "SAME-DISTRIBUTION",  # drawn, other draws, and they follow the golden's settings: a wrong temperature would be seen
+    "SAME-SETTINGS",  # drawn, other draws, equal settings; too few or too sure to say more (the note says how many)
     "ACCEPTED",  # differs, and someone said why that is wanted
     "DRIFT",
     "UNSTABLE",  # the old code does not repeat itself, so there is nothing to compare with
@@ -71,6 +72,7 @@ CAUSES: dict[str, str] = {
     "sampling.mode": "greedy on one side, drawn on the other",
     "sampling.leak": "a sampling setting comes from the checkpoint on one side only",
     "sampling.processors": "what is done to the logits before a token is chosen differs",
+    "sampling.draw": "tokens are not drawn from the distribution that the settings say",
     "stop.eos_set": "other ids end the text",
     "stop.strings": "other strings end the text",
     "stop.rule": "the same stops cut at another place",
@@ -175,7 +177,7 @@ class Check:
 
     def passes(self, outcome: Outcome) -> bool:
         """Whether this verdict is allowed by itself; the budget of near ties is for all of a site together."""
-        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "ACCEPTED"}
+        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
         return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
 
     def _key(self, outcome: Outcome) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment
-from parity.judge import compare, ties
+from parity.judge import compare, draws, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import Inquiry, by_company, cause_of
 from parity.judge.replay import Engines, Replay
@@ -68,6 +68,7 @@ class Judge:
     today: datetime.date = dataclasses.field(default_factory=datetime.date.today)
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
+    ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         found = compare.differences(old, new)
@@ -86,9 +87,8 @@ class Judge:
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
         inquiry = Inquiry(old, new, found, decoder(old), lambda load, parts: self.run(old, load, parts), steps)
-        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.suspects(old, new, found)
-        if drawn and not compare.same_ids(old, new):
-            return self.draws(old)
+        if self.only_drawn(old, new, found):
+            return self.draws(old, new)
         cause = cause_of(inquiry)
         if cause is not None:
             return "DRIFT", cause, ()
@@ -103,6 +103,9 @@ class Judge:
             name, difference = named[0]
             proof = "seen directly; on this case the value does not show it"
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        if self.only_drawn(old, new, found):
+            verdict, cause, notes = self.draws(old, new)
+            return ("LATENT", cause, notes) if cause and cause.certainty == "confirmed" else ("TEXT-IDENTICAL", None, notes)
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
     def accepted(self, old: Case, cause: Cause) -> str:
@@ -147,23 +150,62 @@ class Judge:
         said = f"at step {worst.step} of row {worst.row} δ is {worst.delta:.1e}, rounding allows {worst.tau:.1e}"
         return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), notes
 
-    def draws(self, old: Case) -> Judged:
-        """Samples: effective parameters are equal here (L0) and the draws are not (L1)."""
+    def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
+        """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
+        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
+
+    def draws(self, old: Case, new: Case) -> Judged:
+        """Other draws under equal settings: do they follow them? (draws.py)"""
         try:
-            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old)]
+            theirs, mine = self.samples(old, old), self.samples(old, new)
         except COULD_NOT_JUDGE as error:
             return self.permuted(old, str(error))
-        if all(same for same, _ in seen):
-            return "SAME-DISTRIBUTION", None, (f"level L2: {seen[0][1]}",)
-        worst = next(said for same, said in seen if not same)
-        return "DRIFT", Cause("sampling.processors", "confirmed", f"another distribution: {worst}"), ()
+        ledger = self.ledger(old.site)
+        before = draws.evidence_of(theirs, ledger.alpha)
+        if before.breaks and before.fault != draws.COPY:
+            said = f"the golden's own draws do not follow its settings: {before.sentence()}; record it again"
+            return "ERROR", Cause("error", "confirmed", said), ()
+        evidence = draws.evidence_of(mine, ledger.alpha, copied=not before.breaks)
+        if evidence.breaks:
+            return "DRIFT", drawn_otherwise(evidence), ()
+        ledger.add(old.case, mine)
+        with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
+            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old)]
+            exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
+            if exact and (said := next((said for same, said in seen if not same), "")):
+                return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), ()
+        return ("SAME-DISTRIBUTION" if evidence.tells else "SAME-SETTINGS"), None, (evidence.sentence(),)
+
+    def samples(self, old: Case, case: Case) -> list[draws.Sample]:
+        """What the drawn rows of a case say under the golden's settings. Raises GoldenError where that cannot be had."""
+        path, found = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store), []
+        sources = draws.streams(case.rows)
+        theirs = {tuple(row["prompt_ids"]): row for row in reversed(old.rows)}
+        for row, source in zip(case.rows, sources):
+            golden = theirs.get(tuple(row["prompt_ids"]), old.rows[0])
+            asked = {**golden, "output_ids": row["output_ids"]}
+            if why := draws.unreadable(asked):
+                raise GoldenError(why)
+            if compare.is_drawn(golden):
+                found.append(draws.sample_of(asked, path.logits(asked), source))
+        return found
+
+    def ledger(self, site: str) -> draws.Ledger:
+        if site not in self.ledgers:
+            cases = 0
+            for name in self.store.names(site):
+                with contextlib.suppress(GoldenError):  # said when its turn comes
+                    cases += ties.is_sampled(self.store.read(site, name))
+            self.ledgers[site] = draws.Ledger(cases)
+        return self.ledgers[site]
 
     def permuted(self, old: Case, why: str) -> Judged:
         """L3: texts of many draws against texts of many draws. why: what stands in the way of a stronger level."""
         paths = [path for path, _ in leaves(old.value)]
         if self.resample is None or len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES:
             said = (
-                f"equal settings (L0), other draws; {why}; for L3 record {LEAST_TEXTS} texts or more with --samples 20"
+                f"equal settings, other draws; {why}; to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
             )
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
@@ -171,8 +213,32 @@ class Judge:
             seeds = range(first, first + len(old.samples))
             p = ties.permutation_p(before, columns([self.resample(old, seed).value for seed in seeds], paths))
             if p >= ALPHA:
-                return "SAME-DISTRIBUTION", None, (f"level L3: p = {p:.3f} of {len(paths)} texts; {why}",)
+                return "SAME-DISTRIBUTION", None, (f"by texts: p = {p:.3f} of {len(paths)} texts; {why}",)
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
+
+
+def drawn_otherwise(evidence: draws.Evidence) -> Cause:
+    name = "rng" if evidence.fault == draws.COPY and evidence.impossible is None else "sampling.draw"
+    said = "samples of one prompt are copies" if name == "rng" else CAUSES[name]
+    proof = f"computed by plain transformers under the golden's settings; by chance once in {1 / evidence.alpha:,.0f} runs"
+    return Cause(name, "confirmed", f"{said}: {evidence.sentence()}", proof)
+
+
+def judged_together(outcomes: Sequence[Outcome], ledgers: Mapping[str, draws.Ledger]) -> list[Outcome]:
+    """Draws of a site's cases show together what each of them may be too few to show."""
+    found = list(outcomes)
+    for site, ledger in ledgers.items():
+        evidence = ledger.together()
+        if evidence is None or not (evidence.breaks or evidence.tells):
+            continue
+        note = f"all cases of {site} together: {evidence.sentence()}"
+        for place, o in enumerate(found):
+            if o.site != site or o.case not in ledger.samples or o.verdict not in ("SAME-DISTRIBUTION", "SAME-SETTINGS"):
+                continue
+            cause = drawn_otherwise(evidence) if evidence.breaks else None
+            verdict: Verdict = "DRIFT" if cause else "SAME-DISTRIBUTION"
+            found[place] = dataclasses.replace(o, verdict=verdict, cause=cause, notes=(*o.notes, note))
+    return found
 
 
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
@@ -392,7 +458,8 @@ def check_site(
 ) -> list[Outcome]:
     if not names:
         return [missing(site, "*", backend, f"no golden under {session.store.root / site}; record the old code first")]
-    outcomes = []
+    outcomes: list[Outcome] = []
+    ledgers: dict[str, draws.Ledger] = {}
     for name in names:
         if not session.store.path(site, name).exists():
             outcomes.append(missing(site, name, backend, f"there is no {session.store.path(site, name)}"))
@@ -406,13 +473,13 @@ def check_site(
             new = run(old, {}, frozenset())
             seconds = time.perf_counter() - started
             again = functools.partial(session.resample, run)
-            judge = Judge(session.store, backend, run, tau, engine=session.engine, resample=again)
+            judge = Judge(session.store, backend, run, tau, engine=session.engine, resample=again, ledgers=ledgers)
             outcomes.append(judge.outcome(old, new, seconds))
         except COULD_NOT_JUDGE as error:
             outcomes.append(error_outcome(site, name, backend, error))
         if progress:
             progress(f"{backend} {outcomes[-1].label} {outcomes[-1].verdict}")
-    return outcomes
+    return judged_together(outcomes, ledgers)
 
 
 # == Whole scripts, and old against new ==
@@ -492,7 +559,7 @@ def check_script(
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
             outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
-    return Check(tuple(outcomes), policy or Policy(), environment(), time.perf_counter() - started)
+    return Check(tuple(judged_together(outcomes, judge.ledgers)), policy or Policy(), environment(), time.perf_counter() - started)
 
 
 def record_again(store: Store, into: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> None:

@@ -190,7 +190,7 @@ def partings(outcome: Outcome) -> list[Parting]:
 
 # == Console ==
 
-GOOD = {"IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION", "ACCEPTED"}
+GOOD = {"IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
 PAINT = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 
 
