@@ -223,7 +223,7 @@ def streams(rows: Sequence[Row]) -> list[Stream]:
     found: list[Stream] = []
     for number, row in enumerate(rows):
         said = row.get("sampling", {}).get("seed") or {}
-        own = row.get("request", {}).get("seed", said.get("value"))
+        own = (row.get("request") or {}).get("seed", said.get("value"))
         if own is None:
             found.append(("unseeded", object()))
         elif said.get("from") == "process":

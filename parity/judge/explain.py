@@ -148,7 +148,7 @@ def by_endings(inquiry: Inquiry) -> Cause | None:
     if found is None:
         return None
     proof = "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ in this alone"
-    certainty: Certainty = "confirmed" if len(found.fields) == 1 else "likely"
+    certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
     return Cause(found.cause, certainty, f"{CAUSES[found.cause]}: {found.sentence()}", proof)
 
 
