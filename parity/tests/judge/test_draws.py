@@ -223,7 +223,7 @@ def judged(store: Store, backend: str, case: str) -> Outcome:
     settings = store.settings()["samples"]
     with Session(store, {"parity.callsites.inference_module.moved:generate": "samples"}) as session:
         [outcome] = check_site(session, "samples", [case], backend, settings, None, None)
-    print(outcome.case, backend, outcome.verdict, outcome.cause, outcome.notes)
+    print(outcome.case, backend, outcome.verdict, outcome.cause and outcome.cause.sentence, outcome.notes)
     return outcome
 
 
