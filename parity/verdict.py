@@ -135,7 +135,7 @@ class Outcome:
 
     old, new: the two recordings (golden.Case.to_json(), or None where there is none), for reports that show them side
     by side.   seconds: how long the new code took.   notes: what a reader should know, such as the sampled level.
-    steps: how the cause was found, for `explain`.
+    steps: how the cause was found, for `explain`.   also: causes of whatever else differs.
     """
 
     site: str
@@ -150,6 +150,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     steps: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import inspect
 import sys
 import tempfile
@@ -27,10 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment
+from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, read_json
 from parity.judge import compare, draws, ties
 from parity.judge.endings import leaves
-from parity.judge.explain import Inquiry, by_company, cause_of
+from parity.judge.explain import Inquiry, also_differs, by_company, cause_of
+from parity.judge.laws import Tools
 from parity.judge.replay import Engines, Replay
 from parity.record import observe
 from parity.record.recorder import Starting
@@ -75,9 +77,12 @@ class Judge:
         steps: list[str] = []
         verdict, cause, notes = self.verdict(old, new, found, steps)
         accepted = "" if cause is None else self.accepted(old, cause)
+        also: tuple[str, ...] = ()
+        if cause is not None and verdict in ("DRIFT", "LATENT"):
+            also = also_differs(Inquiry(old, new, found, tools=tools_of(old)), cause)
         return Outcome(
             old.site, old.case, self.backend, "ACCEPTED" if accepted else verdict, found, cause, old.to_json(),
-            new.to_json(), accepted, notes, seconds, tuple(steps),
+            new.to_json(), accepted, notes, seconds, tuple(steps), also,
         )  # fmt: skip
 
     def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
@@ -86,7 +91,9 @@ class Judge:
             return "UNSTABLE", Cause("nondeterminism", "confirmed", said), ()
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
-        inquiry = Inquiry(old, new, found, decoder(old), lambda load, parts: self.run(old, load, parts), steps)
+        tools = tools_of(old)
+        again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
+        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
         if self.only_drawn(old, new, found):
             return self.draws(old, new)
         cause = cause_of(inquiry)
@@ -105,7 +112,11 @@ class Judge:
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if self.only_drawn(old, new, found):
             verdict, cause, notes = self.draws(old, new)
-            return ("LATENT", cause, notes) if cause and cause.certainty == "confirmed" else ("TEXT-IDENTICAL", None, notes)
+            return (
+                ("LATENT", cause, notes)
+                if cause and cause.certainty == "confirmed"
+                else ("TEXT-IDENTICAL", None, notes)
+            )
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
     def accepted(self, old: Case, cause: Cause) -> str:
@@ -137,6 +148,12 @@ class Judge:
         stale = [reading.stale for reading in readings if reading.stale is not None]
         drift = max((reading.drift for reading in readings), default=0.0)
         notes = (f"log-probabilities of the golden's tokens differ by {drift:.1e} at most",)
+        if stale and self.recorded_here(old):
+            said = (
+                f"plain transformers, given what was recorded, does not choose the golden's token {stale[0]}, in the "
+                "environment that recorded it: something that was not recorded changed the old answer"
+            )
+            return "DRIFT", Cause("numeric.shift", "unattributed", said), notes
         if stale:
             said = f"the old path, run here, leaves the golden at step {stale[0]}: this environment is another one"
             return "DRIFT", Cause("env.version", "likely", said, "run `check --ab`"), notes
@@ -146,9 +163,17 @@ class Judge:
             return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", f"{CAUSES['numeric.near_tie']}: {said}"), notes
         if worst is None:
             said = "both paths choose the golden's tokens when they read them; the answer was not the model's choice"
-            return "DRIFT", Cause("stop.rule", "likely", said), notes
+            stops = any(compare.entry(row, "stop", name) for row in old.rows for name in ("strings", "criteria"))
+            return "DRIFT", Cause("stop.rule", "likely" if stops else "unattributed", said), notes
         said = f"at step {worst.step} of row {worst.row} δ is {worst.delta:.1e}, rounding allows {worst.tau:.1e}"
         return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), notes
+
+    def recorded_here(self, old: Case) -> bool:
+        """Whether the golden is of this environment, as far as it says."""
+        path = self.store.root / "environments" / f"{old.environment}.json"
+        said = read_json(path) if old.environment and path.exists() else {}
+        here = environment()
+        return bool(said) and all(here.get(name, value) == value for name, value in said.items())
 
     def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
         """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
@@ -204,9 +229,7 @@ class Judge:
         """L3: texts of many draws against texts of many draws. why: what stands in the way of a stronger level."""
         paths = [path for path, _ in leaves(old.value)]
         if self.resample is None or len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES:
-            said = (
-                f"equal settings, other draws; {why}; to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
-            )
+            said = f"equal settings, other draws; {why}; to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
         for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance
@@ -220,7 +243,9 @@ class Judge:
 def drawn_otherwise(evidence: draws.Evidence) -> Cause:
     name = "rng" if evidence.fault == draws.COPY and evidence.impossible is None else "sampling.draw"
     said = "samples of one prompt are copies" if name == "rng" else CAUSES[name]
-    proof = f"computed by plain transformers under the golden's settings; by chance once in {1 / evidence.alpha:,.0f} runs"
+    proof = (
+        f"computed by plain transformers under the golden's settings; by chance once in {1 / evidence.alpha:,.0f} runs"
+    )
     return Cause(name, "confirmed", f"{said}: {evidence.sentence()}", proof)
 
 
@@ -233,7 +258,11 @@ def judged_together(outcomes: Sequence[Outcome], ledgers: Mapping[str, draws.Led
             continue
         note = f"all cases of {site} together: {evidence.sentence()}"
         for place, o in enumerate(found):
-            if o.site != site or o.case not in ledger.samples or o.verdict not in ("SAME-DISTRIBUTION", "SAME-SETTINGS"):
+            if (
+                o.site != site
+                or o.case not in ledger.samples
+                or o.verdict not in ("SAME-DISTRIBUTION", "SAME-SETTINGS")
+            ):
                 continue
             cause = drawn_otherwise(evidence) if evidence.breaks else None
             verdict: Verdict = "DRIFT" if cause else "SAME-DISTRIBUTION"
@@ -257,11 +286,11 @@ def checkpoint_of(old: Case) -> str | None:
     return next((text for text in said if Path(text).is_dir()), path)
 
 
-def decoder(old: Case) -> Any:
-    """The golden's tokenizer as a function of ids, or None where its checkpoint is not here."""
+def tools_of(old: Case) -> Tools:
+    """The golden's tokenizer and template as plain transformers has them; nothing where its checkpoint is not here."""
     path = checkpoint_of(old)
     if path is None:
-        return None
+        return Tools()
     if path not in _tokenizers:
         import transformers
 
@@ -269,13 +298,21 @@ def decoder(old: Case) -> Any:
         with contextlib.suppress(OSError, ValueError):  # neither here nor downloaded
             _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     if (tokenizer := _tokenizers[path]) is None:
-        return None
+        return Tools()
 
     def decode(ids: Sequence[int], skip: bool, clean: bool) -> str:
         text: str = tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=clean)
         return text
 
-    return decode
+    def encode(text: str, special: bool) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def render(messages: Any, arguments: Mapping[str, Any]) -> str:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        return text
+
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    return Tools(decode, encode, render, hashlib.sha256(template.encode()).hexdigest() if template else "")
 
 
 # == Calling the moved functions ==
@@ -559,7 +596,12 @@ def check_script(
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
             outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
-    return Check(tuple(judged_together(outcomes, judge.ledgers)), policy or Policy(), environment(), time.perf_counter() - started)
+    return Check(
+        tuple(judged_together(outcomes, judge.ledgers)),
+        policy or Policy(),
+        environment(),
+        time.perf_counter() - started,
+    )
 
 
 def record_again(store: Store, into: Store, sites: Sequence[str] | None, cases: Sequence[str] | None) -> None:

@@ -181,7 +181,7 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     rows after it, too, whatever their own seeds are on the other side."""
     known: tuple[set[int], set[int]] = set(), set()
     for number, (old, new) in enumerate(pairs):
-        if not (is_drawn(old) and is_drawn(new)):
+        if not (old.get("sampling") and new.get("sampling") and is_drawn(old) and is_drawn(new)):
             continue
         mine, theirs = seeds_of(old), seeds_of(new)
         known[0].update(mine)
@@ -221,7 +221,9 @@ def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Differ
     mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
     if mine != theirs and sorted(mine) == sorted(theirs):
         moved = [theirs.index(ids) for ids in mine]
-        yield Difference("batch", "order", list(range(len(mine))), moved, next(k for k, m in enumerate(moved) if m != k))
+        yield Difference(
+            "batch", "order", list(range(len(mine))), moved, next(k for k, m in enumerate(moved) if m != k)
+        )
 
 
 def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:

@@ -320,10 +320,7 @@ def evidence_of(samples: Sequence[Sample], alpha: float = ALPHA, *, copied: bool
     """copied: whether equal samples count; not where the golden's own are equal as often."""
     groups = by_stream(samples)
     names = list(dict.fromkeys(name for sample in samples for name in sample.ratios))
-    weights = {
-        name: sum(log_mean([s.ratios.get(name, 0.0) for s in group]) for group in groups)
-        for name in names
-    }
+    weights = {name: sum(log_mean([s.ratios.get(name, 0.0) for s in group]) for group in groups) for name in names}
     if copied and len({s.prompt for s in samples}) < len(samples):
         weights[COPY] = copies(samples)
     fault = max(weights, key=lambda name: weights[name], default="")

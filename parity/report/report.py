@@ -228,6 +228,8 @@ def case_text(outcome: Outcome, *, colour: bool = False, check: Check | None = N
         lines.append(wrapped(f"proof: {outcome.cause.proof}"))
     if sentence(outcome) != "; ".join(outcome.notes):
         lines += [wrapped(f"note: {note}") for note in outcome.notes]
+    if outcome.also:
+        lines.append(wrapped(f"also differs: {', '.join(outcome.also)}"))
     if outcome.verdict not in ("MISSING", "UNUSED"):
         lines.append(f"  {paint(explain_command(outcome), 'dim', colour)}")
     return "\n".join(lines)
@@ -384,6 +386,7 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
         "differences": [difference_json(d) for d in outcome.differences],
         "accepted": outcome.accepted,
         "notes": list(outcome.notes),
+        "also": list(outcome.also),
         "steps": list(outcome.steps),
         "seconds": round(outcome.seconds, 3),
     }

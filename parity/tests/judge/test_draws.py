@@ -49,7 +49,9 @@ def made(count: int, *, tokens: int = 60, sure: float = 2.0, factor: float = 1.0
     return found
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}, {"repetition_penalty": 1.2}])
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}, {"repetition_penalty": 1.2}]
+)
 def test_clean_draws_hold_and_power_is_said(sampling: dict[str, Any]) -> None:
     found = draws.evidence_of(made(16, **sampling))
     assert not found.breaks and abs(found.z) < 3.5
@@ -98,7 +100,10 @@ def test_what_cannot_be_drawn_is_a_fault_at_once_and_rounding_is_not() -> None:
 def test_early_ends_that_were_held_back_have_no_chance() -> None:
     import torch
 
-    asked = {**row([0, 0]), "stop": {"end_ids": {"value": [1], "from": "caller"}, "min_new_tokens": {"value": 2, "from": "caller"}}}
+    asked = {
+        **row([0, 0]),
+        "stop": {"end_ids": {"value": [1], "from": "caller"}, "min_new_tokens": {"value": 2, "from": "caller"}},
+    }
     scores = draws.processed(torch.zeros(2, 4), asked, draws.declared(asked))
     assert scores[:, 1].tolist() == [-math.inf, -math.inf]
 
@@ -204,7 +209,10 @@ def scores_changed(change: Any) -> Iterator[None]:
     def tempered(logits: Any, temperature: Any, *rest: Any) -> Any:
         return change(apply(logits, temperature, *rest), float(temperature[0]))
 
-    with replaced(gen_engine.DecodeLoop, "_choose", choose), replaced(Sampler, "apply_temperature", staticmethod(tempered)):
+    with (
+        replaced(gen_engine.DecodeLoop, "_choose", choose),
+        replaced(Sampler, "apply_temperature", staticmethod(tempered)),
+    ):
         yield
 
 
