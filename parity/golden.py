@@ -31,7 +31,7 @@ A case holds one row per sequence that the model generated:
     output_ids    what was generated, with the id that ended it, without padding
     decode        {"ids", "skip_special_tokens", "clean_up"}: which ids became text, and how
     text          what decoding gave
-    decodes       where these ids were decoded more than once: each time, {"ids", "skip_special_tokens", "clean_up", "text"}
+    decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
 
 `request`, `inputs` and `decodes` are younger than this format and may be absent: then nothing was seen of them.
 """

@@ -95,7 +95,7 @@ class Judge:
         again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
         inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
         if self.only_drawn(old, new, found):
-            return self.draws(old, new)
+            return self.judged_draws(old, new)
         cause = cause_of(inquiry)
         if cause is not None:
             return "DRIFT", cause, ()
@@ -111,12 +111,9 @@ class Judge:
             proof = "seen directly; on this case the value does not show it"
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if self.only_drawn(old, new, found):
-            verdict, cause, notes = self.draws(old, new)
-            return (
-                ("LATENT", cause, notes)
-                if cause and cause.certainty == "confirmed"
-                else ("TEXT-IDENTICAL", None, notes)
-            )
+            _, cause, notes = self.judged_draws(old, new)
+            wrong = cause is not None and cause.certainty == "confirmed"
+            return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
     def accepted(self, old: Case, cause: Cause) -> str:
@@ -180,7 +177,7 @@ class Judge:
         drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
         return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
 
-    def draws(self, old: Case, new: Case) -> Judged:
+    def judged_draws(self, old: Case, new: Case) -> Judged:
         """Other draws under equal settings: do they follow them? (draws.py)"""
         try:
             theirs, mine = self.samples(old, old), self.samples(old, new)
@@ -203,12 +200,12 @@ class Judge:
         return ("SAME-DISTRIBUTION" if evidence.tells else "SAME-SETTINGS"), None, (evidence.sentence(),)
 
     def samples(self, old: Case, case: Case) -> list[draws.Sample]:
-        """What the drawn rows of a case say under the golden's settings. Raises GoldenError where that cannot be had."""
+        """What a case's drawn rows say under the golden's settings. Raises GoldenError where that cannot be had."""
         path, found = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store), []
         sources = draws.streams(case.rows)
-        theirs = {tuple(row["prompt_ids"]): row for row in reversed(old.rows)}
+        asked_as = {id(new): golden for golden, new in compare.paired(old.rows, case.rows)}
         for row, source in zip(case.rows, sources):
-            golden = theirs.get(tuple(row["prompt_ids"]), old.rows[0])
+            golden = asked_as.get(id(row), old.rows[0])
             asked = {**golden, "output_ids": row["output_ids"]}
             if why := draws.unreadable(asked):
                 raise GoldenError(why)
@@ -229,7 +226,8 @@ class Judge:
         """L3: texts of many draws against texts of many draws. why: what stands in the way of a stronger level."""
         paths = [path for path, _ in leaves(old.value)]
         if self.resample is None or len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES:
-            said = f"equal settings, other draws; {why}; to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
+            record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
+            said = f"equal settings, other draws; {why}; {record}"
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
         for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance

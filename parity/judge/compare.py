@@ -246,8 +246,8 @@ def decodes_of(row: Row) -> list[Mapping[str, Any]]:
 
 
 OF_ROWS = (
-    prompt_differences, image_differences, batch_differences, input_differences, model_differences, sampling_differences, stop_differences,
-    answer_differences,
+    prompt_differences, image_differences, batch_differences, input_differences, model_differences,
+    sampling_differences, stop_differences, answer_differences,
 )  # fmt: skip
 
 
@@ -272,8 +272,8 @@ def differences(old: Case, new: Case) -> tuple[Difference, ...]:
 
 
 def said_otherwise(difference: Difference, old: Case, new: Case) -> bool:
-    """Whether a difference is only one of who says it: n samples of one request are n requests, and stops that code cuts
-    at by itself are among its arguments."""
+    """Whether a difference is only one of who says it: n samples of one request are n requests, and stops that code
+    cuts at by itself are among its arguments."""
     if (difference.stage, difference.field) == ("sampling", "n"):
         return len(old.rows) == len(new.rows)
     if (difference.stage, difference.field) == ("stop", "strings") and not difference.old:

@@ -13,12 +13,12 @@ one level for all of a site's cases together (ALPHA):
 Rows that share a seed share their random numbers: their ratios are averaged, not multiplied, and their deviations are
 added before they are squared, which holds under any dependence.
 
-What a test did not see it may have been unable to see: `Evidence.power` says by which factor a temperature must be wrong
-to be seen in these draws. Where that is more than SEEN, the answer is "cannot tell, needs about N more tokens" and
-the verdict is SAME-SETTINGS, never SAME-DISTRIBUTION. SAME-SETTINGS passes, also in a strict check, with this note: all
-that can be compared (settings, and the processed distribution at the golden's own prefixes) was compared and is
-equal, and no moved code can do anything about a model that is too sure; goldens of samples that are to show something
-are drawn at a higher temperature, or are more. A site's draws are also judged together, which sees more than each case.
+What a test did not see it may have been unable to see: `Evidence.power` says by which factor a temperature must be
+wrong to be seen in these draws. Where that is more than SEEN, the answer is "cannot tell, needs about N more tokens" and the
+verdict is SAME-SETTINGS, never SAME-DISTRIBUTION. It passes, also in a strict check, with this note: all that can be
+compared (settings, and the processed distribution at the golden's own prefixes) was compared and is equal, and no moved
+code can do anything about a model that is too sure. Goldens of samples that are to show something are drawn at a higher
+temperature, or are more. A site's draws are also judged together, which sees more than each case.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def top(scores: Any, k: int, slack: float) -> Any:
 
 
 def seen_ids(row: Row, first: int, steps: int) -> Any:
-    """The ids before each step, [steps, longest]; shorter ones are filled up with the first id, which is seen anyhow."""
+    """The ids before each step, [steps, longest]; shorter ones are filled up with the first id, seen anyhow."""
     import torch
 
     ids = torch.tensor([*row["prompt_ids"], *row["output_ids"][: first + steps - 1]])
@@ -176,7 +176,7 @@ def sample_of(row: Row, logits: Any, stream: Stream) -> Sample:
     settings, vocabulary = declared(row), logits.shape[-1]
     listed = faults(settings)
     sums = torch.zeros(3, dtype=torch.float64)
-    ratios, gains = ({name: 0.0 for name in listed} for _ in range(2))
+    ratios, gains = (dict.fromkeys(listed, 0.0) for _ in range(2))
     impossible, steps = None, max(1, CHUNK // vocabulary)
     for first in range(0, len(logits), steps):
         part = logits[first : first + steps]

@@ -48,7 +48,7 @@ class Inquiry:
     found: Sequence[Difference]
     decode: Decode | None = None
     rerun: Rerun | None = None
-    tools: Tools = Tools()
+    tools: Tools = field(default_factory=Tools)
     steps: list[str] = field(default_factory=list)
 
     @functools.cached_property

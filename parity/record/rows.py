@@ -496,7 +496,7 @@ def forward_event(given: Mapping[str, Any], placeholder: int | None) -> Forward 
     tensors = sorted(name for name, value in given.items() if hasattr(value, "shape") and name not in UNSEEN_BY_ROWS)
     pictures, found = picture_sums(given), []
     for number, row in enumerate(lists(ids)):
-        shown = lists(mask[number])[0] if flat_mask else [1] * len(row)
+        shown = lists(mask[number])[0] if flat_mask and mask is not None else [1] * len(row)
         own = [place for place, m in enumerate(shown) if m]
         said: dict[str, Any] = {"keys": tensors}
         if positions is not None and positions.shape[-1] == len(row):
@@ -743,7 +743,7 @@ def engine_event(
                 **chat_of(made),
             }
             batch = padded.get(tuple(sample.prompt_token_ids), {})
-            request = {"number": index, "sample": number}
+            request: dict[str, Any] = {"number": index, "sample": number}
             if asked_for(prompt, sample.prompt_token_ids, engine.checkpoint.placeholder_id) is False:
                 request["answers"] = "another"
             if getattr(sample, "cached", False):

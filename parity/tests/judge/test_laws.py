@@ -89,7 +89,7 @@ def test_what_was_not_recorded_is_not_seen() -> None:
 def test_only_what_the_new_side_alone_breaks_is_a_finding() -> None:
     short = row(output_ids=[4, 5, 4, 5], text="dede")
     sides = [Case("s", "c", rows=(each,)) for each in (row(), short)]
-    assert [b.cause for b in laws.broken_by_new(*sides, TOOLS)] == ["stop.length"]
+    assert [b.cause for b in laws.broken_by_new(sides[0], sides[1], TOOLS)] == ["stop.length"]
     assert list(laws.broken_by_new(sides[1], sides[1], TOOLS)) == []
 
 
@@ -98,7 +98,7 @@ def test_only_what_the_new_side_alone_breaks_is_a_finding() -> None:
 
 def cause(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Cause | None:
     sides = [Case("s", "c", arguments=how.get("arguments", {}), rows=(r,), value=r["text"]) for r in (old, new)]
-    return cause_of(Inquiry(*sides, differences(*sides), decode, tools=TOOLS))
+    return cause_of(Inquiry(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
 
 
 def test_one_token_too_few_is_a_length_and_no_stop() -> None:
@@ -116,7 +116,7 @@ def test_answers_in_another_order_are_named() -> None:
     one, two = row(), row(prompt_ids=[3, 2], prompt_text="cb", messages=["c", "b"], output_ids=[6, 9], text="f")
     swapped = ({**one, "output_ids": [6, 9], "text": "f"}, {**two, "output_ids": [4, 5, 9], "text": "de"})
     sides = [Case("s", "c", rows=rs, value=[r["text"] for r in rs]) for rs in ((one, two), swapped)]
-    found = cause_of(Inquiry(*sides, differences(*sides), decode, tools=TOOLS))
+    found = cause_of(Inquiry(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
     assert str(found) == "batch.order; confirmed"
 
 
