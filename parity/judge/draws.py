@@ -14,11 +14,11 @@ Rows that share a seed share their random numbers: their ratios are averaged, no
 added before they are squared, which holds under any dependence.
 
 What a test did not see it may have been unable to see: `Evidence.power` says by which factor a temperature must be
-wrong to be seen in these draws. Where that is more than SEEN, the answer is "cannot tell, needs about N more tokens" and the
-verdict is SAME-SETTINGS, never SAME-DISTRIBUTION. It passes, also in a strict check, with this note: all that can be
-compared (settings, and the processed distribution at the golden's own prefixes) was compared and is equal, and no moved
-code can do anything about a model that is too sure. Goldens of samples that are to show something are drawn at a higher
-temperature, or are more. A site's draws are also judged together, which sees more than each case.
+wrong to be seen in these draws. Where that is more than SEEN, the answer is "cannot tell, needs about N more tokens"
+and the verdict is SAME-SETTINGS, never SAME-DISTRIBUTION. It passes, also in a strict check, with this note: all that
+can be compared (settings, and the processed distribution at the golden's own prefixes) was compared and is equal, and
+no moved code can do anything about a model that is too sure. Goldens of samples that are to show something are drawn
+at a higher temperature, or are more. A site's draws are also judged together, which sees more than each case.
 """
 
 from __future__ import annotations
