@@ -278,6 +278,8 @@ class Evidence:
             row, step = self.impossible
             return f"token {step} of row {row} cannot be drawn under the declared settings"
         seen = f"{self.tokens} tokens drawn, z = {self.z:.1f}"
+        if self.variance < NORMAL and abs(self.z) > 2:
+            seen += " (one unlikely token: of so few surprises z is not normal)"
         if self.breaks:
             kind = "copies of one sample" if self.fault == COPY else self.fault
             fits = f"{kind} fits them e^{self.weight:.0f} times better" if self.weight > 0 else "no listed fault fits"

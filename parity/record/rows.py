@@ -493,7 +493,9 @@ def forward_event(given: Mapping[str, Any], placeholder: int | None) -> Forward 
     if ids is None:
         return None
     flat_mask = mask is not None and getattr(mask, "ndim", 0) == 2 and mask.shape == ids.shape
-    tensors = sorted(name for name, value in given.items() if hasattr(value, "shape") and name not in UNSEEN_BY_ROWS)
+    # A mapping: what newer transformers make of the pictures before the forward.
+    told = {name for name, value in given.items() if hasattr(value, "shape") or (isinstance(value, dict) and value)}
+    tensors = sorted(told - UNSEEN_BY_ROWS - {"kwargs"})
     pictures, found = picture_sums(given), []
     for number, row in enumerate(lists(ids)):
         shown = lists(mask[number])[0] if flat_mask and mask is not None else [1] * len(row)
