@@ -35,7 +35,10 @@ def seen(run: Any) -> tuple[Any, Case]:
 
 def asked(plain: tuple[Any, Any], *dropped: str) -> Any:
     model, processor = plain
-    content = [{"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": QUESTION}]
+    content: list[dict[str, Any]] = [
+        {"type": "image", "image": drawing("red", "circle")},
+        {"type": "text", "text": QUESTION},
+    ]
     text = processor.apply_chat_template(
         [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, enable_thinking=False
     )
@@ -65,7 +68,10 @@ def test_dropped_inputs_of_plain_code_are_named(plain: tuple[Any, Any]) -> None:
 
 def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> None:
     _, old = seen(lambda: asked(plain))
-    content = [{"type": "image", "image": drawing("red", "circle")}, {"type": "text", "text": QUESTION}]
+    content: list[dict[str, Any]] = [
+        {"type": "image", "image": drawing("red", "circle")},
+        {"type": "text", "text": QUESTION},
+    ]
     with gen_engine.load(VL) as engine:
         request = {"messages": [{"role": "user", "content": content}]}
         _, new = seen(lambda: engine.generate_vlm_batch([request], {"max_new_tokens": 8}))
