@@ -22,13 +22,18 @@ A case holds one row per sequence that the model generated:
     prompt_text   the prompt as text, each picture as one placeholder
     prompt_ids    the ids that the model saw, without padding, pictures as their image tokens
     images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}]
+    request       {"number", "sample", "seed"}: which request of the call the row answers, and that one's own seed
     batch         {"rows", "side" of the padding, "pads" of this row, "masked"}
+    inputs        what reached the model's forward with the ids: {"keys" of other tensors, "positions", "pictures"}
     model         {"class", "dtype", "attention", "quantization", "weights", "files", "path", "backend"}
     sampling      each setting as {"value", "from"}: caller, checkpoint or default
     stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria
     output_ids    what was generated, with the id that ended it, without padding
     decode        {"ids", "skip_special_tokens", "clean_up"}: which ids became text, and how
     text          what decoding gave
+    decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
+
+`request`, `inputs` and `decodes` are younger than this format and may be absent: then nothing was seen of them.
 """
 
 from __future__ import annotations
@@ -54,8 +59,8 @@ from typing import Any
 FORMAT = 1
 RESERVED = {"models", "blobs", "environments"}
 ROW_KEYS = (
-    "messages", "template", "prompt_text", "prompt_ids", "images", "batch", "model", "sampling", "stop", "output_ids",
-    "decode", "text",
+    "messages", "template", "prompt_text", "prompt_ids", "images", "request", "batch", "inputs", "model", "sampling",
+    "stop", "output_ids", "decode", "text", "decodes",
 )  # fmt: skip
 
 

@@ -21,7 +21,8 @@ Verdict = Literal[
     "TEXT-IDENTICAL",  # same value, other ids
     "LATENT",  # same value, but a stage before it differs: it will show one day
     "NEAR-TIE",  # other ids, and the rounding that was measured at its site explains every one of them
-    "SAME-DISTRIBUTION",  # drawn, other draws, and the strongest comparison that there is finds one distribution
+    "SAME-DISTRIBUTION",  # drawn, other draws, and they follow the golden's settings: a wrong temperature would be seen
+    "SAME-SETTINGS",  # drawn, other draws, equal settings; too few or too sure to say more (the note says how many)
     "ACCEPTED",  # differs, and someone said why that is wanted
     "DRIFT",
     "UNSTABLE",  # the old code does not repeat itself, so there is nothing to compare with
@@ -57,6 +58,8 @@ CAUSES: dict[str, str] = {
     "batch.padding_side": "shorter rows are padded on the other side",
     "batch.pad_unmasked": "padding is read as text",
     "batch.position_ids": "positions are counted otherwise",
+    "batch.inputs": "other tensors reach the model beside the ids",
+    "batch.order": "an answer belongs to another request",
     "batch.composition": "a row's answer depends on its neighbours",
     "image.content": "the picture itself is another one",
     "image.pixel_budget": "the picture was resized to another budget",
@@ -67,9 +70,11 @@ CAUSES: dict[str, str] = {
     "model.attn": "attention is computed by another implementation",
     "model.quant": "the weights are quantized otherwise",
     "env.version": "a library has another version",
+    "cache.key": "an answer comes from a cache that takes another request for this one",
     "sampling.mode": "greedy on one side, drawn on the other",
     "sampling.leak": "a sampling setting comes from the checkpoint on one side only",
     "sampling.processors": "what is done to the logits before a token is chosen differs",
+    "sampling.draw": "tokens are not drawn from the distribution that the settings say",
     "stop.eos_set": "other ids end the text",
     "stop.strings": "other strings end the text",
     "stop.rule": "the same stops cut at another place",
@@ -129,7 +134,7 @@ class Outcome:
 
     old, new: the two recordings (golden.Case.to_json(), or None where there is none), for reports that show them side
     by side.   seconds: how long the new code took.   notes: what a reader should know, such as the sampled level.
-    steps: how the cause was found, for `explain`.
+    steps: how the cause was found, for `explain`.   also: causes of whatever else differs.
     """
 
     site: str
@@ -144,6 +149,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     steps: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -203,7 +209,7 @@ class Check:
         return [o for o in self.outcomes if not self.passes(o)]
 
     def passes(self, outcome: Outcome) -> bool:
-        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "ACCEPTED"}
+        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
         return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
 
     @property

@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import hashlib
 import inspect
 import itertools
 import sys
@@ -35,16 +36,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
-from parity.judge import compare, ties
+from parity.judge import compare, draws, ties
 from parity.judge.endings import leaves
-from parity.judge.explain import Inquiry, by_company, cause_of
+from parity.judge.explain import Inquiry, also_differs, by_company, cause_of
+from parity.judge.laws import Tools
 from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.recorder import Starting
-from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy
+from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy, Verdict
 from parity.verdict import Numerics as Measurement
 
 if TYPE_CHECKING:
@@ -80,15 +82,19 @@ class Judge:
     today: datetime.date = dataclasses.field(default_factory=datetime.date.today)
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
+    ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         found = compare.differences(old, new)
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
         accepted = accepted_by(self.store, old, self.backend, cause, self.today)
+        also: tuple[str, ...] = ()
+        if cause is not None and verdict in ("DRIFT", "LATENT"):
+            also = also_differs(Inquiry(old, new, found, tools=tools_of(old)), cause)
         return Outcome(
             old.site, old.case, self.backend, "ACCEPTED" if accepted else verdict, found, cause, old.to_json(),
-            new.to_json(), accepted, notes, seconds, tuple(steps),
+            new.to_json(), accepted, notes, seconds, tuple(steps), also,
         )  # fmt: skip
 
     def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
@@ -99,10 +105,11 @@ class Judge:
             return "DRIFT", raised_cause(old.raised, new.raised, steps), ()
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
-        inquiry = Inquiry(old, new, found, decoder(old), lambda load, parts: self.run(old, load, parts), steps)
-        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.suspects(old, new, found)
-        if drawn and not compare.same_ids(old, new):
-            return self.draws(old)
+        tools = tools_of(old)
+        again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
+        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
+        if self.only_drawn(old, new, found):
+            return self.judged_draws(old, new)
         cause = cause_of(inquiry)
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(inquiry)
 
@@ -112,6 +119,10 @@ class Judge:
             name, difference = named[0]
             proof = "seen directly; on this case the value does not show it"
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        if self.only_drawn(old, new, found):
+            _, cause, notes = self.judged_draws(old, new)
+            wrong = cause is not None and cause.certainty == "confirmed"
+            return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
         return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
     def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
@@ -139,38 +150,79 @@ class Judge:
         """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one."""
         if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
             said = "one answer is the beginning of the other: where it ends was not the model's choice"
-            return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely", said), ()
+            stops = any(
+                compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
+            )
+            return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
             company = by_company(inquiry)
             self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company))
         return judged
 
-    def draws(self, old: Case) -> Judged:
-        """Samples: effective parameters are equal here (L0) and the draws are not (L1)."""
+    def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
+        """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
+        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
+
+    def judged_draws(self, old: Case, new: Case) -> Judged:
+        """Other draws under equal settings: do they follow them? (draws.py)"""
         try:
-            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old)]
+            theirs, mine = self.samples(old, old), self.samples(old, new)
         except COULD_NOT_JUDGE as error:
             return self.permuted(old, str(error))
-        if all(same for same, _ in seen):
-            return "SAME-DISTRIBUTION", None, (f"level L2: {seen[0][1]}",)
-        worst = next(said for same, said in seen if not same)
-        return "DRIFT", Cause("sampling.processors", "confirmed", f"another distribution: {worst}"), ()
+        ledger = self.ledger(old.site)
+        before = draws.evidence_of(theirs, ledger.alpha)
+        if before.breaks and before.fault != draws.COPY:
+            said = f"the golden's own draws do not follow its settings: {before.sentence()}; record it again"
+            return "ERROR", Cause("error", "confirmed", said), ()
+        evidence = draws.evidence_of(mine, ledger.alpha, copied=not before.breaks)
+        if evidence.breaks:
+            return "DRIFT", drawn_otherwise(evidence), ()
+        ledger.add(old.case, mine)
+        with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
+            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old)]
+            exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
+            if exact and (said := next((said for same, said in seen if not same), "")):
+                return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), ()
+        return ("SAME-DISTRIBUTION" if evidence.tells else "SAME-SETTINGS"), None, (evidence.sentence(),)
+
+    def samples(self, old: Case, case: Case) -> list[draws.Sample]:
+        """What a case's drawn rows say under the golden's settings. Raises GoldenError where that cannot be had."""
+        path, found = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store), []
+        sources = draws.streams(case.rows)
+        asked_as = {id(new): golden for golden, new in compare.paired(old.rows, case.rows)}
+        for row, source in zip(case.rows, sources):
+            golden = asked_as.get(id(row), old.rows[0])
+            asked = {**golden, "output_ids": row["output_ids"]}
+            if why := draws.unreadable(asked):
+                raise GoldenError(why)
+            if compare.is_drawn(golden):
+                found.append(draws.sample_of(asked, path.logits(asked), source))
+        return found
+
+    def ledger(self, site: str) -> draws.Ledger:
+        if site not in self.ledgers:
+            cases = 0
+            for name in self.store.names(site):
+                with contextlib.suppress(GoldenError):  # said when its turn comes
+                    cases += ties.is_sampled(self.store.read(site, name))
+            self.ledgers[site] = draws.Ledger(cases)
+        return self.ledgers[site]
 
     def permuted(self, old: Case, why: str) -> Judged:
         """L3: texts of many draws against texts of many draws. why: what stands in the way of a stronger level."""
         paths = [path for path, _ in leaves(old.value)]
         if self.resample is None or len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES:
-            said = (
-                f"equal settings (L0), other draws; {why}; for L3 record {LEAST_TEXTS} texts or more with --samples 20"
-            )
+            record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
+            said = f"equal settings, other draws; {why}; {record}"
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
         for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance
             seeds = range(first, first + len(old.samples))
             p = ties.permutation_p(before, columns([self.resample(old, seed).value for seed in seeds], paths))
             if p >= ALPHA:
-                return "SAME-DISTRIBUTION", None, (f"level L3: p = {p:.3f} of {len(paths)} texts; {why}",)
+                return "SAME-DISTRIBUTION", None, (f"by texts: p = {p:.3f} of {len(paths)} texts; {why}",)
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
 
 
@@ -201,6 +253,36 @@ def settled(store: Store, numerics: Numerics, outcome: Outcome) -> Outcome:
     return dataclasses.replace(outcome, verdict=verdict, cause=cause, notes=notes, accepted=accepted)
 
 
+def drawn_otherwise(evidence: draws.Evidence) -> Cause:
+    name = "rng" if evidence.fault == draws.COPY and evidence.impossible is None else "sampling.draw"
+    said = "samples of one prompt are copies" if name == "rng" else CAUSES[name]
+    proof = (
+        f"computed by plain transformers under the golden's settings; by chance once in {1 / evidence.alpha:,.0f} runs"
+    )
+    return Cause(name, "confirmed", f"{said}: {evidence.sentence()}", proof)
+
+
+def judged_together(outcomes: Sequence[Outcome], ledgers: Mapping[str, draws.Ledger]) -> list[Outcome]:
+    """Draws of a site's cases show together what each of them may be too few to show."""
+    found = list(outcomes)
+    for site, ledger in ledgers.items():
+        evidence = ledger.together()
+        if evidence is None or not (evidence.breaks or evidence.tells):
+            continue
+        note = f"all cases of {site} together: {evidence.sentence()}"
+        for place, o in enumerate(found):
+            if (
+                o.site != site
+                or o.case not in ledger.samples
+                or o.verdict not in ("SAME-DISTRIBUTION", "SAME-SETTINGS")
+            ):
+                continue
+            cause = drawn_otherwise(evidence) if evidence.breaks else None
+            verdict: Verdict = "DRIFT" if cause else "SAME-DISTRIBUTION"
+            found[place] = dataclasses.replace(o, verdict=verdict, cause=cause, notes=(*o.notes, note))
+    return found
+
+
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
     """The texts at each path, over several values; where a value has none there, an empty one."""
     found = [dict(leaves(value)) for value in values]
@@ -210,11 +292,11 @@ def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[lis
 _tokenizers: dict[str, Any] = {}
 
 
-def decoder(old: Case) -> Any:
-    """The golden's tokenizer as a function of ids, or None where its checkpoint is not here."""
+def tools_of(old: Case) -> Tools:
+    """The golden's tokenizer and template as plain transformers has them; nothing where its checkpoint is not here."""
     path = checkpoint_of(old)
     if path is None:
-        return None
+        return Tools()
     if path not in _tokenizers:
         import transformers
 
@@ -222,13 +304,21 @@ def decoder(old: Case) -> Any:
         with contextlib.suppress(OSError, ValueError):  # neither here nor downloaded
             _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     if (tokenizer := _tokenizers[path]) is None:
-        return None
+        return Tools()
 
     def decode(ids: Sequence[int], skip: bool, clean: bool) -> str:
         text: str = tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=clean)
         return text
 
-    return decode
+    def encode(text: str, special: bool) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def render(messages: Any, arguments: Mapping[str, Any]) -> str:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        return text
+
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    return Tools(decode, encode, render, hashlib.sha256(template.encode()).hexdigest() if template else "")
 
 
 # == Calling the moved functions ==
@@ -540,17 +630,20 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
     store, numerics = Store(job.root), Numerics(Store(job.root), job.numerics)
     factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
     outcomes: dict[Item, Outcome] = {}
+    together: dict[Item, Outcome] = {}
     for backend in dict.fromkeys(backend for backend, _, _ in job.items):
         names = [(site, name) for b, site, name in job.items if b == backend]
         with Session(store, job.functions, factories) as session:
             for site, some in itertools.groupby(names, key=lambda item: item[0]):
-                wanted = [name for _, name in some]
-                for found in check_site(session, site, wanted, backend, job.settings[site], numerics):
+                wanted, ledgers = [name for _, name in some], dict[str, draws.Ledger]()
+                for found in check_site(session, site, wanted, backend, job.settings[site], numerics, ledgers):
                     outcomes[backend, site, found.case] = found
                     yield found
+                seen = [outcomes[backend, site, name] for name in wanted]
+                together.update({(o.backend, o.site, o.case): o for o in judged_together(seen, ledgers)})
             yield environment()
     numerics.judge()
-    final = {item: settled(store, numerics, found) for item, found in outcomes.items()}
+    final = {item: settled(store, numerics, found) for item, found in together.items()}
     yield Measured(numerics.told(), {item: found for item, found in final.items() if found is not outcomes[item]})
 
 
@@ -605,8 +698,12 @@ def check_site(
     backend: str,
     settings: Mapping[str, Any],
     numerics: Numerics,
+    ledgers: dict[str, draws.Ledger],
 ) -> Iterator[Outcome]:
-    """An outcome for each golden, in order; then what the site's numerics need of the engines that ran is read."""
+    """An outcome for each golden, in order; then what the site's numerics need of the engines that ran is read.
+
+    ledgers: what the site's draws have shown, for `judged_together`.
+    """
     engines: dict[str, Any] = {}
     for name in names:
         started = time.perf_counter()
@@ -617,7 +714,7 @@ def check_site(
             new = run(old, {}, frozenset())
             seconds, engines[name] = time.perf_counter() - started, session.used()
             again = functools.partial(session.resample, run)
-            judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again)
+            judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again, ledgers=ledgers)
             outcome = judge.outcome(old, new, seconds)
         except COULD_NOT_JUDGE as error:
             outcome = error_outcome(site, name, backend, error)
@@ -727,7 +824,7 @@ def check_script(
             outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
     for site in sites:
         asked_of.read(site, label, {})
-    return finished(store, asked_of, outcomes, policy, started)
+    return finished(store, asked_of, judged_together(outcomes, judge.ledgers), policy, started)
 
 
 # == --ab ==

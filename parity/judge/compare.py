@@ -125,9 +125,6 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
         yield Difference("sampling", "mode", before, after)
-    seeds = entry(old, "sampling", "seed"), entry(new, "sampling", "seed")
-    if all(drawn) and None not in seeds and seeds[0] != seeds[1]:
-        yield Difference("sampling", "seed", *seeds)
     for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
         if name in ONLY_DRAWN and not all(drawn):
             continue
@@ -163,17 +160,94 @@ def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
     """What came out of the model, and how it became text. These follow from the rest, or the value tells them."""
     if old["output_ids"] != new["output_ids"]:
         yield Difference("output_ids", "", old["output_ids"], new["output_ids"], counts=False)
-    for name in ("skip_special_tokens", "clean_up"):
-        before, after = old.get("decode", {}).get(name), new.get("decode", {}).get(name)
-        if None not in (before, after) and before != after:
-            yield Difference("decode", name, before, after, counts=False)
-    if "text" in old and "text" in new and old["text"] != new["text"]:
-        yield Difference("text", "", old["text"], new["text"], counts=False)
+    for number, (mine, theirs) in enumerate(zip(decodes_of(old), decodes_of(new))):
+        for name in ("skip_special_tokens", "clean_up"):
+            before, after = mine.get(name), theirs.get(name)
+            if None not in (before, after) and before != after:
+                yield Difference("decode", name, before, after, counts=False)
+        texts = mine.get("text"), theirs.get("text")
+        if None not in texts and texts[0] != texts[1]:
+            yield Difference("text", f"decode {number + 1}" if number else "", *texts, counts=False)
+
+
+def seeds_of(row: Row) -> set[int]:
+    """The seed that a row was drawn with: that of its request, or, of one of several samples, its own."""
+    own = {entry(row, "sampling", "seed"), (row.get("request") or {}).get("seed")}
+    return own - {None}
+
+
+def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
+    """Other seeds. A seed of the process is of a whole call, whose first row alone has it to itself: it stands for the
+    rows after it, too, whatever their own seeds are on the other side."""
+    known: tuple[set[int], set[int]] = set(), set()
+    for number, (old, new) in enumerate(pairs):
+        if not (old.get("sampling") and new.get("sampling") and is_drawn(old) and is_drawn(new)):
+            continue
+        mine, theirs = seeds_of(old), seeds_of(new)
+        known[0].update(mine)
+        known[1].update(theirs)
+        sources = [(row["sampling"].get("seed") or {}).get("from") for row in (old, new)]
+        same = mine & theirs
+        if sources.count("process") == 1:
+            same = mine & known[1] if sources[0] == "process" else known[0] & theirs
+        if mine and theirs and not same:
+            yield Difference("sampling", "seed", min(mine), min(theirs), number)
+
+
+def input_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """What reached the model's forward beside the ids, where both were seen."""
+    mine, theirs = old.get("inputs"), new.get("inputs")
+    if mine is None or theirs is None:
+        return
+    if mine["keys"] != theirs["keys"]:
+        yield Difference("batch", "keys", mine["keys"], theirs["keys"])
+    if old["prompt_ids"] != new["prompt_ids"]:
+        return
+    places = mine.get("positions"), theirs.get("positions")
+    if None not in places and places[0] != places[1]:
+        yield Difference("batch", "positions", *places)
+    sums = mine.get("pictures"), theirs.get("pictures")
+    if None not in sums and not equal(*sums, 2e-3):
+        yield Difference("images", "tensors", *sums)
+
+
+def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Difference]:
+    """The same answers, for other requests."""
+    for number, row in enumerate(new):
+        if (row.get("request") or {}).get("answers") == "another":
+            yield Difference("batch", "order", "its own request", "another request", number)
+    if len(old) != len(new) or any(a["prompt_ids"] != b["prompt_ids"] for a, b in zip(old, new)):
+        return
+    mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
+    if mine != theirs and sorted(mine) == sorted(theirs):
+        moved = [theirs.index(ids) for ids in mine]
+        yield Difference(
+            "batch", "order", list(range(len(mine))), moved, next(k for k, m in enumerate(moved) if m != k)
+        )
+
+
+def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
+    """Arguments that may be stops, however deep: short strings, or lists of them, whose name (or that of what they are
+    in) says so."""
+    said = any(word in name.lower() for word in ("stop", "termin", "end", "until", "delim"))
+    if isinstance(arguments, Mapping):
+        for key, value in arguments.items():
+            yield from string_lists(value, f"{name}.{key}" if said else str(key))
+    elif said:
+        strings = [arguments] if isinstance(arguments, str) else arguments
+        if isinstance(strings, (list, tuple)) and strings and all(isinstance(s, str) and s for s in strings):
+            yield tuple(strings)
+
+
+def decodes_of(row: Row) -> list[Mapping[str, Any]]:
+    """Each time that a row's ids became text."""
+    found: list[Mapping[str, Any]] = row.get("decodes") or [{**row.get("decode", {}), "text": row.get("text")}]
+    return found
 
 
 OF_ROWS = (
-    prompt_differences, image_differences, batch_differences, model_differences, sampling_differences, stop_differences,
-    answer_differences,
+    prompt_differences, image_differences, batch_differences, input_differences, model_differences,
+    sampling_differences, stop_differences, answer_differences,
 )  # fmt: skip
 
 
@@ -184,6 +258,8 @@ def differences(old: Case, new: Case) -> tuple[Difference, ...]:
         for compare in OF_ROWS:
             for d in compare(mine, theirs):
                 found.append(Difference(d.stage, d.field, d.old, d.new, number, d.counts))
+    found += [*seed_differences(paired(old.rows, new.rows)), *order_differences(old.rows, new.rows)]
+    found = [d for d in found if not said_otherwise(d, old, new)]
     if len(old.rows) != len(new.rows):
         found.append(Difference("output_ids", "rows", len(old.rows), len(new.rows), counts=False))
     if (old.raised is None) != (new.raised is None) or (old.raised or "").split(":")[0] != (new.raised or "").split(
@@ -193,6 +269,16 @@ def differences(old: Case, new: Case) -> tuple[Difference, ...]:
     elif not equal(old.value, new.value):
         found.append(Difference("value", "", old.value, new.value))
     return tuple(sorted(found, key=lambda d: (STAGES.index(d.stage), d.row or 0)))
+
+
+def said_otherwise(difference: Difference, old: Case, new: Case) -> bool:
+    """Whether a difference is only one of who says it: n samples of one request are n requests, and stops that code
+    cuts at by itself are among its arguments."""
+    if (difference.stage, difference.field) == ("sampling", "n"):
+        return len(old.rows) == len(new.rows)
+    if (difference.stage, difference.field) == ("stop", "strings") and not difference.old:
+        return any(set(strings) == set(difference.new) for strings in string_lists(old.arguments))
+    return False
 
 
 def same_ids(old: Case, new: Case) -> bool:
@@ -213,6 +299,10 @@ OF_FIELDS = {
     ("images", "values"): "image.values",
     ("batch", "side"): "batch.padding_side",
     ("batch", "masked"): "batch.pad_unmasked",
+    ("images", "tensors"): "image.values",
+    ("batch", "keys"): "batch.inputs",
+    ("batch", "positions"): "batch.position_ids",
+    ("batch", "order"): "batch.order",
     ("model", "class"): "model.weights",
     ("model", "weights"): "model.weights",
     ("model", "files"): "model.weights",

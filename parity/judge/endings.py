@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import entry
+from parity.judge.compare import entry, string_lists
 
 Decode = Callable[[Sequence[int], bool, bool], str]  # ids, skip_special_tokens, clean_up -> text
 
@@ -114,7 +114,7 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
     for case in (old, new):
         for row in case.rows[:1]:
             known.append(tuple(entry(row, "stop", "strings") or ()))
-        known += string_lists(case.arguments)
+        known += declared(case)
     union = tuple(dict.fromkeys(stop for stops in known for stop in stops))
     known += [union, tuple(reversed(union))] if len(union) < 9 else []
     for stops in list(known):
@@ -122,23 +122,19 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(known))
 
 
-def string_lists(arguments: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Arguments that may be stops: short strings, or lists of them, whose name says so."""
-    for name, value in arguments.items():
-        if not any(word in name.lower() for word in ("stop", "termin", "end", "until", "delim")):
-            continue
-        strings = [value] if isinstance(value, str) else value
-        if isinstance(strings, list) and all(isinstance(s, str) and s for s in strings):
-            yield tuple(strings)
+def declared(case: Case) -> list[tuple[str, ...]]:
+    return list(string_lists(case.arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The two most alike recipes that explain both texts, and the fields in which they differ."""
+    """The two most alike recipes that explain both texts, and the fields in which they differ. of_value: the texts are
+    those of the value, and not only what a row was decoded to."""
 
     old: Recipe
     new: Recipe
     fields: tuple[str, ...]
+    of_value: bool = True
 
     @property
     def cause(self) -> str:
@@ -215,24 +211,29 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
             yield from leaves(part, (*path, place))
 
 
+def by_hand(case: Case) -> tuple[str, ...]:
+    """Stops that a call was given, where it may cut by itself; of several arguments, those of the longest list."""
+    return max(declared(case), key=len, default=())
+
+
 def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode: Decode) -> Found | None:
     """The smallest step that turns the old texts into the new ones, or None if none of ours does."""
     ways = list(recipes(stop_lists(old, new)))
     theirs = dict(leaves(new.value))
     texts = [(text, theirs[path]) for path, text in leaves(old.value) if path in theirs and theirs[path] != text]
     recorded = [(a["text"], b["text"]) for a, b in pairs if "text" in a and "text" in b and a["text"] != b["text"]]
-    for before, after in [*texts, *recorded]:
-        for a, b in pairs:
-            sides = []
-            for row, text in ((a, before), (b, after)):
-                ids = row["output_ids"]
-                ended = bool(ids) and ids[-1] in (entry(row, "stop", "end_ids") or ())
-                sides.append(explaining(ids, text, ways, decode, ended))
-            hints = {
-                side: {**row.get("decode", {}), "strings": entry(row, "stop", "strings")}
-                for side, row in (("old", a), ("new", b))
-            }
-            found = smallest(sides[0], sides[1], hints)
-            if found is not None and found.fields:
-                return found
+    tried = [*((text, True) for text in texts), *((text, False) for text in recorded)]
+    for ((before, after), of_value), (a, b) in itertools.product(tried, pairs):
+        sides = []
+        for row, text in ((a, before), (b, after)):
+            ids = row["output_ids"]
+            ended = bool(ids) and ids[-1] in (entry(row, "stop", "end_ids") or ())
+            sides.append(explaining(ids, text, ways, decode, ended))
+        hints = {
+            side: {**row.get("decode", {}), "strings": entry(row, "stop", "strings") or by_hand(case)}
+            for side, row, case in (("old", a, old), ("new", b, new))
+        }
+        found = smallest(sides[0], sides[1], hints)
+        if found is not None and found.fields:
+            return dataclasses.replace(found, of_value=of_value)
     return None

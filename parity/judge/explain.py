@@ -2,9 +2,10 @@
 
     1. Stages.       Everything unequal, in causal order; the first is the suspect (compare.py).
     2. Endings.      Recorded ids alone: does another end, or another way to decode or cut, explain it? (endings.py)
-    3. Replays.      One old stage value is put back into the new path and the case runs again: if the old answer comes
+    3. Laws.         What the new side breaks and the old side keeps (laws.py).
+    4. Replays.      One old stage value is put back into the new path and the case runs again: if the old answer comes
                      back, the cause is confirmed (replay.py).
-    4. Rounding.     All of a site's tokens, read by both paths and in float32: do they differ by more? (numerics.py)
+    5. Rounding.     All of a site's tokens, read by both paths and in float32: do they differ by more? (numerics.py)
 
 A cause is "likely" where the replay could not be made (the moved code does not use an engine, the old value is not
 known) or did not bring the old answer back, and "unattributed" where nothing of this explains it.
@@ -12,6 +13,7 @@ known) or did not bring the old answer back, and "unattributed" where nothing of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +21,8 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.compare import entry, paired, same_ids, suspects
 from parity.judge.endings import Decode, explain_text, leaves
-from parity.verdict import CAUSES, Cause, Certainty, Difference, brief, equal
+from parity.judge.laws import Broken, Tools, broken_by_new
+from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
 Row = Mapping[str, Any]
 Rerun = Callable[[Mapping[str, Any], frozenset[str]], Case | None]  # load settings, parts put back -> what comes out
@@ -45,7 +48,13 @@ class Inquiry:
     found: Sequence[Difference]
     decode: Decode | None = None
     rerun: Rerun | None = None
+    tools: Tools = field(default_factory=Tools)
     steps: list[str] = field(default_factory=list)
+
+    @functools.cached_property
+    def broken(self) -> list[Broken]:
+        """Laws that the new side alone breaks."""
+        return list(broken_by_new(self.old, self.new, self.tools))
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
@@ -68,8 +77,8 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         return Cause(
             "error", "confirmed", f"the old code returned {brief(old.value)}, the new code raised {new.raised}"
         )
-    named = suspects(old, new, inquiry.found)
-    for step in (by_recorded_ids, by_replay):
+    named = [(name, d) for name, d in suspects(old, new, inquiry.found) if possible(name, inquiry)]
+    for step in (by_recorded_ids, by_replay, by_cache, by_law):
         cause = step(inquiry, named)
         if cause is not None:
             inquiry.steps.append(f"cause: {cause}: {cause.proof}")
@@ -87,6 +96,68 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         proof = "the first unequal stage; putting it back was not possible, or did not bring the old answer back"
         return Cause(name, "likely", sentence(name, difference), proof)
     return None
+
+
+def possible(name: str, inquiry: Inquiry) -> bool:
+    """Whether a difference can be the cause at all: other ends can't make a model choose another word at a step where
+    no end stands on either side."""
+    if name != "stop.eos_set":
+        return True
+    for old, new in inquiry.pairs:
+        place = first_divergence(old["output_ids"], new["output_ids"])
+        if place is None:
+            continue
+        there = {i for ids in (old["output_ids"], new["output_ids"]) for i in ids[place : place + 1]}
+        ends = {*(entry(old, "stop", "end_ids") or ()), *(entry(new, "stop", "end_ids") or ())}
+        if place < min(len(old["output_ids"]), len(new["output_ids"])) and not there & ends:
+            inquiry.steps.append(f"not stop.eos_set: at step {place}, where the ids part, neither token is an end")
+            return False
+    return True
+
+
+def by_cache(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
+    """An answer out of a cache that the model would not give."""
+    rows = [k for k, (_, row) in enumerate(inquiry.pairs) if (row.get("request") or {}).get("cached")]
+    if not rows or inquiry.rerun is None:
+        return None
+    if inquiry.realigned(inquiry.rerun({"cache": None}, frozenset())):
+        said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
+        return Cause("cache.key", "confirmed", said, "without the cache the old answer comes back")
+    return None
+
+
+STAGE_OF = {
+    "template": "template",
+    "tokenization": "prompt_ids",
+    "batch": "batch",
+    "end": "output_ids",
+    "text": "decode",
+    "identity": "batch",
+}
+
+
+def by_law(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
+    """The first law that the new side alone breaks, unless an earlier stage differs. A finding about where ids end is
+    confirmed where the endings of both sides say the same."""
+    if not inquiry.broken:
+        return None
+    first = min(inquiry.broken, key=lambda broken: STAGES.index(STAGE_OF[broken.law]))
+    place = STAGES.index(STAGE_OF[first.law])
+    if any(d.counts and STAGES.index(d.stage) < place for _, d in named):
+        return None
+    if same_ids(inquiry.old, inquiry.new) and first.law in ("end", "text"):
+        return None  # the texts themselves tell it
+    said = f"{CAUSES[first.cause]}: row {first.row}: {first.sentence}"
+    if (ending := by_endings(inquiry)) is not None and ending.name == first.cause:
+        return ending
+    return Cause(first.cause, "likely", said, f"the law of the stage '{first.law}' is broken by the new side alone")
+
+
+def also_differs(inquiry: Inquiry, cause: Cause) -> tuple[str, ...]:
+    """Names of everything else that differs, or that the new side alone breaks."""
+    names = [name for name, d in suspects(inquiry.old, inquiry.new, inquiry.found) if d.counts]
+    names += [broken.cause for broken in inquiry.broken]
+    return tuple(name for name in dict.fromkeys(names) if name != cause.name)
 
 
 def sentence(name: str, difference: Difference) -> str:
@@ -121,6 +192,9 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -
     if same_ids(inquiry.old, inquiry.new) or len(inquiry.old.rows) != len(inquiry.new.rows):
         return None
     names = dict(named)
+    if "batch.order" in names and names["batch.order"].old != "its own request":
+        proof = "put back in order, the recorded ids of both sides are the same"
+        return Cause("batch.order", "confirmed", sentence("batch.order", names["batch.order"]), proof)
     tests = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
     for name, test in tests.items():
         if name in names and all(test(a, b) for a, b in inquiry.pairs):
@@ -148,7 +222,7 @@ def by_endings(inquiry: Inquiry) -> Cause | None:
     if found is None:
         return None
     proof = "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ in this alone"
-    certainty: Certainty = "confirmed" if len(found.fields) == 1 else "likely"
+    certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
     return Cause(found.cause, certainty, f"{CAUSES[found.cause]}: {found.sentence()}", proof)
 
 

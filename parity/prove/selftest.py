@@ -21,7 +21,7 @@ from typing import Any
 
 from parity.callsites import probe
 from parity.golden import Case, Store, chosen_cases
-from parity.judge.check import Session, check_site, finished, new_function
+from parity.judge.check import Session, check_site, finished, judged_together, new_function
 from parity.prove.plants import PLANTS, Plant
 from parity.record import observe
 from parity.verdict import Check, Outcome
@@ -155,7 +155,9 @@ def run_plant(store: Store, plant: Plant) -> Score:
         with Session(store, functions) as session:
             modules = list(dict.fromkeys(importlib.import_module(f.partition(":")[0]) for f in functions))
             with loading(plant.load, modules), plant.planted():
-                outcomes += check_site(session, site, names, "hf", {"moved": moved}, numerics)
+                ledgers: dict[str, Any] = {}
+                found = list(check_site(session, site, names, "hf", {"moved": moved}, numerics, ledgers))
+                outcomes += judged_together(found, ledgers)
     check = finished(store, numerics, outcomes, None, started)
     return Score(plant, check.outcomes, check.seconds)
 
@@ -171,9 +173,11 @@ def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) ->
         moved = settings[site].get("moved", {})
         functions = {new_function(store.read(site, name).function, moved): site for name in kept}
         with Session(store, functions) as session:
-            for outcome in check_site(session, site, kept, "hf", {"moved": moved}, numerics):
+            found, ledgers = list[Outcome](), dict[str, Any]()
+            for outcome in check_site(session, site, kept, "hf", {"moved": moved}, numerics, ledgers):
                 progress(f"hf {outcome.label} {outcome.verdict}")
-                outcomes.append(outcome)
+                found.append(outcome)
+            outcomes += judged_together(found, ledgers)
     return list(finished(store, numerics, outcomes, None, time.perf_counter()).outcomes)
 
 

@@ -488,14 +488,40 @@ def tap_generate(observer: Observer, original: Any, model: Any, *args: Any, **kw
     with observer.inside("generate") as outermost:
         if outermost:
             observer._local.resolved = {}
-        result = original(model, *args, **kwargs)
+        nested = observer.within("engine")
+        with look_at_forward(observer, model, stays=nested) if outermost else contextlib.nullcontext():
+            result = original(model, *args, **kwargs)
     if outermost:
         with observer.guarded("a call of generate"):
             given = bound(original, (model, *args), kwargs)
-            resolved = observer._local.resolved
-            observer.note(rows.generate_event(model, given, resolved, result, nested=observer.within("engine")))
+            resolved, known = observer._local.resolved, rows.known_ids(observer.running().events)
+            observer.note(rows.generate_event(model, given, resolved, result, nested=nested, known=known))
             observer.model_called()
     return result
+
+
+@contextlib.contextmanager
+def look_at_forward(observer: Observer, model: Any, *, stays: bool) -> Iterator[None]:
+    """Note what reaches the model's forward in the first step. stays: the step is made after the block, by an engine
+    that `generate` prepares the batch for; the hook goes when it has seen one."""
+    handles: list[Any] = []
+
+    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        while handles:
+            handles.pop().remove()
+        with observer.guarded("a forward"):
+            given = bound(module.forward, args, kwargs)
+            event = rows.forward_event({**given, **kwargs}, rows.placeholder_of(model.config))
+            if event is not None:
+                observer.note(event)
+
+    with observer.guarded("watching the forward"):
+        handles.append(model.register_forward_pre_hook(look, with_kwargs=True))
+    try:
+        yield
+    finally:
+        while handles and not stays:
+            handles.pop().remove()
 
 
 def tap_resolved(name: str, observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -526,7 +552,7 @@ def tap_vllm(observer: Observer, original: Any, llm: Any, *args: Any, **kwargs: 
 def tap_add_request(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
     with observer.guarded("a request to vLLM"):
         given = bound(original, args, kwargs)
-        observer.note(rows.Params(given["params"]))
+        observer.note(rows.Params(given["params"], str(given["request_id"])))
         if not observer.within("vllm") and not observer.within("engine"):
             observer.stepped.params[given["request_id"]] = given["params"]
     return original(*args, **kwargs)

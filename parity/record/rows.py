@@ -13,7 +13,7 @@ import hashlib
 import json
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,18 @@ class Decode:
 
 @dataclass(slots=True)
 class Params:
-    """The parameters of one request as vLLM received them."""
+    """One request as vLLM received it."""
 
     params: Any
+    request_id: str = ""
+
+
+@dataclass(slots=True)
+class Forward:
+    """What reached the model's forward in the first step of a batch: per row, its ids without what the mask hides and
+    what came with them."""
+
+    rows: list[tuple[tuple[int, ...], dict[str, Any]]]
 
 
 @dataclass(slots=True)
@@ -77,6 +86,9 @@ class Produced:
     whole: list[int] = field(default_factory=list)
     batch: dict[str, Any] = field(default_factory=dict)
     said: dict[str, Any] = field(default_factory=dict)  # stages that the library told us itself
+    request: dict[str, Any] = field(default_factory=dict)  # which request it answers, and that one's own seed
+    sampling: dict[str, Any] = field(default_factory=dict)  # where it is not that of the whole call
+    stop: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -91,7 +103,7 @@ class Generated:
     nested: bool = False
 
 
-Event = Template | Tokens | Images | Decode | Params | Generated
+Event = Template | Tokens | Images | Decode | Params | Forward | Generated
 MODEL_EVENTS = Generated
 
 
@@ -217,7 +229,8 @@ def as_rgb(image: Any) -> Any:
 def budget_of(processor: Any, kwargs: Mapping[str, Any]) -> list[int] | None:
     """[least, most] pixels that pictures are resized to, where the processor has such a budget."""
     kwargs = {**kwargs, **(kwargs.get("images_kwargs") or {})}
-    if kwargs.get("do_resize") is False:
+    resized = kwargs.get("do_resize")
+    if (getattr(processor, "do_resize", True) if resized is None else resized) is False:
         return [0, 0]
     size = kwargs.get("size") or getattr(processor, "size", None) or {}
     least = kwargs.get("min_pixels") or size.get("shortest_edge")
@@ -447,19 +460,79 @@ def vllm_stop(params: Any, ends: Sequence[int]) -> dict[str, Any]:
 
 
 def padding(
-    ids: Sequence[int], mask: Sequence[int], pad: int | None, unmasked: bool
+    ids: Sequence[int],
+    mask: Sequence[int],
+    pad: int | None,
+    unmasked: bool,
+    known: Collection[tuple[int, ...]] = (),
+    bos: int | None = None,
 ) -> tuple[list[int], dict[str, Any]]:
-    """A padded prompt -> its own ids, and how it was padded. Padding that the mask lets through is padding, too."""
+    """A padded prompt -> its own ids, and how it was padded. Padding that the mask lets through is padding, too.
+
+    known: ids that a tokenizer gave; a row that is one of them holds no padding. bos: where it is the pad id, the last
+    of the pads before a text is its beginning.
+    """
     inner = [k for k, m in enumerate(mask) if m]
     first, last = (inner[0], inner[-1] + 1) if inner else (0, len(ids))
     side, masked = ("left" if first else "right" if last < len(ids) else "none"), True
     own = [ids[k] for k in inner]
     if side == "none" and unmasked and pad is not None:
-        while len(own) > 1 and own[0] == pad:
+        while len(own) > 1 and own[0] == pad and tuple(own) not in known and (bos != pad or own[1] == pad):
             own, side, masked = own[1:], "left", False
-        while len(own) > 1 and own[-1] == pad:
+        while len(own) > 1 and own[-1] == pad and tuple(own) not in known:
             own, side, masked = own[:-1], "right", False
     return own, {"side": side, "pads": len(ids) - len(own), "masked": masked}
+
+
+UNSEEN_BY_ROWS = {"input_ids", "attention_mask", "position_ids", "cache_position"}
+
+
+def forward_event(given: Mapping[str, Any], placeholder: int | None) -> Forward | None:
+    """What a model's forward is given, row by row. None where it is given no ids."""
+    ids, mask, positions = (given.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    if ids is None:
+        return None
+    flat_mask = mask is not None and getattr(mask, "ndim", 0) == 2 and mask.shape == ids.shape
+    # A mapping: what newer transformers make of the pictures before the forward.
+    told = {name for name, value in given.items() if hasattr(value, "shape") or (isinstance(value, dict) and value)}
+    tensors = sorted(told - UNSEEN_BY_ROWS - {"kwargs"})
+    pictures, found = picture_sums(given), []
+    for number, row in enumerate(lists(ids)):
+        shown = lists(mask[number])[0] if flat_mask and mask is not None else [1] * len(row)
+        own = [place for place, m in enumerate(shown) if m]
+        said: dict[str, Any] = {"keys": tensors}
+        if positions is not None and positions.shape[-1] == len(row):
+            said["positions"] = counted(positions, number, own)
+        row = [row[place] for place in own]
+        count = len(runs(row, placeholder)) if placeholder is not None else 0
+        if pictures and count:
+            said["pictures"], pictures = pictures[:count], pictures[count:]
+        found.append((tuple(row), said))
+    return Forward(found)
+
+
+def counted(positions: Any, number: int, own: Sequence[int]) -> str:
+    """Positions of a row's own tokens: "from k" where they are k, k + 1, …, else a digest of them (several axes)."""
+    axes = positions if positions.ndim == 3 else positions[None]  # [axes, rows, columns]
+    values = [[int(axis[place]) for place in own] for axis in axes[:, min(number, axes.shape[1] - 1)]]
+    first = values[0][0] if own else 0
+    if all(axis == list(range(first, first + len(own))) for axis in values):
+        return f"from {first}"
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+def picture_sums(given: Mapping[str, Any]) -> list[list[float]]:
+    """Of each picture's tensor: mean, deviation, and a mean that tells one order of patches from another."""
+    values, grids = given.get("pixel_values"), given.get("image_grid_thw")
+    if values is None:
+        return []
+    torch, start, found = sys.modules["torch"], 0, []
+    sizes = [int(t * h * w) for t, h, w in lists(grids)] if grids is not None else [1] * len(values)
+    for size in sizes:
+        own, start = values[start : start + size].detach().float().flatten(), start + size
+        weights = torch.linspace(-1, 1, len(own), device=own.device)
+        found.append([round(float(v), 4) for v in (own.mean(), own.std(), (own * weights).mean())])
+    return found
 
 
 def ended(ids: Sequence[int], ends: Sequence[int], pad: int | None) -> list[int]:
@@ -473,14 +546,25 @@ def ended(ids: Sequence[int], ends: Sequence[int], pad: int | None) -> list[int]
     return own
 
 
+def known_ids(events: Sequence[Event]) -> set[tuple[int, ...]]:
+    """Ids that a tokenizer gave, without padding."""
+    return {tuple(ids) for event in events if isinstance(event, Tokens) for ids in event.ids}
+
+
 def first_id(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
 def generate_event(
-    model: Any, given: Mapping[str, Any], resolved: Mapping[str, Any], result: Any, *, nested: bool
+    model: Any,
+    given: Mapping[str, Any],
+    resolved: Mapping[str, Any],
+    result: Any,
+    *,
+    nested: bool,
+    known: Collection[tuple[int, ...]] = (),
 ) -> Generated:
-    """A call of transformers' generate. given: its arguments by name."""
+    """A call of transformers' generate. given: its arguments by name. known: ids that a tokenizer gave before."""
     given = {**given, **given.get("kwargs", {})}
     inputs = given.get("input_ids", given.get("inputs"))
     if nested:  # an engine's own loop: rows come and go, and it tells what became of them itself
@@ -498,38 +582,50 @@ def generate_event(
     copies = max(1, len(whole) // max(1, len(prompts)))
     sequences = []
     for number, ids in enumerate(whole):
-        own, batch = padding(prompts[number // copies], masks[number // copies], pad, not inferred)
+        own, batch = padding(
+            prompts[number // copies], masks[number // copies], pad, not inferred, known, first_id(config.bos_token_id)
+        )
         batch = {"rows": len(prompts), **batch}
         if given.get("position_ids") is not None:
             batch["positions"] = "given"
         new = ids[length:]
-        sequences.append(Produced(own, ended(new, stop["end_ids"]["value"], pad), new, ids, batch))
+        request = {"number": number // copies, "sample": number % copies}
+        mine = ended(new, stop["end_ids"]["value"], pad)
+        sequences.append(Produced(own, mine, new, ids, batch, request=request))
     sampling = hf_sampling(given, resolved, checkpoint)
     return Generated(sequences, model_of(model), sampling, stop, placeholder_of(model.config), nested)
 
 
 def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], outputs: Sequence[Any]) -> Generated:
     """A call of LLM.generate or LLM.chat."""
-    used = params[0].params if params else given.get("sampling_params") or llm.get_default_sampling_params()
-    used = used[0] if isinstance(used, (list, tuple)) else used
+    asked = [event.params for event in params]
+    if len(asked) != len(outputs):  # what was asked is not to be had request by request
+        said = given.get("sampling_params") or llm.get_default_sampling_params()
+        asked = list(said) if isinstance(said, (list, tuple)) else [*(asked[:1] or [said])] * len(outputs)
     answers = [
-        (output.prompt, output.prompt_token_ids, answer.token_ids, answer.text)
-        for output in outputs
+        (used, number, output.prompt, output.prompt_token_ids, answer.token_ids, answer.text)
+        for number, (used, output) in enumerate(zip(asked, outputs))
         for answer in output.outputs
     ]
-    return vllm_generated(llm.llm_engine, used, answers)
+    return vllm_generated(llm.llm_engine, asked[0] if asked else llm.get_default_sampling_params(), answers)
 
 
-def vllm_generated(engine: Any, used: Any, answers: Sequence[tuple[Any, Any, Any, str]]) -> Generated:
-    """answers: (prompt text or None, prompt ids, generated ids, text)."""
-    how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
-    sequences = []
-    for prompt, prompt_ids, token_ids, text in answers:
+def vllm_generated(engine: Any, first: Any, answers: Sequence[tuple[Any, int, Any, Any, Any, str]]) -> Generated:
+    """answers: (parameters, number of the request, prompt text or None, prompt ids, generated ids, text)."""
+    sequences, ends, samples = [], vllm_ends(engine), dict[int, int]()
+    for used, number, prompt, prompt_ids, token_ids, text in answers:
+        how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
         ids, said = list(token_ids), {"prompt_text": prompt, "decode": how, "text": text or None}
-        sequences.append(Produced(list(prompt_ids or ()), ids, ids, ids, {}, said))
+        request: dict[str, Any] = {"number": number, "sample": samples.get(number, 0)}
+        samples[number] = request["sample"] + 1
+        if used.seed is not None and used.temperature:
+            request["seed"] = used.seed + request["sample"]
+        own = {"sampling": vllm_sampling(used), "stop": vllm_stop(used, ends)}
+        sequences.append(Produced(list(prompt_ids or ()), ids, ids, ids, {}, said, request, **own))
     config = engine.vllm_config.model_config.hf_config
-    stop = vllm_stop(used, vllm_ends(engine))
-    return Generated(sequences, model_of(engine), vllm_sampling(used), stop, placeholder_of(config))
+    return Generated(
+        sequences, model_of(engine), vllm_sampling(first), vllm_stop(first, ends), placeholder_of(config)
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -553,7 +649,7 @@ class Stepped:
             if output.finished:
                 del self.params[output.request_id]
                 whole = [self.parts.pop(key) for key in sorted(self.parts) if key[0] == output.request_id]
-                answers = [(output.prompt, output.prompt_token_ids, ids, text) for ids, text in whole]
+                answers = [(used, 0, output.prompt, output.prompt_token_ids, ids, text) for ids, text in whole]
                 found.append(vllm_generated(engine, used, answers))
         return found
 
@@ -634,7 +730,8 @@ def engine_event(
         if not hasattr(result, "token_ids"):  # on_error="return": no model was asked
             continue
         _, prompt, made = prompts[index]
-        for sample in result.samples or (result,):
+        seed = getattr(prompt, "seed", None)  # a request's own, before that of the options
+        for number, sample in enumerate(result.samples or (result,)):
             effective = sample.effective
             ids = list(sample.token_ids)
             said = {
@@ -648,14 +745,28 @@ def engine_event(
                 **chat_of(made),
             }
             batch = padded.get(tuple(sample.prompt_token_ids), {})
-            sequences.append(Produced(list(sample.prompt_token_ids), ids, ids, ids, batch, said))
+            request: dict[str, Any] = {"number": index, "sample": number}
+            if asked_for(prompt, sample.prompt_token_ids, engine.checkpoint.placeholder_id) is False:
+                request["answers"] = "another"
+            if getattr(sample, "cached", False):
+                request["cached"] = True
+            if seed is not None and effective["temperature"]["value"]:
+                request["seed"] = seed + number
+            sequences.append(Produced(list(sample.prompt_token_ids), ids, ids, ids, batch, said, request))
     if effective is None:
         effective = engine.effective(given.get("options"))
-    if prompts and (seed := getattr(prompts[min(prompts)][1], "seed", None)) is not None:
-        effective = {**effective, "seed": sourced(seed, "caller")}  # a request's own, before that of the options
     plugins = given.get("plugins", ())
     sampling, stop = engine_sampling(effective, inner, plugins), engine_stop(effective, engine.tokenizer, plugins)
+    for sequence in sequences:
+        if "seed" in sequence.request:
+            own = sequence.request["seed"] - sequence.request["sample"]
+            sequence.sampling = {**sampling, "seed": sourced(own, "caller")}
     return Generated(sequences, model_of(engine.model), sampling, stop, engine.checkpoint.placeholder_id)
+
+
+def asked_for(prompt: Any, ids: Sequence[int], placeholder: int | None) -> bool:
+    """Whether these are the ids of a Prompt, pictures as one id or as many."""
+    return collapsed(prompt.token_ids, placeholder) == collapsed(ids, placeholder)
 
 
 def chat_of(made: Sequence[Event]) -> dict[str, Any]:
@@ -696,14 +807,21 @@ def which_ids(ids: list[int], sequence: Produced) -> str | None:
 
 
 def decoded_as(sequence: Produced, later: Sequence[Event]) -> dict[str, Any]:
-    """The first decode call after the model's that was given this sequence."""
+    """The decode calls after the model's that were given this sequence: the first one, and all where there are more."""
+    found: list[dict[str, Any]] = []
+    if "decode" in sequence.said:
+        found.append({**sequence.said["decode"], "text": sequence.said.get("text")})
     for event in later:
         if isinstance(event, Decode):
             for place, ids in enumerate(event.ids):
                 part = which_ids(ids, sequence)
                 if part is not None and place < len(event.texts):
-                    return {"decode": {"ids": part, **event.how}, "text": event.texts[place]}
-    return {}
+                    found.append({"ids": part, **event.how, "text": event.texts[place]})
+                    break  # equal rows of one call have equal texts
+    if not found:
+        return {}
+    first = {"decode": {k: v for k, v in found[0].items() if k != "text"}, "text": found[0]["text"]}
+    return {**first, "decodes": found} if len(found) > 1 else first
 
 
 # == Rows ==
@@ -716,6 +834,7 @@ class Before:
         self.placeholder = placeholder
         self.templates = [event for event in events if isinstance(event, Template)]
         self.pictures = [p for event in events if isinstance(event, Images) for p in event.pictures]
+        self.forwards = {ids: said for event in events if isinstance(event, Forward) for ids, said in event.rows}
         self.texts: dict[tuple[int, ...], str] = {}
         for event in events:
             if isinstance(event, Tokens):
@@ -731,6 +850,9 @@ class Before:
                     template = {"sha256": event.sha256, "arguments": event.arguments}
                     return {"messages": chat, "template": template, "prompt_text": rendered}
         return said
+
+    def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+        return self.forwards.get(tuple(prompt_ids))
 
     def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:
         """The next pictures in order, one per run of image tokens."""
@@ -759,8 +881,10 @@ def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[
         "images": pictures or None,
         "batch": sequence.batch or None,
         "model": call.model,
-        "sampling": call.sampling,
-        "stop": call.stop,
+        "request": sequence.request or None,
+        "inputs": before.inputs(sequence.prompt_ids),
+        "sampling": sequence.sampling or call.sampling,
+        "stop": sequence.stop or call.stop,
         "output_ids": sequence.output_ids,
     }
 

@@ -182,7 +182,7 @@ def partings(outcome: Outcome) -> list[Parting]:
 
 # == Console ==
 
-GOOD = {"IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION", "ACCEPTED"}
+GOOD = {"IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
 PAINT = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
 
 
@@ -218,6 +218,8 @@ def case_text(outcome: Outcome, *, colour: bool = False) -> str:
         lines.append(wrapped(f"proof: {outcome.cause.proof}"))
     if sentence(outcome) != "; ".join(outcome.notes):
         lines += [wrapped(f"note: {note}") for note in outcome.notes]
+    if outcome.also:
+        lines.append(wrapped(f"also differs: {', '.join(outcome.also)}"))
     if outcome.verdict not in ("MISSING", "UNUSED"):
         lines.append(f"  {paint(explain_command(outcome), 'dim', colour)}")
     return "\n".join(lines)
@@ -402,6 +404,7 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
         "differences": [difference_json(d) for d in outcome.differences],
         "accepted": outcome.accepted,
         "notes": list(outcome.notes),
+        "also": list(outcome.also),
         "steps": list(outcome.steps),
         "seconds": round(outcome.seconds, 3),
     }

@@ -318,7 +318,7 @@ def test_json_holds_the_whole_outcome() -> None:
     first = said["outcomes"][2]
     assert list(first) == [
         "site", "case", "backend", "verdict", "fails", "sentence", "cause", "differences", "accepted", "notes",
-        "steps", "seconds", "old", "new",
+        "also", "steps", "seconds", "old", "new",
     ]  # fmt: skip
     assert first["old"] == babbler().old and first["cause"]["name"] == "stop.eos_set" and first["fails"]
     assert first["differences"][0]["old"] == [151643, 151645]

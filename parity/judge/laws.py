@@ -1,0 +1,169 @@
+"""Stage laws: what each stage's output must be, given its observed input and its declared settings, by plain libraries.
+
+    template       the text is what the checkpoint's template makes of these messages and switches
+    tokenization   the ids are what the tokenizer makes of that text, special tokens once; a shorter one is its one end
+    batch          padding is masked and on the left; positions count the row's own tokens
+    end            ids end at the first end id, at the first completed stop, or after exactly max_new_tokens
+    text           each text is the decode of these ids under these flags
+    identity       an answer belongs to the request that it is given for
+
+A law says a sentence where it is broken, "" where it is kept and None where its input was not recorded: not seen is
+not kept. What happens to the model's numbers is the referee's, and what is drawn from them is draws.py's. A cause is
+what the new side breaks and the old side keeps; a law that both break is how the site is, and one that was not seen of
+the old side says nothing of what changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.compare import decodes_of, entry, paired, placeholder_in
+from parity.record.rows import collapsed
+from parity.verdict import brief
+
+Row = Mapping[str, Any]
+Kept = tuple[str, str] | None  # (cause, sentence), ("", "") where the law is kept, None where it was not seen
+KEPT: Kept = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The plain libraries on the golden's checkpoint. None: not here, so what needs it is not seen."""
+
+    decode: Callable[[Sequence[int], bool, bool], str] | None = None  # ids, skip_special_tokens, clean_up
+    encode: Callable[[str, bool], Sequence[int]] | None = None  # text, add_special_tokens
+    render: Callable[[Any, Mapping[str, Any]], str] | None = None  # messages, arguments of the template
+    template: str = ""  # sha256 of the checkpoint's
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    law: str
+    cause: str
+    row: int
+    sentence: str
+
+
+# == Before the model ==
+
+
+def template(row: Row, tools: Tools) -> Kept:
+    said, text = row.get("template"), row.get("prompt_text")
+    if said is None or text is None or tools.render is None or said["sha256"] != tools.template:
+        return None
+    if any("<" in str(value)[:1] for value in said["arguments"].values()):  # an argument that is no data
+        return None
+    wanted = tools.render(row["messages"], said["arguments"])
+    return KEPT if wanted == text else ("prompt.template", f"the template gives {brief(wanted)}, not {brief(text)}")
+
+
+def tokenization(row: Row, tools: Tools) -> Kept:
+    text = row.get("prompt_text")
+    if text is None or tools.encode is None or row.get("images"):
+        return None
+    ids = list(collapsed(row["prompt_ids"], placeholder_in(row)))
+    ways = [list(tools.encode(text, special)) for special in (True, False)]
+    if ids in ways:
+        return KEPT
+    for way in ways:
+        if len(ids) == len(way) + 1 and ids[1:] == way and ids[0] == ids[1]:
+            return "prompt.double_bos", f"id {ids[0]} stands twice at the beginning"
+        if ids and len(ids) < len(way) and ids in (way[: len(ids)], way[-len(ids) :]):
+            end = "first" if ids == way[: len(ids)] else "last"
+            return "prompt.truncation", f"of {len(way)} ids only the {end} {len(ids)} reached the model"
+    return (
+        "prompt.tokenization",
+        f"the tokenizer makes {len(ways[0])} ids of this text, other {len(ids)} reached the model",
+    )
+
+
+def batch(row: Row, tools: Tools) -> Kept:
+    padded, inputs = row.get("batch"), row.get("inputs")
+    if padded is None and inputs is None:
+        return None
+    padded = padded or {}
+    if padded.get("masked") is False:
+        return "batch.pad_unmasked", f"{padded.get('pads')} pads are not masked"
+    if padded.get("side") == "right":
+        return "batch.padding_side", f"{padded.get('pads')} pads stand behind the prompt"
+    places = (inputs or {}).get("positions", "from 0")
+    if places.startswith("from ") and places != "from 0":
+        return "batch.position_ids", f"positions of the row's own tokens count {places}"
+    return KEPT
+
+
+# == After the model ==
+
+
+def end(row: Row, tools: Tools) -> Kept:
+    """Where ids end, and why."""
+    if "stop" not in row or (entry(row, "sampling", "num_beams") or 1) > 1:
+        return None
+    ids, most = row["output_ids"], entry(row, "stop", "max_new_tokens")
+    ends = {*(entry(row, "stop", "end_ids") or ()), *(entry(row, "stop", "string_ids") or ())}
+    strings, others = entry(row, "stop", "strings") or (), entry(row, "stop", "criteria")
+    if (place := next((k for k, i in enumerate(ids[:-1]) if i in ends), None)) is not None:
+        return "stop.eos_set", f"token {place} of {len(ids)} ends the text, and the row went on"
+    if most is not None and len(ids) > most:
+        return "stop.length", f"{len(ids)} tokens, where {most} are allowed"
+    if strings and tools.decode is None:
+        return None
+    stopped = completed(ids, strings, tools.decode) if tools.decode else None
+    if stopped is not None and stopped < len(ids):
+        return "stop.rule", f"a stop was complete after {stopped} tokens, and the row went on to {len(ids)}"
+    if others or (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
+        return KEPT
+    return "stop.length", f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
+
+
+def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., str]) -> int | None:
+    """After how many tokens the first stop is complete, in text without special tokens."""
+    if not any(stop in decode(ids, True, False) for stop in strings):
+        return None
+    return next(k for k in range(1, len(ids) + 1) if any(stop in decode(ids[:k], True, False) for stop in strings))
+
+
+def text(row: Row, tools: Tools) -> Kept:
+    """Each decode that was seen. Of a text that the engine had cut, the decode must begin with it."""
+    if tools.decode is None or row.get("text") is None or "decode" not in row:
+        return None
+    for how in decodes_of(row):
+        if how.get("ids") not in ("ended", "new") or how.get("text") is None:
+            continue
+        flags = bool(how.get("skip_special_tokens")), bool(how.get("clean_up"))
+        wanted = tools.decode(row["output_ids"], *flags)
+        if how["ids"] == "ended" and not wanted.strip().startswith(how["text"].strip()):
+            other = tools.decode(row["output_ids"], not flags[0], flags[1])
+            name = "decode.skip_special" if other.strip().startswith(how["text"].strip()) else "decode.cleanup"
+            return name, f"decoded is {brief(wanted)}, recorded {brief(how['text'])}"
+    return KEPT
+
+
+def identity(row: Row, tools: Tools) -> Kept:
+    said = row.get("request")
+    if said is None:
+        return None
+    return ("batch.order", "the answer is another request's") if said.get("answers") == "another" else KEPT
+
+
+LAWS: dict[str, Callable[[Row, Tools], Kept]] = {
+    "template": template,
+    "tokenization": tokenization,
+    "batch": batch,
+    "end": end,
+    "text": text,
+    "identity": identity,
+}
+
+
+def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
+    """Laws that the new side breaks and the old side keeps, in the order of the stages."""
+    for law, holds in LAWS.items():
+        for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
+            found = holds(theirs, tools)
+            if found and found[0] and holds(mine, tools) == KEPT:
+                yield Broken(law, found[0], number, found[1])
+                break

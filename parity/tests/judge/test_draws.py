@@ -1,0 +1,271 @@
+"""Draws judged by themselves: exact on made-up distributions, and on real draws of both backends, right and wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gen_engine
+from parity.callsites.inference_module import old as old_way
+from parity.golden import Case, Store
+from parity.judge import draws
+from parity.judge.check import Session, check_site, check_sites, judged_together
+from parity.judge.numerics import Numerics
+from parity.prove.plants import replaced
+from parity.record.observe import Observer, Site, case
+from parity.tests.conftest import ROOT, TEXT
+from parity.verdict import Outcome
+
+VOCABULARY = 40
+
+
+def row(ids: list[int], seed: int | None = 0, **sampling: Any) -> dict[str, Any]:
+    said = {"temperature": 1.0, **sampling}
+    values = {name: {"value": value, "from": "caller"} for name, value in said.items()}
+    own = {"seed": {"value": seed, "from": "caller"}} if seed is not None else {}
+    return {"prompt_ids": [1, 2], "output_ids": ids, "sampling": {**values, **own}, "model": {"dtype": "float32"}}
+
+
+def made(count: int, *, tokens: int = 60, sure: float = 2.0, factor: float = 1.0, **sampling: Any) -> list[Any]:
+    """Rows that are drawn from logits times `factor`, judged as if it were 1."""
+    import torch
+
+    torch.manual_seed(0)
+    found = []
+    for seed in range(count):
+        logits = sure * torch.randn(tokens, VOCABULARY)
+        own = row([], seed, **sampling)
+        for step in range(tokens):
+            scores = draws.processed(logits[step : step + 1] * factor, own, draws.declared(own), step)
+            own["output_ids"].append(int(torch.multinomial(scores.softmax(-1), 1)))
+        found.append(draws.sample_of(own, logits, ("request", seed)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "sampling", [{}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}, {"repetition_penalty": 1.2}]
+)
+def test_clean_draws_hold_and_power_is_said(sampling: dict[str, Any]) -> None:
+    found = draws.evidence_of(made(16, **sampling))
+    assert not found.breaks and abs(found.z) < 3.5
+    assert found.tells and 1 < found.power < 1.5 and f"wrong by {found.power:.2f}×" in found.sentence()
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.5])
+def test_a_wrong_temperature_is_seen_and_the_one_that_fits_is_named(factor: float) -> None:
+    found = draws.evidence_of(made(16, factor=factor))
+    assert found.breaks and abs(found.z) > 5 and found.fault.startswith("temperature")
+
+
+def test_one_seed_for_all_rows_is_one_draw_and_not_many() -> None:
+    samples = [dataclasses.replace(sample, stream=("request", 7)) for sample in made(16, factor=1.5)]
+    assert draws.evidence_of(samples).power > draws.evidence_of(made(16, factor=1.5)).power
+
+
+def test_clean_draws_of_a_sure_model_raise_no_alarm_and_tell_nothing() -> None:
+    found = [draws.evidence_of(made(4, tokens=20, sure=30.0 + k)) for k in range(20)]
+    assert not any(evidence.breaks for evidence in found)
+    assert not any(evidence.tells for evidence in found)
+    assert "cannot tell, needs about " in found[0].sentence()
+
+
+def test_a_rare_token_is_no_fault_though_its_z_is_large() -> None:
+    """One token of probability 1e-4 in 40: z is 14, and by chance that is one run in 250."""
+    import torch
+
+    logits = torch.zeros(40, 2)
+    logits[:, 1] = math.log(1e-4)
+    sample = draws.sample_of(row([0] * 39 + [1]), logits, ("request", 0))
+    evidence = draws.evidence_of([sample])
+    assert evidence.z > 10 and not evidence.breaks
+
+
+def test_what_cannot_be_drawn_is_a_fault_at_once_and_rounding_is_not() -> None:
+    import torch
+
+    logits = torch.tensor([[3.0, 2.0, 1.0, 1.0 - 1e-5]])
+    of = {k: draws.evidence_of([draws.sample_of(row([k], top_k=3), logits, ("request", 0))]) for k in range(4)}
+    assert not any(of[k].breaks for k in (0, 1, 2, 3))  # 2 and 3 are equal but for rounding
+    wrong = draws.evidence_of([draws.sample_of(row([3], top_k=2), logits, ("request", 0))])
+    assert wrong.breaks and "cannot be drawn" in wrong.sentence()
+
+
+def test_early_ends_that_were_held_back_have_no_chance() -> None:
+    import torch
+
+    asked = {
+        **row([0, 0]),
+        "stop": {"end_ids": {"value": [1], "from": "caller"}, "min_new_tokens": {"value": 2, "from": "caller"}},
+    }
+    scores = draws.processed(torch.zeros(2, 4), asked, draws.declared(asked))
+    assert scores[:, 1].tolist() == [-math.inf, -math.inf]
+
+
+def test_a_leaked_cut_is_seen_though_surprise_hardly_moves() -> None:
+    import torch
+
+    torch.manual_seed(1)
+    samples = []
+    for seed in range(16):
+        logits = 1.5 * torch.randn(40, 200)
+        cut = draws.top(logits, 50, 0.0).softmax(-1)
+        asked = row(torch.multinomial(cut, 1)[:, 0].tolist(), seed)
+        samples.append(draws.sample_of(asked, logits, ("request", seed)))
+    found = draws.evidence_of(samples)
+    assert found.breaks and found.fault == "top_k 50"
+
+
+def test_one_sample_given_n_times_is_a_fault_and_sure_samples_may_be_equal() -> None:
+    [sample, *_] = made(1)
+    copies = [dataclasses.replace(sample, stream=("request", k)) for k in range(3)]
+    assert draws.evidence_of(copies).breaks and draws.evidence_of(copies).fault == draws.COPY
+    assert draws.evidence_of(copies, copied=False).fault != draws.COPY
+    [sure, *_] = made(1, sure=200.0)
+    assert not draws.evidence_of([dataclasses.replace(sure, stream=("request", k)) for k in range(20)]).breaks
+
+
+def test_a_level_is_kept_over_many_clean_runs() -> None:
+    alarms = 0
+    import torch
+
+    for run in range(60):
+        torch.manual_seed(run)
+        logits = 2 * torch.randn(30, VOCABULARY)
+        ids = torch.multinomial(logits.softmax(-1), 1)[:, 0].tolist()
+        alarms += draws.evidence_of([draws.sample_of(row(ids), logits, ("request", 0))]).breaks
+    assert alarms == 0
+
+
+def test_cases_of_a_site_are_judged_together_once_each() -> None:
+    ledger = draws.Ledger(4)
+    samples = made(16, tokens=12, factor=1.35)
+    for k in range(4):
+        ledger.add(f"case-{k}", samples[4 * k : 4 * k + 4])
+    whole = ledger.together()
+    assert whole is not None and whole.tokens == 16 * 12
+    ledger.add("the same again", samples[:4])
+    assert ledger.together() == whole
+    assert abs(whole.z) > max(abs(draws.evidence_of(s, ledger.alpha).z) for s in list(ledger.samples.values())[:1])
+
+
+# == Real draws ==
+
+PROMPTS = [f"Name {k} things that are {how}." for k in range(2, 6) for how in ("red", "old")]
+ASKED = {"max_new_tokens": 24, "num_samples": 2, "seed": 5}
+
+
+@pytest.fixture(scope="module")
+def unsure(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint with random weights: entropy of some nats at every step."""
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("models") / "unsure"
+    shutil.copytree(TEXT, folder)
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.from_pretrained(TEXT, tie_word_embeddings=False)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.normal_(0, 1.0)
+        model.get_output_embeddings().weight.normal_(0, 0.25)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [552, 550]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def goldens(unsure: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("goldens"))
+    found: list[Case] = []
+    site = Site("samples", "parity.callsites.inference_module.old:generate")
+    with Observer(sites=[site], sink=found.append, store=store):
+        for temperature in (0.7, 1.0):
+            with case(f"at-{temperature}"):
+                old_way.generate(str(unsure), PROMPTS, temperature=temperature, **ASKED)
+    for one in found:
+        store.write(one)
+    whole = Store(ROOT / "golden").settings()["inference_module"]
+    store.set_site("samples", **{**whole, "moved": {site.module: "parity.callsites.inference_module.moved"}})
+    return store
+
+
+@contextlib.contextmanager
+def scores_changed(change: Any) -> Iterator[None]:
+    """On both backends, where no declared setting shows it: transformers' logits before the processors, vLLM's too."""
+    from vllm.v1.sample.sampler import Sampler
+
+    original, apply = gen_engine.DecodeLoop._choose, Sampler.apply_temperature
+
+    def choose(loop: Any, scores: Any) -> Any:
+        return original(loop, change(scores, loop.options.temperature or 1.0))
+
+    def tempered(logits: Any, temperature: Any, *rest: Any) -> Any:
+        return change(apply(logits, temperature, *rest), float(temperature[0]))
+
+    with (
+        replaced(gen_engine.DecodeLoop, "_choose", choose),
+        replaced(Sampler, "apply_temperature", staticmethod(tempered)),
+    ):
+        yield
+
+
+def top_50(scores: Any, _: float) -> Any:
+    return scores.masked_fill(scores < scores.topk(50).values[:, -1:], -math.inf)
+
+
+FAULTS = {
+    "temperature applied twice": lambda scores, t: scores / t,
+    "softmax(1.5 x)": lambda scores, t: scores * 1.5,
+    "leaked top_k": top_50,
+}
+
+
+def judged(store: Store, backend: str, case: str) -> Outcome:
+    settings = store.settings()["samples"]
+    with Session(store, {"parity.callsites.inference_module.moved:generate": "samples"}) as session:
+        ledgers: dict[str, Any] = {}
+        found = list(check_site(session, "samples", [case], backend, settings, Numerics(store), ledgers))
+        [outcome] = judged_together(found, ledgers)
+    print(outcome.case, backend, outcome.verdict, outcome.cause and outcome.cause.sentence, outcome.notes)
+    return outcome
+
+
+@pytest.mark.parametrize("name", ["at-0.7", "at-1.0"])
+def test_clean_draws_of_both_backends_pass(name: str, goldens: Store, backend: str) -> None:
+    outcome = judged(goldens, backend, name)
+    assert outcome.verdict == "SAME-DISTRIBUTION", outcome
+    assert "they follow the declared settings" in outcome.notes[0]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_wrong_draws_of_both_backends_are_drift(fault: str, goldens: Store, backend: str) -> None:
+    with scores_changed(FAULTS[fault]):
+        outcome = judged(goldens, backend, "at-0.7")
+    assert outcome.verdict == "DRIFT" and outcome.cause is not None
+    assert str(outcome.cause) == "sampling.draw; confirmed", outcome.cause
+
+
+def test_one_sample_given_n_times_is_named(goldens: Store, backend: str) -> None:
+    original = gen_engine.samples_of
+    with replaced(gen_engine, "samples_of", lambda prompt, plan: original(prompt, plan)[:1] * plan.options.n):
+        outcome = judged(goldens, backend, "at-1.0")
+    assert outcome.verdict == "DRIFT" and outcome.cause is not None and outcome.cause.name == "rng", outcome
+
+
+def test_a_golden_that_could_not_have_been_drawn_cannot_be_judged(goldens: Store, tmp_path: Path) -> None:
+    store = Store(tmp_path / "golden")
+    old = goldens.read("samples", "at-1.0")
+    rows = [{**row, "sampling": {**row["sampling"], "top_k": {"value": 1, "from": "caller"}}} for row in old.rows]
+    store.write(dataclasses.replace(old, rows=tuple(rows), arguments={**old.arguments, "top_k": 1}))
+    store.set_site("samples", **goldens.settings()["samples"])
+    check = check_sites(store, backends=("hf",))
+    assert [o.verdict for o in check.outcomes] == ["ERROR"] and check.exit_code == 3
+    assert "cannot be drawn" in str(check.outcomes[0].cause and check.outcomes[0].cause.sentence)

@@ -1,0 +1,200 @@
+"""Stage laws as predicates of one row, and what they make of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parity.golden import Case
+from parity.judge import laws
+from parity.judge.compare import differences, string_lists
+from parity.judge.explain import Inquiry, cause_of
+from parity.record import rows
+from parity.verdict import Cause
+
+LETTERS = "?abcdefg.#"  # id -> its letter; "#" is special and ends the text
+
+
+def decode(ids: Any, skip: bool, clean: bool) -> str:
+    return "".join(LETTERS[i] for i in ids if not (skip and LETTERS[i] == "#"))
+
+
+def encode(text: str, special: bool) -> list[int]:
+    return [1] * special + [LETTERS.index(letter) for letter in text]
+
+
+TOOLS = laws.Tools(decode, encode, lambda messages, arguments: "".join(messages), "sha")
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    stop: dict[str, Any] = {"end_ids": [9], "strings": [], "max_new_tokens": 5, **changes.pop("stop", {})}
+    return {
+        "messages": ["b", "c"],
+        "template": {"sha256": "sha", "arguments": {}},
+        "prompt_text": "bc",
+        "prompt_ids": [2, 3],
+        "batch": {"rows": 1, "side": "none", "pads": 0, "masked": True},
+        "output_ids": [4, 5, 9],
+        "decode": {"ids": "ended", "skip_special_tokens": True, "clean_up": False},
+        "text": "de",
+        "stop": {name: {"value": value, "from": "caller"} for name, value in stop.items()},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("law", "changes", "cause"),
+    [
+        ("template", {}, ""),
+        ("template", {"messages": ["x"]}, "prompt.template"),
+        ("template", {"template": {"sha256": "other", "arguments": {}}}, None),
+        ("tokenization", {}, ""),
+        ("tokenization", {"prompt_ids": [1, 2, 3]}, ""),
+        ("tokenization", {"prompt_ids": [1, 1, 2, 3]}, "prompt.double_bos"),
+        ("tokenization", {"prompt_ids": [3]}, "prompt.truncation"),
+        ("tokenization", {"prompt_ids": [2]}, "prompt.truncation"),
+        ("tokenization", {"prompt_ids": [7, 7]}, "prompt.tokenization"),
+        ("batch", {}, ""),
+        ("batch", {"batch": {"side": "right", "pads": 2}}, "batch.padding_side"),
+        ("batch", {"batch": {"side": "left", "pads": 2, "masked": False}}, "batch.pad_unmasked"),
+        ("batch", {"inputs": {"keys": [], "positions": "from 3"}}, "batch.position_ids"),
+        ("batch", {"batch": None}, None),
+        ("end", {}, ""),
+        ("end", {"output_ids": [4, 5, 4, 5, 4]}, ""),
+        ("end", {"output_ids": [4, 5, 4, 5]}, "stop.length"),
+        ("end", {"output_ids": [4, 5, 4, 5, 4, 5]}, "stop.length"),
+        ("end", {"output_ids": [4, 9, 5]}, "stop.eos_set"),
+        ("end", {"output_ids": [4, 5], "stop": {"strings": ["e"]}}, ""),
+        ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"]}}, "stop.rule"),
+        ("end", {"output_ids": [4, 5], "stop": {"criteria": ["Mine"]}}, ""),
+        ("text", {}, ""),
+        ("text", {"text": "de#"}, "decode.skip_special"),
+        ("text", {"text": None}, None),
+        ("identity", {}, None),
+        ("identity", {"request": {"number": 0}}, ""),
+        ("identity", {"request": {"number": 0, "answers": "another"}}, "batch.order"),
+    ],
+)  # fmt: skip
+def test_each_law_on_one_row(law: str, changes: dict[str, Any], cause: str | None) -> None:
+    found = laws.LAWS[law](row(**changes), TOOLS)
+    assert (None if found is None else found[0]) == cause, found
+
+
+def test_what_was_not_recorded_is_not_seen() -> None:
+    bare = {"prompt_ids": [2], "output_ids": [4]}
+    assert all(law(bare, TOOLS) is None for law in laws.LAWS.values())
+
+
+def test_only_what_the_new_side_alone_breaks_is_a_finding() -> None:
+    short = row(output_ids=[4, 5, 4, 5], text="dede")
+    sides = [Case("s", "c", rows=(each,)) for each in (row(), short)]
+    assert [b.cause for b in laws.broken_by_new(sides[0], sides[1], TOOLS)] == ["stop.length"]
+    assert list(laws.broken_by_new(sides[1], sides[1], TOOLS)) == []
+
+
+# == Causes ==
+
+
+def cause(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Cause | None:
+    sides = [Case("s", "c", arguments=how.get("arguments", {}), rows=(r,), value=r["text"]) for r in (old, new)]
+    return cause_of(Inquiry(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
+
+
+def test_one_token_too_few_is_a_length_and_no_stop() -> None:
+    found = cause(row(output_ids=[4, 5, 4, 5, 4], text="deded"), row(output_ids=[4, 5, 4, 5], text="dede"))
+    assert found is not None and found.name == "stop.length"
+
+
+def test_another_word_is_not_laid_on_the_ends() -> None:
+    new = row(output_ids=[6, 7, 9], text="fg", stop={"end_ids": [8, 9]})
+    found = cause(row(), new)
+    assert found is None or found.name != "stop.eos_set"
+
+
+def test_answers_in_another_order_are_named() -> None:
+    one, two = row(), row(prompt_ids=[3, 2], prompt_text="cb", messages=["c", "b"], output_ids=[6, 9], text="f")
+    swapped = ({**one, "output_ids": [6, 9], "text": "f"}, {**two, "output_ids": [4, 5, 9], "text": "de"})
+    sides = [Case("s", "c", rows=rs, value=[r["text"] for r in rs]) for rs in ((one, two), swapped)]
+    found = cause_of(Inquiry(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
+    assert str(found) == "batch.order; confirmed"
+
+
+def test_dropped_inputs_and_positions_are_named() -> None:
+    old = row(inputs={"keys": ["mm_token_type_ids", "pixel_values"], "positions": "from 0"})
+    for inputs, name in (
+        ({"keys": ["pixel_values"], "positions": "abc"}, "batch.inputs"),
+        ({**old["inputs"], "positions": "from 3"}, "batch.position_ids"),
+    ):
+        found = cause(old, row(inputs=inputs, output_ids=[6, 9], text="f"))
+        assert found is not None and found.name == name
+
+
+def test_stops_that_old_code_cut_at_by_itself_are_the_same_setting() -> None:
+    """Nested, too: decode.stop."""
+    arguments = {"decode": {"stop": ["e", "d"]}}
+    assert list(string_lists(arguments)) == [("e", "d")]
+    sides = [
+        Case("s", "c", arguments=arguments, rows=(r,), value="x") for r in (row(), row(stop={"strings": ["d", "e"]}))
+    ]
+    assert not [d for d in differences(*sides) if d.stage == "stop"]
+
+
+def test_every_decode_of_a_row_is_compared() -> None:
+    first = {"ids": "new", "skip_special_tokens": True, "clean_up": False, "text": "de"}
+    old = row(decodes=[first, {**first, "skip_special_tokens": False, "text": "de#"}])
+    sides = [Case("s", "c", rows=(r,), value="x") for r in (old, row(decodes=[first, first]))]
+    assert [(d.stage, d.field) for d in differences(*sides)] == [
+        ("decode", "skip_special_tokens"),
+        ("text", "decode 2"),
+    ]
+
+
+# == Observation ==
+
+
+def test_a_beginning_that_is_the_pad_id_is_no_padding() -> None:
+    pad = 0
+    assert rows.padding([0, 5, 6], [1, 1, 1], pad, True, bos=pad)[0] == [0, 5, 6]
+    assert rows.padding([0, 0, 5], [1, 1, 1], pad, True, bos=pad) == (
+        [0, 5], {"side": "left", "pads": 1, "masked": False},
+    )  # fmt: skip
+    assert rows.padding([0, 5, 6], [1, 1, 1], pad, True, known={(0, 5, 6)})[0] == [0, 5, 6]
+    assert rows.padding([0, 5, 6], [1, 1, 1], pad, True)[0] == [5, 6]
+
+
+def test_a_processor_that_does_not_resize_says_so_itself() -> None:
+    class Processor:
+        do_resize = False
+        size = {"shortest_edge": 4, "longest_edge": 16}  # noqa: RUF012
+
+    assert rows.budget_of(Processor(), {}) == [0, 0]
+    assert rows.budget_of(Processor(), {"do_resize": True}) == [4, 16]
+
+
+def test_forward_inputs_are_told_by_row_without_padding() -> None:
+    import torch
+
+    given = {
+        "input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]]),
+        "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
+        "position_ids": torch.tensor([[1, 0, 1], [0, 1, 2]]),
+        "mm_token_type_ids": torch.zeros(2, 3),
+        "use_cache": True,
+    }
+    event = rows.forward_event(given, None)
+    assert event is not None
+    said = {"keys": ["mm_token_type_ids"], "positions": "from 0"}
+    assert event.rows == [((5, 6), said), ((7, 8, 9), said)]
+
+
+def test_a_loop_of_n_seeds_is_n_samples_of_the_first() -> None:
+    def drawn(seed: int, own: int | None = None, source: str = "caller") -> dict[str, Any]:
+        said = {"temperature": {"value": 1.0, "from": "caller"}, "seed": {"value": seed, "from": source}}
+        return {"prompt_ids": [2], "output_ids": [4], "sampling": said, **({"request": {"seed": own}} if own else {})}
+
+    many = tuple(drawn(8, 8 + k) for k in range(3))
+    for old in (tuple(drawn(8 + k) for k in range(3)), tuple(drawn(8, source="process") for _ in range(3))):
+        assert differences(Case("s", "c", rows=old), Case("s", "c", rows=many)) == ()
+    moved = differences(Case("s", "c", rows=(drawn(9),)), Case("s", "c", rows=many[:1]))
+    assert [d.field for d in moved] == ["seed"]

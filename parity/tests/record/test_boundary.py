@@ -1,0 +1,79 @@
+"""What reaches a model's forward is seen, of plain code and of the engine alike, and seeing it changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import gen_engine
+from parity.golden import Case
+from parity.judge.compare import differences, suspects
+from parity.record.observe import Observer
+from parity.tasks import drawing
+from parity.tests.conftest import VL
+
+QUESTION = "What do you see?"
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Any, Any]:
+    import transformers
+
+    model = transformers.AutoModelForImageTextToText.from_pretrained(VL, dtype="float32").eval()
+    return model, transformers.AutoProcessor.from_pretrained(VL)
+
+
+def seen(run: Any) -> tuple[Any, Case]:
+    found: list[Case] = []
+    with Observer(sink=found.append, loose="loose") as observer:
+        value = run()
+    assert observer.failures == []
+    [case] = found
+    return value, case
+
+
+def asked(plain: tuple[Any, Any], *dropped: str) -> Any:
+    model, processor = plain
+    content: list[dict[str, Any]] = [
+        {"type": "image", "image": drawing("red", "circle")},
+        {"type": "text", "text": QUESTION},
+    ]
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    inputs = processor(text=[text], images=[content[0]["image"]], return_tensors="pt")
+    kept = {name: value for name, value in inputs.items() if name not in dropped}
+    ids = model.generate(**kept, max_new_tokens=8, do_sample=False)
+    processor.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return ids.tolist()
+
+
+def test_seeing_a_forward_changes_nothing_and_leaves_nothing(plain: tuple[Any, Any]) -> None:
+    hooks = dict(plain[0]._forward_pre_hooks)
+    value, case = seen(lambda: asked(plain))
+    assert value == asked(plain) and plain[0]._forward_pre_hooks == hooks
+    [row] = case.rows
+    keys = set(row["inputs"]["keys"])
+    assert "mm_token_type_ids" in keys and keys & {"pixel_values", "mm_encoder_outputs"}
+    assert row["inputs"]["positions"]
+    assert row["request"] == {"number": 0, "sample": 0}
+
+
+def test_dropped_inputs_of_plain_code_are_named(plain: tuple[Any, Any]) -> None:
+    _, old = seen(lambda: asked(plain))
+    _, new = seen(lambda: asked(plain, "mm_token_type_ids"))
+    assert suspects(old, new, differences(old, new))[0][0] == "batch.inputs"
+
+
+def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> None:
+    _, old = seen(lambda: asked(plain))
+    content: list[dict[str, Any]] = [
+        {"type": "image", "image": drawing("red", "circle")},
+        {"type": "text", "text": QUESTION},
+    ]
+    with gen_engine.load(VL) as engine:
+        request = {"messages": [{"role": "user", "content": content}]}
+        _, new = seen(lambda: engine.generate_vlm_batch([request], {"max_new_tokens": 8}))
+        assert not engine.model._forward_pre_hooks
+    assert new.rows[0]["inputs"] == old.rows[0]["inputs"]
