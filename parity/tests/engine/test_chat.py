@@ -29,7 +29,7 @@ def checkpoint(model: Path) -> Any:
 
 @pytest.mark.parametrize("model", [TEXT, VL], ids=["text", "vl"])
 def test_thinking_is_off_by_default_and_on_when_asked(model: Path) -> None:
-    for owner in (checkpoint(model).tokenizer, checkpoint(model).template_owner):
+    for owner in (checkpoint(model).tokenizer, checkpoint(model).processor or checkpoint(model).tokenizer):
         assert render(owner, HELLO).endswith("<|im_start|>assistant\n" + EMPTY_THOUGHT)
         assert render(owner, HELLO, chat={"enable_thinking": True}).endswith("<|im_start|>assistant\n")
 
