@@ -169,7 +169,9 @@ def agreed(inquiry: Inquiry) -> None:
     unequal = list(dict.fromkeys(d.stage for d in inquiry.found))
     present = {key for row, _ in inquiry.pairs for key in row}
     same = [stage for stage in present if stage not in unequal]
-    order = [stage for stage in dict.fromkeys(key for row, _ in inquiry.pairs for key in row) if stage in same]
+    beside = {"request", "inputs", "decodes"}  # which the laws read; they are no stages of their own for a reader
+    keys = dict.fromkeys(key for row, _ in inquiry.pairs for key in row if key not in beside)
+    order = [stage for stage in keys if stage in same]
     if order:
         inquiry.steps.append(f"the same on both sides: {', '.join(order)}")
     counted = [d for d in inquiry.found if d.counts] or list(inquiry.found)
