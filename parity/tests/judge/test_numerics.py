@@ -137,7 +137,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             ]
         )
         assert code == 4 and len(Store("golden").names("flat")) == 6
-        settings = {"flat": {"moved": {"flat_old": "flat_moved"}, "load": {"vllm": LOAD}}}
+        settings = {"flat": {"functions": [SITE], "moved": {"flat_old": "flat_moved"}, "load": {"vllm": LOAD}}}
         Path("golden/sites.json").write_text(json.dumps(settings))
         yield folder
     for name in [name for name in sys.modules if name.startswith("flat_")]:
