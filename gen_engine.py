@@ -2987,7 +2987,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"gen_engine {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
     commands.add_parser("outline", help="the map of this file, with line numbers").set_defaults(run=outline)
-    parser.parse_args(argv).run()
+    try:
+        parser.parse_args(argv).run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # outline | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -37,3 +39,15 @@ def test_help_shows_an_example_and_no_command_is_usage(arguments: list[str], cap
     assert stop.value.code == (0 if arguments else 2)
     assert "usage: gen_engine.py" in said.out + said.err
     assert not arguments or "example: python gen_engine.py outline" in said.out
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    done = subprocess.run(
+        f"{sys.executable} gen_engine.py outline | head -2",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert "1. Errors" in done.stdout and done.stderr == ""

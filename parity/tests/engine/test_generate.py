@@ -263,6 +263,13 @@ def test_the_seed_of_the_options_is_every_requests_own(text: GenerationEngine) -
     assert first == second == own != other
 
 
+def test_samples_have_the_seeds_that_follow_also_from_zero(text: GenerationEngine) -> None:
+    options = {"temperature": 1.5, "max_new_tokens": 12}
+    [several] = text.generate_text_batch([chat("Count to 25.", seed=0)], {**options, "n": 3})
+    alone = [text.generate_text_batch([chat("Count to 25.", seed=seed)], options)[0].token_ids for seed in range(3)]
+    assert [sample.token_ids for sample in several.samples] == alone and len(set(alone)) == 3
+
+
 def test_unseeded_samples_differ(text: GenerationEngine) -> None:
     results = text.generate_text_batch([UNSURE] * 8, {"temperature": 2.0, "max_new_tokens": 12})
     assert len({result.token_ids for result in results}) > 1
