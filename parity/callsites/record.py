@@ -25,6 +25,8 @@ LOAD: dict[str, Any] = {
     }
 }
 
+# Fewer places than a case has rows, so that rows join others.
+LOADS = {"plain": {"vllm": {**LOAD["vllm"], "vllm_kwargs": {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3}}}}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
 BACKENDS = {"rollout_worker": ["vllm"]}
@@ -42,7 +44,7 @@ def record_site(name: str, store: Store, overwrite: bool) -> int:
         overwrite=overwrite,
     )
     backends = BACKENDS.get(name, ["hf", "vllm"])
-    load = LOAD if "hf" in backends else {}
+    load = LOADS.get(name, LOAD) if "hf" in backends else {}
     store.set_site(name, moved={f"{module}.old": f"{module}.moved"}, backends=backends, load=load)
     counts = f"{len(done.written)} written, {len(done.same)} unchanged, {len(done.refused)} not replaced"
     print(f"{name}: {counts}", *done.seen.failures, sep="\n  ", file=sys.stderr)
