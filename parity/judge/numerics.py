@@ -286,7 +286,8 @@ def by_steps(group: Group, question: Question, steps: Sequence[Step]) -> Judged:
     try:
         seen = [seen_at(group, question.old.case, step) for step in steps]
     except scoring.CannotJudge as error:
-        return could_not(str(error))
+        passing = question.kind == "passing"
+        return with_note(question.otherwise, str(error)) if passing else could_not(str(error))
     cause = next((one.cause for one in seen if one.cause is not None), None)
     if cause is not None and question.kind == "passing":
         return "LATENT", cause, ("on this case the value does not show it",)

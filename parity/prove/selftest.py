@@ -23,39 +23,13 @@ from parity.callsites import probe
 from parity.golden import Case, Store, chosen_cases
 from parity.judge.check import Session, check_site, finished, judged_together, new_function
 from parity.prove.plants import PLANTS, Plant
+from parity.prove.score import Score
 from parity.record import observe
 from parity.verdict import Check, Outcome
 
 NAMED_RIGHT = 0.95
 CLEAN_RUNS = 100
 PROBE = "probe"
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """What became of one plant. right: of the outcomes that caught it, how many named a right cause."""
-
-    plant: Plant
-    outcomes: tuple[Outcome, ...]
-    seconds: float
-
-    @property
-    def caught(self) -> list[Outcome]:
-        return [o for o in self.outcomes if o.verdict in ("DRIFT", "LATENT")]
-
-    @property
-    def named(self) -> bool:
-        """Whether every outcome that caught it names a right cause."""
-        return bool(self.caught) and all(o.cause is not None and o.cause.name in self.plant.causes for o in self.caught)
-
-    def to_json(self) -> dict[str, Any]:
-        found = [{"case": o.label, "verdict": o.verdict, "cause": str(o.cause)} for o in self.outcomes]
-        return {"plant": self.plant.name, "causes": self.plant.causes, "named": self.named, "outcomes": found}
-
-    def line(self) -> str:
-        causes = ", ".join(sorted({str(o.cause) for o in self.caught})) or "-"
-        mark = "NOT CAUGHT" if not self.caught else "right" if self.named else f"WRONG, is {self.plant.causes[0]}"
-        return f"{self.plant.name:42} {len(self.caught)} of {len(self.outcomes)}  {mark:28} {causes}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +133,7 @@ def run_plant(store: Store, plant: Plant) -> Score:
                 found = list(check_site(session, site, names, "hf", {"moved": moved}, numerics, ledgers))
                 outcomes += judged_together(found, ledgers)
     check = finished(store, numerics, outcomes, None, started)
-    return Score(plant, check.outcomes, check.seconds)
+    return Score(plant.name, plant.causes, check.outcomes, check.seconds)
 
 
 def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> list[Outcome]:

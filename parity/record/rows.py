@@ -366,6 +366,8 @@ PROCESSORS = {
     "NoRepeatNGramLogitsProcessor": ("no_repeat_ngram_size", "ngram_size"),
 }
 LENGTHS = {"MinNewTokensLengthLogitsProcessor", "MinLengthLogitsProcessor"}
+GRAMMARS = {"xgrammar", "outlines", "outlines_core", "lmformatenforcer", "llguidance"}
+STRUCTURED = "structured"  # what all of them do, whoever does it
 
 
 def of_processors(processors: Sequence[Any]) -> dict[str, Any]:
@@ -377,7 +379,9 @@ def of_processors(processors: Sequence[Any]) -> dict[str, Any]:
             name, attribute = PROCESSORS[kind]
             said[name] = getattr(processor, attribute)
         elif kind not in LENGTHS:
-            said.setdefault("processors", []).append(getattr(processor, "__name__", kind))
+            grammar = type(processor).__module__.partition(".")[0] in GRAMMARS
+            name = STRUCTURED if grammar else getattr(processor, "__name__", kind)
+            said.setdefault("processors", []).append(name)
     return said
 
 
@@ -437,6 +441,8 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n"):
         values[name] = getattr(params, name)
     values["top_k"] = max(0, values["top_k"])
+    if getattr(params, "structured_outputs", None) or getattr(params, "guided_decoding", None):
+        values["processors"] = [STRUCTURED]
     for name in ("presence_penalty", "frequency_penalty", "seed"):
         if getattr(params, name):
             values[name] = getattr(params, name)
@@ -758,9 +764,12 @@ def engine_event(
     plugins = given.get("plugins", ())
     sampling, stop = engine_sampling(effective, inner, plugins), engine_stop(effective, engine.tokenizer, plugins)
     for sequence in sequences:
+        own: dict[str, Any] = {}
         if "seed" in sequence.request:
-            own = sequence.request["seed"] - sequence.request["sample"]
-            sequence.sampling = {**sampling, "seed": sourced(own, "caller")}
+            own["seed"] = sourced(sequence.request["seed"] - sequence.request["sample"], "caller")
+        if getattr(prompts[sequence.request["number"]][1], "structured", None) is not None:
+            own["processors"] = sourced([*sampling["processors"]["value"], STRUCTURED], "caller")
+        sequence.sampling = {**sampling, **own} if own else {}
     return Generated(sequences, model_of(engine.model), sampling, stop, engine.checkpoint.placeholder_id)
 
 

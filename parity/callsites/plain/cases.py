@@ -149,7 +149,7 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     many = {"shortest_edge": 160 * 160, "longest_edge": 192 * 192}
     ask("pictures", VL, [seen(what, red), seen(what, blue), seen(what, large)], logprobs=0)
     ask("picture-order", VL, [seen(what, red, blue), seen(what, blue, red)], logprobs=0)
-    ask("pictures-and-none", VL, [seen(what, red), *chat(FRANCE), seen(what, large, blue)], logprobs=0)
+    ask("one-and-two-pictures", VL, [seen(what, red), seen(what, large, blue), seen(what, blue)], logprobs=0)
     ask("few-pixels", VL, [seen(what, large), seen(what, blue)], pixels=few, logprobs=0)
     ask("many-pixels", VL, [seen(what, red), seen(what, large)], pixels=many, logprobs=0)
     ask("transparent", VL, [seen(what, pictures.transparent("red", "square", width=96, height=96, seed=4))], logprobs=0)

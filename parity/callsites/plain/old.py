@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from PIL import Image
+from PIL import Image, ImageOps
 
 Row = Mapping[str, Any]  # "prompt" or "messages"; "images": paths; "seed"; "system"; what differs from the settings
 
@@ -43,7 +43,7 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
     if not row.get("images"):
         given = dict(tokenizer(text, return_tensors="pt", add_special_tokens=special))
     else:
-        images = [Image.open(path).convert("RGB") for path in row["images"]]
+        images = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in row["images"]]
         budget = {"size": how["pixels"]} if how.get("pixels") else {}
         given = dict(processor(text=[text], images=[images], return_tensors="pt", **budget))
     if how.get("keep_last"):
@@ -88,7 +88,7 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
         torch.manual_seed(how.get("seed", 0) + number)
         more: dict[str, Any] = {"stop_strings": list(how["stop"]), "tokenizer": tokenizer} if how.get("stop") else {}
         if how.get("form"):
-            more["logits_processor"] = [grammar(how["form"], model, tokenizer)]
+            more["logits_processor"] = [grammar(how["form"], model, tokenizer, ends)]
         if how.get("banned"):
             more["bad_words_ids"] = [[i] for i in how["banned"]]
         with torch.no_grad():
@@ -122,15 +122,16 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
     return said
 
 
-def grammar(form: Mapping[str, Any], model: Any, tokenizer: Any) -> Any:
+def grammar(form: Mapping[str, Any], model: Any, tokenizer: Any, ends: Sequence[int]) -> Any:
     """A logits processor of xgrammar's: "json" a schema, "regex", or "choice" of strings."""
     import xgrammar
     from xgrammar.contrib.hf import LogitsProcessor
 
     size = model.config.get_text_config().vocab_size
-    compiler = xgrammar.GrammarCompiler(xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size))
+    known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=list(ends))
+    compiler = xgrammar.GrammarCompiler(known)
     if "json" in form:
-        return LogitsProcessor(compiler.compile_json_schema(json.dumps(form["json"]), any_whitespace=False))
+        return LogitsProcessor(compiler.compile_json_schema(json.dumps(form["json"]), any_whitespace=False, separators=(",", ":")))
     return LogitsProcessor(compiler.compile_regex(form.get("regex") or "|".join(map(re.escape, form["choice"]))))
 
 
