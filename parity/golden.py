@@ -495,6 +495,12 @@ class Store:
         write_json(self.root / "environments" / f"{name}.json", dict(environment))
         return name
 
+    def environment_of(self, case: Case) -> dict[str, Any]:
+        """Where a case was recorded; {} where that is not known."""
+        path = self.root / "environments" / f"{case.environment}.json"
+        said: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        return said
+
 
 def blob_names(case: Case) -> Iterator[str]:
     """Every blob that a case refers to."""

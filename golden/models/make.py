@@ -7,7 +7,8 @@
 tiny-qwen3        Qwen3ForCausalLM: knows every text kind of parity/tasks.py.
 tiny-qwen3-vl     Qwen3VLForConditionalGeneration: drawn shapes, and some of the text kinds.
 tiny-qwen3-draft  Qwen3ForCausalLM, one small layer, same vocabulary: a draft model that is right often, not always.
-random-llama      LlamaForCausalLM, untrained: the tokenizer adds a BOS, which is also the pad, and its template writes one, too.
+random-llama      LlamaForCausalLM, untrained: tokenizer and template both write a BOS, which is also the pad.
+random-adapters   LoRA for tiny-qwen3, untrained.
 random-gpt2       GPT2LMHeadModel, untrained: absolute positions; one id is BOS, EOS and pad; no chat template.
 
 Why they exist: tests and goldens need real architectures whose answers are known in advance, so that "the right text"
@@ -635,8 +636,26 @@ def make_random(name: str, out: Path) -> None:
     model.save_pretrained(out / name)
     tokenizer.save_pretrained(out / name)
     said = out / name / "tokenizer_config.json"  # the name that both 4.57 and 5.x know
-    said.write_text(json.dumps({**json.loads(said.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2))
+    said.write_text(
+        json.dumps({**json.loads(said.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}, indent=2)
+    )
     print(f"{name}: {sum(p.numel() for p in model.parameters()):,} parameters, untrained")
+
+
+def make_adapter(name: str, seed: int, out: Path) -> None:
+    """A random LoRA adapter of tiny-qwen3, large enough to change what it says."""
+    import peft
+
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(r=2, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(HERE / "tiny-qwen3"), config)
+    for key, weights in model.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(weights, std=0.2)
+    model.save_pretrained(str(out / "random-adapters" / name))
+    said = out / "random-adapters" / name / "adapter_config.json"  # a path of this machine tells nobody anything
+    said.write_text(json.dumps({**json.loads(said.read_text()), "base_model_name_or_path": "tiny-qwen3"}, indent=2))
+    (said.parent / "README.md").unlink(missing_ok=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -663,6 +682,8 @@ def main() -> None:
             make(recipe, arguments.out, arguments.steps or recipe.steps)
     for name in RANDOM if arguments.which == "random" else ():
         make_random(name, arguments.out)
+    for seed, name in enumerate(("one", "two") if arguments.which == "random" else ()):
+        make_adapter(name, seed, arguments.out)
 
 
 if __name__ == "__main__":

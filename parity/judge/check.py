@@ -108,7 +108,7 @@ class Judge:
         tools = tools_of(old)
         again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
         inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
-        if self.only_drawn(old, new, found):
+        if self.only_drawn(old, new, found) and not inquiry.broken:
             return self.judged_draws(old, new)
         cause = cause_of(inquiry)
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(inquiry)
@@ -255,6 +255,8 @@ def settled(store: Store, numerics: Numerics, outcome: Outcome) -> Outcome:
 
 def drawn_otherwise(evidence: draws.Evidence) -> Cause:
     name = "rng" if evidence.fault == draws.COPY and evidence.impossible is None else "sampling.draw"
+    if evidence.fault == draws.BEST and evidence.impossible is None:
+        name = "sampling.mode"
     said = "samples of one prompt are copies" if name == "rng" else CAUSES[name]
     proof = (
         f"computed by plain transformers under the golden's settings; by chance once in {1 / evidence.alpha:,.0f} runs"

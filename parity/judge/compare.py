@@ -6,6 +6,7 @@ Pure functions of plain data: no model, no file, no clock. explain.py takes it f
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,17 +18,18 @@ Row = Mapping[str, Any]
 
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows side by side: in order, or, where the same prompts come in another order, by prompt."""
-    mine = [tuple(row["prompt_ids"]) for row in old]
-    theirs = [tuple(row["prompt_ids"]) for row in new]
-    if mine != theirs and sorted(mine) == sorted(theirs):
-        left = list(range(len(new)))
-        order = []
-        for ids in mine:
-            order.append(next(k for k in left if theirs[k] == ids))
-            left.remove(order[-1])
-        return [(row, new[k]) for row, k in zip(old, order)]
-    return list(zip(old, new))
+    """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt."""
+    mine, theirs = ([tuple(row["prompt_ids"]) for row in rows] for rows in (old, new))
+    fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
+    if mine == theirs or not fewer or fewer - more:
+        return list(zip(old, new))
+    left, found = list(range(len(new))), []
+    for row, ids in zip(old, mine):
+        place = next((k for k in left if theirs[k] == ids), None)
+        if place is not None:
+            left.remove(place)
+            found.append((row, new[place]))
+    return found
 
 
 def placeholder_in(row: Row) -> int | None:
@@ -339,8 +341,10 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.clock"
         if old.get("messages") != new.get("messages"):
             return "prompt.messages"
-        if old.get("template") != new.get("template"):
-            return "prompt.template"
+        if old.get("template") != new.get("template") or before.split() == after.split():
+            return "prompt.template" if old.get("template") else "prompt.messages"  # blanks: who joined the text?
+    if before == after and len(long) == len(short) + 1 and long[1:] == short:
+        return "prompt.tokenization"  # the text is whole, and the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
         return "prompt.truncation"
     return "prompt.tokenization" if before == after else "prompt.template"

@@ -103,8 +103,11 @@ def end(row: Row, tools: Tools) -> Kept:
     if "stop" not in row or (entry(row, "sampling", "num_beams") or 1) > 1:
         return None
     ids, most = row["output_ids"], entry(row, "stop", "max_new_tokens")
+    least = entry(row, "stop", "min_new_tokens") or 0
     ends = {*(entry(row, "stop", "end_ids") or ()), *(entry(row, "stop", "string_ids") or ())}
     strings, others = entry(row, "stop", "strings") or (), entry(row, "stop", "criteria")
+    if len(ids) < least and most != len(ids):
+        return "stop.length", f"ended after {len(ids)} tokens, where {least} were asked for at least"
     if (place := next((k for k, i in enumerate(ids[:-1]) if i in ends), None)) is not None:
         return "stop.eos_set", f"token {place} of {len(ids)} ends the text, and the row went on"
     if most is not None and len(ids) > most:
@@ -161,9 +164,16 @@ LAWS: dict[str, Callable[[Row, Tools], Kept]] = {
 
 def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
     """Laws that the new side breaks and the old side keeps, in the order of the stages."""
+    pairs = paired(old.rows, new.rows)
     for law, holds in LAWS.items():
-        for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
-            found = holds(theirs, tools)
-            if found and found[0] and holds(mine, tools) == KEPT:
+        for number, (mine, theirs) in enumerate(pairs):
+            if law in OF_PROMPTS and identity(theirs, tools) not in (None, KEPT):
+                continue  # its stages are those of one request, its ids those of another
+            found, before = holds(theirs, tools), holds(mine, tools)
+            cut_otherwise = law == "tokenization" and before != found and mine["prompt_ids"] != theirs["prompt_ids"]
+            if found and found[0] and (before == KEPT or (before and cut_otherwise)):
                 yield Broken(law, found[0], number, found[1])
                 break
+
+
+OF_PROMPTS = {"template", "tokenization"}

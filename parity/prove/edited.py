@@ -63,7 +63,7 @@ class Edit:
 
 
 def edits(only: str | None = None) -> list[Edit]:
-    said = json.loads(FILE.read_text())
+    said: list[dict[str, Any]] = json.loads(FILE.read_text())
     found = [Edit(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()}) for one in said]
     return [edit for edit in found if only is None or only in edit.name or only == edit.section]
 
@@ -112,8 +112,9 @@ _kept: list[Any] = []  # an engine that is closed takes vLLM's with it
 
 def load_engines(store: Store, chosen: Sequence[Edit]) -> None:
     """vLLM's engines, as the cases' sites load them: who asks for the same one in a fork is given it."""
-    import gen_engine
     import vllm
+
+    import gen_engine
 
     original, known = vllm.LLM, dict[str, Any]()
 
@@ -160,7 +161,8 @@ FROM_IT = ("parity.callsites", "parity.companions")
 
 def forked(jobs: Mapping[int, Callable[[], tuple[Outcome, ...]]]) -> Iterator[tuple[int, tuple[Outcome, ...], float]]:
     """(number, what came of it, seconds) as they end. One that dies or hangs ends as an ERROR."""
-    context, left, running = multiprocessing.get_context("fork"), list(jobs), {}
+    context, left = multiprocessing.get_context("fork"), list(jobs)
+    running: dict[Connection, tuple[int, Any, float]] = {}
     while left or running:
         while left and len(running) < PROCESSES:
             number = left.pop(0)

@@ -595,7 +595,8 @@ def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given
         prompt = observer.replay.prompt(engine, prompt)
     with observer.guarded("a prompt of gen_engine"):
         observer._local.engine = engine
-        observer._local.__dict__.setdefault("prompts", {})[index] = (given, prompt, observer.events_since(mark))
+        place = index + (observer.replay.offset if observer.replay is not None else 0)
+        observer._local.__dict__.setdefault("prompts", {})[place] = (given, prompt, observer.events_since(mark))
     return prompt
 
 

@@ -775,7 +775,8 @@ def engine_event(
 
 def asked_for(prompt: Any, ids: Sequence[int], placeholder: int | None) -> bool:
     """Whether these are the ids of a Prompt, pictures as one id or as many."""
-    return collapsed(prompt.token_ids, placeholder) == collapsed(ids, placeholder)
+    same = collapsed(prompt.token_ids, placeholder) == collapsed(ids, placeholder)
+    return same and len(ids) == getattr(prompt, "length", len(ids))
 
 
 def chat_of(made: Sequence[Event]) -> dict[str, Any]:

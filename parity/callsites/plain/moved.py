@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from gen_engine import GenerationEngine, load
 
@@ -14,27 +17,46 @@ OPTIONS = {
 }  # fmt: skip
 
 
+ANSWERS: dict[str, str] = {}  # of all engines that keep answers
+
+
 @functools.cache
-def engine(model_path: str, dtype: str, hooks: bool, cached: bool) -> GenerationEngine:
-    cache: dict[str, str] | None = {} if cached else None
-    return load(model_path, dtype=dtype, max_batch_size=PLACES, logits_hooks=hooks, cache=cache)
+def engine(
+    model_path: str, dtype: str, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
+) -> GenerationEngine:
+    return load(
+        model_path, dtype=dtype, max_batch_size=PLACES, logits_hooks=hooks, cache=ANSWERS if cached else None,
+        adapters={Path(path).name: path for path in adapters},
+    )  # fmt: skip
 
 
 def request_of(row: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {"seed": how.get("seed", 0)}
+    request: dict[str, Any] = {
+        "seed": how.get("seed"),
+        "adapter": Path(how["adapter"]).name if how.get("adapter") else None,
+    }
     if "messages" in row:
         chat = {"enable_thinking": how.get("thinking", False), "add_generation_prompt": how.get("opening", True)}
-        request |= {"messages": row["messages"], "chat": {**chat, "template": how.get("template")}}
+        chat |= {"template": how.get("template"), "kwargs": how.get("variables", {})}
+        request |= {"messages": row["messages"], "chat": chat}
         request |= {"tools": row.get("tools"), "continue_final": bool(row.get("continue"))}
     else:
         request["prompt"] = row["prompt"]
     if row.get("images"):
-        request["images"] = row["images"]
+        request["images"] = [picture_as(how.get("given_as"), path) for path in row["images"]]
+        if how.get("as_it_is"):
+            request["vlm"] = {"do_resize": False}
         if pixels := how.get("pixels"):
             request["vlm"] = {"min_pixels": pixels["shortest_edge"], "max_pixels": pixels["longest_edge"]}
     if how.get("form"):
         request["structured"] = how["form"]
     return request
+
+
+def picture_as(form: str | None, path: str) -> Any:
+    if form == "bytes":
+        return Path(path).read_bytes()
+    return Image.open(path) if form == "pil" else path
 
 
 def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +67,28 @@ def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
     cut = {"max_prompt_tokens": how["keep_last"], "truncate_prompt": True} if how.get("keep_last") else {}
     own = {name: how[name] for name in OPTIONS & how.keys()}
     return {"max_new_tokens": 24, **own, **cut, "stop": stop, "decode": decode}
+
+
+class Enough:
+    """A plugin that ends a row after so many tokens."""
+
+    name = "enough"
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:
+        return len(token_ids) >= self.tokens
+
+
+class Then:
+    """A plugin that changes the text."""
+
+    def __init__(self, change: str) -> None:
+        self.name = self.change = change
+
+    def post_decode(self, text: str) -> str:
+        return text.upper() if self.change == "upper" else text + self.change
 
 
 class Without:
@@ -62,35 +106,44 @@ class Without:
 
 def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:
     said = {"text": result.text, "tokens": result.completion_tokens, "prompt": result.prompt_tokens}
-    said |= {"reason": result.finish_reason, "stop": result.stop_reason}
+    said |= {"raw": result.raw_text, "reason": result.finish_reason, "stop": result.stop_reason}
     if "logprobs" in how:
-        said["logprobs"] = list(result.logprobs)
-        said["top"] = [{str(i): v for i, v in best.items()} for best in result.top_logprobs or () if best]
+        said["logprobs"] = list(result.logprobs or ())
+        said["top"] = [[[i, v] for i, v in best.items()] for best in result.top_logprobs or () if best]
     return said
 
 
 def ask(
     model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any], cached: bool = False
 ) -> list[list[dict[str, Any]]]:
-    banned = settings.get("banned", ())
-    model = engine(model_path, settings.get("dtype", "float32"), bool(banned), cached)
+    banned, adapters = settings.get("banned", ()), sorted({row["adapter"] for row in rows if row.get("adapter")})
+    model = engine(model_path, settings.get("dtype", "float32"), bool(banned), cached, tuple(adapters))
     requests = [request_of(row, {**settings, **row}) for row in rows]
+    plugins: list[Any] = [Without(banned)] if banned else []
+    plugins += [Enough(settings["enough"])] if settings.get("enough") else []
+    plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
-    results = generate(requests, options_of(settings), plugins=[Without(banned)] if banned else ())
+    results = generate(requests, options_of(settings), plugins=plugins)
     return [[told(sample, settings) for sample in result.samples or (result,)] for result in results]
 
 
 def ask_often(model_path: str, calls: list[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:
     """Several calls in a row over one cache, which answers none of them for another."""
-    dtype = calls[0]["settings"].get("dtype", "float32")
-    cache = engine(model_path, dtype, False, True).cache
-    assert cache is not None
-    cache.clear()
-    return [ask(model_path, call["rows"], call["settings"], cached=True) for call in calls]
+    ANSWERS.clear()
+    return [ask(call.get("model_path", model_path), call["rows"], call["settings"], cached=True) for call in calls]
+
+
+def chat(model_path: str, questions: list[str]) -> list[str]:
+    """Answers with nothing set."""
+    requests = [{"messages": [{"role": "user", "content": question}]} for question in questions]
+    return [result.text for result in engine(model_path, "float32").generate_text_batch(requests)]
 
 
 def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") -> list[dict[str, Any]]:
     """Log-probability of each token of each given response."""
-    model = engine(model_path, dtype, False, False)
-    requests = [({k: v for k, v in request_of(pair, pair).items() if k != "seed"}, pair["response"]) for pair in pairs]
-    return [{"tokens": len(s.token_ids), "logprobs": list(s.logprobs)} for s in model.score_batch(requests)]
+    items: list[Any] = []
+    for pair in pairs:
+        request = {name: value for name, value in request_of(pair, pair).items() if value is not None}
+        items.append((pair.get("prompt", request), pair["response"]))
+    scores = engine(model_path, dtype).score_batch(items)
+    return [{"tokens": len(s.token_ids), "logprobs": list(s.logprobs)} for s in scores]

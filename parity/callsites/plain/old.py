@@ -15,7 +15,7 @@ import torch
 import transformers
 from PIL import Image, ImageOps
 
-Row = Mapping[str, Any]  # "prompt" or "messages"; "images": paths; "seed"; "system"; what differs from the settings
+Row = Mapping[str, Any]  # "prompt" or "messages"; "images": paths; and what differs from the settings
 
 
 @functools.cache
@@ -29,6 +29,14 @@ def loaded(model_path: str, dtype: str) -> tuple[Any, Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(model_path), processor
 
 
+@functools.cache
+def adapted(model_path: str, adapter: str) -> Any:
+    from peft import PeftModel
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, adapter).merge_and_unload().eval()
+
+
 def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) -> dict[str, Any]:
     if "messages" in row:
         switches = {"enable_thinking": how.get("thinking", False), "add_generation_prompt": how.get("opening", True)}
@@ -36,6 +44,7 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
             switches["chat_template"] = how["template"]
         if row.get("continue"):
             switches |= {"continue_final_message": True, "add_generation_prompt": False}
+        switches |= how.get("variables", {})
         text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False, **switches)
     else:
         text = row["prompt"]
@@ -44,7 +53,8 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
         given = dict(tokenizer(text, return_tensors="pt", add_special_tokens=special))
     else:
         images = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in row["images"]]
-        budget = {"size": how["pixels"]} if how.get("pixels") else {}
+        budget: dict[str, Any] = {"size": how["pixels"]} if how.get("pixels") else {}
+        budget |= {"do_resize": False} if how.get("as_it_is") else {}
         given = dict(processor(text=[text], images=[images], return_tensors="pt", **budget))
     if how.get("keep_last"):
         given = {name: value[:, -how["keep_last"] :] for name, value in given.items()}
@@ -69,24 +79,43 @@ def ends_of(how: Mapping[str, Any], model: Any) -> list[int]:
     return [*own, *how.get("stop_ids", ())]
 
 
-def cut(text: str, how: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Before (or behind) the stop that is complete first."""
-    found = [(text.find(stop) + len(stop), stop) for stop in how.get("stop", ()) if stop in text]
+def cut(text: str, how: Mapping[str, Any], least: int = 0) -> tuple[str, str | None]:
+    """Before (or behind) the stop that is complete first, behind the first `least` characters."""
+    found = []
+    for stop in how.get("stop", ()):
+        start = text.find(stop, max(0, least - len(stop) + 1))
+        found += [(start + len(stop), stop)] if start >= 0 else []
     if not found:
         return text, None
     end, stop = min(found, key=lambda one: (one[0], -len(one[1])))
     return text[: end if how.get("include_stop") else end - len(stop)], stop
 
 
+class Enough(transformers.StoppingCriteria):  # type: ignore[misc]
+    """After so many tokens of the answer."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        return torch.full((len(input_ids),), input_ids.shape[1] >= self.tokens)
+
+
 def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The samples of one row."""
     how = {**settings, **row}
     model, tokenizer, processor = loaded(model_path, how.get("dtype", "float32"))
+    model = adapted(model_path, how["adapter"]) if how.get("adapter") else model
     given, ends = inputs_of(row, how, tokenizer, processor), ends_of(how, model)
     length, samples = given["input_ids"].shape[1], []
     for number in range(how.get("n", 1)):
-        torch.manual_seed(how.get("seed", 0) + number)
-        more: dict[str, Any] = {"stop_strings": list(how["stop"]), "tokenizer": tokenizer} if how.get("stop") else {}
+        if how.get("seed") is not None:
+            torch.manual_seed(how["seed"] + number)
+        more: dict[str, Any] = {}
+        if how.get("stop") and not how.get("min_new_tokens"):  # which that criterion does not heed
+            more = {"stop_strings": list(how["stop"]), "tokenizer": tokenizer}
+        if how.get("enough"):
+            more["stopping_criteria"] = [Enough(length + how["enough"])]
         if how.get("form"):
             more["logits_processor"] = [grammar(how["form"], model, tokenizer, ends)]
         if how.get("banned"):
@@ -110,15 +139,27 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
         skip_special_tokens=how.get("skip_special", True),
         clean_up_tokenization_spaces=how.get("clean_up", False),
     )
-    whole, stop = cut(text, how)
+    least = len(
+        tokenizer.decode(ids[: how.get("min_new_tokens", 0)], skip_special_tokens=how.get("skip_special", True))
+    )
+    whole, stop = cut(text, how, least)
+    for change in how.get("then", ()):
+        whole = whole.upper() if change == "upper" else whole + change
     said: dict[str, Any] = {"text": whole.strip() if how.get("strip") else whole, "tokens": len(ids), "prompt": length}
-    said["reason"] = "eos" if ended and ids[-1] not in how.get("stop_ids", ()) else "stop" if ended or stop else "length"
-    said["stop"] = ids[-1] if said["reason"] == "stop" and ended else stop
+    said["raw"] = tokenizer.decode(ids, skip_special_tokens=False)
+    by_id = ended and (ids[-1] in how.get("stop_ids", ()) or how.get("go_on"))
+    said["reason"], said["stop"] = "length", None
+    if len(ids) == how.get("enough"):
+        said["reason"], said["stop"] = "plugin", "enough"
+    elif ended and not stop:
+        said["reason"], said["stop"] = ("stop", ids[-1]) if by_id else ("eos", None)
+    elif stop:
+        said["reason"], said["stop"] = "stop", stop
     if "logprobs" in how:
         steps = torch.stack(made.logits, dim=1)[0].float().log_softmax(-1)  # [tokens, vocabulary]
         said["logprobs"] = [float(step[i]) for step, i in zip(steps, ids)]
         best = [step.topk(how["logprobs"]) for step in steps] if how["logprobs"] else []
-        said["top"] = [{str(int(i)): float(v) for v, i in zip(step.values, step.indices)} for step in best]
+        said["top"] = [[[int(i), float(v)] for v, i in zip(step.values, step.indices)] for step in best]
     return said
 
 
@@ -131,7 +172,9 @@ def grammar(form: Mapping[str, Any], model: Any, tokenizer: Any, ends: Sequence[
     known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=list(ends))
     compiler = xgrammar.GrammarCompiler(known)
     if "json" in form:
-        return LogitsProcessor(compiler.compile_json_schema(json.dumps(form["json"]), any_whitespace=False, separators=(",", ":")))
+        return LogitsProcessor(
+            compiler.compile_json_schema(json.dumps(form["json"]), any_whitespace=False, separators=(",", ":"))
+        )
     return LogitsProcessor(compiler.compile_regex(form.get("regex") or "|".join(map(re.escape, form["choice"]))))
 
 
@@ -140,8 +183,14 @@ def ask(model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -
 
 
 def ask_often(model_path: str, calls: list[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:
-    """Several calls in a row, each {"rows": ..., "settings": ...}."""
-    return [ask(model_path, call["rows"], call["settings"]) for call in calls]
+    """Several calls in a row, each {"rows": ..., "settings": ..., "model_path": another one}."""
+    return [ask(call.get("model_path", model_path), call["rows"], call["settings"]) for call in calls]
+
+
+def chat(model_path: str, questions: list[str]) -> list[str]:
+    """Answers with nothing set: greedy, as long as they get."""
+    rows = [{"messages": [{"role": "user", "content": question}]} for question in questions]
+    return [answer(model_path, row, {"max_new_tokens": 256})[0]["text"] for row in rows]
 
 
 def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") -> list[dict[str, Any]]:
@@ -159,5 +208,7 @@ def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") 
         with torch.no_grad():
             steps = model(input_ids=ids, attention_mask=torch.ones_like(ids), **more).logits[0].float().log_softmax(-1)
         start = given["input_ids"].shape[1] - 1
-        found.append({"tokens": len(response), "logprobs": [float(steps[start + k, i]) for k, i in enumerate(response)]})
+        found.append(
+            {"tokens": len(response), "logprobs": [float(steps[start + k, i]) for k, i in enumerate(response)]}
+        )
     return found
