@@ -92,10 +92,8 @@ def python_atom(token: str) -> Any:
 
 
 def gemma_atom(token: str) -> Any:
-    for quote in GEMMA_QUOTES:
-        if token.startswith(quote):
-            return token.removeprefix(quote).removesuffix(quote)
-    return Written(token.strip(), string=False)
+    quoted = re.fullmatch(r'(?s:(<\|"\|>|<escape>)(.*)\1)', token)
+    return quoted[2] if quoted else Written(token.strip(), string=False)
 
 
 # Each pattern takes time linear in what it tries: no two runs that can share a character (\s*x?\s*) stand in a row.
@@ -106,8 +104,6 @@ JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"  # NaN and
 PYTHON_STRING = r"""(?s:(?P<quote>'''|\"""|'|")(?:\\.|(?!(?P=quote))[^\\])*(?P=quote))"""
 PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
-GEMMA_QUOTES = ('<|"|>', "<escape>")
-
 JSON = Spelling(
     value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
     keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":"},
@@ -130,6 +126,9 @@ CLOSING = {"{": "}", "[": "]", "(": ")"}
 DEEPEST = 100  # levels of nesting: arguments have a handful, and each level takes two frames of Python's stack
 
 
+Types = Mapping[str, Mapping[str, set[str]]]  # tool -> argument -> the types that its schema allows
+
+
 class Cursor:
     """A place in a text that moves right only. A call that breaks is read no further than to where it broke, so the
     time is linear in the text, whatever that holds.
@@ -138,9 +137,8 @@ class Cursor:
     a RecursionError does not say where it was; and both read numbers and names that JSON does not have.
     """
 
-    def __init__(self, text: str, schemas: Mapping[str, Any] | None = None) -> None:
-        self.text, self.at = text, 0
-        self.schemas = schemas  # name of a tool -> the schema of its arguments
+    def __init__(self, text: str, types: Types | None = None) -> None:
+        self.text, self.at, self.types = text, 0, types
         self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
 
     def take(self, pattern: str, expected: str) -> re.Match[str]:
@@ -190,10 +188,7 @@ class Cursor:
         """The call from `start` to here."""
         if self.fault or not isinstance(arguments, dict):
             raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
-        schema = (self.schemas or {}).get(self.name)
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        types = {key: kinds(value, schema) for key, value in properties.items()} if isinstance(properties, dict) else {}
-        silent = reading if self.schemas is None else str
+        types, silent = (self.types or {}).get(self.name, {}), reading if self.types is None else str
         values = {key: typed(value, types.get(key, set()), silent) for key, value in arguments.items()}
         return ToolCall(self.name, values, self.text[start : self.at], start, self.at)
 
@@ -217,8 +212,7 @@ LOOSE = {"int": "integer", "float": "number", "str": "string", "bool": "boolean"
 
 def kind(value: Any) -> str:
     """JSON Schema's name of a value's type; "integer" for 3.0 too, as there."""
-    whole = isinstance(value, float) and value.is_integer()
-    return "integer" if whole else KINDS.get(type(value), "object")
+    return "integer" if isinstance(value, float) and value.is_integer() else KINDS.get(type(value), "object")
 
 
 def kinds(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[str]:
@@ -248,7 +242,7 @@ def typed(value: Any, allowed: set[str], silent: Callable[[str], Any]) -> Any:
     if not isinstance(value, Written):
         return value
     if not allowed:
-        return {None: silent, True: str, False: reading}[value.string](value.text)
+        return (silent if value.string is None else str if value.string else reading)(value.text)
     for spelling in (JSON, PYTHON) if allowed != {"string"} else ():  # templates print True and None, so models do
         meant = reading(value.text, spelling)
         if not isinstance(meant, str) and kind(meant) in allowed:
@@ -304,7 +298,7 @@ class Notation:
     read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
     opening: where a call begins, or a wrapper of calls with nothing in it that can be read.
     head, foot: what stands before the arguments, with the name if that is there, and behind them.
-    ends: where a malformed call ends, unless another begins or the text ends first.
+    ends: where a malformed call ends, if not at its foot, unless another begins or the text ends first.
     """
 
     formats: str
@@ -312,7 +306,7 @@ class Notation:
     opening: str
     head: str = ""
     foot: str = ""
-    ends: str = "(?!)"
+    ends: str = ""
     parameter: str = ""
     close: str = ""
     margin: str = ""
@@ -354,7 +348,7 @@ def read_tagged(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
             raise BrokenCall(f"parameter {key!r} is not closed where {'the next begins' if end else 'the text ends'}")
         if key in arguments:
             cursor.fault = f"parameter {key!r} stands twice before character {cursor.at}"
-        string = {"true": True, "false": False}.get(tag.groupdict().get("string"))
+        string = {"true": True, "false": False}.get(str(tag.groupdict().get("string")))
         value = cursor.text[cursor.at : end.start()].removeprefix(form.margin).removesuffix(form.margin)
         arguments[key], cursor.at = Written(value, string), end.end()
     yield cursor.call(found.start(), arguments)
@@ -362,7 +356,7 @@ def read_tagged(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
 
 def read_python(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
     """[f(), g()], or f(); between tags also some without commas."""
-    cursor.take(form.head, "the opening")
+    cursor.take(form.opening if form.foot else "", "the opening")
     if cursor.take(r"\s*(\[?)", "")[1]:
         yield from several(cursor, python_call, r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])")
         cursor.take(rf"\s*(?:{form.foot}|\Z)" if form.foot else "", "the closing tag")
@@ -391,20 +385,37 @@ def read_unknown(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
 
 # -- the formats -------------------------------------------------------------------------------------------------------
 
+NEVER = "(?!)"
 DSML = "(?:｜DSML｜|steptml:)?"
 WRAPPER = "<(?:minimax:tool_call|dots_function_call|(?:｜DSML｜)?(?:function|tool)_calls|｜tool_calls?_begin｜)>"
 
 # Where two begin alike, the one that stands first takes the call.
 MARKED = [
-    # <tool_call>{"name": "f", "arguments": {"k": "v"}}</tool_call>      <tool_call>[{...}, {...}]</tool_call>
+    *(Notation(formats, read, opening, foot=foot) for formats, read, opening, foot in (
+        # a marker, {"name": "f", "arguments": {"k": "v"}}, or a list of such, and often a closing one
+        ("hermes granite xlam granite4 qwen3_json ernie45", read_objects,
+         r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)>)", "</tool_call>"),
+        ("granite granite-20b-fc", read_objects, r"<\|tool_call\|>|<function_call>", ""),
+        ("llama llama3_json llama4_json", read_objects, r"<\|python_tag\|>", ""),
+        ("phi4_mini_json", read_objects, r"functools(?=\[)", ""),
+        ("jamba hunyuan_a13b", read_objects, r"<tool_calls>(?=\s*[\[{])", "</tool_calls>"),
+        ("longcat", read_objects, "<longcat_tool_call>", "</longcat_tool_call>"),
+        ("dots", read_objects, r"<dots_function_call>(?=\s*[\[{])", "</dots_function_call>"),
+        ("internlm", read_objects, r"<\|action_start\|>\s*<\|plugin\|>", r"<\|action_end\|>"),
+        # a marker, [f(k="v"), g()], a closing one; Olmo has no brackets, and a call on each line
+        ("olmo3", read_python, rf"<function_calls>(?=\s*(?:\[\s*)?{NAME}\s*\()", "</function_calls>"),
+        ("lfm2", read_python, r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"),
+        ("llama4_pythonic llama", read_python, r"<\|python_start\|>", r"<\|python_end\|>"),
+    )),
+    # [TOOL_CALLS][{"name": "f", "arguments": {"k": "v"}}, {...}]      [TOOL_CALLS]f{"k": "v"}, or f[ARGS]{"k": "v"}
+    Notation("mistral xlam", read_objects, r"\[TOOL_CALLS\](?=\s*[{\[])", ends=r"(?=\[TOOL_CALLS\])"),
     Notation(
-        "hermes granite xlam granite4 qwen3_json ernie45", read_objects,
-        rf"<tool_call>(?!\s*<function=|\s*{NAME}[\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)>)",
-        foot="</tool_call>", ends="</tool_call>"),
+        "mistral", read_named, r"\[TOOL_CALLS\]",
+        head=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{)"),
     # <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
     Notation(
         "glm glm45 glm47 hy_v3 poolside_v1", read_tagged, r"<tool_call>(?!\s*[{\[<])",
-        head=r"<tool_call>\s*(?P<name>[^\s<>{}\[\]]+)\s*(?:<tool_sep>)?", foot="</tool_call>", ends="</tool_call>",
+        head=r"<tool_call>\s*(?P<name>[^\s<>{}\[\]]+)\s*(?:<tool_sep>)?", foot="</tool_call>",
         parameter=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>", close="</arg_value>"),
     # <tool_call><function=f><parameter=k>v</parameter></function></tool_call>, and models forget the first tag
     Notation(
@@ -413,67 +424,38 @@ MARKED = [
         head=r"(?:<(?:seed:)?tool_call>)?\s*<function=(?P<name>[^<>]+)>",
         foot=r"</function>(?:\s*</(?:seed:)?tool_call>)?", ends="</(?:seed:)?tool_call>",
         parameter="<parameter=(?P<key>[^<>]+)>", close="</parameter>", margin="\n"),
-    # <function_calls>f(k="v")\ng()</function_calls>      <|tool_call_start|>[f(k="v")]<|tool_call_end|>, and so on
-    Notation(
-        "olmo3", read_python, rf"<function_calls>(?=\s*\[?\s*{NAME}\s*\()",
-        head="<function_calls>", foot="</function_calls>", ends="</function_calls>"),
-    Notation(
-        "lfm2", read_python, r"<\|tool_call_start\|>",
-        head=r"<\|tool_call_start\|>", foot=r"<\|tool_call_end\|>", ends=r"<\|tool_call_end\|>"),
-    Notation(
-        "llama4_pythonic llama", read_python, r"<\|python_start\|>",
-        head=r"<\|python_start\|>", foot=r"<\|python_end\|>", ends=r"<\|python_end\|>"),
+    # <function=f>{"k": "v"}</function>
+    Notation("llama", read_named, "<function=", head="<function=(?P<name>[^<>]+)>", foot="</function>"),
     # <function_calls><invoke name="f"><parameter name="k">v</parameter></invoke></function_calls>, in many a wrapper
     Notation(
         "invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots", read_tagged,
         rf"{WRAPPER}(?!\s*(?:{WRAPPER}|<{DSML}invoke |<tool_call>|[\[{{]))|<{DSML}invoke ",
-        head=f"""<{DSML}invoke name=["']?(?P<name>[^"'<>]+)["']?>""", foot=f"</{DSML}invoke>", ends=f"</{DSML}invoke>",
-        parameter=f"""<{DSML}parameter name=["']?(?P<key>[^"'<>]+)["']?(?: string="(?P<string>true|false)")?>""",
+        head=f"""<{DSML}invoke name=["']?(?P<name>[^"<>]+?)["']?>""", foot=f"</{DSML}invoke>",
+        parameter=f"""<{DSML}parameter name=["']?(?P<key>[^"<>]+?)["']?(?: string="(?P<string>true|false)")?>""",
         close=f"</{DSML}parameter>"),
     # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"k": "v"}\n```<｜tool▁call▁end｜>
     # and, since v3.1, <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"k": "v"}<｜tool▁call▁end｜>
     Notation(
-        "deepseek deepseek_v3 deepseek_v31", read_named,
-        r"<｜tool▁calls▁begin｜>(?!\s*<｜tool▁call▁begin｜>)|<｜tool▁call▁begin｜>",
-        head=r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^<\n]+?)\s*(?:<｜tool▁sep｜>|```json)",
-        foot=r"(?:```\s*)?<｜tool▁call▁end｜>", ends="<｜tool▁call▁end｜>"),
+        "deepseek deepseek_v3 deepseek_v31", read_named, r"<｜tool▁calls▁begin｜>(?!\s*<｜tool▁call▁begin｜>)|<｜tool▁call▁begin｜>",
+        head=r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<`]+)\s*(?:<｜tool▁sep｜>|```json)",
+        foot=r"(?:```\s*)?<｜tool▁call▁end｜>"),
     # <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"k": 1}<|tool_call_end|>
     Notation(
-        "kimi kimi_k2", read_named,
-        r"<\|tool_calls_section_begin\|>(?!\s*<\|tool_call_begin\|>)|<\|tool_call_begin\|>",
+        "kimi kimi_k2", read_named, r"<\|tool_calls_section_begin\|>(?!\s*<\|tool_call_begin\|>)|<\|tool_call_begin\|>",
         head=r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^<\s]+?):\d+\s*<\|tool_call_argument_begin\|>",
-        foot=r"<\|tool_call_end\|>", ends=r"<\|tool_call_end\|>"),
+        foot=r"<\|tool_call_end\|>"),
     # <|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>; FunctionGemma has <start_function_call> and <escape>
     Notation(
         "gemma gemma4 functiongemma", read_named, r"<\|tool_call>|<start_function_call>",
         head=r"(?:<\|tool_call>|<start_function_call>)\s*(?:call)?:\s*(?P<name>[^\s{}():]+)\s*(?=\{)",
-        foot=r"<tool_call\|>|<end_function_call>", ends=r"<tool_call\|>|<end_function_call>", spelling=GEMMA),
-    # [TOOL_CALLS][{"name": "f", "arguments": {"k": "v"}}, {...}]      [TOOL_CALLS]f{"k": "v"}, or f[ARGS]{"k": "v"}
-    Notation("mistral xlam", read_objects, r"\[TOOL_CALLS\](?=\s*[{\[])", ends=r"(?=\[TOOL_CALLS\])"),
-    Notation(
-        "mistral", read_named, r"\[TOOL_CALLS\]",
-        head=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{)"),
-    # <|python_tag|>{"name": "f", "parameters": {"k": "v"}}; {...}      <function=f>{"k": "v"}</function>
-    Notation("llama llama3_json llama4_json", read_objects, r"<\|python_tag\|>"),
-    Notation(
-        "llama", read_named, "<function=", head="<function=(?P<name>[^<>]+)>", foot="</function>", ends="</function>"),
+        foot=r"<tool_call\|>|<end_function_call>", spelling=GEMMA),
     # to=functions.f<|channel|>commentary json<|message|>{"k": "v"}<|call|>
     Notation(
-        "openai", read_named, r"\bto=functions\.", foot=r"<\|call\|>", ends=r"<\|call\|>",
+        "openai", read_named, r"\bto=functions\.", foot=r"<\|call\|>",
         head=r"to=functions\.(?P<name>[\w.-]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?<\|message\|>"),
-    # a marker, then {"name": "f", "arguments": {"k": "v"}}, or a list of such
-    Notation("granite granite-20b-fc", read_objects, r"<\|tool_call\|>|<function_call>"),
-    Notation("phi4_mini_json", read_objects, r"functools(?=\[)"),
-    *(Notation(formats, read_objects, opening, foot=foot, ends=foot) for formats, opening, foot in (
-        ("jamba hunyuan_a13b", r"<tool_calls>(?=\s*[\[{])", "</tool_calls>"),
-        ("longcat", "<longcat_tool_call>", "</longcat_tool_call>"),
-        ("dots", r"<dots_function_call>(?=\s*[\[{])", "</dots_function_call>"),
-        ("internlm", r"<\|action_start\|>\s*<\|plugin\|>", r"<\|action_end\|>"),
-    )),
 ]  # fmt: skip
-
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
-BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="")
+BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="(?=)")
 # [f(k="v"), g()], or f(k="v") where the answer begins
 BARE_PYTHON = Notation("pythonic llama4_pythonic", read_python, rf"\[\s*{NAME}\s*\(|(?:\A|(?<=</think>))\s*{NAME}\s*\(")
 FORMATS: dict[str, list[Notation]] = {}
@@ -482,18 +464,18 @@ for form in [*MARKED, BARE_JSON, BARE_PYTHON]:
         FORMATS.setdefault(name, []).append(form)
 
 LIKE_A_MARKER = r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use)[^\s<>\[\]/]{0,40}[>\]]"
-UNKNOWN = Notation("", read_unknown, "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER]), ends="")
+UNKNOWN = Notation("", read_unknown, "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER]), ends="(?=)")
 
 THOUGHTS = {"<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>"}
 THOUGHT, ANSWER = ("|".join(map(re.escape, tags)) for tags in (THOUGHTS, THOUGHTS.values()))
 
 
-def calls_in(text: str, forms: Sequence[Notation], schemas: Mapping[str, Any] | None = None) -> list[ToolCall]:
+def calls_in(text: str, forms: Sequence[Notation], types: Types | None = None) -> list[ToolCall]:
     """Each call, well formed or not, in text order. What a model thinks aloud holds none: not between the tags of a
     thought, nor before a closing one whose opening stood in the prompt; in one that never closes, a call is malformed.
     """
     opening = re.compile("|".join(f"({pattern})" for pattern in [*(form.opening for form in forms), THOUGHT, ANSWER]))
-    cursor, calls, thinking = Cursor(text, schemas), list[ToolCall](), False
+    cursor, calls, thinking = Cursor(text, types), list[ToolCall](), False
     while found := opening.search(text, cursor.at):
         which, cursor.at = int(found.lastindex or 0) - 1, found.end()
         if which == len(forms):
@@ -517,7 +499,7 @@ def read_calls(cursor: Cursor, form: Notation, found: re.Match[str]) -> list[Too
             start = call.end
             calls.append(call)
     except BrokenCall as broken:
-        ending = re.compile(f"{form.ends}|(?={form.opening}|{ANSWER})")
+        ending = re.compile(f"{form.ends or form.foot or NEVER}|(?={form.opening}|{ANSWER})")
         end = ending.search(text, max(cursor.at, found.end()))
         cursor.at = end.end() if end else len(text)
         calls.append(ToolCall(cursor.name, {}, text[start : cursor.at], start, cursor.at, str(broken)))
@@ -536,16 +518,17 @@ def is_call_list(text: str, start: int) -> bool:
     return not text[cursor.at :].strip()
 
 
-def schemas_of(tools: Sequence[Any]) -> dict[str, Any]:
-    """Name -> schema of the arguments."""
-    schemas = {}
+def types_of(tools: Sequence[Any]) -> Types:
+    types = {}
     for index, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
             raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
-        schemas[function["name"]] = function.get("parameters") or {}
-    return schemas
+        schema = function.get("parameters")
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        types[function["name"]] = {key: kinds(value, schema) for key, value in (properties or {}).items()}
+    return types
 
 
 def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | None = None) -> list[ToolCall]:
@@ -564,9 +547,8 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
         close = difflib.get_close_matches(str(format), ["auto", *FORMATS], n=1)
         fix = f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(["auto", *FORMATS])
         raise OptionError(f"no tool call format {format!r}", fix=fix)
-    schemas = None if tools is None else schemas_of(tools)
     forms = FORMATS.get(format, [*MARKED, BARE_JSON])
     answers = [0, *(found.end() for found in re.finditer(ANSWER, text))]
     if format == "auto" and any(is_call_list(text, start) for start in {answers[0], answers[-1]}):
         forms = [BARE_PYTHON]
-    return calls_in(text, forms, schemas) or calls_in(text, [UNKNOWN])
+    return calls_in(text, forms, None if tools is None else types_of(tools)) or calls_in(text, [UNKNOWN])
