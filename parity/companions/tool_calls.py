@@ -221,7 +221,7 @@ def kinds(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[str
         return set()
     named = schema.get("type", [])
     found = {LOOSE.get(name, name) for name in ([named] if isinstance(named, str) else named)}
-    found |= {kind(value) for value in [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]}
+    found |= {kind(value) for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]}
     for choice in [part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())]:
         found |= kinds(choice, root, seen)
     path = str(schema.get("$ref", ""))
@@ -436,7 +436,8 @@ MARKED = [
     # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"k": "v"}\n```<｜tool▁call▁end｜>
     # and, since v3.1, <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"k": "v"}<｜tool▁call▁end｜>
     Notation(
-        "deepseek deepseek_v3 deepseek_v31", read_named, r"<｜tool▁calls▁begin｜>(?!\s*<｜tool▁call▁begin｜>)|<｜tool▁call▁begin｜>",
+        "deepseek deepseek_v3 deepseek_v31", read_named,
+        r"<｜tool▁calls▁begin｜>(?!\s*<｜tool▁call▁begin｜>)|<｜tool▁call▁begin｜>",
         head=r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<`]+)\s*(?:<｜tool▁sep｜>|```json)",
         foot=r"(?:```\s*)?<｜tool▁call▁end｜>"),
     # <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"k": 1}<|tool_call_end|>
@@ -463,7 +464,7 @@ for form in [*MARKED, BARE_JSON, BARE_PYTHON]:
     for name in form.formats.split():
         FORMATS.setdefault(name, []).append(form)
 
-LIKE_A_MARKER = r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use)[^\s<>\[\]/]{0,40}[>\]]"
+LIKE_A_MARKER = r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use|request)[^\s<>\[\]/]{0,40}[>\]]"
 UNKNOWN = Notation("", read_unknown, "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER]), ends="(?=)")
 
 THOUGHTS = {"<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>"}
@@ -526,8 +527,9 @@ def types_of(tools: Sequence[Any]) -> Types:
             fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
             raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
         schema = function.get("parameters")
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        types[function["name"]] = {key: kinds(value, schema) for key, value in (properties or {}).items()}
+        given = schema.get("properties") if isinstance(schema, dict) else None
+        properties = given if isinstance(given, dict) else {}
+        types[function["name"]] = {key: kinds(value, schema) for key, value in properties.items()}
     return types
 
 
