@@ -219,8 +219,8 @@ def kinds(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[str
     """The types that a schema allows; empty where it says nothing of them."""
     if not isinstance(schema, dict):
         return set()
-    named = schema.get("type", [])
-    found = {LOOSE.get(name, name) for name in ([named] if isinstance(named, str) else named)}
+    named = schema.get("type")
+    found = {LOOSE.get(name, name) for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}
     found |= {kind(value) for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]}
     for choice in [part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())]:
         found |= kinds(choice, root, seen)
@@ -243,7 +243,7 @@ def typed(value: Any, allowed: set[str], silent: Callable[[str], Any]) -> Any:
         return value
     if not allowed:
         return (silent if value.string is None else str if value.string else reading)(value.text)
-    for spelling in (JSON, PYTHON) if allowed != {"string"} else ():  # templates print True and None, so models do
+    for spelling in (JSON, PYTHON):  # templates print True and None, so models do
         meant = reading(value.text, spelling)
         if not isinstance(meant, str) and kind(meant) in allowed:
             return meant
