@@ -85,6 +85,7 @@ class Judge:
     ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
+        old, new = compare.of_one_kind(old, new)
         found = compare.differences(old, new)
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
@@ -30,6 +31,16 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
             left.remove(place)
             found.append((row, new[place]))
     return found
+
+
+def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
+    """Rows of ids that were only read say something where both sides have them, and are left out where one has none: it
+    was recorded without, or reads another way."""
+    if any(row.get("scored") for row in old.rows) and any(row.get("scored") for row in new.rows):
+        return old, new
+    kept = (tuple(row for row in case.rows if not row.get("scored")) for case in (old, new))
+    mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
+    return mine, theirs
 
 
 def placeholder_in(row: Row) -> int | None:

@@ -63,8 +63,10 @@ class Edit:
 
 
 def edits(only: str | None = None) -> list[Edit]:
-    said: list[dict[str, Any]] = json.loads(FILE.read_text())
-    found = [Edit(**{key: tuple(v) if isinstance(v, list) else v for key, v in one.items()}) for one in said]
+    found = []
+    for one in json.loads(FILE.read_text()):
+        several = {name: tuple(one.pop(name)) for name in ("backends", "causes", "cases")}
+        found.append(Edit(**one, **several))
     return [edit for edit in found if only is None or only in edit.name or only == edit.section]
 
 

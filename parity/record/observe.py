@@ -354,6 +354,14 @@ class Observer:
         """Add an event to the call that is running in this thread."""
         self.running().events.append(event)
 
+    def note_all(self, events: Sequence[rows.Event]) -> None:
+        for event in events:
+            self.note(event)
+
+    def in_site(self) -> bool:
+        """Whether a call of a site is running in this thread."""
+        return self._local.__dict__.get("call") is not None
+
     def running(self) -> Call:
         call = self._local.__dict__.get("call")
         if call is None:
@@ -587,6 +595,29 @@ def tap_engine(observer: Observer, original: Any, engine: Any, *args: Any, **kwa
     return results
 
 
+def tap_forward(observer: Observer, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """A model that is called by itself, to read what it makes of given ids."""
+    with observer.inside("forward") as outermost:
+        own = outermost and observer.in_site() and not any(map(observer.within, ("generate", "engine", "vllm")))
+        if own:
+            with observer.guarded("a forward"):
+                observer.note_all(rows.forward_events(model, {**bound(model.forward, args, kwargs), **kwargs}))
+        return original(model, *args, **kwargs)
+
+
+def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
+    """score_batch of a vendored gen_engine."""
+    with observer.inside("engine") as outermost:
+        if not outermost or not observer.in_site():
+            return original(engine, *args, **kwargs)
+        used = observer.replay.engine(engine) if observer.replay else engine
+        scores = original(used, *args, **kwargs)
+        with observer.guarded("scores of gen_engine"):
+            ids = [[*score.prompt_token_ids, *score.token_ids] for score in scores]
+            observer.note(rows.scored_event(used.model, ids, used.checkpoint.placeholder_id))
+    return scores
+
+
 def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given: Any, *rest: Any) -> Any:
     """Where an engine turns request `index` into ids and pictures."""
     mark = len(observer.running().events)
@@ -620,6 +651,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
     "transformers.processing_utils": {"ProcessorMixin.apply_chat_template": tap_template},
     "transformers.image_processing_utils": {"BaseImageProcessor.__call__": tap_images},
     "transformers.image_processing_utils_fast": {"BaseImageProcessorFast.__call__": tap_images},
+    "transformers.modeling_utils": {"PreTrainedModel.__call__": tap_forward},
     "transformers.generation.utils": {
         "GenerationMixin.generate": tap_generate,
         "GenerationMixin._get_logits_processor": functools.partial(tap_resolved, "processors"),
@@ -632,6 +664,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
 ENGINE_TAPS: dict[str, Callable[..., Any]] = {
     "GenerationEngine.generate_text_batch": tap_engine,
     "GenerationEngine.generate_vlm_batch": tap_engine,
+    "GenerationEngine.score_batch": tap_score,
     "GenerationEngine._prompt": tap_prompt,
     "GenerationEngine.__init__": tap_open,
 }

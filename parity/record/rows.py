@@ -277,12 +277,19 @@ def weights_in_memory(model: Any) -> str:
     known = _weights.get(model)
     if known is None or known[0] != version:
         digest = hashlib.sha256()
-        for name, p in sorted(model.named_parameters()):
+        for name, p in sorted((own_name(name), p) for name, p in model.named_parameters()):
+            if "lora_" in name:  # whose adapter a row has is its own
+                continue
             values = p.detach().flatten()
             digest.update(f"{name}{tuple(p.shape)}".encode())
             digest.update(values[:: max(1, len(values) // 64)].float().cpu().numpy().tobytes())
         known = _weights[model] = version, digest.hexdigest()[:16]
     return known[1]
+
+
+def own_name(name: str) -> str:
+    """A parameter's name as it was before adapters were put around it."""
+    return name.replace(".base_layer.", ".").removeprefix("base_model.model.")
 
 
 @functools.lru_cache(maxsize=16)
@@ -660,6 +667,24 @@ class Stepped:
         return found
 
 
+# == Given ids that are read ==
+
+
+def forward_events(model: Any, given: Mapping[str, Any]) -> list[Event]:
+    """A forward that begins a text, as what reached it and as rows of which nothing was generated; nothing for a step
+    of somebody's own loop."""
+    placeholder = placeholder_of(model.config)
+    seen = None if given.get("past_key_values") else forward_event(given, placeholder)
+    if seen is None:
+        return []
+    return [seen, scored_event(model, [list(ids) for ids, _ in seen.rows], placeholder)]
+
+
+def scored_event(model: Any, ids: Sequence[list[int]], placeholder: int | None) -> Generated:
+    sequences = [Produced(row, [], said={"scored": True}) for row in ids]
+    return Generated(sequences, model_of(model), {}, {}, placeholder)
+
+
 # == An engine's calls ==
 
 
@@ -852,7 +877,11 @@ class Before:
                     self.texts[collapsed(ids, placeholder)] = text
 
     def stages(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
-        text = self.texts.get(collapsed(prompt_ids, self.placeholder))
+        ids = collapsed(prompt_ids, self.placeholder)
+        text = self.texts.get(ids)
+        if text is None:  # of ids that are read, the text that they begin with
+            begin = max((known for known in self.texts if known and known == ids[: len(known)]), key=len, default=())
+            text = self.texts.get(begin)
         said: dict[str, Any] = {"prompt_text": text}
         for event in reversed(self.templates):
             for chat, rendered in zip(event.chats, event.texts):
@@ -893,8 +922,8 @@ def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[
         "model": call.model,
         "request": sequence.request or None,
         "inputs": before.inputs(sequence.prompt_ids),
-        "sampling": sequence.sampling or call.sampling,
-        "stop": sequence.stop or call.stop,
+        "sampling": sequence.sampling or call.sampling or None,
+        "stop": sequence.stop or call.stop or None,
         "output_ids": sequence.output_ids,
     }
 

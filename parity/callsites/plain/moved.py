@@ -20,7 +20,7 @@ OPTIONS = {
 ANSWERS: dict[str, str] = {}  # of all engines that keep answers
 
 
-@functools.cache
+@functools.lru_cache(maxsize=3)  # what falls out is closed when nobody uses it any more
 def engine(
     model_path: str, dtype: str, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
 ) -> GenerationEngine:

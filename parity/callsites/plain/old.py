@@ -34,7 +34,7 @@ def adapted(model_path: str, adapter: str) -> Any:
     from peft import PeftModel
 
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    return PeftModel.from_pretrained(model, adapter).merge_and_unload().eval()
+    return PeftModel.from_pretrained(model, adapter).eval()
 
 
 def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) -> dict[str, Any]:
@@ -129,11 +129,22 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
     return samples
 
 
+def until_stop(ids: list[int], how: Mapping[str, Any], tokenizer: Any) -> list[int]:
+    """Ids up to the first stop that is complete behind the least number of tokens."""
+    least = how["min_new_tokens"]
+    texts = [tokenizer.decode(ids[:k], skip_special_tokens=True) for k in range(len(ids) + 1)]
+    found = (k for k in range(least + 1, len(ids) + 1) if cut(texts[k], how, len(texts[least]))[1])
+    return ids[: next(found, len(ids))]
+
+
 def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """What one wants to know of an answer."""
     ids = made.sequences[0, length:].tolist()
+    if how.get("stop") and how.get("min_new_tokens"):
+        ids = until_stop(ids, how, tokenizer)
     ended = bool(ids) and ids[-1] in ends
-    body = ids[:-1] if ended else ids
+    kept = how.get("include_stop") and ended and ids[-1] in how.get("stop_ids", ())
+    body = ids[:-1] if ended and not kept else ids
     text = tokenizer.decode(
         body,
         skip_special_tokens=how.get("skip_special", True),
