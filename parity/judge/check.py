@@ -155,6 +155,11 @@ class Judge:
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
+        if (
+            len({(row["model"].get("path"), row["model"].get("dtype")) for row in inquiry.old.rows if "model" in row})
+            > 1
+        ):
+            return could_not("its rows are of several models, whose numerics are not one")
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
             company = by_company(inquiry)
@@ -182,7 +187,7 @@ class Judge:
             return "DRIFT", drawn_otherwise(evidence), ()
         ledger.add(old.case, mine)
         with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
-            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old)]
+            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old) if compare.is_drawn(row)]
             exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
             if exact and (said := next((said for same, said in seen if not same), "")):
                 return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), ()

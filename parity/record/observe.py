@@ -486,7 +486,7 @@ def tap_decode(observer: Observer, original: Any, tokenizer: Any, *args: Any, **
 def tap_images(observer: Observer, original: Any, processor: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
     with observer.inside("images") as outermost:
         result = original(processor, images, *args, **kwargs)
-    if outermost:
+    if outermost and not observer.within("loading"):  # vLLM warms itself up with pictures of its own
         with observer.guarded("an image processor call"):
             observer.note(rows.images_event(processor, images, kwargs, result))
     return result
@@ -635,9 +635,14 @@ def tap_open(observer: Observer, original: Any, engine: Any, config: Any, *args:
     """Where an engine is loaded: a replay on another backend need not load the first one too."""
     if observer.replay is not None and not observer.within("engine"):
         config = observer.replay.config(config)
-    original(engine, config, *args, **kwargs)
+    tap_loading(observer, original, engine, config, *args, **kwargs)
     if not observer.within("engine"):
         observer.opened.append(engine)
+
+
+def tap_loading(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> None:
+    with observer.inside("loading"):
+        original(*args, **kwargs)
 
 
 LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
@@ -657,7 +662,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
         "GenerationMixin._get_logits_processor": functools.partial(tap_resolved, "processors"),
         "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
     },
-    "vllm.entrypoints.llm": {"LLM.generate": tap_vllm, "LLM.chat": tap_vllm},
+    "vllm.entrypoints.llm": {"LLM.__init__": tap_loading, "LLM.generate": tap_vllm, "LLM.chat": tap_vllm},
     "vllm.v1.engine.llm_engine": {"LLMEngine.add_request": tap_add_request, "LLMEngine.step": tap_step},
 }
 

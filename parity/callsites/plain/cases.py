@@ -234,7 +234,6 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     often("then-hotter", LLAMA, (one, {**warm, "temperature": 0.3}), (one, {**warm, "temperature": 3.0}))
     often("then-at-least", SURE, (chat(FRANCE), {}), (chat(FRANCE), {"min_new_tokens": 20}))
     often("then-another-model", SURE, (rows, short), (rows, short, VL))
-    often("then-another-dtype", LLAMA, (one, {"logprobs": 0}), (one, {"logprobs": 0, "dtype": "bfloat16"}))
     often(
         "then-more-text",
         SURE,
