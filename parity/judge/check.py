@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, draws, ties
 from parity.judge.endings import leaves
-from parity.judge.explain import Inquiry, also_differs, by_company, cause_of
+from parity.judge.explain import Inquiry, also_differs, by_cache, by_company, cause_of
 from parity.judge.laws import Tools
 from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
@@ -110,7 +110,8 @@ class Judge:
         again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
         inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
         if self.only_drawn(old, new, found) and not inquiry.broken:
-            return self.judged_draws(old, new)
+            cached = by_cache(inquiry)
+            return ("DRIFT", cached, ()) if cached is not None else self.judged_draws(old, new)
         cause = cause_of(inquiry)
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(inquiry)
 
@@ -155,10 +156,8 @@ class Judge:
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
-        if (
-            len({(row["model"].get("path"), row["model"].get("dtype")) for row in inquiry.old.rows if "model" in row})
-            > 1
-        ):
+        models = [row.get("model", {}) for row in inquiry.old.rows]
+        if len({(model.get("path"), model.get("dtype")) for model in models}) > 1:
             return could_not("its rows are of several models, whose numerics are not one")
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
@@ -169,6 +168,7 @@ class Judge:
     def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
         """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
         drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        drawn = drawn and len(old.rows) == len(new.rows)
         return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
 
     def judged_draws(self, old: Case, new: Case) -> Judged:

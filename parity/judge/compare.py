@@ -288,7 +288,8 @@ def said_otherwise(difference: Difference, old: Case, new: Case) -> bool:
     """Whether a difference is only one of who says it: n samples of one request are n requests, and stops that code
     cuts at by itself are among its arguments."""
     if (difference.stage, difference.field) == ("sampling", "n"):
-        return len(old.rows) == len(new.rows)
+        same_prompt = max(Counter(tuple(row["prompt_ids"]) for row in old.rows).values())
+        return len(old.rows) == len(new.rows) or same_prompt == max(difference.old, difference.new)
     if (difference.stage, difference.field) == ("stop", "strings") and not difference.old:
         return any(set(strings) == set(difference.new) for strings in string_lists(old.arguments))
     return False

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import entry, paired, same_ids, suspects
-from parity.judge.endings import Decode, explain_text, leaves
+from parity.judge.compare import entry, is_drawn, paired, same_ids, suspects
+from parity.judge.endings import Decode, by_hand, explain_text, leaves
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
 from parity.judge.questions import number_gap
-from parity.judge.replay import ALONE
+from parity.judge.replay import ALONE, UNCACHED
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
 Row = Mapping[str, Any]
@@ -85,11 +85,12 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         if cause is not None:
             inquiry.steps.append(f"cause: {cause}: {cause.proof}")
             return cause
-    if len(old.rows) != len(new.rows) and all(a["output_ids"] == b["output_ids"] for a, b in inquiry.pairs):
+    same = (a["output_ids"] == b["output_ids"] or is_drawn(a) for a, b in inquiry.pairs)
+    if len(old.rows) != len(new.rows) and all(same):
         said = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}: calls were added, dropped or cached"
         return Cause("post.other", "likely", said)
-    upstream = [(name, d) for name, d in named if d.counts]
-    if same_ids(old, new) and not (upstream and number_gap(old.value, new.value)):
+    upstream = any(d.counts for _, d in named)
+    if same_ids(old, new) and not (upstream and (number_gap(old.value, new.value) or by_endings(inquiry) is None)):
         return after_decoding(inquiry)
     if not any(difference.counts for _, difference in named) and (cause := by_endings(inquiry)):
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
@@ -124,12 +125,12 @@ def possible(name: str, inquiry: Inquiry) -> bool:
     return True
 
 
-def by_cache(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
+def by_cache(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -> Cause | None:
     """An answer out of a cache that the model would not give."""
     rows = [k for k, (_, row) in enumerate(inquiry.pairs) if (row.get("request") or {}).get("cached")]
     if not rows or inquiry.rerun is None:
         return None
-    if inquiry.realigned(inquiry.rerun({"cache": None}, frozenset())):
+    if inquiry.realigned(inquiry.rerun({}, frozenset({UNCACHED}))):
         said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
         return Cause("cache.key", "confirmed", said, "without the cache the old answer comes back")
     return None
@@ -232,9 +233,18 @@ def by_endings(inquiry: Inquiry) -> Cause | None:
     found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
     if found is None:
         return None
+    name = found.cause
+    if name == "stop.strings" and stops_of(inquiry.old) == stops_of(inquiry.new):
+        name = "stop.rule"  # equal arguments, other behaviour
     proof = "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ in this alone"
     certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
-    return Cause(found.cause, certainty, f"{CAUSES[found.cause]}: {found.sentence()}", proof)
+    return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
+
+
+def stops_of(case: Case) -> set[str]:
+    """Stop strings that a case's library was told, or that are among its arguments."""
+    told = {stop for row in case.rows for stop in entry(row, "stop", "strings") or ()}
+    return told or set(by_hand(case))
 
 
 def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:

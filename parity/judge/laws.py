@@ -62,7 +62,7 @@ def template(row: Row, tools: Tools) -> Kept:
 
 def tokenization(row: Row, tools: Tools) -> Kept:
     text = row.get("prompt_text")
-    if text is None or tools.encode is None or row.get("images"):
+    if text is None or tools.encode is None or row.get("images") or row.get("scored"):
         return None
     ids = list(collapsed(row["prompt_ids"], placeholder_in(row)))
     ways = [list(tools.encode(text, special)) for special in (True, False)]
@@ -73,7 +73,10 @@ def tokenization(row: Row, tools: Tools) -> Kept:
             return "prompt.double_bos", f"id {ids[0]} stands twice at the beginning"
         if ids and len(ids) < len(way) and ids in (way[: len(ids)], way[-len(ids) :]):
             end = "first" if ids == way[: len(ids)] else "last"
-            return "prompt.truncation", f"of {len(way)} ids only the {end} {len(ids)} reached the model"
+            lost = way[len(ids) :] if end == "first" else way[: -len(ids)]
+            blank = tools.decode is not None and not tools.decode(lost, True, False).strip()
+            name = "prompt.tokenization" if blank else "prompt.truncation"
+            return name, f"of {len(way)} ids only the {end} {len(ids)} reached the model"
     return (
         "prompt.tokenization",
         f"the tokenizer makes {len(ways[0])} ids of this text, other {len(ids)} reached the model",
@@ -107,7 +110,8 @@ def end(row: Row, tools: Tools) -> Kept:
     ends = {*(entry(row, "stop", "end_ids") or ()), *(entry(row, "stop", "string_ids") or ())}
     strings, others = entry(row, "stop", "strings") or (), entry(row, "stop", "criteria")
     if len(ids) < least and most != len(ids):
-        return "stop.length", f"ended after {len(ids)} tokens, where {least} were asked for at least"
+        name = "stop.length" if ids and ids[-1] in ends else "stop.rule"
+        return name, f"ended after {len(ids)} tokens, where {least} were asked for at least"
     if (place := next((k for k, i in enumerate(ids[:-1]) if i in ends), None)) is not None:
         return "stop.eos_set", f"token {place} of {len(ids)} ends the text, and the row went on"
     if most is not None and len(ids) > most:
@@ -171,7 +175,7 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
                 continue  # its stages are those of one request, its ids those of another
             found, before = holds(theirs, tools), holds(mine, tools)
             cut_otherwise = law == "tokenization" and before != found and mine["prompt_ids"] != theirs["prompt_ids"]
-            if found and found[0] and (before == KEPT or (before and cut_otherwise)):
+            if found and found[0] and (before == KEPT or cut_otherwise):
                 yield Broken(law, found[0], number, found[1])
                 break
 

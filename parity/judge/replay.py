@@ -95,6 +95,8 @@ class Replay:
         for part in sorted(self.put_back & OPTIONS.keys()):
             if self.asked < len(self.rows):
                 options = fields = OPTIONS[part](fields, self.rows[self.asked])
+        if UNCACHED in self.put_back:
+            how["cache"] = False
         if ALONE not in self.put_back:
             return original(self.used, list(requests), options, **how)
         found = []
@@ -192,4 +194,5 @@ OPTIONS: dict[str, Callable[[Mapping[str, Any], Row], dict[str, Any]]] = {
     "length": old_length,
 }
 ALONE = "alone"  # each request by itself, and nothing from a cache
-PARTS = frozenset({"prompts", "pictures", ALONE, *OPTIONS})
+UNCACHED = "uncached"  # nothing from a cache
+PARTS = frozenset({"prompts", "pictures", ALONE, UNCACHED, *OPTIONS})

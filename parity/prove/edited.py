@@ -65,25 +65,20 @@ class Edit:
 def edits(only: str | None = None) -> list[Edit]:
     found = []
     for one in json.loads(FILE.read_text()):
-        several = {name: tuple(one.pop(name)) for name in ("backends", "causes", "cases")}
-        found.append(Edit(**one, **several))
+        backends, causes, cases = (tuple(one.pop(name)) for name in ("backends", "causes", "cases"))
+        found.append(Edit(**one, backends=backends, causes=causes, cases=cases))
     return [edit for edit in found if only is None or only in edit.name or only == edit.section]
 
 
-def run_edits(
-    store: Store, chosen: Sequence[Edit], backend: str, told: Callable[[Score], None] = lambda score: None
-) -> list[Score]:
-    """What became of each edit on a backend, in order."""
+def run_edits(store: Store, chosen: Sequence[Edit], backend: str) -> Iterator[Score]:
+    """What became of each edit on a backend, as they end."""
     sound, jobs = ENGINE.read_text(), {}
     for number, edit in enumerate(chosen):
         jobs[number] = functools.partial(judge_edit, store, edit.source(sound), job_of(store, edit.cases, backend))
     prepare(store, chosen, backend)
-    scores: dict[int, Score] = {}
     for number, outcomes, seconds in forked(jobs):
         edit = chosen[number]
-        scores[number] = Score(f"{edit.name} ({backend})", edit.causes, outcomes, seconds, edit.section)
-        told(scores[number])
-    return [scores[number] for number in sorted(scores)]
+        yield Score(f"{edit.name} ({backend})", edit.causes, outcomes, seconds, edit.section)
 
 
 def job_of(store: Store, cases: Sequence[str], backend: str) -> Job:

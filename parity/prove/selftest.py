@@ -1,7 +1,8 @@
 """Does the checker catch what it should, name it right, and stay silent otherwise? python -m parity selftest
 
-Every plant of plants.py is put into moved code that is right, and the golden cases on which it can show are
-checked. Then everything is checked without any plant. The gate: all caught, 95 % named right, no false alarm.
+Every plant of plants.py is put into moved code that is right, every edit of engine_plants.json into a scratch copy of
+gen_engine.py, on hf and on vLLM, and the golden cases on which they can show are checked. Then everything is checked
+without any plant. Printed per section; the gate stands at the end.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ from typing import Any
 from parity.callsites import probe
 from parity.golden import Case, Store, chosen_cases
 from parity.judge.check import Session, check_site, finished, judged_together, new_function
+from parity.judge.worker import Worker
+from parity.prove.edited import LIMIT, PROCESSES, edits, run_edits
 from parity.prove.plants import PLANTS, Plant
-from parity.prove.score import Score
+from parity.prove.score import Score, table
 from parity.record import observe
 from parity.verdict import Check, Outcome
 
+CAUGHT = 0.98
 NAMED_RIGHT = 0.95
-CLEAN_RUNS = 100
+CLEAN_RUNS = 200
 PROBE = "probe"
 
 
@@ -43,12 +47,11 @@ class Result:
 
     @property
     def passes(self) -> bool:
-        named = sum(score.named for score in self.scores)
-        caught = all(score.caught for score in self.scores)
-        return caught and named >= NAMED_RIGHT * len(self.scores) and not self.alarms and len(self.clean) >= CLEAN_RUNS
+        caught, named = sum(bool(s.caught) for s in self.scores), sum(s.named for s in self.scores)
+        enough = caught >= CAUGHT * len(self.scores) and named >= NAMED_RIGHT * len(self.scores)
+        return enough and not self.alarms and len(self.clean) >= CLEAN_RUNS
 
     def text(self) -> str:
-        caught, named = sum(bool(s.caught) for s in self.scores), sum(s.named for s in self.scores)
         likely = sorted(
             {o.cause.name for s in self.scores for o in s.caught if o.cause and o.cause.certainty == "likely"}
         )
@@ -56,14 +59,17 @@ class Result:
         lines += [f"FALSE ALARM  {o.label}: {o.verdict} {o.cause}" for o in self.alarms]
         lines += [
             "",
-            f"{len(self.scores)} plants: {caught} caught, {named} named right; "
+            *table(self.scores),
+            "",
             f"{len(self.clean)} clean runs: {len(self.alarms)} false alarms",
             f"causes that were only likely somewhere: {', '.join(likely) or 'none'}",
         ]
         return "\n".join(lines)
 
     def gate(self) -> str:
-        needed = f"all caught, {NAMED_RIGHT:.0%} named right, no false alarm in {CLEAN_RUNS} clean runs or more"
+        needed = (
+            f"{CAUGHT:.0%} caught, {NAMED_RIGHT:.0%} named right, no false alarm in {CLEAN_RUNS} clean runs or more"
+        )
         return f"{'PASSED' if self.passes else 'FAILED'} (needed: {needed})"
 
 
@@ -157,6 +163,12 @@ def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) ->
 
 def selftest(store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None) -> Result:
     apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
+
+    def tell(score: Score) -> None:
+        progress(score.line())
+
+    # Before anything else: they are judged in forks of this process, which is to know no engine yet.
+    inside = [s for backend in ("hf", "vllm") for s in edited_apart(store, backend, only, tell)]
     with tempfile.TemporaryDirectory(prefix="parity-") as name:
         folder = Path(name)
         scratch = copied(store, folder / "golden")
@@ -165,9 +177,28 @@ def selftest(store: Store, only: str | None = None, progress: Callable[[str], No
         for plant in PLANTS:
             if only is None or only in plant.name:
                 scores.append(run_plant(scratch, plant))
-                progress(scores[-1].line())
+                tell(scores[-1])
         clean = run_clean(scratch, apart, progress) if only is None else []
-    return Result(tuple(scores), tuple(clean))
+    return Result((*scores, *inside), tuple(clean))
+
+
+def edited_apart(store: Store, backend: str, only: str | None, tell: Callable[[Score], None]) -> Iterator[Score]:
+    """The edits of a backend, in a process that ends with them: what was loaded for them goes with it."""
+    job = str(store.root), backend, only
+    with Worker() as worker:
+        for score in worker.run(EDITED, job, limit=LIMIT * PROCESSES):
+            tell(score)
+            yield score
+
+
+def edited(job: tuple[str, str, str | None]) -> Iterator[Score]:
+    """In that process."""
+    root, backend, only = job
+    chosen = [edit for edit in edits(only) if backend in edit.backends]
+    yield from run_edits(Store(root), chosen, backend)
+
+
+EDITED = f"{edited.__module__}:{edited.__qualname__}"
 
 
 def run(args: argparse.Namespace) -> int:

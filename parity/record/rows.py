@@ -777,7 +777,8 @@ def engine_event(
             }
             batch = padded.get(tuple(sample.prompt_token_ids), {})
             request: dict[str, Any] = {"number": index, "sample": number}
-            if asked_for(prompt, sample.prompt_token_ids, engine.checkpoint.placeholder_id) is False:
+            others = [one for place, (_, one, _) in prompts.items() if place != index]
+            if not asked_for(prompt, others, sample.prompt_token_ids, engine.checkpoint.placeholder_id):
                 request["answers"] = "another"
             if getattr(sample, "cached", False):
                 request["cached"] = True
@@ -798,10 +799,13 @@ def engine_event(
     return Generated(sequences, model_of(engine.model), sampling, stop, engine.checkpoint.placeholder_id)
 
 
-def asked_for(prompt: Any, ids: Sequence[int], placeholder: int | None) -> bool:
-    """Whether these are the ids of a Prompt, pictures as one id or as many."""
-    same = collapsed(prompt.token_ids, placeholder) == collapsed(ids, placeholder)
-    return same and len(ids) == getattr(prompt, "length", len(ids))
+def asked_for(prompt: Any, others: Sequence[Any], ids: Sequence[int], placeholder: int | None) -> bool:
+    """Whether these ids are a Prompt's own, pictures as one id or as many; of another size they may be of its own
+    pictures, unless they are just another one's."""
+    if collapsed(prompt.token_ids, placeholder) != collapsed(ids, placeholder):
+        return False
+    theirs = (o.length for o in others if getattr(o, "token_ids", None) == prompt.token_ids)
+    return len(ids) == getattr(prompt, "length", len(ids)) or len(ids) not in theirs
 
 
 def chat_of(made: Sequence[Event]) -> dict[str, Any]:
