@@ -138,6 +138,8 @@ class Found:
 
     @property
     def cause(self) -> str:
+        if self.fields[:1] == ("end",) and self.new.stops and self.old.stops:
+            return "stop.rule"  # which of the ids that complete a stop is decoded
         return CAUSE_OF[self.fields[0]] if self.fields else "post.other"
 
     def sentence(self) -> str:

@@ -143,6 +143,7 @@ STAGE_OF = {
     "end": "output_ids",
     "text": "decode",
     "identity": "batch",
+    "draws": "output_ids",
 }
 
 

@@ -6,6 +6,7 @@
     end            ids end at the first end id, at the first completed stop, or after exactly max_new_tokens
     text           each text is the decode of these ids under these flags
     identity       an answer belongs to the request that it is given for
+    draws          equal requests with one seed are drawn alike
 
 A law says a sentence where it is broken, "" where it is kept and None where its input was not recorded: not seen is
 not kept. What happens to the model's numbers is the referee's, and what is drawn from them is draws.py's. A cause is
@@ -15,12 +16,13 @@ the old side says nothing of what changed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import decodes_of, entry, paired, placeholder_in
+from parity.judge.compare import decodes_of, entry, is_drawn, paired, placeholder_in
 from parity.record.rows import collapsed
 from parity.verdict import brief
 
@@ -123,7 +125,8 @@ def end(row: Row, tools: Tools) -> Kept:
         return "stop.rule", f"a stop was complete after {stopped} tokens, and the row went on to {len(ids)}"
     if others or (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
         return KEPT
-    return "stop.length", f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
+    name = "stop.rule" if strings else "stop.length"
+    return name, f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
 
 
 def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., str]) -> int | None:
@@ -156,6 +159,21 @@ def identity(row: Row, tools: Tools) -> Kept:
     return ("batch.order", "the answer is another request's") if said.get("answers") == "another" else KEPT
 
 
+def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
+    """Two rows of one prompt, one seed and one setting that were drawn otherwise: a seed is a request's own."""
+    known: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        seed = (row.get("request") or {}).get("seed")
+        if seed is None or not is_drawn(row):
+            continue
+        settings = {**row["sampling"], "seed": None, "n": None}
+        key = json.dumps([row["prompt_ids"], seed, settings, row["stop"], row["model"].get("path")], sort_keys=True)
+        first = known.setdefault(key, number)
+        if rows[first]["output_ids"] != row["output_ids"]:
+            return first, number
+    return None
+
+
 LAWS: dict[str, Callable[[Row, Tools], Kept]] = {
     "template": template,
     "tokenization": tokenization,
@@ -178,6 +196,10 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
             if found and found[0] and (before == KEPT or cut_otherwise):
                 yield Broken(law, found[0], number, found[1])
                 break
+
+    if (broken := seeds(new.rows)) is not None:
+        said = f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
+        yield Broken("draws", "rng", broken[1], said)
 
 
 OF_PROMPTS = {"template", "tokenization"}

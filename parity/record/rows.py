@@ -761,7 +761,7 @@ def engine_event(
         if not hasattr(result, "token_ids"):  # on_error="return": no model was asked
             continue
         _, prompt, made = prompts[index]
-        seed = getattr(prompt, "seed", None)  # a request's own, before that of the options
+        seed = seed_of(prompts[index][0], given.get("options"), prompt)
         for number, sample in enumerate(result.samples or (result,)):
             effective = sample.effective
             ids = list(sample.token_ids)
@@ -797,6 +797,16 @@ def engine_event(
             own["processors"] = sourced([*sampling["processors"]["value"], STRUCTURED], "caller")
         sequence.sampling = {**sampling, **own} if own else {}
     return Generated(sequences, model_of(engine.model), sampling, stop, engine.checkpoint.placeholder_id)
+
+
+def seed_of(request: Any, options: Any, prompt: Any) -> int | None:
+    """The seed that a request was given, before that of the options; else what the engine made of both."""
+    for given in (request, options):
+        seed = given.get("seed") if isinstance(given, Mapping) else getattr(given, "seed", None)
+        if seed is not None:
+            return int(seed)
+    found: int | None = getattr(prompt, "seed", None)
+    return found
 
 
 def asked_for(prompt: Any, others: Sequence[Any], ids: Sequence[int], placeholder: int | None) -> bool:

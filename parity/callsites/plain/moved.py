@@ -18,11 +18,13 @@ OPTIONS = {
 
 
 ANSWERS: dict[str, str] = {}  # of all engines that keep answers
+STOPS = {"stop": "strings", "include_stop": "include_stop", "stop_ids": "token_ids", "go_on": "ignore_eos"}
+DECODES = {"skip_special": "skip_special_tokens", "strip": "strip", "clean_up": "clean_up_tokenization_spaces"}
 
 
 @functools.lru_cache(maxsize=3)  # what falls out is closed when nobody uses it any more
 def engine(
-    model_path: str, dtype: str, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
+    model_path: str, dtype: str | None, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
 ) -> GenerationEngine:
     return load(
         model_path, dtype=dtype, max_batch_size=PLACES, logits_hooks=hooks, cache=ANSWERS if cached else None,
@@ -43,7 +45,8 @@ def request_of(row: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]
     else:
         request["prompt"] = row["prompt"]
     if row.get("images"):
-        request["images"] = [picture_as(how.get("given_as"), path) for path in row["images"]]
+        images = [picture_as(how.get("given_as"), path) for path in row["images"]]
+        request |= {"messages": filled(row["messages"], images)} if row.get("inside") else {"images": images}
         if how.get("as_it_is"):
             request["vlm"] = {"do_resize": False}
         if pixels := how.get("pixels"):
@@ -53,6 +56,13 @@ def request_of(row: Mapping[str, Any], how: Mapping[str, Any]) -> dict[str, Any]
     return request
 
 
+def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
+    """Messages with their pictures in the parts."""
+    left = list(images)
+    parts = [[{**p, "image": left.pop(0)} if p["type"] == "image" else p for p in m["content"]] for m in messages]
+    return [{**message, "content": content} for message, content in zip(messages, parts)]
+
+
 def picture_as(form: str | None, path: str) -> Any:
     if form == "bytes":
         return Path(path).read_bytes()
@@ -60,10 +70,8 @@ def picture_as(form: str | None, path: str) -> Any:
 
 
 def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
-    stop = {"strings": how.get("stop", ()), "include_stop": how.get("include_stop", False)}
-    stop |= {"token_ids": how.get("stop_ids", ()), "ignore_eos": bool(how.get("go_on"))}
-    decode = {"skip_special_tokens": how.get("skip_special", True), "strip": bool(how.get("strip"))}
-    decode["clean_up_tokenization_spaces"] = how.get("clean_up", False)
+    stop = {there: how[here] for here, there in STOPS.items() if here in how}
+    decode = {there: how[here] for here, there in DECODES.items() if here in how}
     cut = {"max_prompt_tokens": how["keep_last"], "truncate_prompt": True} if how.get("keep_last") else {}
     own = {name: how[name] for name in OPTIONS & how.keys()}
     return {"max_new_tokens": 24, **own, **cut, "stop": stop, "decode": decode}
@@ -123,7 +131,7 @@ def ask(
     plugins += [Enough(settings["enough"])] if settings.get("enough") else []
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
-    results = generate(requests, options_of(settings), plugins=plugins)
+    results = generate(requests, options_of(settings), plugins=plugins, cache=not settings.get("fresh"))
     return [[told(sample, settings) for sample in result.samples or (result,)] for result in results]
 
 
@@ -136,7 +144,7 @@ def ask_often(model_path: str, calls: list[dict[str, Any]]) -> list[list[list[di
 def chat(model_path: str, questions: list[str]) -> list[str]:
     """Answers with nothing set."""
     requests = [{"messages": [{"role": "user", "content": question}]} for question in questions]
-    return [result.text for result in engine(model_path, "float32").generate_text_batch(requests)]
+    return [result.text for result in engine(model_path, None).generate_text_batch(requests)]
 
 
 def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") -> list[dict[str, Any]]:

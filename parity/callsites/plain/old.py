@@ -91,6 +91,11 @@ def cut(text: str, how: Mapping[str, Any], least: int = 0) -> tuple[str, str | N
     return text[: end if how.get("include_stop") else end - len(stop)], stop
 
 
+def enough(how: Mapping[str, Any]) -> int | None:
+    """How many tokens are, if any: not before the least number."""
+    return max(how["enough"], how.get("min_new_tokens", 0)) if how.get("enough") else None
+
+
 class Enough(transformers.StoppingCriteria):  # type: ignore[misc]
     """After so many tokens of the answer."""
 
@@ -115,7 +120,7 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
         if how.get("stop") and not how.get("min_new_tokens"):  # which that criterion does not heed
             more = {"stop_strings": list(how["stop"]), "tokenizer": tokenizer}
         if how.get("enough"):
-            more["stopping_criteria"] = [Enough(length + how["enough"])]
+            more["stopping_criteria"] = [Enough(length + enough(how))]
         if how.get("form"):
             more["logits_processor"] = [grammar(how["form"], model, tokenizer, ends)]
         if how.get("banned"):
@@ -160,7 +165,7 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
     said["raw"] = tokenizer.decode(ids, skip_special_tokens=False)
     by_id = ended and (ids[-1] in how.get("stop_ids", ()) or how.get("go_on"))
     said["reason"], said["stop"] = "length", None
-    if len(ids) == how.get("enough"):
+    if len(ids) == enough(how):
         said["reason"], said["stop"] = "plugin", "enough"
     elif ended and not stop:
         said["reason"], said["stop"] = ("stop", ids[-1]) if by_id else ("eos", None)
