@@ -1,7 +1,8 @@
 """Faults inside gen_engine.py: source edits of a scratch copy, each judged by the goldens that exercise it.
 
 engine_plants.json holds them, written by somebody who had not read the judge: what is edited, in which section of the
-file, on which backends it shows, and the causes that are right, best first. `cases` are goldens that show it.
+file, on which backends it shows, and the causes that are right, best first. `cases` are goldens that show it; an edit
+that none shows is told by name and counts for nothing.
 
     for score in run_edits(store, edits(), "hf"):
 
@@ -121,6 +122,7 @@ def load_engines(store: Store, chosen: Sequence[Edit]) -> None:
             return original(**given)
         if key not in known:
             known[key] = original(**given)
+            known[key].llm_engine.engine_core.shutdown = lambda *a, **k: None  # of threads that a fork does not have
         return known[key]
 
     vllm.LLM = loading

@@ -21,9 +21,8 @@ class Score:
 
     @property
     def caught(self) -> list[Outcome]:
-        """A move that died or hung is caught, too; what could not be judged is not."""
-        bad = ("DRIFT", "LATENT")
-        return [o for o in self.outcomes if o.verdict in bad or (o.case == "*" and o.verdict == "ERROR")]
+        """What could not be judged is not caught: a process that dies dies of anything."""
+        return [o for o in self.outcomes if o.verdict in ("DRIFT", "LATENT")]
 
     @property
     def named(self) -> bool:

@@ -245,7 +245,7 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     often("then-raw", SURE, (rows, short), (raw(COUNT, FRANCE), short))
     one = raw("The", "a", seed=1)
     often("then-drawn", LLAMA, (one, short), (one, warm))
-    often("then-hotter", LLAMA, (one, {**warm, "temperature": 0.3}), (one, {**warm, "temperature": 3.0}))
+    often("then-hotter", LLAMA, (one, {**warm, "temperature": 0.3}), (one, {**warm, "temperature": 2.0}))
     often("then-at-least", SURE, (chat(FRANCE), {}), (chat(FRANCE), {"min_new_tokens": 20}))
     often("then-another-model", SURE, (rows, short), (rows, short, VL))
     often(
