@@ -121,8 +121,12 @@ def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
-def ask(
-    model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any], cached: bool = False
+def ask(model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    return answers(model_path, rows, settings, cached=False)
+
+
+def answers(
+    model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any], *, cached: bool
 ) -> list[list[dict[str, Any]]]:
     banned, adapters = settings.get("banned", ()), sorted({row["adapter"] for row in rows if row.get("adapter")})
     model = engine(model_path, settings.get("dtype", "float32"), bool(banned), cached, tuple(adapters))
@@ -138,7 +142,7 @@ def ask(
 def ask_often(model_path: str, calls: list[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:
     """Several calls in a row over one cache, which answers none of them for another."""
     ANSWERS.clear()
-    return [ask(call.get("model_path", model_path), call["rows"], call["settings"], cached=True) for call in calls]
+    return [answers(call.get("model_path", model_path), call["rows"], call["settings"], cached=True) for call in calls]
 
 
 def chat(model_path: str, questions: list[str]) -> list[str]:
