@@ -53,6 +53,7 @@ from __future__ import annotations
 
 import binascii
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
@@ -66,6 +67,7 @@ import math
 import operator
 import os
 import re
+import reprlib
 import struct
 import sys
 import threading
@@ -110,12 +112,12 @@ class GenEngineError(Exception):
         self.problem, self.fix, self.index = problem, fix, index
 
     def __str__(self) -> str:
-        where = "" if self.index is None else f"request {self.index}: "
-        return where + self.problem + (f". {self.fix[0].upper()}{self.fix[1:]}." if self.fix else "")
+        where, end = "" if self.index is None else f"request {self.index}: ", "" if self.fix.endswith("?") else "."
+        return where + self.problem + (f". {self.fix[0].upper()}{self.fix[1:]}{end}" if self.fix else "")
 
 
 class OptionError(GenEngineError, ValueError):
-    """An option, a load setting or a field of a contract has no meaning."""
+    """An option, a load setting or a field of a contract has no meaning, or a plugin failed."""
 
 
 class RequestError(GenEngineError, ValueError):
@@ -146,11 +148,23 @@ class EngineError(GenEngineError, RuntimeError):
     """The engine is closed, or a backend broke its promise."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: Any, known: Iterable[str]) -> str:
     """`did you mean 'x'?`, or the list of what is known."""
-    known = sorted(known)
-    close = importlib.import_module("difflib").get_close_matches(str(name), known, n=1)
+    known, match = sorted(known), importlib.import_module("difflib").get_close_matches
+    close = match(name[:80], known, n=1, cutoff=0.7) if isinstance(name, str) else []
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+SHORTENED = reprlib.Repr()
+SHORTENED.maxstring = SHORTENED.maxother = 80
+
+
+def brief(value: Any) -> str:
+    """repr, for an error: a caller's value may hold a million ids, or itself, or more digits than Python prints."""
+    try:
+        return SHORTENED.repr(value)
+    except ValueError:
+        return f"a huge {type(value).__name__}"
 
 
 @contextlib.contextmanager
@@ -158,7 +172,7 @@ def at_request(index: int) -> Iterator[None]:
     """Give an error raised inside the index of its request."""
     try:
         yield
-    except (RequestError, OptionError, UnsupportedError) as error:  # the latter two: a field of the request's own
+    except GenEngineError as error:  # of a field of the request's own, too
         error.index = index
         raise
 
@@ -209,13 +223,6 @@ def abort(engine: Any, internal_ids: list[str]) -> None:
     engine.abort_request(internal_ids, **how)
 
 
-def request_errors() -> tuple[type[Exception], ...]:
-    """What vLLM raises for a request that it refuses."""
-    if find_spec("vllm.exceptions") is None:
-        return (ValueError,)
-    return (ValueError, getattr(need("vllm.exceptions"), "VLLMError", ValueError))  # not in 0.14 to 0.26
-
-
 @contextlib.contextmanager
 def rng_untouched() -> Iterator[None]:
     """Loading a model seeds or draws from the process's generators (vLLM does both): put them back."""
@@ -262,7 +269,7 @@ def build(kind: type[T], value: Any) -> T:
     known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each kind is a contract
     for name in value:
         if name not in known:
-            raise OptionError(f"{kind.__name__} has no field {name!r}", fix=nearest(name, known))
+            raise OptionError(f"{kind.__name__} has no field {brief(name)}", fix=nearest(name, known))
     return kind(**value)
 
 
@@ -281,10 +288,13 @@ class Rule(NamedTuple):
     made: Callable[[Any], Any] = lambda value: value
 
     def applied(self, where: str, value: Any) -> Any:
-        made = self.made(value)
+        try:
+            made = self.made(value.tolist() if hasattr(value, "dtype") else value)  # numpy's and torch's, as plain ones
+        except (TypeError, RecursionError) as error:  # a schema that is no JSON
+            raise OptionError(f"{where}: {error}", fix=f"it must be {self.meaning}") from error
         right_kind = isinstance(made, self.kinds) and (not isinstance(made, bool) or bool in self.kinds)
         if not right_kind or not self.holds(made):
-            raise OptionError(f"{where} is {made!r}", fix=f"it must be {self.meaning}")
+            raise OptionError(f"{where} is {brief(made)}", fix=f"it must be {self.meaning}")
         return made
 
 
@@ -298,11 +308,23 @@ def tuple_of(value: Any) -> Any:
     return value if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable) else tuple(value)
 
 
-TEXTS = Rule("a list of non-empty strings", (tuple,),
-             lambda value: all(isinstance(text, str) and text for text in value), tuple_of)  # fmt: skip
+def is_text(value: Any) -> bool:
+    """A string without half a character (a lone surrogate, what json.loads makes of a cut emoji); not an empty one."""
+    return isinstance(value, str) and value != "" and not re.search("[\ud800-\udfff]", value)
+
+
+def batch_of(given: Any, what: str) -> list[Any]:
+    """A call's requests or items; one of them by itself would come apart silently, and is refused."""
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise RequestError(f"{what} is {type(given).__name__}", fix=f"pass a list of {what}")
+    return list(given)
+
+
+TEXTS = Rule("a list of non-empty strings, of whole characters", (tuple,),
+             lambda texts: all(map(is_text, texts)), tuple_of)  # fmt: skip
 RULES = {  # a field's annotation, less "| None" -> its rule, where the field declares none
     "bool": Rule("True or False", (bool,)),
-    "str": Rule("a non-empty string", (str,), bool,
+    "str": Rule("a non-empty string, of whole characters", (str,), is_text,
                 lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value),
     "Mapping[str, Any]": Rule("a mapping", (Mapping,)),
     "tuple[Any, ...]": Rule("a list", (tuple,), made=tuple_of),
@@ -371,7 +393,7 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
 
     def made(value: Any) -> Any:
         if value not in names:
-            raise OptionError(f"no {what} {value!r}", fix=nearest(value, names))
+            raise OptionError(f"no {what} {brief(value)}", fix=nearest(value, names))
         return value
 
     return ruled(default, "", str, made=made)
@@ -410,7 +432,7 @@ class ModelLoadConfig(Contract):
     hf_kwargs, vllm_kwargs: passed on to from_pretrained / vllm.LLM; what a field above says is refused there.
     """
 
-    model: str
+    model: str = ""  # no default: refused by its rule, as whatever is no name
     backend: str = one_of("hf", "backend", BACKEND_NAMES)
     dtype: str | None = one_of(None, "dtype", DTYPES)
     device: str | None = None
@@ -433,8 +455,8 @@ class ModelLoadConfig(Contract):
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        if self.fallback_backend not in (None, "hf") or self.fallback_backend == self.backend:
-            raise OptionError(f"fallback_backend is {self.fallback_backend!r}", fix="it is None, or 'hf' for 'vllm'")
+        if self.fallback_backend not in (None, "hf"):
+            raise OptionError(f"fallback_backend is {self.fallback_backend!r}", fix="it is None or 'hf'")
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
@@ -487,7 +509,7 @@ class StructuredOptions(Contract):
     """
 
     json: Any = ruled(
-        None, "a schema as a mapping or a string", str, holds=bool,
+        None, "a JSON schema as a mapping or a string", str, holds=is_text,
         made=lambda value: json.dumps(value) if isinstance(value, Mapping) else value,
     )  # fmt: skip
     json_object: bool = False
@@ -517,6 +539,7 @@ class GenerationOptions(Contract):
     max_new_tokens, min_new_tokens: tokens per answer; before the minimum no end-of-text id is drawn and no stop counts.
     temperature: 0 takes the most likely token; there is no second switch.
     top_k: None is all tokens.   top_p, min_p, repetition_penalty: 1, 0 and 1 do nothing.
+    no_repeat_ngram_size: so many tokens never stand twice in a row in prompt and answer, as transformers means it.
     seed: of the request, not of the process: the same sample alone and in any batch. None draws anew each time.
     n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`.
     logprobs: None, or how many of the most likely tokens to report beside the chosen one (0: only the chosen one's).
@@ -535,8 +558,9 @@ class GenerationOptions(Contract):
     top_k: int | None = whole(None, 1)
     min_p: float = number(0.0, "0 to 1", lambda value: 0 <= value <= 1)
     repetition_penalty: float = number(1.0, "above 0", lambda value: value > 0)
+    no_repeat_ngram_size: int | None = whole(None, 1)
     seed: int | None = whole(None, 0, MOST_SEED)
-    n: int = whole(1, 1)
+    n: int = whole(1, 1, 1 << 14)  # each is a row of its own
     logprobs: int | None = whole(None, 0)
     logits: bool = False
     replay: tuple[tuple[int, ...], ...] | None = ruled(None, "a list of lists of token ids", tuple, made=tuple_of)
@@ -568,14 +592,20 @@ class ChatTemplateOptions(Contract):
         rendered without it, with one warning and a note on the result.
     add_generation_prompt: end with the opening of the assistant's turn.
     template: a Jinja template to use in place of the checkpoint's own.   kwargs: further variables for the template.
+    special_tokens: what a marker such as <|im_end|> in messages is: "keep" makes it the token, as everywhere in the
+        field, so that whoever writes there can end a turn; "refuse"; "escape" encodes it as the text that it is.
     """
 
     enable_thinking: bool = False
     add_generation_prompt: bool = True
     template: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    special_tokens: str = one_of("keep", "way with special_tokens", ("keep", "refuse", "escape"))
 
     def check(self) -> None:
+        if self.template is not None and "{" not in self.template:  # a path, most likely
+            problem = f"ChatTemplateOptions.template is {brief(self.template)}, which is no Jinja"
+            raise OptionError(problem, fix="give the template's text; of a file, Path(...).read_text()")
         if "enable_thinking" in self.kwargs:
             raise OptionError("ChatTemplateOptions.kwargs sets 'enable_thinking'", fix="use the field enable_thinking")
 
@@ -605,7 +635,7 @@ def message_fault(message: Any) -> tuple[str, str]:
     if not isinstance(message, Mapping):
         return f"it is {type(message).__name__}", "a message is a mapping with role and content"
     if message.get("role") not in ROLES:
-        return f"no role {message.get('role')!r}", nearest(str(message.get("role")), ROLES)
+        return f"no role {brief(message.get('role'))}", nearest(message.get("role"), ROLES)
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
         return "it has no content", "give it a string or a list of parts"
@@ -615,7 +645,7 @@ def message_fault(message: Any) -> tuple[str, str]:
         return f"its content is {type(content).__name__}", "content is a string or a list of parts"
     for part in content:
         if part.get("type") not in PART_TYPES:
-            return f"no part of type {part.get('type')!r}", nearest(str(part.get("type")), PART_TYPES)
+            return f"no part of type {brief(part.get('type'))}", nearest(part.get("type"), PART_TYPES)
         if part["type"] == "text" and not isinstance(part.get("text"), str):
             return "a text part has no text", "give it {'type': 'text', 'text': ...}"
     return "", ""
@@ -765,8 +795,12 @@ class Capabilities:
 # == 4. Pictures =======================================================================================================
 
 
+# Not all that PIL knows: it starts Ghostscript for EPS, and what is for icons or telescopes is nobody's picture here.
+PICTURE_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+
+
 def readable(source: Any) -> Any:
-    """What PIL can open: a path as it is, bytes and data: URLs as a stream."""
+    """What PIL can open: the path of a file as it is, bytes and data: URLs as a stream."""
     if isinstance(source, str) and source.startswith("data:"):
         header, comma, payload = source.partition(",")
         if not comma:
@@ -778,8 +812,10 @@ def readable(source: Any) -> Any:
             raise ImageError(f"data: URL is not base64: {error}", fix="encode the file's bytes") from error
     if isinstance(source, (bytes, bytearray, memoryview)):
         return io.BytesIO(source)
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):  # a pipe or a device may never end
         return source
+    if isinstance(source, (str, os.PathLike)):
+        raise ImageError(f"there is no file {brief(source)}", fix="give the path of a picture")
     raise ImageError(f"{type(source).__name__} is no picture", fix="give a PIL image, a path, bytes or a data: URL")
 
 
@@ -798,8 +834,10 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
             source = loader(source)
         except Exception as error:  # the caller's code: nothing is known of what it raises
             raise ImageError(f"image_loader failed on {source[:80]!r}: {error!r}", fix="see the cause") from error
+    image_module.init()
+    known = [name for name in PICTURE_FORMATS if name in image_module.OPEN]
     try:
-        image = source if isinstance(source, image_module.Image) else image_module.open(readable(source))
+        image = source if isinstance(source, image_module.Image) else image_module.open(readable(source), formats=known)
         if not image.width or not image.height:
             raise ImageError("picture without pixels", fix="give one with some")
         limit = image_module.MAX_IMAGE_PIXELS
@@ -873,25 +911,40 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
         parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
         text_only = all(part["type"] == "text" for part in parts)
         content = "".join(part["text"] for part in parts) if text_only and not parts_wanted else parts
-    return {**message, "content": content}
+    return {**message, "content": content} if "content" in message else dict(message)  # a template would print None
+
+
+def guard(turns: Sequence[Any], owner: Any, mark: str) -> Any:
+    """Messages with a mark after the first character of each special token in them; "" refuses those."""
+    tokens = getattr(owner, "tokenizer", owner).added_tokens_decoder.values()
+    special = [re.escape(json.dumps(token.content, ensure_ascii=False)[1:-1]) for token in tokens if token.special]
+    begins, written = re.compile(f"(?={'|'.join(special) or '(?!)'})."), json.dumps(turns, ensure_ascii=False)
+    if not mark and (found := begins.search(written)):
+        problem = f"the messages hold a special token, at {brief(written[found.start() :][:30])}"
+        raise RequestError(problem, fix="take it out, or set chat.special_tokens to 'escape' or 'keep'")
+    return json.loads(begins.sub(lambda found: found[0] + mark, written))
 
 
 def render_chat(
     owner: Any, messages: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None, continue_final: bool
-) -> tuple[str, tuple[str, ...]]:
-    """Messages -> text by the template of `owner`, a tokenizer or (for pictures) a processor; and notes on what it
-    could not be told."""
+) -> tuple[list[str], tuple[str, ...]]:
+    """Messages -> text by the template of `owner`, a tokenizer or (for pictures) a processor, in pieces to be tokenized
+    by themselves; and notes on what it could not be told."""
     messages = checked_messages(messages)
     if continue_final and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")
     source, described = template_source(owner, chat, tools), need("transformers.utils.chat_template_utils")
     # raise_exception and the like; values that a template did not expect; functions that cannot be described as tools
     faults = (need("jinja2").TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
-              described.DocstringParsingException, described.TypeHintParsingException)  # fmt: skip
+              RecursionError, described.DocstringParsingException, described.TypeHintParsingException)  # fmt: skip
     switch, notes = thinking_switch(owner, source, chat)
+    mark = need("secrets").token_hex(8) if chat.special_tokens == "escape" else ""
     try:
+        turns = [template_message(message, owner, source) for message in messages]
+        if chat.special_tokens != "keep":
+            turns = guard(turns, owner, mark)
         text = owner.apply_chat_template(
-            [template_message(message, owner, source) for message in messages],
+            turns,
             tools=list(tools) if tools else None,
             add_generation_prompt=chat.add_generation_prompt and not continue_final,
             continue_final_message=continue_final,
@@ -900,10 +953,12 @@ def render_chat(
             **chat.kwargs,
             **switch,
         )
+    except GenEngineError:
+        raise
     except faults as error:
         problem = f"the chat template failed: {type(error).__name__}: {error}"
         raise RequestError(problem, fix="see what it says of the messages, or set chat.template") from error
-    return text, notes
+    return text.split(mark) if mark else [text], notes
 
 
 def render(
@@ -920,7 +975,7 @@ def render(
     owner = owner if hasattr(owner, "apply_chat_template") else engine
     if getattr(engine, "image_processor", None) is not None:
         owner = engine  # a bare processor has a tokenizer too, but the template for pictures is its own
-    return render_chat(owner, messages, build(ChatTemplateOptions, chat), tools, continue_final)[0]
+    return "".join(render_chat(owner, messages, build(ChatTemplateOptions, chat), tools, continue_final)[0])
 
 
 # == 6. Stops ==========================================================================================================
@@ -958,10 +1013,12 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
 class Plugin:
     """What a caller may add to a call, always explicitly: derive from this, or write a class with the same names.
 
-    A hook that is left out, or left as None, is not called. Hooks see generated tokens only, never prompt or padding.
+    A hook that is left out, or left as None, is not called. Hooks see generated tokens only, never padding. One that
+    raises costs its row: an OptionError that names the plugin.
     name: shows up as stop_reason and in errors.   backends, kinds: where it may be used.
     should_stop(token_ids, text): True ends the row with finish_reason "plugin"; not asked before min_new_tokens.
     logits(token_ids, logits): a float tensor [vocabulary] for the next token; runs before penalties and temperature.
+        One with a third parameter `prompt_token_ids` is given them too.
     post_decode(text): the text that the result shall have, after the cut at stops.
     hf_stopping_criteria, hf_logits_processors: transformers' own objects, for hf only. They see the padded batch.
     """
@@ -979,6 +1036,15 @@ class Plugin:
 PLUGIN_HOOKS = ("should_stop", "logits", "post_decode")
 
 
+def called(plugin: str, what: str, hook: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """What a plugin's hook gives. It is the caller's code: of what it raises nothing is known but whose it is."""
+    try:
+        return hook(*given, **named)
+    except Exception as error:
+        problem = f"plugin {plugin!r}: {what} raised {type(error).__name__}: {brief(error.args)}"
+        raise OptionError(problem, fix="see the cause") from error
+
+
 def adopt_plugin(given: Any) -> Plugin:
     """Any object with a plugin's names as a Plugin; refuses one without a hook, or whose hook cannot be called."""
     if isinstance(given, type):
@@ -986,13 +1052,24 @@ def adopt_plugin(given: Any) -> Plugin:
     plugin = Plugin()
     for name in ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criteria", "hf_logits_processors"):
         setattr(plugin, name, getattr(given, name, getattr(Plugin, name)))
-    hooks = {name: getattr(plugin, name) for name in PLUGIN_HOOKS}
-    for name, hook in hooks.items():
-        if hook is not None and not callable(hook):
+    for name in ("backends", "kinds", "hf_stopping_criteria", "hf_logits_processors"):
+        if not isinstance(getattr(plugin, name), (list, tuple)):
+            raise OptionError(f"plugin {plugin.name!r}: {name} is no list", fix="make it a list or a tuple")
+    hooks = [(name, hook) for name in PLUGIN_HOOKS if (hook := getattr(plugin, name)) is not None]
+    hooks += [("an hf hook", hook) for hook in (*plugin.hf_stopping_criteria, *plugin.hf_logits_processors)]
+    for name, hook in hooks:
+        if not callable(hook):
             raise OptionError(f"plugin {plugin.name!r}: {name} cannot be called", fix="make it a method or None")
-    if not any((*hooks.values(), plugin.hf_stopping_criteria, plugin.hf_logits_processors)):
+    if not hooks:
         raise OptionError(f"{type(given).__name__} has no hook of a plugin", fix="give it " + ", ".join(PLUGIN_HOOKS))
+    own = plugin.logits
+    if own and "prompt_token_ids" not in called(plugin.name, "logits", inspect.signature, own).parameters:
+        plugin.logits = lambda token_ids, logits, **_: own(token_ids, logits)
     return plugin
+
+
+def adopt_plugins(given: Any) -> list[Plugin]:
+    return [adopt_plugin(plugin) for plugin in batch_of(given, "plugins")]
 
 
 # == 8. Checkpoint =====================================================================================================
@@ -1071,22 +1148,33 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
 
 
+@contextlib.contextmanager
+def loading(what: str, model: str) -> Iterator[None]:
+    """Whatever is raised inside, as a LoadError: libraries read files of anyone's making, and raise of every kind."""
+    try:
+        yield
+    except GenEngineError:
+        raise
+    except Exception as error:
+        problem = f"{what} {model[:200]!r}: {type(error).__name__}: {str(error)[:1000]}"
+        fix = "see what it says; a model is a checkpoint's directory, or a hub name that this machine has or can reach"
+        raise LoadError(problem, fix=fix) from error
+
+
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
-    """Config, tokenizer and processor of a checkpoint. Raises LoadError."""
+    """Config, tokenizer and processor of a checkpoint."""
+    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", settings.model) and not os.path.isdir(settings.model):
+        raise FileNotFoundError("there is no such directory")  # the hub would speak of a "repo id"
     for path in settings.adapters.values():
         if not Path(path, "adapter_config.json").is_file():
-            raise LoadError(f"no adapter at {path}", fix="give a directory that PEFT saved")
+            raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")
     transformers, generation = need("transformers"), None
     common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
-    try:
-        config = transformers.AutoConfig.from_pretrained(settings.model, **common)
-        auto = transformers.AutoProcessor if sees_pictures(config) else transformers.AutoTokenizer
-        owner = auto.from_pretrained(settings.model, **common)
-        with contextlib.suppress(OSError):  # many checkpoints have none
-            generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
-    except (OSError, ValueError) as error:
-        fix = "give a checkpoint directory, or a hub name that this machine has or can reach"
-        raise LoadError(f"cannot read the checkpoint {settings.model!r}: {error}", fix=fix) from error
+    config = transformers.AutoConfig.from_pretrained(settings.model, **common)
+    auto = transformers.AutoProcessor if sees_pictures(config) else transformers.AutoTokenizer
+    owner = auto.from_pretrained(settings.model, **common)
+    with contextlib.suppress(OSError):  # many checkpoints have none
+        generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
     processor = owner if sees_pictures(config) else None
     tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
     tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
@@ -1180,12 +1268,6 @@ class Plan:
         return decode_ids(self.checkpoint.tokenizer, ids, how.skip_special_tokens, how.clean_up_tokenization_spaces)
 
 
-def single_token(tokenizer: Any, string: str) -> int | None:
-    """The id whose text is exactly `string`, if one token is."""
-    ids = tokenizer.encode(string, add_special_tokens=False)
-    return ids[0] if len(ids) == 1 and decode_ids(tokenizer, ids) == string else None
-
-
 def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop, plugins = options.stop, tuple(plugins)
@@ -1199,8 +1281,9 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
     stop_ids: dict[int, str | int] = {}
     for string in stop.strings:
-        if (token_id := single_token(tokenizer, string)) is not None:
-            stop_ids[token_id] = string
+        ids = tokenizer.encode(string, add_special_tokens=False)
+        if len(ids) == 1 and decode_ids(tokenizer, ids) == string:
+            stop_ids[ids[0]] = string
         elif options.decode.skip_special_tokens and any(special in string for special in tokenizer.all_special_tokens):
             problem = f"stop {string!r} holds a special token, which skip_special_tokens takes out of the text"
             raise OptionError(problem, fix="stop at the token alone, or set decode.skip_special_tokens=False")
@@ -1244,6 +1327,8 @@ class Prompt:
 
 
 def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    if text and not is_text(text):
+        raise RequestError("the text holds half a character (a lone surrogate)", fix="see where it was cut")
     return tuple(checkpoint.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
@@ -1326,7 +1411,7 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
         return ids, length
     if options.truncate_prompt and not pictures and limit > 0:
         return ids[-limit:], limit
-    left = f"the window of {window} less max_new_tokens {options.max_new_tokens} leaves {room}"
+    left = f"the window of {window} less max_new_tokens {options.max_new_tokens} leaves {max(room, 0)}"
     why = f"max_prompt_tokens is {most}" if most < room else left
     fix = "shorten it (one with pictures cannot be truncated)" if pictures else "shorten it or set truncate_prompt=True"
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
@@ -1348,8 +1433,8 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     ids = request.prompt_token_ids or ()
     if request.messages is not None:
         owner = checkpoint.processor or checkpoint.tokenizer
-        text, notes = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
-        ids = encode(checkpoint, text, False)  # the template wrote its own BOS
+        pieces, notes = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
+        ids = tuple(i for text in pieces for i in encode(checkpoint, text, False))  # the template wrote its own BOS
     elif request.prompt is not None:
         ids = encode(checkpoint, request.prompt, True)
     images, image_kwargs = pictures_of(request, checkpoint)
@@ -1373,7 +1458,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
 class Completion:
     """What a backend gives back: ids, perhaps a few past the end; `finish` says where the end is.
     logprobs, top_logprobs, logits: one entry per id, where asked for.
-    plugin_end: (tokens, name) of a plugin that ended the row."""
+    plugin_end: (tokens, name) of a plugin that ended the row.   error: why this row alone has no answer."""
 
     token_ids: tuple[int, ...]
     prompt_token_ids: tuple[int, ...]
@@ -1381,6 +1466,7 @@ class Completion:
     top_logprobs: tuple[Mapping[int, float], ...] | None = None
     logits: Any = None
     plugin_end: tuple[int, str] | None = None
+    error: GenEngineError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -1442,6 +1528,7 @@ def check_replay(replay: Sequence[int], plan: Plan) -> None:
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. May look twice, never ends a row early.
     ids: generated so far.   over: whether it has ended.   drafted, matched: guesses that were judged, and right ones.
+    error: why it failed; its neighbours go on.
     A stop string of b bytes lies in the last b tokens that have any text, so most steps decode a short tail only."""
 
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
@@ -1457,7 +1544,7 @@ class RowWatch:
     def restart(self) -> None:
         """As new: nothing generated yet."""
         self.ids: list[int] = []
-        self.over = False
+        self.over, self.error = False, None  # type: bool, GenEngineError | None
         self.drafted = self.matched = 0
         self.plugin_end: tuple[int, str] | None = None
         self.logprobs: list[float] = []
@@ -1474,13 +1561,20 @@ class RowWatch:
             top_logprobs=tuple(self.top_logprobs) if options.logprobs else None,
             logits=need("torch").stack(self.logits[: len(self.ids)]) if options.logits else None,
             plugin_end=self.plugin_end,
+            error=self.error,
         )
+
+    def fail(self, error: GenEngineError) -> None:
+        self.over, self.error = True, error
 
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
         ended = token_id in self._ends or len(self.ids) >= self._most
-        self.over = ended or bool(self._reach and self._stop_in_tail(token_id)) or self._plugin_stops()
+        try:
+            self.over = ended or bool(self._reach and self._stop_in_tail(token_id)) or self._plugin_stops()
+        except OptionError as error:
+            self.fail(error)
         return self.over
 
     def _plugin_stops(self) -> bool:
@@ -1488,7 +1582,7 @@ class RowWatch:
             return False
         text = self.plan.decode(self.ids)
         for name, should_stop in self._stoppers:
-            if should_stop(tuple(self.ids), text):
+            if called(name, "should_stop", should_stop, tuple(self.ids), text):
                 self.plugin_end = len(self.ids), name
                 return True
         return False
@@ -1518,14 +1612,17 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
 def run_post_decode(text: str, plan: Plan) -> str:
     """The text as the plugins want it."""
     for name, hook in plan.hooks("post_decode"):
-        text = hook(text)
+        text = called(name, "post_decode", hook, text)
         if not isinstance(text, str):
             raise OptionError(f"plugin {name!r}: post_decode gave {type(text).__name__}", fix="return the text")
     return text
 
 
 def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **known: Any) -> GenerationResult:
-    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills."""
+    """Completion -> GenerationResult: the one place where ids become text. known: fields that the caller fills.
+    Raises the error of a row that failed."""
+    if completion.error is not None:
+        raise copy.copy(completion.error)  # equal requests share the row, and each has an index of its own
     ending, count = find_ending(completion.token_ids, plan), len(completion.token_ids)
     if prompt.replay is not None and completion.token_ids != prompt.replay:
         problem = f"{backend} did not follow the replay: {count} tokens of its own"
@@ -1760,6 +1857,8 @@ UNSUPPORTED = (
             "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'"),
     Refusal("vllm", "logits plugins without its hook",
             lambda a: not a.config.logits_hooks and any(p.logits for p in a.plugins), HOOK),
+    Refusal("vllm", "no_repeat_ngram_size without its hook",
+            lambda a: a.says(lambda o: o.no_repeat_ngram_size is not None) and not a.config.logits_hooks, HOOK),
     Refusal("vllm", "plugins that hold transformers objects",
             lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
             "write should_stop and logits, or use backend='hf'"),
@@ -1815,15 +1914,16 @@ class Row:
     prompt: Prompt
     watch: Any = None
     response: tuple[int, ...] = ()
-    ids: list[int] = field(default_factory=list)
+    ids: tuple[int, ...] = ()
     generator: Any = None
     matcher: Any = None
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """torch raises its own type on accelerators, a plain RuntimeError on CPU."""
+    """torch raises its own type where it allocates, a plain RuntimeError on CPU, MPS, and where CUDA itself fails."""
     kind = getattr(need("torch"), "OutOfMemoryError", need("torch").cuda.OutOfMemoryError)
-    return isinstance(error, (kind, MemoryError)) or "can't allocate memory" in str(error)
+    said = re.search("can't allocate memory|out of memory", str(error), re.IGNORECASE)
+    return isinstance(error, (kind, MemoryError)) or said is not None
 
 
 def free_memory() -> None:
@@ -1875,7 +1975,7 @@ def feed(
     names, left = list(runs[0]) if runs else ["input_ids"], iter(runs)
     columns = [columns_of(row, left, names, checkpoint.placeholder_id) for row in rows]
     for row, own in zip(rows, columns):
-        row.ids = own["input_ids"]
+        row.ids = tuple(own["input_ids"])
         own["attention_mask"] = [1] * len(row.ids)
     longest = max(len(row.ids) for row in rows)
 
@@ -1890,20 +1990,30 @@ def feed(
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def run_hook(name: str, hook: Callable[..., Any], token_ids: Sequence[int], logits: Any) -> Any:
-    """A plugin's logits for one row; it gets a copy, and must give back the same shape. logits: [vocabulary]."""
-    changed = hook(tuple(token_ids), logits.clone())
-    if getattr(changed, "shape", None) != logits.shape:
-        raise OptionError(f"plugin {name!r}: logits gave {type(changed).__name__}", fix="return a tensor [vocabulary]")
-    return changed
+def logits_of(plugin: str, hook: Callable[..., Any], like: Any, *given: Any, **named: Any) -> Any:
+    """What a plugin makes of logits. Raises OptionError. like: [.., vocabulary], what they must look like."""
+    logits = called(plugin, "logits", hook, *given, **named)
+    if getattr(logits, "shape", None) != like.shape or not need("torch").as_tensor(logits).amax(-1).isfinite().all():
+        problem = f"plugin {plugin!r}: logits gave {brief(logits)}"
+        raise OptionError(problem, fix="return a tensor of the same shape, without NaN, and not all of it -inf")
+    return logits
 
 
-def run_hooks(hooks: Sequence[tuple[str, Callable[..., Any]]], rows: Sequence[Row], scores: Any) -> Any:
-    """Each row's scores through every plugin. scores: [rows, vocabulary]."""
-    changed = list(scores)
-    for name, hook in hooks:
-        changed = [run_hook(name, hook, row.watch.ids, logits) for row, logits in zip(rows, changed)]
-    return need("torch").stack(changed)
+def run_hooks(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
+    """One row's logits through every plugin, which gets a copy; where one fails, the row does. logits: [vocabulary]."""
+    for name, hook in watch.plan.hooks("logits"):
+        shown = tuple(token_ids), logits.clone()
+        try:
+            logits = logits_of(name, hook, logits, *shown, prompt_token_ids=tuple(prompt_ids))
+        except OptionError as error:
+            watch.fail(error)
+    return logits
+
+
+def without_repeats(size: int, ids: Sequence[int], logits: Any) -> Any:
+    """Logits without the tokens that would end an n-gram which stands in `ids` already. logits: [vocabulary]."""
+    kit, torch = need("transformers.generation.logits_process"), need("torch")
+    return kit.NoRepeatNGramLogitsProcessor(size)(torch.tensor([ids]), logits[None])[0]
 
 
 def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
@@ -1920,15 +2030,23 @@ def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
 def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     """transformers' own processors, in vLLM's order, so that combined settings mean the same on both.
     rows: those in the batch, a list from which they leave and which others join."""
-    kit, options = need("transformers.generation.logits_process"), plan.options
+    kit, options, stack = need("transformers.generation.logits_process"), plan.options, need("torch").stack
     chain = kit.LogitsProcessorList()
     if options.min_new_tokens and plan.end_ids:
         chain.append(lambda ids, scores: hold_ends(plan, rows, scores))
-    if hooks := plan.hooks("logits"):
-        chain.append(lambda ids, scores: run_hooks(hooks, rows, scores))
-    chain.extend(processor for plugin in plan.plugins for processor in plugin.hf_logits_processors)
+    if plan.hooks("logits"):
+        chain.append(lambda ids, scores: stack(
+            [run_hooks(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
+        ))  # fmt: skip
+    for plugin in plan.plugins:
+        for hook in plugin.hf_logits_processors:
+            chain.append(lambda ids, scores, name=plugin.name, hook=hook: logits_of(name, hook, scores, ids, scores))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
+    if (size := options.no_repeat_ngram_size) is not None:  # not the library's on the batch: padding would count
+        chain.append(lambda ids, scores: stack(
+            [without_repeats(size, (*row.ids, *row.watch.ids), own) for row, own in zip(rows, scores)]
+        ))  # fmt: skip
     if options.temperature not in (0, 1):
         chain.append(kit.TemperatureLogitsWarper(float(options.temperature)))
     if options.temperature and options.min_p:
@@ -2032,7 +2150,10 @@ class Batch:
         self.rope = None if self.rope is None else torch.cat([self.rope, other.rope])
 
 
-def compile_grammar(structured: StructuredOptions, checkpoint: Checkpoint) -> Any:
+MOST_GRAMMARS = 64  # each takes 0.4 MB and more
+
+
+def compile_grammar(checkpoint: Checkpoint, structured: StructuredOptions) -> Any:
     """A compiled xgrammar grammar, written as vLLM has it: JSON without white space."""
     xgrammar = need("xgrammar")
     vocabulary = checkpoint.config.get_text_config().vocab_size
@@ -2063,6 +2184,16 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
             row.matcher.fill_next_token_bitmask(mask, place)
     xgrammar.apply_token_bitmask_inplace(logits, mask.to(logits.device))
     return logits
+
+
+def no_token(nan: bool, structured: bool) -> GenEngineError:
+    """Why there is nothing to choose."""
+    if nan:
+        fix = "see to the weights, or load with a wider dtype, for example dtype='float32'"
+        return EngineError("the model's logits are not numbers (NaN)", fix=fix)
+    if structured:
+        return RequestError("the structure came to where it allows no token", fix="correct it: nothing satisfies it")
+    return OptionError("no token is left to choose", fix="see to temperature, penalties and plugins")
 
 
 class DecodeLoop:
@@ -2145,10 +2276,18 @@ class DecodeLoop:
         logits = logits.to(need("torch").float32, copy=True)
         if self.constrained:
             logits = constrain(self.rows, logits)
-        chosen = self._choose(logits_processor(input_ids, logits))
+        chosen = self._choose(self._sound(logits, logits_processor(input_ids, logits)))
         self._record(logits, chosen)
         input_ids = need("torch").cat([input_ids, chosen[:, None]], dim=1)
         return input_ids, self._push(chosen.tolist(), input_ids)
+
+    def _sound(self, logits: Any, scores: Any) -> Any:
+        """A row that has no token to choose fails; its scores become 0. logits, scores: [rows, vocabulary]."""
+        sound = scores.amax(-1).isfinite()  # NaN and nothing but -inf are not
+        for row, own, fine in zip(self.rows, logits, sound.tolist()):
+            if not fine and not row.watch.over:
+                row.watch.fail(no_token(bool(own.isnan().any()), row.matcher is not None))
+        return scores.masked_fill(~sound[:, None], 0.0)
 
     def _choose(self, scores: Any) -> Any:
         """Replayed, greedy, or each row by its own generator. scores: [rows, vocabulary] -> [rows]."""
@@ -2179,12 +2318,13 @@ class DecodeLoop:
 
     def _push(self, tokens: Sequence[int], input_ids: Any) -> list[int]:
         """Give each row its token; the places of the rows that go on. input_ids: [rows, all tokens so far]."""
-        for row, token in zip(self.rows, tokens):
+        for row, token in ((row, token) for row, token in zip(self.rows, tokens) if not row.watch.over):
             row.watch.push(token)
             if row.matcher is not None and not row.matcher.is_terminated():
                 row.matcher.accept_token(token)
         for name, criterion in self.criteria:
-            for row, stops in zip(self.rows, criterion(input_ids, None).tolist()):
+            stopped = called(name, "a criterion", lambda ids, own=criterion: own(ids, None).tolist(), input_ids)
+            for row, stops in zip(self.rows, stopped):
                 if stops and not row.watch.over:
                     row.watch.over, row.watch.plugin_end = True, (len(row.watch.ids), name)
         kept = [place for place, row in enumerate(self.rows) if not row.watch.over]
@@ -2192,6 +2332,23 @@ class DecodeLoop:
             self.done()
         self.rows[:] = [self.rows[place] for place in kept]  # in place: the logits hooks read this list
         return kept
+
+
+def too_large(row: Row, reason: str) -> EngineError:
+    tokens = row.prompt.length + len(row.response)
+    problem = f"out of memory with one prompt of {tokens} tokens: {reason.partition(chr(10))[0]}"
+    return EngineError(problem, fix="shorten it, or lower max_new_tokens")
+
+
+def halves(places: list[int], error: BaseException, rows: Sequence[Row]) -> list[list[int]]:
+    """Both halves of a batch that memory was too small for; of one row alone, and of other errors, the error."""
+    if not out_of_memory(error):
+        raise error
+    if len(places) == 1:
+        with at_request(places[0]):
+            raise too_large(rows[places[0]], str(error)) from error
+    free_memory()
+    return [places[: len(places) // 2], places[len(places) // 2 :]]
 
 
 class HfBackend:
@@ -2218,7 +2375,7 @@ class HfBackend:
         self.most_rows = settings.max_batch_size or sys.maxsize
         decoder = settings.decoder
         self.loop = DecodeLoop if decoder is None else decoder.hf_loop(self.model, settings, checkpoint)
-        self.grammars: dict[StructuredOptions, Any] = {}
+        self.grammar = functools.lru_cache(MOST_GRAMMARS)(functools.partial(compile_grammar, checkpoint))
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             for name, path in settings.adapters.items():
@@ -2226,9 +2383,11 @@ class HfBackend:
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> list[Completion]:
         rows = [Row(prompt, RowWatch(call.plan, prompt)) for prompt in prompts]
-        for place, row in enumerate(rows):
-            with at_request(place):
+        for row in rows:
+            try:
                 self._start(row, call.plan)
+            except RequestError as error:
+                row.watch.fail(error)
         call.observer.arrived(self.name, [row.watch for row in rows])
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
@@ -2245,8 +2404,13 @@ class HfBackend:
         for adapter in {row.prompt.adapter for row in rows}:
             self._adapt(adapter)
             places = [place for place, row in enumerate(rows) if row.prompt.adapter == adapter]
-            for some in (places[start : start + size] for start in range(0, len(places), size)):
-                results.update(zip(some, self._score([rows[place] for place in some], logits, grad)))
+            todo = [places[start : start + size] for start in range(0, len(places), size)]
+            while todo:
+                some = todo.pop()
+                try:
+                    results.update(zip(some, self._score([rows[place] for place in some], logits, grad)))
+                except (RuntimeError, MemoryError) as error:
+                    todo += halves(some, error, rows)
         return [results[place] for place in range(len(rows))]
 
     def _score(self, rows: Sequence[Row], logits: bool, grad: bool) -> list[ScoreResult]:
@@ -2276,9 +2440,7 @@ class HfBackend:
         if plan.options.temperature:
             row.generator = need("torch").Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
         if (structured := row.prompt.structured) is not None:
-            if structured not in self.grammars:
-                self.grammars[structured] = compile_grammar(structured, self.checkpoint)
-            row.matcher = need("xgrammar").GrammarMatcher(self.grammars[structured])
+            row.matcher = need("xgrammar").GrammarMatcher(self.grammar(structured))
 
     def _adapt(self, adapter: str | None) -> None:
         """Switch the LoRA adapter that the next batch wants on, or all of them off."""
@@ -2307,11 +2469,10 @@ class HfBackend:
                     raise
                 reason, failed = str(error).partition("\n")[0], len(loop.rows)
             if failed < 2:
-                problem = f"out of memory with one prompt of {loop.rows[0].prompt.length} tokens: {reason}"
-                raise EngineError(problem, fix="shorten it, or lower max_new_tokens")
+                loop.rows[0].watch.fail(too_large(loop.rows[0], reason))
             log.warning("out of memory with %d rows (%s); halving", failed, reason)
             del loop
-            most_rows = failed // 2
+            most_rows = max(1, failed // 2)
             for row in (again := [row for row in left if not row.watch.over]):
                 row.watch.restart()
                 self._start(row, call.plan)
@@ -2335,7 +2496,8 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
 def in_process(*, first_runner: bool) -> Iterator[None]:
     """Keep vLLM's engine in this process while it is made (unless the environment says otherwise) and, for the logits
     hook, on its first model runner: the second, a GPU's default, takes other hooks."""
-    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if first_runner else {})}
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
+              **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if first_runner else {})}  # fmt: skip
     added = [name for name in wanted if name not in os.environ]
     os.environ.update({name: wanted[name] for name in added})
     try:
@@ -2397,15 +2559,16 @@ def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Ca
     """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins, or
     leaves the token to replay alone.
     A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are."""
-    hooks = plan.hooks("logits")
-    if not hooks and not plan.options.logits and replay is None:
+    size = plan.options.no_repeat_ngram_size
+    if not plan.hooks("logits") and not plan.options.logits and size is None and replay is None:
         return None
 
-    def act(token_ids: Sequence[int], logits: Any) -> Any:
+    def act(prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:  # vLLM counts the parameters
         if plan.options.logits:
             watch.logits.append(logits.float().cpu().clone())
-        for name, hook in hooks:
-            logits = run_hook(name, hook, token_ids, logits)
+        logits = run_hooks(watch, prompt_ids, token_ids, logits)
+        if size is not None:
+            logits = without_repeats(size, (*prompt_ids, *token_ids), logits)
         if replay is not None:  # leave no choice
             logits = need("torch").full_like(logits, -math.inf)
             logits[replay[len(token_ids)]] = 0
@@ -2421,7 +2584,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
         options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
     # Else ids and lengths end it, and one output at the end is enough.
-    watched = bool(stepwise or options.stop.strings or plan.hooks("should_stop"))
+    watched = bool(stepwise or options.stop.strings or plan.hooks("should_stop") or plan.hooks("logits"))
     structured = prompt.structured and kit.StructuredOutputsParams(**prompt.structured.given())
     hook = logits_hook(plan, watch, prompt.replay)  # beside a decoder it is not loaded, and not called
     held_back = plan.end_ids and prompt.replay is None
@@ -2475,10 +2638,17 @@ class VllmBackend:
         prompt_ids: list[tuple[int, ...]] = [()] * len(prompts)
 
         def take(place: int, output: Any) -> bool:
-            watch, new = watches[place], output.outputs[0]
+            watch = watches[place]
+            if isinstance(output, GenEngineError):
+                watch.fail(output)
+                return True
+            new = output.outputs[0]
             prompt_ids[place] = prompt_ids[place] or tuple(output.prompt_token_ids)
             record_logprobs(watch, new.logprobs or ())
-            watch.over = any(map(watch.push, new.token_ids)) or output.finished
+            ended = watch.over or any(map(watch.push, new.token_ids))
+            if output.finished and not ended and prompts[place].structured is not None:
+                watch.fail(no_token(False, True))
+            watch.over = ended or output.finished
             if watch.over:
                 call.done()
             return watch.over
@@ -2495,6 +2665,9 @@ class VllmBackend:
         outputs: dict[int, Any] = {}
 
         def take(place: int, output: Any) -> bool:
+            with at_request(place):
+                if isinstance(output, GenEngineError):
+                    raise output
             outputs[place] = output
             return bool(output.finished)
 
@@ -2515,6 +2688,10 @@ class VllmBackend:
         options = GenerationOptions(max_new_tokens=max(map(len, replay)), replay=replay, logits=logits, stop=stop)
         forced = [dataclasses.replace(prompt, replay=response) for prompt, response in pairs]
         done = self.complete(forced, Call(make_plan(options, self.checkpoint), lambda: None, NOBODY))
+        for place, completion in enumerate(done):
+            with at_request(place):
+                if completion.error is not None:
+                    raise completion.error
         if tuple(completion.token_ids for completion in done) != replay:
             raise EngineError("vLLM did not follow a forced response", fix="report it with the vLLM version")
         return [ScoreResult(c.token_ids, c.prompt_token_ids, c.logprobs, c.logits) for c in done]
@@ -2542,18 +2719,26 @@ class VllmBackend:
     def _run(
         self, prompts: Sequence[Prompt], params: Sequence[Any], take: Callable[[int, Any], bool], observer: Observer
     ) -> None:
-        """Step vLLM until `take(place, output)` has said of every prompt that it is over."""
+        """Step vLLM until `take(place, output)` has said of every prompt that it is over; it is given errors, too."""
         places: dict[str, int] = {}
         internal: dict[str, str] = {}
+        inside: dict[str, Any] = {}
         with self.healthy() as engine:
+            core = getattr(engine.engine_core, "engine_core", None)  # none, where it is in a process of its own
             for place, (prompt, how) in enumerate(zip(prompts, params)):
                 name = str(next(self.requests))
-                places[name], internal[name] = place, self._add(engine, name, prompt, how, place)
+                try:
+                    internal[name] = self._add(engine, name, prompt, how)
+                except Exception as error:  # noqa: BLE001 - ValueError, VLLMError, the grammar's: it depends on the version
+                    take(place, RequestError(f"vLLM refused it: {error}", fix="see what it says"))
+                    continue
+                places[name], inside[name] = place, core and core.scheduler.requests.get(internal[name])
             with self._replaying(dict(zip(internal.values(), prompts))):
                 while places and engine.has_unfinished_requests():
                     for output in engine.step():
                         name = output.request_id
-                        if name in places and take(places[name], output):
+                        corrupt = getattr(inside.get(name), "num_nans_in_logits", 0)
+                        if name in places and take(places[name], no_token(True, False) if corrupt else output):
                             del places[name]
                             if not output.finished:
                                 abort(engine, [internal[name]])
@@ -2567,15 +2752,12 @@ class VllmBackend:
         forced: contextlib.AbstractContextManager[None] = self.decoder.vllm_replay(self.model, replays)
         return forced
 
-    def _add(self, engine: Any, name: str, prompt: Prompt, params: Any, place: int) -> str:
+    def _add(self, engine: Any, name: str, prompt: Prompt, params: Any) -> str:
         inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
             inputs["multi_modal_data"] = {"image": list(prompt.images)}
             inputs["mm_processor_kwargs"] = dict(prompt.image_kwargs)
-        try:
-            return engine.add_request(name, inputs, params, lora_request=self._lora(prompt.adapter)) or name
-        except request_errors() as error:
-            raise RequestError(f"vLLM refused it: {error}", index=place) from error
+        return engine.add_request(name, inputs, params, lora_request=self._lora(prompt.adapter)) or name
 
     def _lora(self, adapter: str | None) -> Any:
         if adapter is None:
@@ -2593,13 +2775,6 @@ BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Backend]] = {"hf": H
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 Options = GenerationOptions | Mapping[str, Any] | None
 OnError = Literal["raise", "return"]
-
-
-def batch_of(given: Any, what: str) -> list[Any]:
-    """A call's requests or items; one of them by itself would come apart silently, and is refused."""
-    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
-        raise RequestError(f"{what} is {type(given).__name__}", fix=f"pass a list of {what}, one per answer")
-    return list(given)
 
 
 def checked_request(given: Any, kind: type[TextGenerationRequest]) -> TextGenerationRequest:
@@ -2620,20 +2795,12 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     return [(sample.key(plan) or object(), sample) for sample in samples]
 
 
-@contextlib.contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
-    """tqdm's bar of finished rows; silent where stderr is not a terminal."""
-    tqdm = need("tqdm").tqdm
-    with tqdm(total=total, desc="generate", unit="row", disable=None if wanted else True) as bar:
-        yield bar
-
-
 def scored_request(given: Any) -> TextGenerationRequest:
     if isinstance(given, str):
         return TextGenerationRequest(prompt=given)
     if isinstance(given, Mapping) or dataclasses.is_dataclass(given):
         return build(VlmGenerationRequest, given)
-    if given and all(type(token_id) is int for token_id in given):
+    if isinstance(given, (list, tuple)) and given and all(type(token_id) is int for token_id in given):
         return TextGenerationRequest(prompt_token_ids=tuple(given))
     return VlmGenerationRequest(messages=given)
 
@@ -2687,10 +2854,6 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     return fast, f"auto: vllm is installed and runs on {device}"
 
 
-LOAD_FAILURES = (OSError, ValueError, TypeError, RuntimeError)  # of both libraries, for a bad checkpoint or setting
-MOST_PLANS = 64
-
-
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     """A loaded model and the verbs on it. Made by `load`; a context manager; safe to call from several threads.
 
@@ -2702,24 +2865,20 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         need("torch")  # what is missing is said before the checkpoint is read
         if config.backend == "vllm":
             need("vllm")
-        self.config, self.why, self.checkpoint = config, why, read_checkpoint(config)
+        with loading("cannot read the checkpoint", config.model):
+            self.config, self.why, self.checkpoint = config, why, read_checkpoint(config)
         self.tokenizer, self.processor = self.checkpoint.tokenizer, self.checkpoint.processor
-        if config.decoder is not None:
-            config.decoder.ready(config, self.checkpoint)
-        self.cache, self._answers = config.cache, Answers(config, self.checkpoint)
         self.fallback_from: str | None = None
         self.observer: Observer = NOBODY
         self._spare: GenerationEngine | None = None
-        self._plans: dict[GenerationOptions, Plan] = {}
+        # Made once for options that come again: it takes longer than an answer from the cache.
+        self._plan_of = functools.lru_cache(64)(functools.partial(make_plan, checkpoint=self.checkpoint))
         self._lock, self._closed = threading.RLock(), False
-        try:
-            with rng_untouched(), loading_bar(config.progress):
-                self.backend = BACKENDS[config.backend](config, self.checkpoint)
-        except GenEngineError:
-            raise
-        except LOAD_FAILURES as error:
-            fix = "see what it says of the checkpoint and the settings"
-            raise LoadError(f"{config.backend} cannot load {config.model!r}: {error}", fix=fix) from error
+        with loading(f"{config.backend} cannot load", config.model), rng_untouched(), loading_bar(config.progress):
+            if config.decoder is not None:
+                config.decoder.ready(config, self.checkpoint)
+            self.cache, self._answers = config.cache, Answers(config, self.checkpoint)
+            self.backend = BACKENDS[config.backend](config, self.checkpoint)
 
     @property
     def model(self) -> Any:
@@ -2796,8 +2955,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
-        adopted = [adopt_plugin(plugin) for plugin in plugins]
-        return self._plan(build(GenerationOptions, options), adopted).effective()
+        return self._plan(build(GenerationOptions, options), adopt_plugins(plugins)).effective()
 
     def describe(self) -> dict[str, Any]:
         """What is loaded, as plain values."""
@@ -2857,8 +3015,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     ) -> list[Any]:
         requests = batch_of(given, "requests")
         if on_error not in ("raise", "return"):
-            raise OptionError(f"on_error is {on_error!r}", fix="it is 'raise' or 'return'")
-        options, adopted = build(GenerationOptions, options), [adopt_plugin(plugin) for plugin in plugins]
+            raise OptionError(f"on_error is {brief(on_error)}", fix="it is 'raise' or 'return'")
+        options, adopted = build(GenerationOptions, options), adopt_plugins(plugins)
         if options.replay is not None and len(options.replay) != len(requests):
             problem = f"{len(requests)} requests, but ids to replay for {len(options.replay)}"
             raise OptionError(problem, fix="give each request its own")
@@ -2877,15 +3035,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             return results
 
     def _plan(self, options: GenerationOptions, plugins: Sequence[Plugin]) -> Plan:
-        """Made once for options that come again: it takes longer than an answer from the cache."""
-        if plugins or options.replay is not None:
-            return make_plan(options, self.checkpoint, plugins)
-        plan = self._plans.get(options)
-        if plan is None:
-            if len(self._plans) == MOST_PLANS:
-                self._plans.clear()
-            plan = self._plans[options] = make_plan(options, self.checkpoint)
-        return plan
+        hold = plugins or options.replay is not None
+        return make_plan(options, self.checkpoint, plugins) if hold else self._plan_of(options)
 
     def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
@@ -2918,30 +3069,28 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         work = {key: prompt for samples in asked.values() for key, prompt in samples}  # of equal ones, one
         found = self._answers.read(work, plan) if cache else {}
         left = [key for key in work if key not in found]
-        try:
-            fresh = dict(zip(left, self._complete([work[key] for key in left], plan)))
-        except RequestError as error:  # the backend refused one prompt, before any work
-            if error.index is None:
-                raise
-            refused = left[error.index]
-            error.index = next(place for place, samples in asked.items() if refused in dict(samples))
-            if on_error == "raise":
-                raise
-            rest = [error if place == error.index else prompt for place, prompt in enumerate(prompts)]
-            return self._answer(rest, plan, on_error, cache)
+        fresh = dict(zip(left, self._complete([work[key] for key in left], plan)))
         if cache:
-            self._answers.write(fresh, plan)
+            self._answers.write({key: done for key, done in fresh.items() if done.error is None}, plan)
         done, answers = {**found, **fresh}, list(prompts)
         name, known = self.backend.name, {"fallback_from": self.fallback_from, "effective": plan.effective()}
         for place, samples in asked.items():
-            results = [finish(done[key], prompt, plan, name, cached=key in found, **known) for key, prompt in samples]
-            answers[place] = dataclasses.replace(results[0], samples=tuple(results)) if results[1:] else results[0]
+            try:
+                with at_request(place):
+                    got = [finish(done[k], prompt, plan, name, cached=k in found, **known) for k, prompt in samples]
+            except GenEngineError as error:
+                if on_error == "raise":
+                    raise
+                answers[place] = error
+            else:
+                answers[place] = dataclasses.replace(got[0], samples=tuple(got)) if got[1:] else got[0]
         return answers
 
     def _complete(self, prompts: Sequence[Prompt], plan: Plan) -> list[Completion]:
         if not prompts:
             return []
-        with progress_bar(len(prompts), self.config.progress) as bar:
+        silent = None if self.config.progress else True  # None: where stderr is not a terminal
+        with need("tqdm").tqdm(total=len(prompts), desc="generate", unit="row", disable=silent) as bar:
             return self.backend.complete(prompts, Call(plan, bar.update, self.observer))
 
 
