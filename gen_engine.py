@@ -26,7 +26,7 @@ Copy this file into your repository and make it the one place that loads a model
 
 A backend takes prompts and gives token ids, never text; all decoding, cutting and counting happens once, after it.
 
-Map (`python gen_engine.py outline` prints it with line numbers; a section uses only what stands above it):
+Map (`python -m parity outline` prints it with line numbers; a section uses only what stands above it):
 
      1  Errors                where, what, and what to do
      2  Imports and versions  the heavy libraries, at first use, and what differs between their releases
@@ -44,7 +44,7 @@ Map (`python gen_engine.py outline` prints it with line numbers; a section uses 
     14  Backend: hf           transformers, one decode loop
     15  Backend: vllm         vLLM inside this process
     16  Engine                load, render, generate
-    17  Command line          --version, outline
+    17  Command line          which version this is
 
 Needs Python >= 3.10 and, for what you use of it: transformers >= 4.57 with torch, vllm >= 0.11, pillow.
 """
@@ -84,7 +84,7 @@ __version__ = "0.2.0"
 __all__ = [
     # 1 errors
     "GenEngineError", "OptionError", "RequestError", "ImageError", "PromptTooLongError", "LoadError",
-    "BackendMissing", "UnsupportedError", "EngineError",
+    "BackendMissing", "UnsupportedError", "EngineError", "brief",
     # 3 contracts, and what they are declared with
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
     "VlmPreprocessOptions", "StructuredOptions", "TextGenerationRequest", "VlmGenerationRequest",
@@ -168,13 +168,15 @@ def brief(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def at_request(index: int) -> Iterator[None]:
-    """Give an error raised inside the index of its request."""
+def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
+    """Give an error raised inside the index of its request; among answers it stands in its place, and is not raised."""
     try:
         yield
     except GenEngineError as error:  # of a field of the request's own, too
         error.index = index
-        raise
+        if answers is None:
+            raise
+        answers[index] = error
 
 
 # == 2. Imports and versions ===========================================================================================
@@ -274,7 +276,6 @@ def build(kind: type[T], value: Any) -> T:
 
 
 def settle(contract: Any, **values: Any) -> None:
-    """Set normalised field values while a frozen contract is being made."""
     for name, value in values.items():
         object.__setattr__(contract, name, value)
 
@@ -288,10 +289,7 @@ class Rule(NamedTuple):
     made: Callable[[Any], Any] = lambda value: value
 
     def applied(self, where: str, value: Any) -> Any:
-        try:
-            made = self.made(value.tolist() if hasattr(value, "dtype") else value)  # numpy's and torch's, as plain ones
-        except (TypeError, RecursionError) as error:  # a schema that is no JSON
-            raise OptionError(f"{where}: {error}", fix=f"it must be {self.meaning}") from error
+        made = self.made(value.tolist() if hasattr(value, "dtype") else value)  # numpy's and torch's, as plain ones
         right_kind = isinstance(made, self.kinds) and (not isinstance(made, bool) or bool in self.kinds)
         if not right_kind or not self.holds(made):
             raise OptionError(f"{where} is {brief(made)}", fix=f"it must be {self.meaning}")
@@ -299,7 +297,6 @@ class Rule(NamedTuple):
 
 
 def several(value: Any) -> Sequence[Any]:
-    """One, several or none of something."""
     return value if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
@@ -337,7 +334,6 @@ RULES = {  # a field's annotation, less "| None" -> its rule, where the field de
 
 
 def rule_of(annotation: str, metadata: Mapping[str, Any]) -> Rule | None:
-    """A field's rule: the one that it declares, that of its annotation, or for a contract's name to become that."""
     name = annotation.removesuffix(" | None")
     kind = globals().get(name)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and "rule" not in metadata:
@@ -370,14 +366,12 @@ class Contract:
 
 
 def ruled(default: Any, meaning: str, *kinds: type[Any], **rule: Any) -> Any:
-    """A field with a rule of its own. default: a value, or a class that makes one."""
     usual = {"default_factory": default} if isinstance(default, type) else {"default": default}
     return field(metadata={"rule": Rule(meaning, kinds, **rule)}, **usual)
 
 
-def whole(default: int | None, least: int, most: float = math.inf) -> Any:
-    """A field that holds a whole number in these bounds."""
-    meaning = f"a whole number >= {least}" + (f" and <= {most}" if most < math.inf else "")
+def whole(default: int | None, least: int, most: int = sys.maxsize) -> Any:
+    meaning = f"a whole number >= {least} and <= {most}"
     return ruled(default, meaning, int, holds=lambda value: least <= value <= most)
 
 
@@ -389,7 +383,6 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
 
 
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
-    """A field that holds one of these names; another is guessed at."""
 
     def made(value: Any) -> Any:
         if value not in names:
@@ -499,6 +492,12 @@ class DecodeOptions(Contract):
     strip: bool = False
 
 
+def schema_text(value: Any) -> Any:
+    with contextlib.suppress(TypeError, ValueError, RecursionError):  # what is no JSON stays, for the rule to refuse
+        return json.dumps(value) if isinstance(value, Mapping) else value
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class StructuredOptions(Contract):
     """What the text must look like: exactly one of these, by the same grammar engine (xgrammar) on both backends.
@@ -510,7 +509,7 @@ class StructuredOptions(Contract):
 
     json: Any = ruled(
         None, "a JSON schema as a mapping or a string", str, holds=is_text,
-        made=lambda value: json.dumps(value) if isinstance(value, Mapping) else value,
+        made=schema_text,
     )  # fmt: skip
     json_object: bool = False
     regex: str | None = None
@@ -524,7 +523,6 @@ class StructuredOptions(Contract):
             raise OptionError(f"StructuredOptions has {len(self.given())} forms", fix="give exactly one")
 
     def given(self) -> dict[str, Any]:
-        """The form that is set, by name."""
         return {name: value for name, value in fields_of(self).items() if value not in (None, False)}
 
 
@@ -652,7 +650,6 @@ def message_fault(message: Any) -> tuple[str, str]:
 
 
 def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
-    """OpenAI style messages, or a RequestError that says which one is wrong."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise RequestError(f"messages is {type(messages).__name__}", fix="pass a list of {'role': ..., 'content': ...}")
     checked: tuple[Mapping[str, Any], ...] = tuple(messages)
@@ -864,7 +861,6 @@ def part_source(part: Mapping[str, Any]) -> Any:
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
-    """Every part that stands for a picture, in order."""
     contents = [message.get("content") for message in messages or ()]
     parts = itertools.chain.from_iterable(content for content in contents if content and not isinstance(content, str))
     return [part for part in parts if part["type"] != "text"]
@@ -1122,7 +1118,6 @@ def merge_ids(*sources: Any) -> tuple[int, ...]:
 
 
 def sees_pictures(config: Any) -> bool:
-    """Whether a checkpoint is a vision-language model."""
     names = need("transformers.models.auto.modeling_auto").MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
     return hasattr(config, "vision_config") or config.model_type in names
 
@@ -1418,7 +1413,6 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
 
 
 def check_structured(options: GenerationOptions) -> None:
-    """Refuse options that do not go with a structure."""
     if options.min_new_tokens or options.stop.ignore_eos:
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
     if options.replay is not None:
@@ -1471,8 +1465,6 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where generated ids end, and why."""
-
     count: int
     reason: FinishReason
     stop_reason: str | int | None
@@ -1542,7 +1534,6 @@ class RowWatch:
         self.restart()
 
     def restart(self) -> None:
-        """As new: nothing generated yet."""
         self.ids: list[int] = []
         self.over, self.error = False, None  # type: bool, GenEngineError | None
         self.drafted = self.matched = 0
@@ -1610,7 +1601,6 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
 
 
 def run_post_decode(text: str, plan: Plan) -> str:
-    """The text as the plugins want it."""
     for name, hook in plan.hooks("post_decode"):
         text = called(name, "post_decode", hook, text)
         if not isinstance(text, str):
@@ -1719,7 +1709,6 @@ class Answers:
         self._told: set[str] = set()
 
     def read(self, asked: Iterable[Any], plan: Plan) -> dict[Any, Completion]:
-        """Of these keys of prompts, those that the store has."""
         found = {}
         with self._doubt():
             for part, key in self._keys(asked, plan):
@@ -1751,7 +1740,6 @@ class Answers:
             self._tell("fails", f"{error!r}; answers go on uncached")
 
     def _tell(self, what: str, detail: str) -> None:
-        """Once for each engine."""
         if what not in self._told:
             self._told.add(what)
             log.warning("the cache %s: %s", what, detail)
@@ -2187,7 +2175,6 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
 
 
 def no_token(nan: bool, structured: bool) -> GenEngineError:
-    """Why there is nothing to choose."""
     if nan:
         fix = "see to the weights, or load with a wider dtype, for example dtype='float32'"
         return EngineError("the model's logits are not numbers (NaN)", fix=fix)
@@ -2443,7 +2430,6 @@ class HfBackend:
             row.matcher = need("xgrammar").GrammarMatcher(self.grammar(structured))
 
     def _adapt(self, adapter: str | None) -> None:
-        """Switch the LoRA adapter that the next batch wants on, or all of them off."""
         if not self.checkpoint.settings.adapters:
             return
         if adapter is None:
@@ -2484,7 +2470,6 @@ class HfBackend:
 
 
 def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
-    """What vLLM must know of adapters beforehand: how many, and the largest rank."""
     if not settings.adapters:
         return {}
     ranks = [json.loads(Path(path, "adapter_config.json").read_bytes())["r"] for path in settings.adapters.values()]
@@ -2795,16 +2780,6 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     return [(sample.key(plan) or object(), sample) for sample in samples]
 
 
-def scored_request(given: Any) -> TextGenerationRequest:
-    if isinstance(given, str):
-        return TextGenerationRequest(prompt=given)
-    if isinstance(given, Mapping) or dataclasses.is_dataclass(given):
-        return build(VlmGenerationRequest, given)
-    if isinstance(given, (list, tuple)) and given and all(type(token_id) is int for token_id in given):
-        return TextGenerationRequest(prompt_token_ids=tuple(given))
-    return VlmGenerationRequest(messages=given)
-
-
 def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int, ...]]:
     """(prompt, response): the prompt a string, messages, token ids or a request; the response a string or token ids.
     spare: tokens of the window that the backend needs for itself (vLLM always generates one)."""
@@ -2816,7 +2791,13 @@ def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int
     if not response:
         raise RequestError("the response has no tokens", fix="give it some text or ids")
     response = TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()  # the same check of ids
-    request = scored_request(given)
+    if isinstance(given, str):
+        given = {"prompt": given}
+    elif isinstance(given, (list, tuple)) and given and all(type(token_id) is int for token_id in given):
+        given = {"prompt_token_ids": given}
+    elif not isinstance(given, Mapping) and not dataclasses.is_dataclass(given):
+        given = {"messages": given}
+    request = build(VlmGenerationRequest, given)
     if request.structured is not None or request.seed is not None:
         raise RequestError("structured and seed are for generating, not for scoring", fix="drop them")
     prompt = prompt_of(request, plan)
@@ -2834,7 +2815,6 @@ def on_hf(config: ModelLoadConfig) -> ModelLoadConfig:
 
 
 def fallback_for(error: UnsupportedError, config: ModelLoadConfig) -> ModelLoadConfig:
-    """What to load in place of what cannot be done, said aloud; without a fallback, the refusal stands."""
     if config.fallback_backend is None:
         raise error
     log.warning("%s; falling back to %s", error, config.fallback_backend)
@@ -3004,7 +2984,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
-        """One thread at a time, while there is a model."""
         with self._lock:
             if self._closed:
                 raise EngineError("the engine is closed", fix="load it again")
@@ -3025,7 +3004,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             refused = refusal_of(asked)
             if refused is None:
                 plan = self._plan(options, adopted)
-                prompts = [self._prompt(index, request, kind, plan, on_error) for index, request in enumerate(requests)]
+                prompts = list[Any](requests)
+                for index, request in enumerate(requests):
+                    with at_request(index, prompts if on_error == "return" else None):
+                        prompts[index] = self._prompt(index, request, kind, plan)
                 good = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
                 refused = refusal_of(asked._replace(prompts=good))
             if refused is not None:
@@ -3039,7 +3021,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         return make_plan(options, self.checkpoint, plugins) if hold else self._plan_of(options)
 
     def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
-        """The engine that the caller configured for what this one cannot do; without one, the refusal stands."""
         config = fallback_for(error, self.config)
         if self._spare is None:
             self._spare = GenerationEngine(config, f"fallback: {error.problem}")
@@ -3047,24 +3028,16 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self._spare.observer = self.observer
         return self._spare
 
-    def _prompt(self, index: int, given: Any, kind: type[TextGenerationRequest], plan: Plan, on_error: str) -> Any:
-        """A Prompt, or with on_error="return" the error that stands in its place."""
-        try:
-            with at_request(index):
-                if kind is VlmGenerationRequest:
-                    _ = self.checkpoint.vision  # or an UnsupportedError
-                prompt = prompt_of(checked_request(given, kind), plan)
-                if plan.options.replay is None:
-                    return prompt
-                check_replay(plan.options.replay[index], plan)
-                return dataclasses.replace(prompt, replay=plan.options.replay[index])
-        except GenEngineError as error:
-            if on_error == "raise":
-                raise
-            return error
+    def _prompt(self, index: int, given: Any, kind: type[TextGenerationRequest], plan: Plan) -> Prompt:
+        if kind is VlmGenerationRequest:
+            _ = self.checkpoint.vision  # or an UnsupportedError
+        prompt = prompt_of(checked_request(given, kind), plan)
+        if plan.options.replay is None:
+            return prompt
+        check_replay(plan.options.replay[index], plan)
+        return dataclasses.replace(prompt, replay=plan.options.replay[index])
 
     def _answer(self, prompts: list[Any], plan: Plan, on_error: str, cache: bool) -> list[Any]:
-        """Prompts -> results, errors staying where they are."""
         asked = {place: samples_of(prompt, plan) for place, prompt in enumerate(prompts) if isinstance(prompt, Prompt)}
         work = {key: prompt for samples in asked.values() for key, prompt in samples}  # of equal ones, one
         found = self._answers.read(work, plan) if cache else {}
@@ -3075,14 +3048,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         done, answers = {**found, **fresh}, list(prompts)
         name, known = self.backend.name, {"fallback_from": self.fallback_from, "effective": plan.effective()}
         for place, samples in asked.items():
-            try:
-                with at_request(place):
-                    got = [finish(done[k], prompt, plan, name, cached=k in found, **known) for k, prompt in samples]
-            except GenEngineError as error:
-                if on_error == "raise":
-                    raise
-                answers[place] = error
-            else:
+            with at_request(place, answers if on_error == "return" else None):
+                got = [finish(done[k], prompt, plan, name, cached=k in found, **known) for k, prompt in samples]
                 answers[place] = dataclasses.replace(got[0], samples=tuple(got)) if got[1:] else got[0]
         return answers
 
@@ -3118,31 +3085,5 @@ score_batch = GenerationEngine.score_batch
 # == 17. Command line ==================================================================================================
 
 
-def outline() -> None:
-    """The file's own table of contents."""
-    for number, line in enumerate(Path(__file__).read_text(encoding="utf-8").splitlines(), start=1):
-        if banner := re.match(r"# == (\d+)\. (.+?) =+$", line):
-            print(f"\n{number:5}  {banner[1]}. {banner[2]}")
-        elif (public := re.match(r"(?:class |def )?(\w+)(?=[(:]| = Gen)", line)) and public[1] in __all__:
-            print(f"{number:5}        {public[1]}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    import argparse
-
-    about = "Batched LLM generation on transformers or vLLM: a file to copy. Its map, and which copy this is."
-    example = "example: python gen_engine.py outline | less"
-    parser = argparse.ArgumentParser(prog="gen_engine.py", description=about, epilog=example)
-    parser.add_argument("--version", action="version", version=f"gen_engine {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
-    commands.add_parser("outline", help="the map of this file, with line numbers").set_defaults(run=outline)
-    try:
-        parser.parse_args(argv).run()
-        sys.stdout.flush()
-    except BrokenPipeError:  # outline | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(f"gen_engine {__version__}")

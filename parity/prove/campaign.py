@@ -26,6 +26,7 @@ EXAMPLE = """example:
 BACKENDS = ("hf", "vllm")
 PATIENCE = {"hf": 60, "vllm": 150}  # s for one input, on a busy machine; loading a vLLM engine is one
 STARTING = 300  # s until a child asks its first
+SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 OUTCOMES = ("right", "refused", "failed")
 
 
@@ -45,8 +46,12 @@ class Child:
         flags = ["--backend", backend, "--only", only, "--child", str(first), *(["--quick"] if quick else [])]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "parity", "campaign", *flags],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**SMALL, **os.environ},
+        )
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.last_words: list[str] = []
         for stream, keep in ((self.process.stdout, self.lines.put), (self.process.stderr, self._overhear)):

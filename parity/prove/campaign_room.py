@@ -1,4 +1,4 @@
-"""Where the hostile inputs of campaign_table.py are asked: engines, good neighbours, and what each outcome is called."""
+"""Where campaign_table.py's hostile inputs are asked: engines, good neighbours, and what each outcome is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import resource
 import tempfile
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from inspect import isfunction
 from pathlib import Path
@@ -47,7 +47,7 @@ class Item:
     given: Any
     want: str = "refused"
     options: Mapping[str, Any] = field(default_factory=lambda: SHORT)
-    plugins: Sequence[Any] = ()
+    plugins: Any = ()
     backends: tuple[str, ...] = ("hf", "vllm")
     slow: bool = False
 
@@ -141,7 +141,8 @@ class Room:
 
     def call(self, item: Item, given: Mapping[str, Any]) -> Any:
         """A whole call that is refused; the next one is as ever."""
-        engine, error = self.engine(), None
+        engine = self.engine()
+        error: Any = None
         expected = self.neighbours(TEXT, SHORT)
         try:
             results = engine.generate_text_batch(**{"requests": GOOD, "options": SHORT, "on_error": "return", **given})
@@ -162,7 +163,7 @@ class Room:
         good = [("The capital", " of France"), ("a b", " c d")]
         expected = self._known.setdefault("score", None) or engine.score_batch(good)
         self._known["score"] = expected
-        error = None
+        error: Any = None
         try:
             first, asked, last = engine.score_batch([good[0], given, good[1]])
             if not all(math.isfinite(value) and value <= 0 for value in asked.logprobs):
