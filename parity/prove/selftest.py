@@ -74,9 +74,8 @@ class Result:
         return "\n".join(lines)
 
     def gate(self) -> str:
-        needed = (
-            f"{CAUGHT:.0%} caught, {NAMED_RIGHT:.0%} named right, no false alarm in {CLEAN_RUNS} clean runs or more"
-        )
+        named = f"named right {NAMED_RIGHT:.0%} at call sites, {NAMED_INSIDE:.0%} inside the engine"
+        needed = f"{CAUGHT:.0%} caught, {named}, no false alarm in {CLEAN_RUNS} clean runs"
         return f"{'PASSED' if self.passes else 'FAILED'} (needed: {needed})"
 
 
