@@ -226,12 +226,9 @@ def record_of(name: str, fields: Mapping[str, Any]) -> Any:
     """A dataclass's instance as it was. No code of it runs: the class must be one that is imported already.
 
     Raises GoldenError where it is not, or has not these fields."""
-    module, _, path = next(
-        ((m, "", name[len(m) + 1 :]) for m in sorted(sys.modules, key=len, reverse=True) if name.startswith(f"{m}.")),
-        ("", "", name),
-    )
+    module = max((known for known in sys.modules if name.startswith(f"{known}.")), key=len, default="")
     kind: Any = sys.modules.get(module)
-    for part in path.split("."):
+    for part in name[len(module) + 1 :].split("."):
         kind = getattr(kind, part, None)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or set(kind.__dataclass_fields__) != set(fields):
         raise GoldenError(

@@ -595,34 +595,19 @@ LLAMA_TEMPLATE = (
     "{{- bos_token -}}{%- for m in messages -%}{{- '[' ~ m.role ~ '] ' ~ m.content ~ '\n' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '[assistant] ' -}}{%- endif -%}"
 )
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
 RANDOM: dict[str, tuple[str, dict[str, Any]]] = {
-    "random-llama": (
-        "LlamaConfig",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 512,
-            "tie_word_embeddings": True,
-        },
-    ),
+    "random-llama": ("LlamaConfig", {**SMALL, "tie_word_embeddings": True}),
     "random-gpt2": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}),
-    "random-mistral": (
-        "MistralConfig",
-        {
-            "hidden_size": 64,
-            "intermediate_size": 128,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-            "head_dim": 32,
-            "max_position_embeddings": 512,
-            "sliding_window": 8,
-        },
-    ),
+    "random-mistral": ("MistralConfig", {**SMALL, "sliding_window": 8}),
 }
 
 

@@ -254,12 +254,12 @@ class Judge:
         """L3: texts of many draws against texts of many draws. why: what stands in the way of a stronger level. Where a
         structure does, equal settings are all that can be compared: the law of structures was asked before."""
         paths = [path for path, _ in leaves(old.value)]
-        few = self.resample is None or len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES
+        few = len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES
         used = {name for row in (*old.rows, *new.rows) for name in compare.entry(row, "sampling", "processors") or ()}
-        if few and used == {STRUCTURED}:
+        if (few or self.resample is None) and used == {STRUCTURED}:
             return "SAME-SETTINGS", None, (f"{why}; to compare texts record with --samples {LEAST_SAMPLES}",)
-        if self.resample is None or few:
-            record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples 20"
+        if few or self.resample is None:
+            record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
             said = f"equal settings, other draws; {why}; {record}"
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
@@ -599,7 +599,8 @@ def merged_settings(store: Store, sites: Sequence[str], moved: Mapping[str, str]
     for place, named, known in places:
         modules = {function.rpartition(":")[0] for function in known}
         if wrong := [old for old in named if ":" not in old and known and old not in modules]:
-            raise GoldenError(f"{place} {wrong[0]!r} is where nothing was recorded; it was {', '.join(sorted(known))}")
+            said_so = f"{place} {wrong[0]!r}: nothing was recorded there"
+            raise GoldenError(f"{said_so}; name the place of one of these: {', '.join(sorted(known))}")
     return {site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}} for site in sites}
 
 

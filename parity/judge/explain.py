@@ -263,7 +263,9 @@ def within_stops(inquiry: Inquiry) -> bool:
         return False
     theirs = dict(leaves(inquiry.new.value))
     texts = [(text, theirs[path]) for path, text in leaves(inquiry.old.value) if theirs.get(path, text) != text]
-    return all({*pair} <= stops or begins_stop(min(pair, key=len), max(pair, key=len), stops) for pair in texts)
+    return bool(texts) and all(
+        {*pair} <= stops or begins_stop(min(pair, key=len), max(pair, key=len), stops) for pair in texts
+    )
 
 
 def begins_stop(short: str, long: str, stops: set[str]) -> bool:
@@ -314,22 +316,24 @@ def after_decoding(inquiry: Inquiry) -> Cause:
 
 
 def permuted(old: Any, new: Any) -> list[int] | None:
-    """Where the parts of a list, or of the one list in it that differs, come from, if they are the same in another
-    order."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
-        differ = [key for key in old if not equal(old[key], new[key])]
-        found = [permuted(old[key], new[key]) for key in differ]
-        return found[0] if found and all(places == found[0] for places in found) else None
-    if not (isinstance(old, list) and isinstance(new, list) and len(old) == len(new) > 1):
-        return permuted(old[0], new[0]) if isinstance(old, list) and isinstance(new, list) and len(old) == 1 else None
-    left, places = list(range(len(old))), []
-    for part in new:
-        place = next((k for k in left if equal(old[k], part)), None)
-        if place is None:
-            return None
-        left.remove(place)
-        places.append(place)
-    return places
+    """Where the parts of a list come from, if they are the same in another order; of a value that holds such lists, the
+    first one's. None where anything else differs."""
+    pairs: list[tuple[Any, Any]] = []
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        left, places = list(range(len(old))), []
+        for part in new:
+            place = next((k for k in left if equal(old[k], part)), None)
+            if place is None:
+                break
+            left.remove(place)
+            places.append(place)
+        else:
+            return places
+        pairs = list(zip(old, new))
+    elif isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        pairs = [(old[key], new[key]) for key in old]
+    found = [permuted(one, other) for one, other in pairs if not equal(one, other)]
+    return found[0] if found and None not in found else None
 
 
 def kept_more(old: Any, new: Any) -> str | None:

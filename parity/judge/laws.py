@@ -166,7 +166,10 @@ def structure(row: Row, tools: Tools) -> Kept:
     if form == "choice":
         kept = said in value
     elif form == "regex":
-        kept = re.fullmatch(value, said) is not None
+        try:
+            kept = re.fullmatch(value, said) is not None
+        except re.error:  # a grammar's expressions are not all Python's
+            return None
     else:
         kept = is_json(said) if form == "json" else True
     return KEPT if kept else ("sampling.processors", f"{brief(said)} has not the form that was asked for, {form}")

@@ -865,7 +865,8 @@ def engine_event(
 def structure_of(request: Any) -> dict[str, Any]:
     """The form that a request asks for, as it says it."""
     said: Any = request.get("structured") if isinstance(request, Mapping) else getattr(request, "structured", None)
-    return dict(said.given() if hasattr(said, "given") else said or {})
+    fields = said.given() if hasattr(said, "given") else said or {}
+    return {form: value for form, value in fields.items() if value not in (None, False)}
 
 
 def own_request(prompt: Any) -> list[Any]:

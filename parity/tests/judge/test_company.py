@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from parity.golden import Case
-from parity.judge import compare, laws
-from parity.judge.explain import Inquiry, by_endings, cause_of
+from parity.golden import Case, Store
+from parity.judge import check, compare, draws, laws
+from parity.judge.explain import Inquiry, by_endings, cause_of, permuted, possible, replays
 from parity.judge.replay import ALONE, UNCACHED
 from parity.record import rows
 from parity.verdict import Cause
@@ -158,6 +159,12 @@ def test_values_that_come_in_another_order_are_named_so() -> None:
     inside = {"answers": [["x"], ["y"]], "n": 2}
     old, new = case(FIRST, value=inside), case(FIRST, value={**inside, "answers": [["y"], ["x"]]})
     assert (found_with(new, "nothing", old) or Cause("", "likely", "")).name == "batch.order"
+    assert permuted([["x", "y"], ["z"]], [["y", "x"], ["z"]]) == [1, 0]
+
+
+@pytest.mark.parametrize("new", [[], [["x"]], [["x"], ["z"]], {"n": 2}, None])
+def test_what_was_lost_or_changed_is_no_other_order(new: Any) -> None:
+    assert permuted([["x"], ["y"]], new) is None and permuted([["x"]], []) is None
 
 
 @pytest.mark.parametrize(
@@ -261,6 +268,7 @@ def test_a_blank_at_the_end_may_also_be_a_lost_token() -> None:
         ({"regex": "[d-f]+"}, [4, 5, 9], ""),
         ({"regex": "d"}, [4, 5, 9], "sampling.processors"),
         ({"json": {}}, [4, 5, 9], "sampling.processors"),
+        ({"regex": "(?<n"}, [4, 5, 9], "unseen"),  # a grammar may know it, Python does not
         (None, [4, 5, 9], "unseen"),
     ],
 )
@@ -306,3 +314,47 @@ def test_a_criterion_that_stops_took_the_place_of_is_judged_by_the_ids(stop: dic
     old, new = case(row(stop={"criteria": ["Mine"]})), case(row(stop=stop))
     [found] = [d for d in compare.differences(old, new) if d.field == "criteria"]
     assert found.counts is counts
+
+
+def test_no_stop_makes_a_model_choose_another_word() -> None:
+    old, far, near = (row(output_ids=ids) for ids in ([4, 5, 9], [4, 6, 9], [4, 9]))
+    for new, can_be in ((far, False), (near, True)):
+        inquiry = Inquiry(case(old), case(new), ())
+        assert {possible(f"stop.{name}", inquiry) for name in ("strings", "length", "rule", "eos_set")} == {can_be}
+        assert possible("sampling.mode", inquiry)
+
+
+def test_a_batch_of_one_puts_back_no_other_tensors() -> None:
+    names = ["batch.inputs", "batch.padding_side"]
+    assert [name for name, _, _ in replays(names, OLD, "hf")] == names[1:]
+
+
+@pytest.mark.parametrize(("more", "cause"), [([7, 7], "double_bos"), ([2], "double_bos"), ([7], "tokenization")])
+def test_ids_that_stand_before_a_prompt_are_not_a_part_that_is_missing(more: list[int], cause: str) -> None:
+    assert compare.prompt_cause(FIRST, {**FIRST, "prompt_ids": [*more, *FIRST["prompt_ids"]]}) == f"prompt.{cause}"
+
+
+@pytest.mark.parametrize(("cached", "cause"), [(False, "rng"), (True, "cache.key")])
+def test_copies_of_one_draw_out_of_a_cache_are_the_caches(cached: bool, cause: str) -> None:
+    evidence = SimpleNamespace(fault=draws.COPY, impossible=None, alpha=0.001, sentence=lambda: "copies")
+    assert check.drawn_otherwise(cast(Any, evidence), cached).name == cause
+
+
+@pytest.mark.parametrize(
+    ("changes", "drawn_as", "verdict"),
+    [
+        ({"attention": "eager"}, "SAME-DISTRIBUTION", "LATENT"),
+        ({"attention": "eager"}, "DRIFT", None),
+        ({"dtype": "bfloat16"}, "SAME-DISTRIBUTION", None),
+    ],
+)
+def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
+    changes: dict[str, str], drawn_as: str, verdict: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {**drawn([4], None), "model": {**drawn([4], None)["model"], "attention": "sdpa"}}
+    other = {**one, "output_ids": [5], "model": {**one["model"], **changes}}
+    old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
+    monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: (drawn_as, None, ()))
+    found = judge.drawn_beside(old, new, compare.differences(old, new))
+    assert (found and found[0]) == verdict

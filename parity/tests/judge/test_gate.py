@@ -60,7 +60,9 @@ def test_a_move_of_what_was_not_recorded_does_not_run_the_old_code(
 ) -> None:
     """It would pass: nothing is moved, and the old code gives what it gave."""
     assert main(["check", "--moved", "moved.py=better"]) == 3
-    assert "--moved 'moved.py' is where nothing was recorded; it was moved:answer" in said_by(capsys)
+    assert "--moved 'moved.py': nothing was recorded there; name the place of one of these: moved:answer" in said_by(
+        capsys
+    )
     store.set_site("answers", moved={"mvoed": "better"})
     assert main(["check"]) == 3
     assert "sites.json: answers: moved 'mvoed'" in said_by(capsys)
