@@ -30,7 +30,7 @@ browser:
 	  $$sudo apt-get update -qq && $$sudo apt-get install -y -qq chromium >/dev/null; fi || true
 
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
-	$(BIN)/python -m parity check --html parity.html
+	$(BIN)/python -m parity check --jobs 2 --html parity.html
 
 selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
 	$(BIN)/python -m parity selftest

@@ -28,12 +28,14 @@ import inspect
 import itertools
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, draws, ties
@@ -53,6 +55,7 @@ from parity.verdict import Numerics as Measurement
 if TYPE_CHECKING:
     from parity.judge.numerics import Numerics
 
+Result = TypeVar("Result")
 Progress = Callable[[str], None]
 Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden, load settings, parts put back -> new
 
@@ -632,11 +635,12 @@ def check_sites(
     progress: Progress | None = None,
     time_limit: float = TIME_LIMIT,
     worker: Worker | None = None,
+    jobs: int = 1,
 ) -> Check:
     """Every golden that was asked for, on each backend. moved: where recorded functions are now, over sites.json.
 
     backends: those of each site's settings where not given.   time_limit: seconds of one case.   worker: the process
-    that moved code runs in (None: the one that this process keeps).
+    that moved code runs in (None: the one that this process keeps).   jobs: such processes at a time.
     """
     started = time.perf_counter()
     chosen = chosen_cases(store, sites, cases)
@@ -649,11 +653,45 @@ def check_sites(
             outcomes += [refused] if refused else []
             items += [] if refused else [(backend, site, name)]
     job = Job(str(store.root), tuple(items), settings, functions, numerics)
-    found, machine, told = judged_apart(worker or Worker.shared(), job, time_limit, progress)
+    with contextlib.ExitStack() as stack:
+        under_way = []
+        for number, share in enumerate(shares(items, jobs)):
+            process = stack.enter_context(Worker()) if number else worker or Worker.shared()
+            under_way.append(beside(judged_apart, process, dataclasses.replace(job, items=share), time_limit, progress))
+        ended = [future.result() for future in under_way]
+    found = [outcome for each, _, _ in ended for outcome in each]
+    machine = max((machine for _, machine, _ in ended), key=len)
+    told = tuple(measurement for _, _, each in ended for measurement in each)
     order = {(backend, site, name): k for k, (site, backend) in enumerate(asked) for name in [*chosen[site], "*"]}
     outcomes = sorted([*outcomes, *found], key=lambda o: (order[o.backend, o.site, o.case], o.case))
     seconds = time.perf_counter() - started
     return Check(tuple(outcomes), policy or Policy(), machine, seconds, tuple(left_out), told)
+
+
+def shares(items: Sequence[Item], jobs: int) -> list[tuple[Item, ...]]:
+    """Items for each of `jobs` processes, in their order. A site's of one backend stay together: they share engines."""
+    groups: dict[tuple[str, str], list[Item]] = {}
+    for item in items:
+        groups.setdefault(item[:2], []).append(item)
+    parts: list[list[Item]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
+    for group in sorted(groups.values(), key=len, reverse=True):
+        min(parts, key=len).extend(group)
+    order = list(groups)
+    return [tuple(sorted(part, key=lambda item: order.index(item[:2]))) for part in parts]
+
+
+def beside(work: Callable[..., Result], *given: Any) -> Future[Result]:
+    """Work in a thread that does not keep an interrupted process from ending."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*given))
+        except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def unfit(

@@ -79,6 +79,7 @@ def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Che
         return check_sites(
             store, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy,
             moved=moved_of(args), numerics=args.numerics, progress=tell, time_limit=args.time_limit,
+            jobs=args.jobs,
         )  # fmt: skip
 
 
@@ -93,6 +94,7 @@ def run_ab(args: argparse.Namespace, store: Store) -> int:
         check = check_again(
             store, into, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy,
             numerics=args.numerics, moved=moved_of(args), progress=tell, time_limit=args.time_limit, old=old,
+            jobs=args.jobs,
         )  # fmt: skip
         return reported(args, check, into)
 
@@ -137,6 +139,8 @@ def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
         return "SITE and --moved choose recorded functions; --name is for model calls outside any: leave one out"
     if command and args.site and args.cases:
         return "SITE and --site both say what of the script is compared; leave one out"
+    if command and args.jobs > 1:
+        return "a script is run once, in one process; leave --jobs out"
     if not command and (args.site or args.name):
         return "--site and --name say what of a script is compared; end with `-- python new_script.py`"
     return "--name is for model calls outside any site; leave it out beside --site" if args.site and args.name else ""
@@ -225,6 +229,12 @@ def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
     return "\n".join(lines + [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left])
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number >= 1")
+    return int(text)
+
+
 def add_check_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", action="append", choices=("hf", "vllm"), help="default: what sites.json says, or hf"
@@ -238,6 +248,10 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS",
         help=f"what one case may take, with loading its model, before its process is ended (default: {TIME_LIMIT:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jobs", type=positive, default=1, metavar="N",
+        help="judge so many sites at a time, each in a process with its own engines (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--numerics", action="store_true", help="measure each site's rounding, also where all ids are equal"

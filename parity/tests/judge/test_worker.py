@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Case, Store
+from parity.judge.check import shares
 from parity.judge.worker import Died, Worker
 
 MOVED = """
@@ -108,3 +110,22 @@ def test_a_process_is_kept_for_the_next_and_ends_with_its_worker() -> None:
         assert next(iter(worker.run(task, 0, 60))) != pid, "another one"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_sites_side_by_side_give_the_report_of_one_after_another(acme: Store) -> None:
+    reports = []
+    for jobs in "12":
+        assert main(["check", "--jobs", jobs, "--time-limit", "10", "--json", "parity.json"]) == 3
+        reports.append([{**one, "seconds": 0} for one in json.loads(Path("parity.json").read_text())["outcomes"]])
+    assert reports[0] == reports[1] and len(reports[0]) == 14
+
+
+def test_a_site_of_a_backend_is_one_process_work() -> None:
+    items = [("hf", "a", "1"), ("hf", "a", "2"), ("hf", "b", "1"), ("vllm", "a", "1"), ("vllm", "a", "2")]
+    assert shares(items, 2) == [(*items[:2], items[2]), tuple(items[3:])]
+    assert shares(items, 1) == [tuple(items)] and len(shares(items, 9)) == 3 and shares([], 4) == [()]
+
+
+def test_a_script_is_one_process(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "answers", "--jobs", "2", "--", "python", "new.py"]) == 2
+    assert "leave --jobs out" in capsys.readouterr().err
