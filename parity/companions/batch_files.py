@@ -99,10 +99,9 @@ __version__ = "0.2.0"
 
 __all__ = ["answer_file", "Summary"]
 
-CHUNK = 512  # lines that are written together
+CHUNK = 1024  # lines that are written together
 PICTURE_BYTES = 128 << 20  # of decoded pictures, where a chunk ends early
 WINDOW = 3  # so many times either is in work: the oldest lines end while the next ones take their places
-AT_ONCE = 64  # lines that are checked and tokenized between two steps of the model
 MINUTE = 60.0  # seconds between two lines of news, where there is no terminal
 MOST_LINE = 64 << 20  # bytes
 MOST_SAMPLES, MOST_LOGPROBS = 128, 1000  # per line, before any work starts
@@ -756,7 +755,6 @@ class Stream:
     ) -> None:
         self.engine, self.options, self.chunks, self.writer, self.meter = engine, options, chunks, writer, meter
         self.window: deque[Chunk] = deque()
-        self.unchecked: deque[Item] = deque()
         self.lanes: dict[Lane, deque[Work]] = {}
         self.works: dict[Any, Work] = {}  # that nobody has answered yet
         self.plan = functools.lru_cache(maxsize=64)(functools.partial(make_plan, checkpoint=engine.checkpoint))
@@ -772,16 +770,16 @@ class Stream:
                 self.lanes = {lane: works for lane, works in self.lanes.items() if works}
 
     def bring(self, chunk: Chunk) -> None:
+        """Check its lines: those that are right become work."""
         self.window.append(chunk)
-        self.unchecked.extend(chunk.items)
+        for item in chunk.items:
+            self._check(item)
 
     def _fill(self, *, wait: bool) -> None:
-        """Bring in the next chunk, if there is room for it, and check some lines."""
+        """Bring in the next chunk, if there is room for it."""
         room = len(self.window) < 2 or sum(chunk.weight for chunk in self.window) < WINDOW
-        if not self.unchecked and room and (chunk := self.chunks.take(wait)):
+        if room and (chunk := self.chunks.take(wait)):
             self.bring(chunk)
-        for _ in range(len(self.unchecked) if wait else min(AT_ONCE, len(self.unchecked))):
-            self._check(self.unchecked.popleft())
 
     def _give(self, keep: Callable[[Chunk], None]) -> None:
         while self.window and not self.window[0].left:
@@ -956,7 +954,7 @@ def answer_file(
     """Answer each line of `source` (JSONL, Parquet, or "-" for standard input) in `target`; go on where it ends.
 
     model: a loaded engine, or what to load when there is something to do.   options: of lines that say nothing else.
-    chunk: lines that are written together; a kill costs what is in work, 1,536 lines.   ids: write token ids, too.
+    chunk: lines that are written together; a kill costs what is in work, 3,072 lines.   ids: write token ids, too.
     retry_errors: answer lines that are errors once more.   any_path: pictures may lie outside the input's folder.
     Raises OptionError for settings that are not those of the run in `target`, RequestError for an input that has
     changed, EngineError for a disk that is full; the same call then goes on. What is wrong with one line stands there.

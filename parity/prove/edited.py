@@ -76,7 +76,9 @@ def run_edits(store: Store, chosen: Sequence[Edit], backend: str) -> Iterator[Sc
     sound, jobs = ENGINE.read_text(), {}
     for number, edit in enumerate(chosen):
         jobs[number] = functools.partial(judge_edit, store, edit.source(sound), job_of(store, edit.cases, backend))
-    prepare(store, chosen, backend)
+    prepare()
+    if backend == "vllm":
+        load_engines(store, chosen)
     for number, outcomes, seconds in forked(jobs):
         edit = chosen[number]
         yield Score(f"{edit.name} ({backend})", edit.causes, outcomes, seconds, edit.section)
@@ -92,8 +94,8 @@ def job_of(store: Store, cases: Sequence[str], backend: str) -> Job:
 # == In the process that is forked ==
 
 
-def prepare(store: Store, chosen: Sequence[Edit], backend: str) -> None:
-    """Import what every fork needs; on vLLM also load the engines that the cases use."""
+def prepare() -> None:
+    """Import what every fork needs."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
     import xgrammar  # noqa: F401
@@ -101,8 +103,6 @@ def prepare(store: Store, chosen: Sequence[Edit], backend: str) -> None:
     torch.set_num_threads(1)  # a fork has none of the threads that torch counts on
     for part in PARTS:
         importlib.import_module(f"transformers.{part}")
-    if backend == "vllm":
-        load_engines(store, chosen)
 
 
 _kept: list[Any] = []  # an engine that is closed takes vLLM's with it

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import json
 import shutil
@@ -22,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from parity.callsites import probe
-from parity.golden import Case, Store, chosen_cases
-from parity.judge.check import Session, check_site, finished, judged_together, new_function
+from parity.golden import Case, Store
+from parity.judge.check import Session, check_site, check_sites, finished, judged_together, new_function
 from parity.judge.worker import Worker
-from parity.prove.edited import LIMIT, PROCESSES, edits, run_edits
+from parity.prove.edited import LIMIT, PROCESSES, edits, forked, prepare, run_edits
 from parity.prove.plants import PLANTS, Plant
 from parity.prove.score import CALL_SITES, Score, table
 from parity.record import observe
@@ -98,7 +99,7 @@ def add_probe(store: Store, folder: Path) -> None:
                 probe.ask(**arguments)
     for case in found:
         store.write(case)
-    store.set_site(PROBE)
+    store.set_site(PROBE, functions=[site.function])
 
 
 @contextlib.contextmanager
@@ -127,7 +128,7 @@ def loading(load: Mapping[str, Any] | None, modules: Sequence[Any]) -> Iterator[
             module.engine.cache_clear()
 
 
-def run_plant(store: Store, plant: Plant) -> Score:
+def run_plant(store: Store, plant: Plant) -> tuple[Outcome, ...]:
     started = time.perf_counter()
     from parity.judge.numerics import Numerics
 
@@ -144,67 +145,52 @@ def run_plant(store: Store, plant: Plant) -> Score:
                 ledgers: dict[str, Any] = {}
                 found = list(check_site(session, site, names, "hf", {"moved": moved}, numerics, ledgers))
                 outcomes += judged_together(found, ledgers)
-    check = finished(store, numerics, outcomes, None, started)
-    return Score(plant.name, plant.causes, check.outcomes, check.seconds)
+    return finished(store, numerics, outcomes, None, started).outcomes
 
 
-def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> list[Outcome]:
+def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> tuple[Outcome, ...]:
     """Every golden without any plant, but those whose difference is known and accepted, and sites that need vLLM."""
-    from parity.judge.numerics import Numerics
-
-    outcomes, settings, numerics = list[Outcome](), store.settings(), Numerics(store)
-    on_hf = [site for site in store.sites() if "hf" in settings[site].get("backends", ["hf"])]
-    for site, names in chosen_cases(store, on_hf, None).items():
-        kept = [name for name in names if f"{site}/{name}" not in apart]
-        moved = settings[site].get("moved", {})
-        functions = {new_function(store.read(site, name).function, moved): site for name in kept}
-        with Session(store, functions) as session:
-            found, ledgers = list[Outcome](), dict[str, Any]()
-            for outcome in check_site(session, site, kept, "hf", {"moved": moved}, numerics, ledgers):
-                progress(f"hf {outcome.label} {outcome.verdict}")
-                found.append(outcome)
-            outcomes += judged_together(found, ledgers)
-    return list(finished(store, numerics, outcomes, None, time.perf_counter()).outcomes)
+    sites = [site for site, said in store.settings().items() if "hf" in said.get("backends", ["hf"])]
+    cases = [f"{site}/{name}" for site in sites for name in store.names(site) if f"{site}/{name}" not in apart]
+    return check_sites(store, cases=cases, backends=("hf",), progress=progress, jobs=PROCESSES).outcomes
 
 
 def selftest(store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None) -> Result:
     apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
-
-    def tell(score: Score) -> None:
-        progress(score.line())
-
-    # Before anything else: they are judged in forks of this process, which is to know no engine yet.
-    inside = [s for backend in ("hf", "vllm") for s in edited_apart(store, backend, only, tell)]
     with tempfile.TemporaryDirectory(prefix="parity-") as name:
-        folder = Path(name)
-        scratch = copied(store, folder / "golden")
-        add_probe(scratch, folder)
+        scratch = copied(store, Path(name) / "golden")
+        add_probe(scratch, Path(name))
         scores = []
-        for plant in PLANTS:
-            if only is None or only in plant.name:
-                scores.append(run_plant(scratch, plant))
-                tell(scores[-1])
-        clean = run_clean(scratch, apart, progress) if only is None else []
-    return Result((*scores, *inside), tuple(clean))
+        for kind in (None, "hf", "vllm"):
+            for score in judged_in_forks(scratch, kind, only):
+                progress(score.line())
+                scores.append(score)
+        clean = run_clean(scratch, apart, progress) if only is None else ()
+    return Result(tuple(scores), clean)
 
 
-def edited_apart(store: Store, backend: str, only: str | None, tell: Callable[[Score], None]) -> Iterator[Score]:
-    """The edits of a backend, in a process that ends with them: what was loaded for them goes with it."""
-    job = str(store.root), backend, only
+def judged_in_forks(store: Store, kind: str | None, only: str | None) -> Iterator[Score]:
+    """Plants in call sites (None), or the engine's edits for a backend, in a process that ends with them: what was
+    loaded for them goes with it."""
     with Worker() as worker:
-        for score in worker.run(EDITED, job, limit=LIMIT * PROCESSES):
-            tell(score)
-            yield score
+        yield from worker.run(PLANTED, (str(store.root), kind, only), limit=LIMIT * PROCESSES)
 
 
-def edited(job: tuple[str, str, str | None]) -> Iterator[Score]:
+def planted(job: tuple[str, str | None, str | None]) -> Iterator[Score]:
     """In that process."""
     root, backend, only = job
-    chosen = [edit for edit in edits(only) if backend in edit.backends and edit.cases]
-    yield from run_edits(Store(root), chosen, backend)
+    store = Store(root)
+    if backend is not None:
+        yield from run_edits(store, [e for e in edits(only) if backend in e.backends and e.cases], backend)
+        return
+    plants = [plant for plant in PLANTS if only is None or only in plant.name]
+    prepare()
+    jobs = {number: functools.partial(run_plant, store, plant) for number, plant in enumerate(plants)}
+    for number, outcomes, seconds in forked(jobs):
+        yield Score(plants[number].name, plants[number].causes, outcomes, seconds)
 
 
-EDITED = f"{edited.__module__}:{edited.__qualname__}"
+PLANTED = f"{planted.__module__}:{planted.__qualname__}"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ from parity.tasks import drawing, text_tasks
 from ..conftest import TEXT, VL, Load, chat, endings, of_task, open_engine
 from .test_breadth import SIZE, TEXT_MODELS, qwen2_5_vl, save, vlm_checkpoint, vocabulary
 
-TASKS = [of_task(task) for task in text_tasks(20)]
+TASKS = [of_task(task) for task in text_tasks(6)]
 RAGGED = [chat(f"Count to {n}.") for n in (3, 25, 2, 9, 4, 30, 5, 7, 17, 6, 14, 12)]
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {},

@@ -17,6 +17,7 @@ from parity.__main__ import main
 from parity.golden import Case, Store, coded, dump, environment
 from parity.judge.check import Judge, check_sites
 from parity.prove.plants import PLANTS
+from parity.prove.score import Score
 from parity.prove.selftest import NAMED_RIGHT, run_plant
 from parity.tests.conftest import ROOT
 
@@ -133,7 +134,8 @@ def test_engines_are_closed_and_modules_are_put_back(store: Store) -> None:
 def test_a_planted_fault_is_named(name: str, store: Store) -> None:
     """The whole table is `make selftest`; here is one of each stage, on goldens of old code."""
     [plant] = [plant for plant in PLANTS if plant.name == name]
-    score = run_plant(store, dataclasses.replace(plant, cases=("rollout/two-prompt-lengths",)))
+    outcomes = run_plant(store, dataclasses.replace(plant, cases=("rollout/two-prompt-lengths",)))
+    score = Score(plant.name, plant.causes, outcomes, 0.0)
     assert score.named, score.line()
     assert not hasattr(gen_engine.GenerationEngine.generate_text_batch, "__wrapped__"), "everything is put back"
 

@@ -10,7 +10,7 @@ import pytest
 from parity.golden import Store
 from parity.prove.edited import ENGINE, Edit, edits, forked
 from parity.prove.score import Score, table
-from parity.prove.selftest import edited_apart
+from parity.prove.selftest import judged_in_forks
 from parity.verdict import CAUSES, Cause, Outcome, Verdict
 
 from ..conftest import ROOT
@@ -46,9 +46,8 @@ def test_an_edit_whose_place_is_gone_is_refused() -> None:
 def test_an_edited_engine_is_judged_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a process of its own: this one has threads that a fork would wait for."""
     monkeypatch.chdir(ROOT)
-    told: list[Score] = []
-    [score] = edited_apart(Store("golden"), "hf", "content-stripped", told.append)
-    assert told == [score] and score.named, score.line()
+    [score] = judged_in_forks(Store("golden"), "hf", "content-stripped")
+    assert score.named, score.line()
     assert {(o.verdict, o.cause and o.cause.name) for o in score.outcomes} == {("DRIFT", "prompt.messages")}
 
 
