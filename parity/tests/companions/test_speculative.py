@@ -148,8 +148,6 @@ def test_a_load_that_cannot_be_is_refused_before_it_starts(tmp_path: Path, edite
     ngram = SPECULATIVE["ngram"]
     with pytest.raises(UnsupportedError, match="speculation with its logits hook"):
         load(TEXT, backend="vllm", decoder=ngram, logits_hooks=True)
-    with pytest.raises(UnsupportedError, match="n-grams of a least length"):
-        load(TEXT, decoder=Speculation("ngram", lookup_min=2))
     with pytest.raises(OptionError, match="vllm_kwargs sets 'speculative_config'. Use the field 'decoder'"):
         ModelLoadConfig("m", backend="vllm", decoder=ngram, vllm_kwargs={"speculative_config": {}})
     with pytest.raises(LoadError, match="cannot read the draft model"):
