@@ -190,6 +190,14 @@ def forget(cache: Any, columns: int) -> None:
         cache.crop(-columns)
 
 
+def picked(held: Any, columns: Any) -> Any:
+    """Columns of a cache layer, for each row its own, in a tenth of `gather`'s time. held: [rows, heads, columns, any]"""
+    rows, heads, width, size = held.shape
+    first = torch().arange(rows * heads, device=held.device).view(rows, heads, 1) * width
+    flat = (first + columns[:, None]).flatten()
+    return held.reshape(-1, size).index_select(0, flat).view(rows, heads, columns.shape[1], size)
+
+
 class RaggedBatch:
     """Rows over one cache that advance by different lengths, with their ends in one column.
 
@@ -220,8 +228,8 @@ class RaggedBatch:
 
     def begin(self) -> Any:
         """The first forward, of the prompts: logits [rows, 1, vocabulary]."""
-        logits = self.batch.forward().logits[:, -1:]
-        if not all(getattr(layer, "is_croppable", True) for layer in self.batch.cache.layers):
+        logits, layers = self.batch.forward().logits[:, -1:], getattr(self.batch.cache, "layers", ())
+        if not layers or any(not getattr(own, "is_croppable", not hasattr(own, "recurrent_states")) for own in layers):
             fix = "load without the decoder, or use backend='vllm'"
             raise UnsupportedError("this model's cache cannot take back what was guessed wrong", fix=fix)
         return logits
@@ -287,10 +295,7 @@ class RaggedBatch:
         batch.state["attention_mask"] *= source >= 0
         batch.rope = None if batch.rope is None else batch.rope + begin
         for layer in batch.cache.layers:
-            layer.keys, layer.values = (
-                held.gather(2, columns[:, None, :cached, None].expand(-1, held.shape[1], -1, held.shape[3]))
-                for held in (layer.keys, layer.values)
-            )
+            layer.keys, layer.values = (picked(held, columns[:, :cached]) for held in (layer.keys, layer.values))
 
     def join(self, other: RaggedBatch) -> None:
         """Take in the rows of another one; both are elastic and settled."""
@@ -298,11 +303,8 @@ class RaggedBatch:
         for own, lack in zip((self, other), lacks):
             forget(own.batch.cache, max(lacks) - lack)
         self.batch.join(other.batch)
-        self.width, self.rows, self.lengths = (
-            self.batch.ids.shape[1],
-            self.rows + other.rows,
-            self.lengths + other.lengths,
-        )
+        self.rows, self.lengths = self.rows + other.rows, self.lengths + other.lengths
+        self.width = self.batch.ids.shape[1]
 
 
 def held_by_column(batch: Batch) -> list[str]:
@@ -321,6 +323,7 @@ def settled(parts: Iterable[RaggedBatch]) -> RaggedBatch | None:
 
 # The rows that run, and the most guesses that each can use -> what may come next in each.
 Drafter = Callable[[Sequence[Row], Sequence[int]], Sequence[Sequence[int]]]
+Guesses = Mapping[Row, Sequence[int]]
 
 
 class Ngrams:
@@ -376,7 +379,7 @@ class DraftModel:
         return running
 
     def _prepare(self, rows: Sequence[Row]) -> Batch:
-        """transformers' `generate` on all that the rows hold, up to its first forward. A picture is its placeholders."""
+        """transformers' `generate` on all ids of the rows, up to its first forward. A picture is its placeholders."""
         known = [[*row.ids, *row.watch.ids] for row in rows]
         pads = [max(map(len, known)) - len(ids) for ids in known]
         tensor = functools.partial(torch().tensor, device=self.model.device)
@@ -415,17 +418,15 @@ class SpeculativeLoop(DecodeLoop):
             running = settled([part for part, _ in parts])
             self.observer.stepped()
 
-    def _guesses(self) -> dict[Row, Sequence[int]]:
+    def _guesses(self) -> Guesses:
         """As many for each row as can be followed by one more token."""
         longest = self.options.max_new_tokens
         most = [len(row.prompt.replay or range(longest)) - len(row.watch.ids) - 1 for row in self.rows]
         with self.observer.timed("draft"):
             return dict(zip(self.rows, self.drafter(self.rows, most)))
 
-    def _forward(
-        self, running: RaggedBatch | None, guesses: Mapping[Row, Sequence[int]]
-    ) -> list[tuple[RaggedBatch, Any]]:
-        """The rows that run, with their guesses, and those that now join them; logits [rows, guesses + 1, vocabulary]."""
+    def _forward(self, running: RaggedBatch | None, guesses: Guesses) -> list[tuple[RaggedBatch, Any]]:
+        """The rows that run, with their guesses, and those that now join them; the logits of both."""
         parts = []
         if running is not None:
             running.extend([guesses[row] for row in running.rows])
@@ -435,7 +436,7 @@ class SpeculativeLoop(DecodeLoop):
             parts.append((prompts, prompts.begin()))
         return parts
 
-    def _judge(self, part: RaggedBatch, logits: Any, guesses: Mapping[Row, Sequence[int]]) -> None:
+    def _judge(self, part: RaggedBatch, logits: Any, guesses: Guesses) -> None:
         """Give each row its tokens up to the first that was not guessed. logits: [rows, guesses + 1, vocabulary]."""
         everyone, waits, at = list(self.rows), set(self.rows) - set(part.rows), list(range(len(part.rows)))
         ids, drafts = part.batch.ids[:, : part.width], [guesses.get(row, ()) for row in part.rows]
