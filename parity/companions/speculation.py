@@ -190,8 +190,16 @@ def forget(cache: Any, columns: int) -> None:
         cache.crop(-columns)
 
 
+def takes_back(layer: Any) -> bool:
+    """Whether tokens can be taken out of a layer of a cache again: not of a recurrent state, nor, in transformers 4.57,
+    of a sliding window."""
+    if getattr(layer, "is_sliding", False):
+        return hasattr(layer, "activate_past_recording")
+    return bool(getattr(layer, "is_croppable", not hasattr(layer, "recurrent_states")))
+
+
 def picked(held: Any, columns: Any) -> Any:
-    """Columns of a cache layer, for each row its own, in a tenth of `gather`'s time. held: [rows, heads, columns, any]"""
+    """Columns of a layer, for each row its own, in a tenth of `gather`'s time. held: [rows, heads, columns, size]"""
     rows, heads, width, size = held.shape
     first = torch().arange(rows * heads, device=held.device).view(rows, heads, 1) * width
     flat = (first + columns[:, None]).flatten()
@@ -229,7 +237,7 @@ class RaggedBatch:
     def begin(self) -> Any:
         """The first forward, of the prompts: logits [rows, 1, vocabulary]."""
         logits, layers = self.batch.forward().logits[:, -1:], getattr(self.batch.cache, "layers", ())
-        if not layers or any(not getattr(own, "is_croppable", not hasattr(own, "recurrent_states")) for own in layers):
+        if not layers or not all(map(takes_back, layers)):
             fix = "load without the decoder, or use backend='vllm'"
             raise UnsupportedError("this model's cache cannot take back what was guessed wrong", fix=fix)
         return logits

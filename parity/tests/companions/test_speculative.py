@@ -246,6 +246,9 @@ def pair() -> Iterator[Callable[..., tuple[GenerationEngine, GenerationEngine]]]
             return stack.enter_context(open_engine(model, "hf", **settings))
 
         def engines(model: Path, decoder: Any) -> tuple[GenerationEngine, GenerationEngine]:
+            records = hasattr(importlib.import_module("transformers").DynamicCache, "activate_past_recording")
+            if not records and "mistral" in f"{model} {getattr(decoder, 'model', '')}":
+                pytest.xfail("this transformers takes nothing back out of a sliding window, and it is refused")
             both = loaded(model, None), loaded(model, decoder)
             both[1].backend.most_rows = 3  # a test may have set it
             return both
