@@ -82,8 +82,8 @@ __all__ = [
     "GenerationResult", "ScoreResult", "Capabilities", "Contract", "build", "whole", "one_of",
     "load_image", "render", "truncate_at_stops", "Plugin",
     "Checkpoint", "Plan", "make_plan", "Prompt", "prompt_of", "RowWatch", "finish", "fingerprint", "Observer", "Asked",
-    "Refusal", "refusal_of", "Decoder", "Batch", "DecodeLoop", "Call", "Completion", "samples_of",
-    "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
+    "Refusal", "refusal_of", "Decoder", "COLUMN_INPUTS", "Batch", "Row", "DecodeLoop", "Call", "Completion",
+    "samples_of", "GenerationEngine", "load", "generate_text_batch", "generate_vlm_batch", "score_batch",
 ]  # fmt: skip
 
 log = logging.getLogger("gen_engine")
@@ -217,9 +217,9 @@ def forward_first(model: Any, ids: Any, state: dict[str, Any], config: Any) -> A
     return model(**model.prepare_inputs_for_generation(ids, **state), return_dict=True)
 
 
-def forward_next(model: Any, ids: Any, state: dict[str, Any]) -> Any:
-    """The forward pass of the last tokens over the cache. ids: [batch, all tokens so far]."""
-    last = {"next_sequence_length": 1} if hasattr(model, "_prefill") else {}
+def forward_next(model: Any, ids: Any, state: dict[str, Any], new: int) -> Any:
+    """The forward pass of the `new` last tokens over the cache. ids: [batch, all tokens so far]."""
+    last = {"next_sequence_length": new} if hasattr(model, "_prefill") else {}
     return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
 
 
@@ -2044,8 +2044,8 @@ class Batch:
         told = "position_ids" in inspect.signature(self.model.forward).parameters
         return plain and told and tensors <= {"cache_position", *COLUMN_INPUTS}
 
-    def forward(self) -> Any:
-        """Of the prompts at first, then of each row's last token; what the model gave."""
+    def forward(self, new: int = 1) -> Any:
+        """Of the prompts at first, then of each row's `new` last tokens; what the model gave."""
         if self.logits is None:
             outputs = forward_first(self.model, self.ids, self.state, self.config)
             inner = getattr(self.model, "model", self.model)  # 4.57 leaves what it adds to cache_position on the module
@@ -2053,7 +2053,7 @@ class Batch:
         else:
             if self.rope is not None:  # another batch may have had its first forward since
                 self.model.model.rope_deltas = self.rope
-            outputs = forward_next(self.model, self.ids, self.state)
+            outputs = forward_next(self.model, self.ids, self.state, new)
         self.logits = outputs.logits[:, -1]
         self.state = self.model._update_model_kwargs_for_generation(outputs, self.state)
         for name in PICTURE_INPUTS:  # in the cache now, and no longer as many as the rows

@@ -5,6 +5,7 @@ then in turn, A B A B, each time once with one new token (the prefill) and once 
 came back. A speed-up is printed only between contenders with equal answers: the speed of another answer is no speed.
 
     hf, vllm              ours: chats in, texts out
+    hf guessing           ours with --guess: guessed tokens, judged together
     hf plain              transformers' own generate, in static batches sorted by length
     vllm generate, chat   vLLM's own LLM.generate (ids in) and LLM.chat (chats in), on the same loaded engine
 
@@ -38,7 +39,12 @@ if TYPE_CHECKING:
     import gen_engine
 
 BACKENDS = ("hf", "vllm")
-BASELINES = {"hf": ("hf plain",), "vllm": ("vllm generate", "vllm chat", "hf")}  # what a contender is told against
+GUESSING = "hf guessing"
+BASELINES = {
+    "hf": ("hf plain",),
+    GUESSING: ("hf",),
+    "vllm": ("vllm generate", "vllm chat", "hf"),
+}  # what a contender is told against
 USAGE, FAILED = 2, 3
 ROOM = 3  # times the weights that must be free for two backends side by side: weights, cache, work
 
@@ -169,6 +175,8 @@ def forget_vllm(engine: gen_engine.GenerationEngine) -> None:
 
 def contenders(engine: gen_engine.GenerationEngine, *, raw: bool, batch: int) -> list[Contender]:
     """Ours on a loaded engine, and with `raw` what its libraries do by themselves on the same model."""
+    if engine.config.decoder is not None:
+        return [Contender(GUESSING, lambda work, most: ours(engine, work, most), gc.collect)]
     if engine.backend.name == "hf":
         doors: dict[str, Callable[[Work, int], list[Answer]]] = {
             "hf": lambda work, most: ours(engine, work, most),
@@ -345,19 +353,29 @@ class Settings:
     raw: bool
     batch: int
     clock: str
+    guess: str | None
     engine: Mapping[str, Any]  # fields of ModelLoadConfig
 
 
-def load_one(model: str, backend: str, settings: Settings) -> tuple[gen_engine.GenerationEngine, Loaded]:
+def decoder_of(guess: str) -> Any:
+    """What --guess names."""
+    speculation = importlib.import_module("parity.companions.speculation").Speculation
+    return speculation("ngram") if guess == "ngram" else speculation("draft_model", model=guess)
+
+
+def load_one(model: str, name: str, settings: Settings) -> tuple[gen_engine.GenerationEngine, Loaded]:
+    backend = name.partition(" ")[0]
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
         engine_module().need(library)
     imported, before = time.perf_counter(), memory_now()
     other = "max_batch_size" if backend == "vllm" else "vllm_kwargs"
-    extra = {name: value for name, value in settings.engine.items() if name != other}
+    extra = {field: value for field, value in settings.engine.items() if field != other}
+    if name == GUESSING:
+        extra["decoder"] = decoder_of(str(settings.guess))
     engine = engine_module().load(model, backend=backend, progress=False, **extra)
     seconds = time.perf_counter() - imported
-    return engine, Loaded(backend, seconds, imported - start, memory_now() - before)
+    return engine, Loaded(name, seconds, imported - start, memory_now() - before)
 
 
 def fits_side_by_side(model: str, backends: int) -> bool:
@@ -455,12 +473,12 @@ def bench_of(
 
 @contextlib.contextmanager
 def checkpoint(model: str) -> Iterator[str]:
-    """A model's path; "random-25m" is made in a temporary folder."""
-    if model != workloads.RANDOM:
+    """A model's path; "random-25m" and "repeating-25m" are made in a temporary folder."""
+    if model not in workloads.MADE:
         yield model
         return
     with tempfile.TemporaryDirectory(prefix="parity-bench-") as folder:
-        yield str(workloads.make_random_model(Path(folder)))
+        yield str(workloads.make_random_model(Path(folder), workloads.MADE[model]))
 
 
 def words(text: str, known: Sequence[str], flag: str) -> tuple[str, ...]:
@@ -483,7 +501,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     if args.prompts is not None:
         workloads.read_prompts(args.prompts, args.max_new_tokens)  # a bad file is said before a model is loaded
     return Settings(
-        backends=words(args.backends, BACKENDS, "--backends"),
+        backends=words(args.backends, BACKENDS, "--backends") + ((GUESSING,) if args.guess else ()),
         kinds=words(args.kinds, workloads.KINDS, "--kinds"),
         shapes=words(args.workload, workloads.SHAPES, "--workload"),
         prompts=args.prompts,
@@ -493,6 +511,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raw=args.raw,
         batch=args.batch,
         clock=args.clock,
+        guess=args.guess,
         engine=engine,
     )
 
@@ -553,7 +572,7 @@ def add_bench(subparsers: Any) -> None:
         action="append",
         required=True,
         metavar="M",
-        help=f"a checkpoint; may stand several times; {workloads.RANDOM!r} is made on the spot",
+        help=f"a checkpoint; may stand several times; {' and '.join(workloads.MADE)} are made on the spot",
     )
     add("--backends", default="hf,vllm", metavar="A,B", help="default hf,vllm")
     add(
@@ -586,6 +605,7 @@ def add_bench(subparsers: Any) -> None:
         default="wall",
         help="cpu: processor seconds of this process, for a machine that others use too and has no accelerator",
     )
+    add("--guess", metavar="ngram|M", help="ours on transformers with guesses, too: n-grams, or a draft checkpoint")
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     add("--max-model-len", type=int, metavar="N", help="default: the checkpoint's")
     add("--blocks", type=int, metavar="N", help="vLLM's num_gpu_blocks_override: a small cache for a small model")

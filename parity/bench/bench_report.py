@@ -13,12 +13,14 @@ from parity.bench.values import Bench, Measured, Ratio, Result
 COLOURS = {
     "hf": "#c2410c",
     "vllm": "#1d4ed8",
+    "hf guessing": "#7c2d12",
     "hf plain": "#fdba74",
     "vllm generate": "#93c5fd",
     "vllm chat": "#bfdbfe",
 }
 LABELS = {
     "hf": "gen_engine on transformers",
+    "hf guessing": "gen_engine on transformers, guessing",
     "hf plain": "plain transformers: generate",
     "vllm": "gen_engine on vLLM",
     "vllm generate": "plain vLLM: LLM.generate",

@@ -27,7 +27,7 @@ TIMES = 4  # a repeated request stands there
 SHORTEST = 8  # tokens of a ragged answer
 RAGGED_MEAN = 0.3  # of the longest answer, on average
 INSTRUCTION = "Read the question, think of what is asked, and give one short answer in plain words. "
-RANDOM = "random-25m"
+MADE = {"random-25m": 0.1, "repeating-25m": 0.02}  # how wide the weights of a model are drawn that is made on the spot
 TOKENIZER = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
 
 Ids = tuple[int, ...]
@@ -162,9 +162,9 @@ def read_prompts(file: Path, max_new_tokens: int) -> Work:
     return Work(file.stem, requests, max_new_tokens)
 
 
-def make_random_model(folder: Path) -> Path:
+def make_random_model(folder: Path, width: float = MADE["random-25m"], layers: int = 8) -> Path:
     """A Qwen3 of 25 million random weights with the tiny checkpoint's tokenizer: what it says means nothing, but costs
-    what a small model costs. Weights are drawn wide (0.1), or it would say one token for ever."""
+    what a small model costs. With weights drawn wide (0.1) it never says the same again, else a few tokens for ever."""
     import torch
     import transformers
 
@@ -173,13 +173,13 @@ def make_random_model(folder: Path) -> Path:
         vocab_size=576,
         hidden_size=512,
         intermediate_size=1536,
-        num_hidden_layers=8,
+        num_hidden_layers=layers,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=64,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        initializer_range=0.1,
+        initializer_range=width,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

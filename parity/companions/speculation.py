@@ -6,8 +6,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="speculation"`, 
     engine = load("Qwen/Qwen3-8B", decoder=Speculation("ngram"))
     engine = load("Qwen/Qwen3-8B", backend="vllm", decoder=Speculation("draft_model", model="Qwen/Qwen3-0.6B"))
 
-On vLLM it is vLLM's own. On transformers the loop below guesses for one row at a time: it pays where a call has one
-request, not where it has many.
+On vLLM it is vLLM's own. On transformers the loop below guesses for all rows of a batch and judges all guesses in one
+forward.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        COLUMN_INPUTS,
         Asked,
         Batch,
         Checkpoint,
@@ -33,12 +34,14 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         ModelLoadConfig,
         OptionError,
         Refusal,
+        Row,
         UnsupportedError,
         one_of,
         whole,
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        COLUMN_INPUTS,
         Asked,
         Batch,
         Checkpoint,
@@ -48,6 +51,7 @@ else:  # the copy beside this file, whatever others the process has
         ModelLoadConfig,
         OptionError,
         Refusal,
+        Row,
         UnsupportedError,
         one_of,
         whole,
@@ -70,8 +74,6 @@ def seeded(asked: Asked) -> bool:
 
 
 REFUSALS = (
-    Refusal("hf", "n-grams of a least length", lambda a: a.config.decoder.lookup_min > 1,
-            "leave lookup_min at 1, or use backend='vllm'"),
     Refusal("vllm", "speculation with its logits hook", lambda a: a.config.logits_hooks,
             "load without one of the two, or use backend='hf'"),
     Refusal("vllm", "speculation with adapters", lambda a: bool(a.config.adapters),
@@ -97,7 +99,8 @@ class Speculation(Contract):
     method: "ngram" guesses what followed the last few tokens where they stood before, in the prompt or the answer;
         "draft_model" asks a smaller model with the same vocabulary.
     num_tokens: guesses in a round.   model: the draft checkpoint, for "draft_model" only.
-    lookup_max, lookup_min: for "ngram" only, how many last tokens to look for: the longest run that is found.
+    lookup_max, lookup_min: for "ngram" only, how many last tokens to look for, at most and at least: the longest run
+        that is found.
     """
 
     method: str = one_of(dataclasses.MISSING, "speculative method", METHODS)
@@ -133,7 +136,8 @@ class Speculation(Contract):
     def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., DecodeLoop]:
         """What makes the loop of a call, with DecodeLoop's arguments; the draft model is loaded beside the model."""
         draft = None if self.model is None else self._draft_model(model, config, checkpoint.dtype)
-        return functools.partial(SpeculativeLoop, drafter=functools.partial(self._drafter, draft))
+        drafter = Ngrams if draft is None else functools.partial(DraftModel, model=draft)
+        return functools.partial(SpeculativeLoop, drafter=functools.partial(drafter, self))
 
     def vllm_arguments(self) -> dict[str, Any]:
         """vLLM's words for it, with its count of guesses per request and step, which a trace reads."""
@@ -155,36 +159,16 @@ class Speculation(Contract):
         return forced_sampling(runner, replays)
 
     def _draft_model(self, model: Any, config: ModelLoadConfig, dtype: str) -> Any:
-        """The smaller model, told how many tokens to guess."""
-        draft = (
-            transformers()
-            .AutoModelForCausalLM.from_pretrained(
-                self.model,
-                dtype=getattr(importlib.import_module("torch"), dtype),
-                trust_remote_code=config.trust_remote_code,
-            )
-            .eval()
-        )
-        draft.generation_config = transformers().GenerationConfig(
-            num_assistant_tokens=self.num_tokens,
-            num_assistant_tokens_schedule="constant",
-            assistant_confidence_threshold=0.0,  # or it guesses fewer where it is unsure
-            pad_token_id=model.generation_config.pad_token_id,
-        )
+        """The smaller model, beside the model."""
+        auto = transformers().AutoModelForCausalLM
+        how = {"dtype": getattr(torch(), dtype), "trust_remote_code": config.trust_remote_code}
+        draft = auto.from_pretrained(self.model, **how).eval()
+        draft.generation_config = transformers().GenerationConfig(pad_token_id=model.generation_config.pad_token_id)
         return draft.to(model.device)
 
-    def _drafter(self, draft: Any, input_ids: Any, generation_config: Any) -> Any:
-        """transformers' own guesser for one row. input_ids: [1, tokens so far]."""
-        kit = importlib.import_module("transformers.generation.candidate_generator")
-        if draft is not None:
-            mask = {"attention_mask": importlib.import_module("torch").ones_like(input_ids)}
-            return kit.AssistedCandidateGenerator(input_ids, draft, generation_config, mask)
-        return kit.PromptLookupCandidateGenerator(
-            eos_token_id=input_ids.new_empty(0),  # ends may be guessed; 4.57 fails on None
-            num_output_tokens=self.num_tokens,
-            max_matching_ngram_size=self.lookup_max,
-            max_length=generation_config.max_length,
-        )
+
+def torch() -> Any:
+    return importlib.import_module("torch")
 
 
 def transformers() -> Any:
@@ -194,82 +178,296 @@ def transformers() -> Any:
 # == transformers ==
 
 
-def grown(model: Any, outputs: Any, state: dict[str, Any], ids: Any, length: int, new: int) -> dict[str, Any]:
-    """The state of one row, which described `length` tokens, for all of `ids`, the last `new` not in the cache yet."""
-    whole_length = ids.shape[1]
-    if whole_length > length:
-        state = model._update_model_kwargs_for_generation(outputs, dict(state), num_new_tokens=whole_length - length)
-    state["attention_mask"] = ids.new_ones(ids.shape)
-    if "cache_position" in state:
-        state["cache_position"] = ids.new_ones(whole_length).cumsum(0)[-new:] - 1
-    if "logits_to_keep" in state:
-        state["logits_to_keep"] = new
-    return state
+def length_of(row: Row) -> int:
+    """Tokens of a row: its prompt's and its answer's."""
+    return len(row.ids) + len(row.watch.ids)
 
 
-def forget(cache: Any, tokens: int) -> None:
-    """Take the last `tokens` tokens out of a cache. transformers 4.57 takes crop(0) for "all"; 5.x must hear of it
-    where it keeps what a sliding window has passed."""
-    if tokens or hasattr(cache, "activate_past_recording"):
-        cache.crop(-tokens)
+def forget(cache: Any, columns: int) -> None:
+    """Take the last columns out of a cache. transformers 4.57 takes crop(0) for "all"; 5.x must hear of it where it
+    keeps what a sliding window has passed."""
+    if columns or hasattr(cache, "activate_past_recording"):
+        cache.crop(-columns)
 
 
-def judged(model: Any, ids: Any, state: dict[str, Any], new: int) -> Any:
-    """The forward pass of the `new` last tokens over the cache. ids: [1, all tokens so far]."""
-    last = {"next_sequence_length": new} if hasattr(model, "_prefill") else {}
-    return model(**model.prepare_inputs_for_generation(ids, **last, **state), return_dict=True)
+def takes_back(layer: Any) -> bool:
+    """Whether tokens can be taken out of a layer of a cache again: not of a recurrent state, nor, in transformers 4.57,
+    of a sliding window."""
+    if getattr(layer, "is_sliding", False):
+        return hasattr(layer, "activate_past_recording")
+    return bool(getattr(layer, "is_croppable", not hasattr(layer, "recurrent_states")))
+
+
+def picked(held: Any, columns: Any) -> Any:
+    """Columns of a layer, for each row its own, in a tenth of `gather`'s time. held: [rows, heads, columns, size]"""
+    rows, heads, width, size = held.shape
+    first = torch().arange(rows * heads, device=held.device).view(rows, heads, 1) * width
+    flat = (first + columns[:, None]).flatten()
+    return held.reshape(-1, size).index_select(0, flat).view(rows, heads, columns.shape[1], size)
+
+
+class RaggedBatch:
+    """Rows over one cache that advance by different lengths, with their ends in one column.
+
+    A row that advanced less than another is moved to the right, over what was guessed wrong: there is padding on the
+    left, as in any batch, and no hole. Between rounds the last column of the ids is the newest token of each row, which
+    the cache does not have.
+    rows: in the batch's order.   width, lengths: columns of the ids, and tokens of each row, when the round began.
+    rigid: columns must stay where they are, although the batch's could be moved.
+    """
+
+    def __init__(self, batch: Batch, rows: Sequence[Row], rigid: bool = False) -> None:
+        self.batch, self.rows, self.rigid = batch, list(rows), rigid
+        self.width, self.lengths = batch.ids.shape[1], [length_of(row) for row in rows]
+        if batch.state.get("attention_mask") is None:  # 5.x drops one without a zero
+            batch.state["attention_mask"] = batch.ids.new_ones(batch.ids.shape)
+        if hasattr(batch.cache, "activate_past_recording"):
+            batch.cache.activate_past_recording()
+
+    @property
+    def elastic(self) -> bool:
+        """From the first forward on: whether rows can be moved; where not, they must be `even`."""
+        return self.batch.elastic and not self.rigid
+
+    @property
+    def even(self) -> bool:
+        """Whether all rows that go on have advanced by the same length."""
+        return len({length_of(r) - before for r, before in zip(self.rows, self.lengths) if not r.watch.over}) < 2
+
+    def begin(self) -> Any:
+        """The first forward, of the prompts: logits [rows, 1, vocabulary]."""
+        logits, layers = self.batch.forward().logits[:, -1:], getattr(self.batch.cache, "layers", ())
+        if not layers or not all(map(takes_back, layers)):
+            fix = "load without the decoder, or use backend='vllm'"
+            raise UnsupportedError("this model's cache cannot take back what was guessed wrong", fix=fix)
+        return logits
+
+    def forward(self) -> Any:
+        """Of all that the cache does not have: logits [rows, such columns, vocabulary]."""
+        batch, columns, seen = self.batch, self.batch.ids.shape[1], self.batch.cache.get_seq_length()
+        if "cache_position" in batch.state:
+            batch.state["cache_position"] = torch().arange(seen, columns, device=batch.ids.device)
+        if "logits_to_keep" in batch.state:
+            batch.state["logits_to_keep"] = columns - seen
+        return batch.forward(columns - seen).logits[:, seen - columns :]
+
+    def extend(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Put tokens behind each row. Where one has fewer than another, a masked column stands, at a position that the
+        row has already: a model may know no further one."""
+        batch, width, most = self.batch, self.batch.ids.shape[1], max(map(len, tokens))
+        counts = batch.ids.new_tensor([[len(own)] for own in tokens])
+        steps = torch().arange(1, most + 1, device=batch.ids.device)
+        filled = batch.ids.new_tensor([[*own, *[0] * (most - len(own))] for own in tokens])
+        batch.ids = torch().cat([batch.ids, filled], dim=1)
+        for name in held_by_column(batch):
+            held = batch.state[name][..., :width]  # without what a forward adds by itself
+            last = held[..., -1:]
+            more = {
+                "attention_mask": steps <= counts,
+                "position_ids": last + steps.minimum(counts),
+                "token_type_ids": last,
+                "mm_token_type_ids": last * 0,  # text
+            }[name].expand(*held.shape[:-1], most)
+            batch.state[name] = torch().cat([held, more.to(held.dtype)], dim=-1)
+
+    def settle(self) -> None:
+        """End a round: rows that are over leave, the others end with their newest token, whatever else stood there."""
+        batch, kept = self.batch, [place for place, row in enumerate(self.rows) if not row.watch.over]
+        if 0 < len(kept) < len(self.rows):
+            batch.keep(kept)
+        self.rows, before = [self.rows[place] for place in kept], [self.lengths[place] for place in kept]
+        self.lengths = [length_of(row) for row in self.rows]
+        if not kept:
+            return
+        ends = [self.width + now - then for now, then in zip(self.lengths, before)]
+        self.width = max(self.lengths) if self.elastic else ends[0]
+        seen, starts = batch.cache.get_seq_length(), [end - self.width for end in ends]
+        cached = min(self.width - 1, seen - max(starts))
+        if any(starts):
+            self._move(starts, cached)
+        else:
+            forget(batch.cache, seen - cached)
+            batch.ids = batch.ids[:, : self.width - 1]
+        self.extend([row.watch.ids[-1:] for row in self.rows])
+
+    def _move(self, starts: Sequence[int], cached: int) -> None:
+        """Begin each row at a column of its own; one below zero is padding. cached: columns that the cache then has."""
+        batch = self.batch
+        begin = batch.ids.new_tensor(starts)[:, None]
+        source = torch().arange(self.width - 1, device=batch.ids.device) + begin  # [rows, columns]
+        columns = source.clamp(min=0)  # the first one holds the row's first token, or padding, which is the same
+        batch.ids = batch.ids.gather(1, columns)
+        for name in held_by_column(batch):
+            held = batch.state[name]
+            batch.state[name] = held.gather(-1, columns.expand(*held.shape[:-1], -1))
+        batch.state["attention_mask"] *= source >= 0
+        batch.rope = None if batch.rope is None else batch.rope + begin
+        for layer in batch.cache.layers:
+            layer.keys, layer.values = (picked(held, columns[:, :cached]) for held in (layer.keys, layer.values))
+
+    def join(self, other: RaggedBatch) -> None:
+        """Take in the rows of another one; both are elastic and settled."""
+        lacks = [own.width - own.batch.cache.get_seq_length() for own in (self, other)]
+        for own, lack in zip((self, other), lacks):
+            forget(own.batch.cache, max(lacks) - lack)
+        self.batch.join(other.batch)
+        self.rows, self.lengths = self.rows + other.rows, self.lengths + other.lengths
+        self.width = self.batch.ids.shape[1]
+
+
+def held_by_column(batch: Batch) -> list[str]:
+    return [name for name in COLUMN_INPUTS if batch.state.get(name) is not None]
+
+
+def settled(parts: Iterable[RaggedBatch]) -> RaggedBatch | None:
+    """The rows of all parts that go on, as one batch."""
+    for part in parts:
+        part.settle()
+    going = [part for part in parts if part.rows]
+    for part in going[1:]:
+        going[0].join(part)
+    return going[0] if going else None
+
+
+# The rows that run, and the most guesses that each can use -> what may come next in each.
+Drafter = Callable[[Sequence[Row], Sequence[int]], Sequence[Sequence[int]]]
+Guesses = Mapping[Row, Sequence[int]]
+
+
+class Ngrams:
+    """Guesses what followed a row's last tokens where they first stood, in its prompt or its answer."""
+
+    def __init__(self, how: Speculation) -> None:
+        self.how, self.known = how, dict[Row, tuple[list[int], dict[tuple[int, ...], int]]]()
+
+    def __call__(self, rows: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
+        self.known = {row: self.known.get(row) or ([], {}) for row in rows}
+        return [self._guess(row, *self.known[row])[:limit] for row, limit in zip(rows, most)]
+
+    def _guess(self, row: Row, ids: list[int], follower: dict[tuple[int, ...], int]) -> list[int]:
+        """ids: those of the row that were looked at.   follower: n-gram -> the place behind it, the first time."""
+        sizes, looked = range(self.how.lookup_max, self.how.lookup_min - 1, -1), len(ids)
+        ids += row.watch.ids[looked - len(row.ids) :] if ids else [*row.ids, *row.watch.ids]
+        for place in range(max(1, looked), len(ids)):
+            for size in sizes:
+                if size <= place:
+                    follower.setdefault(tuple(ids[place - size : place]), place)
+        found = next((follower[last] for size in sizes if (last := tuple(ids[-size:])) in follower), len(ids))
+        return ids[found : found + self.how.num_tokens]
+
+
+class DraftModel:
+    """Guesses what a smaller model would say, greedily, for all rows together over a cache of its own."""
+
+    def __init__(self, how: Speculation, model: Any) -> None:
+        self.how, self.model = how, model
+        self.running: RaggedBatch | None = None
+
+    def __call__(self, rows: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
+        self.running = running = self._follow(rows)
+        guesses: list[list[int]] = [[] for _ in rows]
+        for step in range(min(self.how.num_tokens, max(most))):
+            tokens = running.forward()[:, -1].argmax(-1).tolist()
+            chosen = [[token] if step < limit else [] for token, limit in zip(tokens, most)]
+            running.extend(chosen)
+            guesses = [[*guess, *own] for guess, own in zip(guesses, chosen)]
+        return guesses
+
+    def _follow(self, rows: Sequence[Row]) -> RaggedBatch:
+        """The rows as they are now: what was guessed wrong is forgotten, some have left, others have come."""
+        parts = [] if self.running is None else [self.running]
+        new = [row for row in rows if not any(row in part.rows for part in parts)]
+        if parts and not parts[0].elastic and (new or not parts[0].even):
+            parts, new = [], list(rows)  # what cannot be moved is read anew
+        if new:
+            parts.append(RaggedBatch(self._prepare(new), new))
+            parts[-1].begin()
+        running = settled(parts)
+        assert running is not None and running.rows == list(rows)
+        return running
+
+    def _prepare(self, rows: Sequence[Row]) -> Batch:
+        """transformers' `generate` on all ids of the rows, up to its first forward. A picture is its placeholders."""
+        known = [[*row.ids, *row.watch.ids] for row in rows]
+        pads = [max(map(len, known)) - len(ids) for ids in known]
+        tensor = functools.partial(torch().tensor, device=self.model.device)
+        batch: Batch = self.model.generate(
+            input_ids=tensor([ids[:1] * pad + ids for ids, pad in zip(known, pads)]),
+            attention_mask=tensor([[0] * pad + [1] * len(ids) for ids, pad in zip(known, pads)]),
+            max_new_tokens=self.how.num_tokens,
+            do_sample=False,
+            use_cache=True,
+            custom_generate=Batch,
+        )
+        return batch
 
 
 class SpeculativeLoop(DecodeLoop):
-    """One row, whose guessed tokens pass through the model together; then each place is decided as DecodeLoop does it,
-    until one is not what was guessed. So every option means what it means there, and a seed draws the same sample.
+    """Guesses for all rows pass through the model together; then each place is decided as DecodeLoop does it, for the
+    rows whose guesses were right so far. So every option means what it means there, and a seed draws the same sample.
 
-    Not the library's own loop: it looks for ends once a round, and draws from the process's generator.
+    Where columns cannot come and go (a sliding window, a plugin's transformers objects), all rows of a batch advance by
+    what the slowest got.
+    Not the library's own loop: it takes one row, looks for ends once a round, and draws from the process's generator.
     """
 
-    def __init__(self, *given: Any, drafter: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, *given: Any, drafter: Callable[[], Drafter]) -> None:
         super().__init__(*given)
-        self.drafter, self.places = drafter, lambda width: 1
+        self.drafter = drafter()
 
     def run(self) -> None:
-        while new := self.admit(None):
-            self._guess(self.prepare(new))
-
-    def _guess(self, batch: Batch) -> None:
-        model, cache = self.model, batch.cache
-        if hasattr(cache, "activate_past_recording"):
-            cache.activate_past_recording()
-        with self.observer.timed("verify"):
-            outputs = batch.forward()
-        drafter, ids, state = None, batch.ids, batch.state
-        draft, length = ids[:, :0], ids.shape[1] + 1
-        while True:
-            before = ids.shape[1]
-            ids = self._judge(outputs.logits, draft[0].tolist(), batch.processors, ids)
-            if not self.rows:
-                return
-            forget(cache, before + draft.shape[1] + 1 - ids.shape[1])
-            state, length = grown(model, outputs, state, ids, length, 1), ids.shape[1]
-            with self.observer.timed("draft"):
-                drafter = drafter or self.drafter(ids, batch.config)  # late: its mask is as long as the ids
-                guess = drafter.get_candidates(ids)[0]
-            draft = guess[:, length:]
+        running: RaggedBatch | None = None
+        while self.rows or self.waiting:
+            guesses = self._guesses() if self.rows else {}
             with self.observer.timed("verify"):
-                new = 1 + draft.shape[1]
-                outputs = judged(model, guess, grown(model, outputs, state, guess, length, new), new)
+                parts = self._forward(running, guesses)
+            for part, logits in parts:
+                self._judge(part, logits, guesses)
+            running = settled([part for part, _ in parts])
+            self.observer.stepped()
 
-    def _judge(self, logits: Any, draft: Sequence[int], logits_processor: Any, input_ids: Any) -> Any:
-        """All ids after a round. logits: [1, any, vocabulary], the last len(draft) + 1 of them count."""
-        watch = self.rows[0].watch
-        watch.drafted += len(draft)
-        for place, guess in enumerate([*draft, None]):
-            input_ids, kept = self.decide(logits[:, place - len(draft) - 1], logits_processor, input_ids)
-            right = int(input_ids[0, -1]) == guess
-            watch.matched += right
-            if not kept or not right:
-                break
-        self.observer.stepped()
-        return input_ids
+    def _guesses(self) -> Guesses:
+        """As many for each row as can be followed by one more token."""
+        longest = self.options.max_new_tokens
+        most = [len(row.prompt.replay or range(longest)) - len(row.watch.ids) - 1 for row in self.rows]
+        with self.observer.timed("draft"):
+            return dict(zip(self.rows, self.drafter(self.rows, most)))
+
+    def _forward(self, running: RaggedBatch | None, guesses: Guesses) -> list[tuple[RaggedBatch, Any]]:
+        """The rows that run, with their guesses, and those that now join them; the logits of both."""
+        parts = []
+        if running is not None:
+            running.extend([guesses[row] for row in running.rows])
+            parts.append((running, running.forward()))
+        if new := self.admit(None if running is None else running.batch):
+            prompts = RaggedBatch(self.prepare(new), new, self.rigid)
+            parts.append((prompts, prompts.begin()))
+        return parts
+
+    def _judge(self, part: RaggedBatch, logits: Any, guesses: Guesses) -> None:
+        """Give each row its tokens up to the first that was not guessed. logits: [rows, guesses + 1, vocabulary]."""
+        everyone, waits, at = list(self.rows), set(self.rows) - set(part.rows), list(range(len(part.rows)))
+        ids, drafts = part.batch.ids[:, : part.width], [guesses.get(row, ()) for row in part.rows]
+        for row, draft in zip(part.rows, drafts):
+            row.watch.drafted += len(draft)
+        self.rows[:] = part.rows  # in place: the logits hooks read this list
+        try:
+            for place in range(logits.shape[1]):
+                ids, kept = self.decide(logits[at, place], part.batch.processors, ids)
+                tokens = ids[:, -1].tolist()
+                right = [k for k, token in enumerate(tokens) if list(drafts[at[k]][place : place + 1]) == [token]]
+                for k in right:
+                    part.rows[at[k]].watch.matched += 1
+                going = [k for k in kept if k in right]
+                if not going or (len(going) < len(kept) and not part.elastic):
+                    break
+                ids, at = ids[going], [at[k] for k in going]
+                onward = [part.rows[k] for k in at]
+                waits |= set(self.rows) - set(onward)
+                self.rows[:] = onward
+        finally:
+            waits |= set(self.rows)
+            self.rows[:] = [row for row in everyone if row in waits]
 
 
 # == vLLM ==

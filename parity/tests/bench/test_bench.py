@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -286,3 +287,9 @@ def test_the_random_model_is_a_qwen3_of_25_million_weights_that_says_many_things
         options = {"max_new_tokens": 24, "stop": {"ignore_eos": True}}
         [result] = engine.generate_text_batch([{"prompt": "Count to 5."}], options)
         assert len(set(result.token_ids)) > 12
+
+
+def test_guesses_are_told_against_the_same_engine_without_them(capsys: Capture) -> None:
+    flags = "--backends hf --guess ngram --workload even --kinds text --requests 2 --max-new-tokens 8 --repeats 1"
+    assert main(["bench", "--model", str(TEXT), *flags.split()]) == 0
+    assert re.search(r"hf guessing ÷ hf +× .*IDENTICAL, 2 of 2 rows", capsys.readouterr().out)
