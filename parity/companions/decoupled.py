@@ -178,10 +178,10 @@ class Half(DecodeLoop):
     padded on the left only, as that of DecodeLoop: where rows got on by different lengths, columns are moved.
     """
 
-    def __init__(self, *given: Any, desk: Any) -> None:
+    def __init__(self, *given: Any, desk: Any, number: int) -> None:
         super().__init__(*given)
         self.batch: Batch | None = None
-        self.desk, self.asked = desk, list[Any]()
+        self.desk, self.number, self.asked = desk, number, list[Any]()
 
     def turn(self) -> None:
         """Judge what was guessed since the last turn, let rows join, and ask for guesses."""
@@ -198,7 +198,7 @@ class Half(DecodeLoop):
         if new := self.admit(self.batch):
             self._begin(new)
             self.observer.stepped()
-        self.asked = self.desk.ask([row for row in self.rows if most_new(row, self.options) > 1])
+        self.asked = self.desk.ask(self.number, [row for row in self.rows if most_new(row, self.options) > 1])
 
     def _begin(self, new: list[Any]) -> None:
         """The prompts' forward; and one more for the tokens that rows bring from another verifier."""
@@ -296,7 +296,7 @@ class Halves:
 
     def __init__(self, model: Any, waiting: Iterable[Any], places: Callable[[int], int], call: Call, *, desk: Any):
         self.rows, self.waiting, self.places = list[Any](), deque(waiting), places
-        self.halves = [Half(model, (), functools.partial(self._places, k), call, desk=desk) for k in range(2)]
+        self.halves = [Half(model, (), functools.partial(self._places, k), call, desk=desk, number=k) for k in (0, 1)]
         for half in self.halves:
             half.waiting = self.waiting
         desk.loop = self
@@ -383,9 +383,11 @@ class Verifier:
 
     # -- for its own loop --
 
-    def ask(self, rows: Sequence[Any]) -> list[Any]:
-        """Guesses for these rows, to be collected later. A row goes to the same drafter each time."""
-        drafters, shares = list(self.drafters.items()), {}  # type: Any, dict[int, list[Any]]
+    def ask(self, half: int, rows: Sequence[Any]) -> list[Any]:
+        """Guesses for these rows, to be collected later. Each half has drafters of its own where there are two, and
+        each row goes to the same one, which may have kept what it read."""
+        every, shares = list(self.drafters.items()), dict[int, list[Any]]()
+        drafters = every[half::2] or every
         for row in rows if drafters else ():
             shares.setdefault(row.place % len(drafters), []).append(row)
         return [

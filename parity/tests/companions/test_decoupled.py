@@ -49,10 +49,8 @@ class Desk:
 
     def __init__(self, guesses: Speculation) -> None:
         self.drafter, self.along = Drafter(guesses, {"max_model_len": WINDOW}), dict[int, list[int]]()
-        self.asked = 0
 
-    def ask(self, rows: Sequence[Any]) -> list[Any]:
-        self.asked += len(rows)
+    def ask(self, half: int, rows: Sequence[Any]) -> list[Any]:
         guesses, seconds = self.drafter.guess([[*row.ids, *row.watch.ids] for row in rows]) if rows else ([], 0.0)
         assert seconds >= 0
         return [(row.place, guess) for row, guess in zip(rows, guesses)]
