@@ -205,11 +205,11 @@ class Half(DecodeLoop):
         old = [row for row in self.rows if row not in new]
         prompts = self.prepare(new)
         with self.observer.timed("verify"):
-            prompts.forward()
+            logits = prompts.forward().logits[:, -1:]
         mask = prompts.state.get("attention_mask")  # transformers 5 drops one without a zero
         mask = prompts.ids.new_ones(prompts.ids.shape) if mask is None else mask[:, : prompts.ids.shape[1]]
         prompts.state = {"attention_mask": mask, "past_key_values": prompts.cache}
-        logits, prompts.logits = prompts.logits[:, None], prompts.logits[:0]  # join puts them together; nobody reads
+        prompts.logits = logits[:0, 0]  # join puts them together, and nobody reads them
         try:
             self.rows[:] = new
             self._judge(prompts, [[]] * len(new), logits, drafted=False)

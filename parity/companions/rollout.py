@@ -358,8 +358,9 @@ class Trace(Observer):
         if self._live is not None:
             self._live.count_guesses()
         advances = {number: got for number in self._open if any(got := self._advance(number))}
-        served = sum(got.delivered > 0 for got in advances.values())
-        view = {"running": served, "waiting": len(self._open) - served} if self._live is None else self._live.viewed()
+        waiting = sum(not watch.ids for watch in self._open.values())
+        hf = {"running": len(self._open) - waiting, "waiting": waiting}
+        view = hf if self._live is None else self._live.viewed()
         spent = {what: self.spent.get(what, 0.0) for what in self._clocks()}
         self.steps.append(Step(ended, ended - self._last, spent, view, advances))
         for number, watch in [(number, watch) for number, watch in self._open.items() if watch.over]:

@@ -54,7 +54,7 @@ class Setting:
     accepted: float = 0.7
     drafters: int = 1
     delay: float = 0.5
-    rows: int = 32
+    rows: int = 128
     lengths: tuple[int, ...] = LENGTHS
 
     @property
@@ -231,7 +231,7 @@ def described(setting: Setting) -> str:
 
 
 def draw(base: Setting, file: Path, title: str) -> None:
-    """tokens/s above, idle share below, over each of what is varied."""
+    """tokens/s, as multiples of plain, above, and the idle share below, over each of what is varied."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -245,16 +245,17 @@ def draw(base: Setting, file: Path, title: str) -> None:
         figure.suptitle(f"{title}\n{described(base)}", fontsize=11, x=0.01, ha="left")
         for place, (name, points) in enumerate(varied.items()):
             values = [value for _, value, _ in points]
+            plain = [simulate(setting, 0).rate for _, _, setting in points]
             for way, groups in WAYS.items():
                 found = [simulate(setting, groups) for _, _, setting in points]
-                rates, idle = [one.rate for one in found], [100 * one.idle for one in found]
+                rates, idle = [one.rate / bare for one, bare in zip(found, plain)], [100 * one.idle for one in found]
                 axes[0, place].plot(values, rates, color=COLOURS[way], linewidth=2, marker="o", markersize=3, label=way)
                 axes[1, place].plot(values, idle, color=COLOURS[way], linewidth=2, marker="o", markersize=3)
             axes[1, place].set_xlabel(name)
             if max(values) > 100:
                 axes[1, place].sharex(axes[0, place])
                 axes[0, place].set_xscale("log", base=2)
-        axes[0, 0].set_ylabel("tokens/s (simulated)")
+        axes[0, 0].set_ylabel("tokens/s, multiples of plain (simulated)")
         axes[1, 0].set_ylabel("verifier idle, %")
         axes[0, 0].set_ylim(bottom=0)
         axes[1, 0].set_ylim(-2, 102)

@@ -153,7 +153,7 @@ def group() -> Iterator[moved.DecoupledGroup]:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # workers have not seen ours
     environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}}
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
-    with moved.DecoupledGroup(str(TEXT), spec_tokens=3, verifiers=2, drafters=2) as group:
+    with (group := moved.DecoupledGroup(str(TEXT), spec_tokens=3, verifiers=2, drafters=2)):
         yield group
     ray.shutdown()
 
