@@ -331,6 +331,7 @@ class Verifier:
     def __init__(self, settings: Mapping[str, Any], guesses: Any) -> None:
         self.ray = ray_itself()
         self.engine = load({"progress": False, **settings, "decoder": Apart(guesses, self)})
+        self.call = 0  # orders and news say which they are of: others come too late
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.drafters: Mapping[int, Any] = {}
@@ -343,22 +344,22 @@ class Verifier:
 
     # -- for the coordinator --
 
-    def run(self, options: GenerationOptions, plugins: Sequence[Any]) -> None:
+    def run(self, call: int, options: GenerationOptions, plugins: Sequence[Any]) -> None:
         """Answer what comes until the call is over."""
-        self.plan = make_plan(options, self.engine.checkpoint, plugins)
+        self.call, self.plan = call, make_plan(options, self.engine.checkpoint, plugins)
         with contextlib.suppress(Ended), self.engine.bare():
             while True:
                 self.numbers, self.work, self.loop = 0, {}, None
                 if prompts := self._arrived(wait=True):
                     self._complete(prompts)
 
-    def give(self, *orders: Any) -> None:
-        """("prompt", place, prompt, tokens said elsewhere), ("leave", how many) or ("end",)."""
-        for order in orders:
-            self.inbox.put(order)
+    def give(self, call: int, *order: Any) -> None:
+        """ "prompt", place, prompt, tokens said elsewhere; "leave", how many; or "end"."""
+        self.inbox.put((call, *order))
 
     def take(self) -> list[Any]:
-        """("done", place, completion), ("leaving", places), ("left", place, tokens) or ("drafter", number, why)."""
+        """(call, "done", place, completion), (.., "leaving", places), (.., "left", place, tokens) or
+        (.., "drafter", number, why)."""
         news = []
         with contextlib.suppress(queue.Empty):
             news.append(self.outbox.get(timeout=WAIT))
@@ -404,7 +405,7 @@ class Verifier:
                 guesses, seconds = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:
                 self.drafters = {other: drafter for other, drafter in self.drafters.items() if other != number}
-                self.outbox.put(("drafter", number, type(error).__name__))
+                self._tell("drafter", number, type(error).__name__)
                 continue
             found.update(zip(places, guesses))
             longest = max(longest, seconds)
@@ -431,7 +432,9 @@ class Verifier:
         prompts = []
         with contextlib.suppress(queue.Empty):
             while True:
-                what, *given = self.inbox.get(block=wait)
+                call, what, *given = self.inbox.get(block=wait)
+                if call != self.call:
+                    continue
                 wait = False
                 if what == "end":
                     raise Ended
@@ -450,7 +453,7 @@ class Verifier:
         waiting = [] if loop is None else list(loop.waiting)[-count:]
         running = [] if loop is None else [row for row in loop.running() if not row.watch.over]
         leaving = [*waiting, *running[: count - len(waiting)]]
-        self.outbox.put(("leaving", [self.work[row.place][0] for row in leaving]))
+        self._tell("leaving", [self.work[row.place][0] for row in leaving])
         for row in leaving:
             row.watch.fail(Left("it goes on elsewhere"))
         for row in waiting:
@@ -460,9 +463,12 @@ class Verifier:
     def _done(self, place: int, completion: Completion) -> None:
         theirs, said = self.work.pop(place)
         if isinstance(completion.error, Left):
-            self.outbox.put(("left", theirs, completion.token_ids or said))
+            self._tell("left", theirs, completion.token_ids or said)
         else:
-            self.outbox.put(("done", theirs, completion))
+            self._tell("done", theirs, completion)
+
+    def _tell(self, *news: Any) -> None:
+        self.outbox.put((self.call, *news))
 
 
 # == Coordinating ==
@@ -511,39 +517,29 @@ class Coordinator:
         self.where: dict[int, int] = {}  # of open requests: which verifier has each
         self.leaving: set[int] = set()
         self.ordered: int | None = None  # the verifier that shall name some to leave
+        self.calls = 0
         self.moves: list[tuple[Any, ...]] = []
         self.began = time.perf_counter()
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
-        options, plugins, draws = call.plan.options, call.plan.plugins, call.plan.options.temperature > 0
-        seeded = (dataclasses.replace(p, seed=p.drawn_seed()) if draws else p for p in prompts)  # drawn again elsewhere
-        self.open, self.where = dict(zip(call.places, seeded)), {}
-        self.leaving, self.ordered = set(), None
-        runs = {verifier.run.remote(options, plugins): n for n, verifier in self.verifiers.items()}
+        options, plugins = call.plan.options, call.plan.plugins
+        if options.temperature > 0:  # what runs again elsewhere draws the same
+            prompts = [dataclasses.replace(prompt, seed=prompt.drawn_seed()) for prompt in prompts]
+        self.open = {next(call.places): dataclasses.replace(prompt, messages=None) for prompt in prompts}
+        self.where, self.leaving, self.ordered, self.calls = {}, set(), None, self.calls + 1
+        runs = {verifier.run.remote(self.calls, options, plugins): n for n, verifier in self.verifiers.items()}
         takes = {verifier.take.remote(): n for n, verifier in self.verifiers.items()}
-        for place in sorted(self.open, key=lambda place: -self.open[place].length):
-            self._give(place, ())
         try:
+            for place in sorted(self.open, key=lambda place: -self.open[place].length):
+                self._give(place, ())
             while self.open:
                 self._balance()
-                [reference], _ = self.ray.wait([*takes, *runs], num_returns=1)
-                number = (takes | runs)[reference]
-                try:
-                    news = self.ray.get(reference)
-                except self.ray.exceptions.RayActorError:
-                    for references in (takes, runs):
-                        for gone in [r for r, n in references.items() if n == number]:
-                            del references[gone]
-                    self._bury(number)
-                    continue
-                del takes[reference]  # a run ends by an error, which was raised
-                takes[self.verifiers[number].take.remote()] = number
-                for one in news:
-                    self._hear(number, call, *one)
-        except self.ray.exceptions.RayTaskError as error:
+                self._listen(runs, takes, call)
+        except self.ray.exceptions.RayTaskError as error:  # of a verifier's run: what it cannot go on after
             raise error.cause from error
         finally:
             self._end([*runs, *takes])
+            self.open, self.where = {}, {}
 
     def score(self, pairs: Any, **how: Any) -> Any:
         raise UnsupportedError("verifiers do not score", fix="use load()")
@@ -555,10 +551,38 @@ class Coordinator:
     def note(self, what: str, number: int, source: int | None, target: int | None, why: str) -> None:
         self.moves.append((round(time.perf_counter() - self.began, 6), what, number, source, target, why))
 
+    def tell_all(self, tell: Callable[[int, Any], Any]) -> None:
+        """Outside calls. tell: a verifier's number and handle -> what to wait for."""
+        for number, verifier in list(self.verifiers.items()):
+            try:
+                self.ray.get(tell(number, verifier))
+            except self.ray.exceptions.RayActorError:
+                self._bury(number)
+            except self.ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+
+    def _listen(self, runs: dict[Any, int], takes: dict[Any, int], call: Call) -> None:
+        """Wait until a verifier has news, or none. runs, takes: what is awaited -> of which verifier."""
+        [reference], _ = self.ray.wait([*takes, *runs], num_returns=1)
+        number = (takes | runs)[reference]
+        try:
+            news = self.ray.get(reference)  # of a run only an error, which is raised
+        except self.ray.exceptions.RayActorError:
+            for references in (takes, runs):
+                for gone in [one for one, n in references.items() if n == number]:
+                    del references[gone]
+            self._bury(number)
+            return
+        del takes[reference]
+        takes[self.verifiers[number].take.remote()] = number
+        for of_call, *one in news:
+            if of_call == self.calls:
+                self._hear(number, call, *one)
+
     def _end(self, references: Iterable[Any]) -> None:
         """No thread of a verifier is in this call any more."""
         for verifier in self.verifiers.values():
-            verifier.give.remote(("end",))
+            verifier.give.remote(self.calls, "end")
         for reference in references:
             with contextlib.suppress(self.ray.exceptions.RayError):
                 self.ray.get(reference)
@@ -569,9 +593,12 @@ class Coordinator:
         return loads
 
     def _give(self, place: int, said: Sequence[int]) -> int:
+        """To the least loaded verifier, which is returned."""
+        if not self.verifiers:
+            raise EngineError("no verifier is left", fix="make the group anew")
         loads = self._loads()
         number = self.where[place] = min(self.verifiers, key=lambda v: loads[v])
-        self.verifiers[number].give.remote(("prompt", place, self.open[place], said))
+        self.verifiers[number].give.remote(self.calls, "prompt", place, self.open[place], said)
         return number
 
     def _hear(self, number: int, call: Call, what: str, about: Any, detail: Any = None) -> None:
@@ -597,8 +624,6 @@ class Coordinator:
         again = [place for place, at in self.where.items() if at == number]
         log.warning("verifier %d is lost; %d requests run again", number, len(again))
         self.note("verifier", number, number, None, "lost")
-        if not self.verifiers:
-            raise EngineError("no verifier is left", fix="make the group anew")
         for place in again:
             del self.where[place]
         for place in again:
@@ -618,7 +643,7 @@ class Coordinator:
             self.verifiers[number].draft_with.remote(own)  # type: ignore[index]
         if not self.leaving and self.ordered is None and (move := moving(loads)):
             self.ordered, _, count = move
-            self.verifiers[self.ordered].give.remote(("leave", count))
+            self.verifiers[self.ordered].give.remote(self.calls, "leave", count)
 
 
 class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
@@ -674,13 +699,12 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
         """
         group, place, keep = self.coordinator, str(Path(directory).absolute()), False
         group.moves, group.began = [], time.perf_counter()
-        each = group.verifiers.items()
-        group.ray.get([verifier.watch.remote(kind, place, first + number) for number, verifier in each])
+        group.tell_all(lambda number, verifier: verifier.watch.remote(kind, place, first + number))
         try:
             yield
             keep = True
         finally:
-            group.ray.get([verifier.write.remote(keep) for verifier in group.verifiers.values()])
+            group.tell_all(lambda _, verifier: verifier.write.remote(keep))
         path = Path(place, "moves.csv")
         part = path.with_name(f".{path.name}.part")
         with part.open("w", newline="", encoding="utf-8") as stream:

@@ -224,6 +224,20 @@ def test_requests_move_to_the_verifier_that_has_nothing_to_do(
     assert main(["trace", str(tmp_path)]) == 0
 
 
+def test_a_call_that_was_given_up_leaves_nothing_behind(
+    group: moved.DecoupledGroup, shared: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*news: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group.coordinator, "_hear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group.generate_text_batch(COUNTS, OPTIONS["greedy"])
+    expected = shared(TEXT, "hf").generate_text_batch(REQUESTS, OPTIONS["stops"])  # places of the other call, again
+    assert ends(group.generate_text_batch(REQUESTS, OPTIONS["stops"])) == ends(expected)
+
+
 def killing(group: Decoupled, monkeypatch: pytest.MonkeyPatch, which: Callable[[int], Any]) -> None:
     """At the first answer of a call, kill an actor. which: the number of the verifier that gave it -> the actor."""
     heard, dead = group.coordinator._hear, list[Any]()
@@ -271,5 +285,6 @@ def test_a_verifier_that_dies_has_its_requests_run_again(
 
 def test_without_a_verifier_a_call_fails(group: moved.DecoupledGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     killing(group, monkeypatch, lambda number: group.coordinator.verifiers[number])
-    with pytest.raises(gen_engine.EngineError, match="no verifier is left"):
-        group.generate_text_batch(COUNTS, OPTIONS["greedy"])
+    for _ in range(2):
+        with pytest.raises(gen_engine.EngineError, match="no verifier is left"):
+            group.generate_text_batch(COUNTS, OPTIONS["greedy"])
