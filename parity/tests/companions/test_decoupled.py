@@ -29,7 +29,7 @@ DRAFT = str(ROOT / cases.DRAFT)
 REQUESTS = [of_task(task) for task in text_tasks(14, seed=3)]
 COUNTS = [chat(f"Count to {number}.") for number in range(20, 30)]
 OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"max_new_tokens": 80},
+    "greedy": {"max_new_tokens": 80, "logprobs": 0},
     "stops": {"max_new_tokens": 40, "stop": [", 7", "\n\n", "ed "], "logprobs": 2},
     "penalty": {"max_new_tokens": 31, "repetition_penalty": 1.2, "min_new_tokens": 9, "stop": {"token_ids": [11]}},
     "seeded": {"max_new_tokens": 40, "temperature": 1.0, "top_p": 0.9, "seed": 5, "n": 2, "stop": ["ed "]},
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def ends(results: Sequence[Any]) -> list[Any]:
-    """What is the same on each path; log-probabilities are rounded otherwise."""
+    """What is the same on each path; log-probabilities are but for rounding."""
     return [(s.token_ids, s.text, s.finish_reason, s.stop_reason) for r in results for s in (r.samples or (r,))]
 
 
@@ -69,16 +69,30 @@ def desk(request: pytest.FixtureRequest) -> Desk:
 
 @pytest.fixture(scope="module")
 def halved(desk: Desk) -> Iterator[GenerationEngine]:
-    """Three rows at a time: rows of all lengths join and leave both halves."""
-    with load(TEXT, max_model_len=WINDOW, max_batch_size=3, decoder=Apart(desk.drafter.guesses, desk)) as engine:
+    """Seven rows at a time: rows of all lengths join and leave both halves."""
+    with load(TEXT, max_model_len=WINDOW, max_batch_size=7, decoder=Apart(desk.drafter.guesses, desk)) as engine:
         yield engine
+
+
+def check_halves(halved: GenerationEngine, alone: GenerationEngine, requests: Any, options: Any) -> None:
+    results, expected = (engine.generate_text_batch(requests, options) for engine in (halved, alone))
+    assert ends(results) == ends(expected)
+    for result, one in zip(results, expected):
+        assert result.logprobs == pytest.approx(one.logprobs, abs=1e-3)  # masks and places are right
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_rows_in_two_halves_answer_as_in_one(halved: GenerationEngine, desk: Desk, shared: Load, name: str) -> None:
     desk.along.clear()
-    expected = shared(TEXT, "hf").generate_text_batch(REQUESTS, OPTIONS[name])
-    assert ends(halved.generate_text_batch(REQUESTS, OPTIONS[name])) == ends(expected)
+    check_halves(halved, shared(TEXT, "hf"), REQUESTS, OPTIONS[name])
+
+
+def test_rows_that_overtake_each_other_leave_no_trace(halved: GenerationEngine, desk: Desk, shared: Load) -> None:
+    """Of equal length at first, so that each is the longest for a while."""
+    desk.along.clear()
+    requests = [{"prompt_token_ids": [20 + (17 * k + 7 * i * k) % 400 for i in range(12)]} for k in range(1, 8)]
+    options = {"max_new_tokens": 40, "stop": {"ignore_eos": True}, "logprobs": 0}
+    check_halves(halved, shared(TEXT, "hf"), requests, options)
 
 
 def test_tokens_that_a_row_brings_along_are_judged_and_not_drafted(
