@@ -214,7 +214,8 @@ NOTHING = Advance(0)
 class Step:
     """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or since the call began.
 
-    spent: seconds by "draft" and "verify", where they were measured.   view: what the scheduler saw.
+    spent: seconds by "draft" and "verify", where they were measured; "idle", where that was, too: guesses that are made
+        elsewhere take no time from the step.   view: what the scheduler saw.
     """
 
     ended: float
@@ -240,7 +241,7 @@ class Step:
             "draft_nstep": max((advance.drafted for advance in self.advances.values()), default=0),
             "draft_time": ms.get("draft"),
             "verify_time": ms.get("verify"),
-            "idle_time": 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None,
+            "idle_time": ms.get("idle", 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None),
             **{name: self.view.get(name) for name in ("running", "waiting", "preempted", "kv_cache_usage")},
         }
 
@@ -297,10 +298,15 @@ class Trace(Observer):
     worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts the rows of perf.csv
     Requests are numbered as they come to the backend: answers from a cache, and the equals of a greedy one, do not.
     Counts are always there; what cannot be measured is a column less, never a zero.
+    idle: the loop times how long it waits; else that is what guesses and model leave of a step.
+    joins: rows that arrive join those that run, and begin no call.
     """
 
-    def __init__(self, engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int) -> None:
+    def __init__(
+        self, engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int, *, idle: bool = False
+    ) -> None:
         self.engine, self.directory, self.worker_id = engine, Path(directory), worker_id
+        self.idle, self.joins = idle, False
         self.steps: list[Step] = []
         self.requests: list[TracedRequest] = []
         self.cases: list[Case] = []
@@ -330,14 +336,20 @@ class Trace(Observer):
             yield
         finally:
             took = self.now() - began
-            self.spent[what] = self.spent.get(what, 0.0) + took - self._inner
+            self.spend(what, took - self._inner)
             self._inner = outer + took
 
+    def spend(self, what: str, seconds: float) -> None:
+        """Count time that was measured elsewhere."""
+        self.spent[what] = self.spent.get(what, 0.0) + seconds
+
     def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None:
-        self._live, self._last, first = self.probe if backend == "vllm" else None, self.now(), len(self.requests)
-        self.requests += [TracedRequest(row.prompt_tokens, self._last) for row in rows]
-        self._open = dict(enumerate(rows, first))
-        self.spent.clear()
+        now, first = self.now(), len(self.requests)
+        if not self.joins:
+            self._live, self._last, self._open = self.probe if backend == "vllm" else None, now, {}
+            self.spent.clear()
+        self.requests += [TracedRequest(row.prompt_tokens, now) for row in rows]
+        self._open.update(enumerate(rows, first))
         if self._live is not None:
             self._live.arrived(rows)
 
@@ -346,8 +358,9 @@ class Trace(Observer):
         if self._live is not None:
             self._live.count_guesses()
         advances = {number: got for number in self._open if any(got := self._advance(number))}
-        served = sum(got.delivered > 0 for got in advances.values())
-        view = {"running": served, "waiting": len(self._open) - served} if self._live is None else self._live.viewed()
+        waiting = sum(not watch.ids for watch in self._open.values())
+        hf = {"running": len(self._open) - waiting, "waiting": waiting}
+        view = hf if self._live is None else self._live.viewed()
         spent = {what: self.spent.get(what, 0.0) for what in self._clocks()}
         self.steps.append(Step(ended, ended - self._last, spent, view, advances))
         for number, watch in [(number, watch) for number, watch in self._open.items() if watch.over]:
@@ -412,7 +425,8 @@ class Trace(Observer):
         """What is timed; a part that did not run took 0 s."""
         if self._live is not None:
             return self._live.clocks
-        return ("verify",) if self.engine.config.decoder is None else ("draft", "verify")
+        guessed = ("verify",) if self.engine.config.decoder is None else ("draft", "verify")
+        return (*guessed, "idle") if self.idle else guessed
 
     def _advance(self, number: int) -> Advance:
         watch, request = self._open[number], self.requests[number]

@@ -20,7 +20,12 @@ each time, for all of it is counted and nothing timed; with vLLM 0.32 on a CPU:
   times): they give their blocks back, wait, and are read again (`gaps`: 124 request-steps without a token). More rows
   do not help: it took 151 steps in place of 60. The answers are the same ids in all three runs.
 
-Exit codes: 0 every answer holds, 1 one does not, 2 usage, 3 vLLM cannot be run.
+`--decoupled` asks another question, of a simulator: when it pays to guess on workers of their own (rollout/overlap.py).
+
+    python -m parity schedule --decoupled                   # costs of a step assumed, and said
+    python -m parity schedule --decoupled --costs rollouts  # as a trace that guessed measured them
+
+Exit codes: 0 every answer holds, 1 one does not, 2 usage, 3 vLLM cannot be run, or a trace not be read.
 """
 
 from __future__ import annotations
@@ -39,7 +44,8 @@ from typing import Any
 
 from gen_engine import GenEngineError, load
 from parity.companions.rollout import Trace, trace
-from parity.rollout.report import table
+from parity.rollout import overlap
+from parity.rollout.report import UnreadableTrace, table
 
 MODEL = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
 REQUESTS, PROMPT, ANSWER = 12, 100, 60  # how many, and tokens of each
@@ -179,21 +185,27 @@ def add_schedule(subparsers: Any) -> None:
         epilog="example: python -m parity schedule --out build/schedule",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, help="keep the traces here")
+    parser.add_argument("--out", type=Path, help="keep the traces here; with --decoupled the picture (build/schedule)")
+    parser.add_argument("--decoupled", action="store_true", help="simulate when guessing apart pays; runs no model")
+    parser.add_argument("--costs", type=Path, metavar="DIR", help="with --decoupled: a trace that guessed")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 every answer holds, 1 one does not, 3 vLLM cannot be run."""
+    """0 every answer holds, 1 one does not, 2 usage, 3 vLLM cannot be run, or a trace not be read."""
+    if args.costs is not None and not args.decoupled:
+        raise ValueError("--costs goes with --decoupled")
     for name, value in (("HF_HUB_OFFLINE", "1"), ("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_LOGGING_LEVEL", "ERROR")):
         os.environ.setdefault(name, value)
     warnings.simplefilter("ignore")  # of the libraries among themselves
     logging.disable(logging.WARNING)
     try:
+        if args.decoupled:
+            return overlap.report(args.out or Path("build/schedule"), args.costs)
         if args.out is not None:
             return report(args.out)
         with tempfile.TemporaryDirectory() as directory:
             return report(Path(directory))
-    except (GenEngineError, OSError) as error:
+    except (GenEngineError, UnreadableTrace, OSError) as error:
         print(f"parity schedule: {error}", file=sys.stderr)
         return 3

@@ -5,6 +5,9 @@ results = worker.rollout(["Count to 9."], "rollouts")      # writes rollouts/wor
 
 with RolloutGroup("golden/models/tiny-qwen3", workers=2) as group:      # needs ray
     results = group.rollout(prompts, "rollouts")      # python -m parity trace rollouts: who held up the rest
+
+with DecoupledGroup("golden/models/tiny-qwen3", spec_tokens=3, verifiers=2, drafters=2) as group:      # the same, and
+    results = group.rollout(prompts, "rollouts")      # rollouts/moves.csv: guesses are made apart, requests move
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from gen_engine import GenerationEngine, ModelLoadConfig, load
+from parity.companions.decoupled import Decoupled
 from parity.companions.rollout import Trace, trace
 from parity.companions.speculation import Speculation
 
@@ -41,6 +45,16 @@ def config(
     )
 
 
+def asked(
+    prompts: Sequence[str], max_tokens: int, fixed: Sequence[Sequence[int]] | None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Requests and options."""
+    options: dict[str, Any] = {"max_new_tokens": max_tokens}
+    if fixed is not None:
+        options |= {"replay": fixed, "max_new_tokens": max(map(len, fixed))}
+    return [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts], options
+
+
 class RolloutWorker:
     """Prompts in, answers and three files out; with `fixed`, each answer is the recorded one, or the call fails."""
 
@@ -60,12 +74,8 @@ class RolloutWorker:
     def rollout(
         self, prompts: Sequence[str], out_dir: str, max_tokens: int = 64, fixed: Sequence[Sequence[int]] | None = None
     ) -> list[dict[str, Any]]:
-        requests = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
-        options: dict[str, Any] = {"max_new_tokens": max_tokens}
-        if fixed is not None:
-            options |= {"replay": fixed, "max_new_tokens": max(map(len, fixed))}
         with trace(self.engine, out_dir, self.worker_id) as traced:
-            results = self.engine.generate_text_batch(requests, options)
+            results = self.engine.generate_text_batch(*asked(prompts, max_tokens, fixed))
         return [
             {"text": result.text, "token_ids": list(result.token_ids), **counts}
             for result, counts in zip(results, guesses(traced))
@@ -124,6 +134,22 @@ class RolloutGroup:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class DecoupledGroup(Decoupled):
+    """The same on verifiers and drafters of their own, each an actor; on hf. how: Decoupled's."""
+
+    def __init__(self, model_path: str, spec_tokens: int, draft: str | None = None, batch: int = 4, **how: Any) -> None:
+        settings = {"max_model_len": 1024, "max_batch_size": batch, "progress": False}
+        super().__init__(model_path, speculation(spec_tokens, draft), **{**settings, **how})
+
+    def rollout(
+        self, prompts: Sequence[str], out_dir: str, max_tokens: int = 64, fixed: Sequence[Sequence[int]] | None = None
+    ) -> list[dict[str, Any]]:
+        """All answers, in the order of the prompts; each verifier leaves its three files in `out_dir`."""
+        with self.traced(out_dir, Trace):
+            results = self.generate_text_batch(*asked(prompts, max_tokens, fixed))
+        return [{"text": result.text, "token_ids": list(result.token_ids)} for result in results]
 
 
 @functools.cache

@@ -1,0 +1,719 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Guessing apart from judging, on workers of their own that Ray starts: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="decoupled"` (and speculation, rollout), and
+
+    guesses = Speculation("draft_model", model="Qwen/Qwen3-0.6B")
+    with Decoupled("Qwen/Qwen3-8B", guesses, verifiers=2, drafters=3, verifier_on={"num_gpus": 1}) as group:
+        with group.traced("rollouts", Trace):                   # python -m parity trace rollouts
+            results = group.generate_text_batch(requests, options)
+
+    requests --the engine's own checks--> Prompt --Coordinator--> Verifier: half A is judged │ half B is judged │ ...
+    results <--the engine's own finish-- Completion <------------ Drafters: guesses for B    │ guesses for A    │ ...
+
+Answers are those of `load(model)`: each place of an answer is decided as DecodeLoop decides it, whatever was guessed.
+So a drafter that dies costs guesses; what a dead verifier had not answered runs again elsewhere; and a request that
+moves to another verifier takes its tokens along as guesses, to be judged again in one forward.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import csv
+import dataclasses
+import functools
+import importlib
+import inspect
+import logging
+import os
+import queue
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        BackendMissing,
+        Batch,
+        Call,
+        Checkpoint,
+        Completion,
+        DecodeLoop,
+        EngineError,
+        GenEngineError,
+        GenerationOptions,
+        GenerationResult,
+        LoadError,
+        ModelLoadConfig,
+        OptionError,
+        Prompt,
+        Refusal,
+        UnsupportedError,
+        load,
+        make_plan,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        BackendMissing,
+        Batch,
+        Call,
+        Checkpoint,
+        Completion,
+        DecodeLoop,
+        EngineError,
+        GenEngineError,
+        GenerationOptions,
+        GenerationResult,
+        LoadError,
+        ModelLoadConfig,
+        OptionError,
+        Prompt,
+        Refusal,
+        UnsupportedError,
+        load,
+        make_plan,
+    )
+
+__version__ = "0.2.0"
+
+__all__ = ["Decoupled", "Verifier", "Drafter", "placed", "moving"]
+
+log = logging.getLogger("gen_engine")
+WAIT = 0.2  # s that a verifier waits for news before it says that there are none
+MOVES = ("seconds", "what", "number", "source", "target", "why")
+
+
+def ray_itself() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ModuleNotFoundError as gone:
+        raise BackendMissing(f"{gone.name} is not installed", fix="run: pip install ray") from gone
+
+
+# == Guessing ==
+
+
+def looked_up(ids: Sequence[int], count: int, longest: int, shortest: int) -> list[int]:
+    """The `count` tokens that first followed what the ids end in: the longest run of last tokens that stood before."""
+    held = array.array("q", ids)
+    text, size = held.tobytes(), held.itemsize
+    for run in range(min(longest, len(ids) - 1), shortest - 1, -1):
+        place = text.find(text[-run * size :])
+        while place % size:  # between two tokens
+            place = text.find(text[-run * size :], place + 1)
+        if place // size < len(ids) - run:
+            return list(ids[place // size + run :][:count])
+    return []
+
+
+class Drafter:
+    """An actor that guesses. A draft model is an engine of its own: on hf each guess reads its row anew, on vLLM
+    (`draft_load={"backend": "vllm"}`) the prefix cache keeps what was read.
+    """
+
+    def __init__(self, guesses: Any, settings: Mapping[str, Any]) -> None:
+        self.guesses = guesses
+        given = {"progress": False, **settings, "model": guesses.model}
+        self.engine = load(given) if guesses.model is not None else None
+
+    def ready(self) -> None: ...
+
+    def guess(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], float]:
+        """All ids of each row so far -> what may follow, and the seconds that it took."""
+        began, how = time.perf_counter(), self.guesses
+        if self.engine is None:
+            guesses = [looked_up(ids, how.num_tokens, how.lookup_max, how.lookup_min) for ids in rows]
+        else:
+            asked = [{"prompt_token_ids": ids} for ids in rows]
+            options = {"max_new_tokens": how.num_tokens, "stop": {"ignore_eos": True}}
+            found = self.engine.generate_text_batch(asked, options, on_error="return", cache=False)
+            guesses = [list(getattr(result, "token_ids", ())) for result in found]  # an error: it is too long, say
+        return guesses, time.perf_counter() - began
+
+
+# == Judging ==
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Apart:
+    """A gen_engine.Decoder: rows in two halves. desk: the Verifier, which has the guesses."""
+
+    guesses: Any
+    desk: Any = dataclasses.field(default=None, repr=False)
+    refusals = (
+        Refusal("vllm", "judge what others guess", lambda a: True, "use backend='hf'"),
+        Refusal("hf", "adapters with guesses made apart", lambda a: a.config.adapters, "merge one, or use load()"),
+        Refusal("hf", "pictures with guesses made apart", lambda a: a.pictures, "use load()"),
+        Refusal("hf", "plugins that hold transformers objects with guesses made apart",
+                lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
+                "write should_stop and logits"),
+    )  # fmt: skip
+
+    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        if checkpoint.processor is not None:
+            raise UnsupportedError("a vision-language checkpoint with guesses made apart", fix="use load()")
+        self.guesses.ready(config, checkpoint)
+
+    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]:
+        """Guesses are taken back by column: out of plain caches, in models that are told each token's place."""
+        kit = importlib.import_module("transformers.cache_utils")
+        layers = kit.DynamicCache(config=model.config).layers
+        plain = all(type(layer) is kit.DynamicLayer for layer in layers)
+        if not plain or "position_ids" not in inspect.signature(model.forward).parameters:
+            raise UnsupportedError("this model's cache cannot take back a guess", fix="use load()")
+        return functools.partial(Halves, desk=self.desk)
+
+
+def most_new(row: Any, options: GenerationOptions) -> int:
+    """How many tokens the row can still get."""
+    return (len(row.prompt.replay) if row.prompt.replay else options.max_new_tokens) - len(row.watch.ids)
+
+
+class Half(DecodeLoop):
+    """Some rows over one cache, judged together. Between two turns the cache lacks the last token of each row, and is
+    padded on the left only, as that of DecodeLoop: where rows got on by different lengths, columns are moved.
+    """
+
+    def __init__(self, *given: Any, desk: Any, number: int) -> None:
+        super().__init__(*given)
+        self.batch: Batch | None = None
+        self.desk, self.number, self.asked = desk, number, list[Any]()
+
+    def turn(self) -> None:
+        """Judge what was guessed since the last turn, let rows join, and ask for guesses."""
+        if (batch := self.batch) is not None:
+            with self.observer.timed("idle"):
+                found = self.desk.collect(self.asked)
+            if len(kept := self._push((), None)) < len(batch.ids) and kept:  # some left
+                batch.keep(kept)
+            if kept:
+                guesses = [found.get(row.place, [])[: most_new(row, self.options) - 1] for row in self.rows]
+                self._judge(batch, guesses, self._forward(batch, guesses), drafted=True)
+            self.batch = batch if self.rows else None
+            self.observer.stepped()
+        if new := self.admit(self.batch):
+            self._begin(new)
+            self.observer.stepped()
+        self.asked = self.desk.ask(self.number, [row for row in self.rows if most_new(row, self.options) > 1])
+
+    def _begin(self, new: list[Any]) -> None:
+        """The prompts' forward; and one more for the tokens that rows bring from another verifier."""
+        old = [row for row in self.rows if row not in new]
+        prompts = self.prepare(new)
+        with self.observer.timed("verify"):
+            logits = prompts.forward().logits[:, -1:]
+        mask = prompts.state.get("attention_mask")  # transformers 5 drops one without a zero
+        mask = prompts.ids.new_ones(prompts.ids.shape) if mask is None else mask[:, : prompts.ids.shape[1]]
+        prompts.state = {"attention_mask": mask, "past_key_values": prompts.cache}
+        prompts.logits = logits[:0, 0]  # join puts them together, and nobody reads them
+        try:
+            self.rows[:] = new
+            self._judge(prompts, [[]] * len(new), logits, drafted=False)
+            said = [self.desk.said(row.place)[len(row.watch.ids) :] for row in self.rows]
+            if any(said):
+                self._judge(prompts, said, self._forward(prompts, said), drafted=False)
+        finally:
+            self.rows[:] = old + [row for row in new if not row.watch.over]
+        if self.batch is None:
+            self.batch = prompts if self.rows else None
+        elif len(self.rows) > len(old):
+            self.batch.join(prompts)
+
+    def _forward(self, batch: Batch, guesses: Sequence[Sequence[int]]) -> Any:
+        """Of each row's last token and its guesses, padded on the right -> [rows, 1 + most guesses, vocabulary]."""
+        torch, ids, mask = importlib.import_module("torch"), batch.ids, batch.state["attention_mask"]
+        most = max(map(len, guesses))
+        new = ids.new_tensor([[*guess, *[0] * (most - len(guess))] for guess in guesses]).reshape(len(ids), most)
+        lengths, steps = ids.new_tensor(list(map(len, guesses)))[:, None], torch.arange(1 + most, device=ids.device)
+        with self.observer.timed("verify"):
+            return self.model(
+                input_ids=torch.cat([ids[:, -1:], new], dim=1),
+                attention_mask=torch.cat([mask, (steps[:most] < lengths).to(mask.dtype)], dim=1),
+                position_ids=mask.sum(1, keepdim=True) - 1 + steps.minimum(lengths),  # padding has no place of its own
+                past_key_values=batch.cache,
+                use_cache=True,
+                return_dict=True,
+            ).logits
+
+    def _judge(self, batch: Batch, guesses: Sequence[Sequence[int]], logits: Any, *, drafted: bool) -> None:
+        """Decide place by place for the rows whose guesses were right so far. logits: [rows, places, vocabulary]."""
+        rows, before, ids = list(self.rows), [len(row.watch.ids) for row in self.rows], batch.ids
+        right = list(range(len(rows)))
+        for row, guess in zip(rows, guesses):
+            row.watch.drafted += drafted * len(guess)
+        try:
+            for place in range(logits.shape[1]):
+                self.rows[:] = [rows[k] for k in right]
+                ids, kept = self.decide(logits[right, place], batch.processors, ids)
+                held = [at for at, (k, token) in enumerate(zip(right, ids[:, -1].tolist()))
+                        if guesses[k][place : place + 1] == [token]]  # fmt: skip
+                for at in held:
+                    rows[right[at]].watch.matched += drafted
+                going = [at for at in held if at in kept]
+                right, ids = [right[at] for at in going], ids[going]
+                if not right:
+                    break
+        finally:
+            self.rows[:] = [row for row in rows if not row.watch.over]
+        if self.rows:
+            kept = [k for k, row in enumerate(rows) if not row.watch.over]
+            if len(kept) < len(rows):
+                batch.keep(kept)
+            self._align(batch, [len(rows[k].watch.ids) - before[k] for k in kept])
+
+    def _align(self, batch: Batch, gained: Sequence[int]) -> None:
+        """Put the gained tokens behind the ids, take refused ones out of the cache, and all padding to the left."""
+        torch, most = importlib.import_module("torch"), max(gained)
+        held = batch.ids.shape[1] + most
+        new = [[*row.watch.ids[-count:], *[0] * (most - count)] for row, count in zip(self.rows, gained)]
+        counts, mask = batch.ids.new_tensor(gained)[:, None], batch.state["attention_mask"]
+        source = torch.arange(held, device=batch.ids.device) - (most - counts)  # [rows, held], below zero: padding
+        took = source.clamp(min=0)
+        batch.ids = torch.cat([batch.ids, batch.ids.new_tensor(new)], dim=1).gather(1, took)
+        mask = torch.cat([mask, mask.new_ones((len(mask), most))], dim=1).gather(1, took)
+        batch.state["attention_mask"] = mask.masked_fill(source < 0, 0)
+        for layer in batch.cache.layers:
+            layer.keys, layer.values = (moved(part[:, :, : held - 1], took[:, : held - 1], gained)
+                                        for part in (layer.keys, layer.values))  # fmt: skip
+        spare = held - max(len(row.ids) + len(row.watch.ids) for row in self.rows)
+        if spare:
+            batch.shift(-spare)
+
+
+def moved(part: Any, source: Any, gained: Sequence[int]) -> Any:
+    """part: [rows, heads, columns, size], by where each row's columns come from, [rows, columns]."""
+    if min(gained) == max(gained):
+        return part
+    return part.gather(2, source[:, None, :, None].expand(part.shape))
+
+
+class Halves:
+    """While one half is judged, others guess for the other half. What HfBackend runs in DecodeLoop's place."""
+
+    def __init__(self, model: Any, waiting: Iterable[Any], places: Callable[[int], int], call: Call, *, desk: Any):
+        self.rows, self.waiting, self.places = list[Any](), deque(waiting), places
+        self.halves = [Half(model, (), functools.partial(self._places, k), call, desk=desk, number=k) for k in (0, 1)]
+        for half in self.halves:
+            half.waiting = self.waiting
+        desk.loop = self
+
+    def run(self) -> None:
+        try:
+            while self.waiting or self.running():
+                for half in self.halves:
+                    half.turn()
+        finally:  # for whoever lets the unfinished ones begin anew
+            self.rows = [row for row in self.running() if not row.watch.over]
+
+    def running(self) -> list[Any]:
+        return [row for half in self.halves for row in half.rows]
+
+    def _places(self, half: int, width: int) -> int:
+        """Both halves have something to do as long as two rows are left to begin."""
+        return (min(self.places(width), len(self.running()) + len(self.waiting)) + 1 - half) // 2
+
+
+class Left(GenEngineError):
+    """Ends a row here, because another verifier goes on with it."""
+
+
+class Ended(Exception):
+    """The call is over, or given up."""
+
+
+class Verifier:
+    """An actor that holds the model and judges guesses. Several threads are in it: one runs, others give and take."""
+
+    def __init__(self, settings: Mapping[str, Any], guesses: Any) -> None:
+        self.ray = ray_itself()
+        self.engine = load({"progress": False, **settings, "decoder": Apart(guesses, self)})
+        self.call = 0  # orders and news say which they are of: others come too late
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.drafters: Mapping[int, Any] = {}
+        self.work: dict[int, tuple[int, Sequence[int]]] = {}  # place in our call -> (place in theirs, tokens said)
+        self.loop: Halves | None = None
+        self.trace: Any = None
+        self.watching = contextlib.ExitStack()
+
+    def ready(self) -> None: ...
+
+    # -- for the coordinator --
+
+    def run(self, call: int, options: GenerationOptions, plugins: Sequence[Any]) -> None:
+        """Answer what comes until the call is over."""
+        self.call, self.plan = call, make_plan(options, self.engine.checkpoint, plugins)
+        with contextlib.suppress(Ended), self.engine.bare():
+            while True:
+                self.numbers, self.work, self.loop = 0, {}, None
+                if prompts := self._arrived(wait=True):
+                    self._complete(prompts)
+
+    def give(self, call: int, *order: Any) -> None:
+        """ "prompt", place, prompt, tokens said elsewhere; "leave", how many; or "end"."""
+        self.inbox.put((call, *order))
+
+    def take(self) -> list[Any]:
+        """(call, "done", place, completion), (.., "leaving", places), (.., "left", place, tokens) or
+        (.., "drafter", number, why)."""
+        news = []
+        with contextlib.suppress(queue.Empty):
+            news.append(self.outbox.get(timeout=WAIT))
+            while True:
+                news.append(self.outbox.get_nowait())
+        return news
+
+    def draft_with(self, drafters: Mapping[int, Any]) -> None:
+        self.drafters = drafters
+
+    def watch(self, kind: Any, directory: str, number: int) -> None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        self.trace = kind(self.engine, directory, number, idle=True)
+        self.watching.enter_context(self.engine.observed(self.trace))
+
+    def write(self, keep: bool) -> None:
+        """End the trace, and write it or not."""
+        self.watching.close()
+        trace, self.trace = self.trace, None
+        if keep:
+            trace.write()
+
+    # -- for its own loop --
+
+    def ask(self, half: int, rows: Sequence[Any]) -> list[Any]:
+        """Guesses for these rows, to be collected later. Each half has drafters of its own where there are two, and
+        each row goes to the same one, which may have kept what it read."""
+        every, shares = list(self.drafters.items()), dict[int, list[Any]]()
+        drafters = every[half::2] or every
+        for row in rows if drafters else ():
+            shares.setdefault(row.place % len(drafters), []).append(row)
+        return [
+            (drafters[k][0], [row.place for row in share],
+             drafters[k][1].guess.remote([[*row.ids, *row.watch.ids] for row in share]))
+            for k, share in shares.items()
+        ]  # fmt: skip
+
+    def collect(self, asked: Iterable[Any]) -> dict[int, list[int]]:
+        """Place -> guess. A drafter that fails is used no more."""
+        found, longest = dict[int, list[int]](), 0.0
+        for number, places, reference in asked:
+            try:
+                guesses, seconds = self.ray.get(reference)
+            except self.ray.exceptions.RayError as error:
+                self.drafters = {other: drafter for other, drafter in self.drafters.items() if other != number}
+                self._tell("drafter", number, type(error).__name__)
+                continue
+            found.update(zip(places, guesses))
+            longest = max(longest, seconds)
+        if self.trace is not None:
+            self.trace.spend("draft", longest)
+        return found
+
+    def said(self, place: int) -> list[int]:
+        return list(self.work[place][1])
+
+    def _complete(self, prompts: Sequence[Prompt]) -> None:
+        def more() -> list[Prompt]:
+            if self.trace is not None:
+                self.trace.joins = True
+            return self._arrived(wait=False)
+
+        if self.trace is not None:
+            self.trace.joins = False
+        call = Call(self.plan, self._done, self.engine.observer, more)
+        self.engine.backend.complete(prompts, call)
+
+    def _arrived(self, *, wait: bool) -> list[Prompt]:
+        """The prompts among the orders; the other orders are carried out. wait: until there is one."""
+        prompts = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                call, what, *given = self.inbox.get(block=wait)
+                if call != self.call:
+                    continue
+                wait = False
+                if what == "end":
+                    raise Ended
+                if what == "leave":
+                    self._leave(*given)
+                else:
+                    place, prompt, said = given
+                    self.work[self.numbers] = place, said
+                    self.numbers += 1
+                    prompts.append(prompt)
+        return prompts
+
+    def _leave(self, count: int) -> None:
+        """Those that wait first: they lose nothing. Rows that run leave at their half's next turn."""
+        loop = self.loop
+        waiting = [] if loop is None else list(loop.waiting)[-count:]
+        running = [] if loop is None else [row for row in loop.running() if not row.watch.over]
+        leaving = [*waiting, *running[: count - len(waiting)]]
+        self._tell("leaving", [self.work[row.place][0] for row in leaving])
+        for row in leaving:
+            row.watch.fail(Left("it goes on elsewhere"))
+        for row in waiting:
+            loop.waiting.remove(row)  # type: ignore[union-attr]  # there is none without a loop
+            self._done(row.place, row.watch.completion(row.ids))
+
+    def _done(self, place: int, completion: Completion) -> None:
+        theirs, said = self.work.pop(place)
+        if isinstance(completion.error, Left):
+            self._tell("left", theirs, completion.token_ids or said)
+        else:
+            self._tell("done", theirs, completion)
+
+    def _tell(self, *news: Any) -> None:
+        self.outbox.put((self.call, *news))
+
+
+# == Coordinating ==
+
+
+def placed(loads: Mapping[int, int], drafters: Mapping[int, int | None]) -> dict[int, int | None]:
+    """Which verifier each drafter shall guess for. loads: open requests of each verifier. drafters: where each is now.
+
+    One after the other goes to the verifier with the most requests per drafter, the one that comes counted; drafters
+    stay where they are as far as that allows.
+    """
+    if not loads:
+        return dict.fromkeys(drafters)
+    wanted: Counter[int] = Counter()
+    for _ in drafters:
+        wanted[max(loads, key=lambda v: (loads[v] / (wanted[v] + 1), -wanted[v], -v))] += 1
+    places: dict[int, int | None] = {}
+    for drafter, now in drafters.items():
+        if now is not None and wanted[now] > 0:
+            places[drafter] = now
+            wanted[now] -= 1
+    left = wanted.elements()
+    return {drafter: places[drafter] if drafter in places else next(left) for drafter in drafters}
+
+
+def moving(loads: Mapping[int, int]) -> tuple[int, int, int] | None:
+    """(source, target, how many requests), from the most to the least loaded verifier; None where it does not pay: what
+    moves is read anew, so the one must have twice the other's, and two more.
+    """
+    most, least = max(loads, key=lambda v: loads[v]), min(loads, key=lambda v: loads[v])
+    if loads[most] < 2 * loads[least] + 2:
+        return None
+    return most, least, (loads[most] - loads[least]) // 2
+
+
+class Coordinator:
+    """Deals prompts to verifiers, drafters to verifiers, and both anew: a backend of gen_engine's engine."""
+
+    name, model = "hf", None
+    healthy = staticmethod(contextlib.nullcontext)
+
+    def __init__(self, ray: Any, verifiers: Mapping[int, Any], drafters: Mapping[int, Any]) -> None:
+        self.ray, self.verifiers, self.drafters = ray, dict(verifiers), dict(drafters)
+        self.at: dict[int, int | None] = dict.fromkeys(drafters)  # which verifier each drafter guesses for
+        self.open: dict[int, Prompt] = {}
+        self.where: dict[int, int] = {}  # of open requests: which verifier has each
+        self.leaving: set[int] = set()
+        self.ordered: int | None = None  # the verifier that shall name some to leave
+        self.calls = 0
+        self.moves: list[tuple[Any, ...]] = []
+        self.began = time.perf_counter()
+
+    def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
+        options, plugins = call.plan.options, call.plan.plugins
+        if options.temperature > 0:  # what runs again elsewhere draws the same
+            prompts = [dataclasses.replace(prompt, seed=prompt.drawn_seed()) for prompt in prompts]
+        self.open = {next(call.places): dataclasses.replace(prompt, messages=None) for prompt in prompts}
+        self.where, self.leaving, self.ordered, self.calls = {}, set(), None, self.calls + 1
+        runs = {verifier.run.remote(self.calls, options, plugins): n for n, verifier in self.verifiers.items()}
+        takes = {verifier.take.remote(): n for n, verifier in self.verifiers.items()}
+        try:
+            for place in sorted(self.open, key=lambda place: -self.open[place].length):
+                self._give(place, ())
+            while self.open:
+                self._balance()
+                self._listen(runs, takes, call)
+        except self.ray.exceptions.RayTaskError as error:  # of a verifier's run: what it cannot go on after
+            raise error.cause from error
+        finally:
+            self._end([*runs, *takes])
+            self.open, self.where = {}, {}
+
+    def score(self, pairs: Any, **how: Any) -> Any:
+        raise UnsupportedError("verifiers do not score", fix="use load()")
+
+    def close(self) -> None:
+        for actor in (*self.verifiers.values(), *self.drafters.values()):
+            self.ray.kill(actor)
+
+    def note(self, what: str, number: int, source: int | None, target: int | None, why: str) -> None:
+        self.moves.append((round(time.perf_counter() - self.began, 6), what, number, source, target, why))
+
+    def tell_all(self, tell: Callable[[int, Any], Any]) -> None:
+        """Outside calls. tell: a verifier's number and handle -> what to wait for."""
+        for number, verifier in list(self.verifiers.items()):
+            try:
+                self.ray.get(tell(number, verifier))
+            except self.ray.exceptions.RayActorError:
+                self._bury(number)
+            except self.ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+
+    def _listen(self, runs: dict[Any, int], takes: dict[Any, int], call: Call) -> None:
+        """Wait until a verifier has news, or none. runs, takes: what is awaited -> of which verifier."""
+        [reference], _ = self.ray.wait([*takes, *runs], num_returns=1)
+        number = (takes | runs)[reference]
+        try:
+            news = self.ray.get(reference)  # of a run only an error, which is raised
+        except self.ray.exceptions.RayActorError:
+            for references in (takes, runs):
+                for gone in [one for one, n in references.items() if n == number]:
+                    del references[gone]
+            self._bury(number)
+            return
+        del takes[reference]
+        takes[self.verifiers[number].take.remote()] = number
+        for of_call, *one in news:
+            if of_call == self.calls:
+                self._hear(number, call, *one)
+
+    def _end(self, references: Iterable[Any]) -> None:
+        """No thread of a verifier is in this call any more."""
+        for verifier in self.verifiers.values():
+            verifier.give.remote(self.calls, "end")
+        for reference in references:
+            with contextlib.suppress(self.ray.exceptions.RayError):
+                self.ray.get(reference)
+
+    def _loads(self) -> Counter[int]:
+        loads = Counter(dict.fromkeys(self.verifiers, 0))
+        loads.update(self.where.values())
+        return loads
+
+    def _give(self, place: int, said: Sequence[int]) -> int:
+        """To the least loaded verifier, which is returned."""
+        if not self.verifiers:
+            raise EngineError("no verifier is left", fix="make the group anew")
+        loads = self._loads()
+        number = self.where[place] = min(self.verifiers, key=lambda v: loads[v])
+        self.verifiers[number].give.remote(self.calls, "prompt", place, self.open[place], said)
+        return number
+
+    def _hear(self, number: int, call: Call, what: str, about: Any, detail: Any = None) -> None:
+        if what == "done":
+            del self.open[about], self.where[about]
+            call.done(about, detail)
+        elif what == "leaving":
+            self.leaving, self.ordered = set(about), None
+        elif what == "left":
+            self.leaving.discard(about)
+            del self.where[about]
+            self.note("request", about, number, self._give(about, detail), f"{len(detail)} tokens along")
+        elif about in self.drafters:
+            del self.drafters[about], self.at[about]
+            log.warning("drafter %d is lost (%s); answers go on with fewer guesses", about, detail)
+            self.note("drafter", about, number, None, detail)
+
+    def _bury(self, number: int) -> None:
+        """A verifier is gone: what it had not answered runs again elsewhere."""
+        if number not in self.verifiers:
+            return
+        del self.verifiers[number]
+        again = [place for place, at in self.where.items() if at == number]
+        log.warning("verifier %d is lost; %d requests run again", number, len(again))
+        self.note("verifier", number, number, None, "lost")
+        for place in again:
+            del self.where[place]
+        for place in again:
+            self.note("request", place, number, self._give(place, ()), "runs again")
+        self.leaving -= set(again)
+        self.ordered = None if self.ordered == number else self.ordered
+
+    def _balance(self) -> None:
+        loads = self._loads()
+        wanted, before = placed(loads, self.at), dict(self.at)
+        for drafter in [d for d in wanted if wanted[d] != before[d]]:
+            why = " ".join(f"{verifier}:{loads[verifier]}" for verifier in sorted(loads))
+            self.note("drafter", drafter, before[drafter], wanted[drafter], f"open requests {why}")
+        self.at = wanted
+        for number in {v for d in wanted if wanted[d] != before[d] for v in (wanted[d], before[d])} & {*self.verifiers}:
+            own = {d: self.drafters[d] for d, at in wanted.items() if at == number}
+            self.verifiers[number].draft_with.remote(own)  # type: ignore[index]
+        if not self.leaving and self.ordered is None and (move := moving(loads)):
+            self.ordered, _, count = move
+            self.verifiers[self.ordered].give.remote(self.calls, "leave", count)
+
+
+class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
+    """A group of verifiers and drafters with the engine's verb for text in front; a context manager.
+
+    guesses: a Speculation.   settings: what each verifier loads, fields of ModelLoadConfig; backend="hf" only.
+    draft_load: the same of each drafter that has a model.   verifier_on, drafter_on: Ray's options for one actor.
+    The process that makes the group reads the checkpoint without its weights (transformers needs accelerate for that).
+    Raises LoadError where a worker cannot start, and what `load` raises.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        guesses: Any,
+        *,
+        verifiers: int = 1,
+        drafters: int = 1,
+        verifier_on: Mapping[str, Any] | None = None,
+        drafter_on: Mapping[str, Any] | None = None,
+        draft_load: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        if verifiers < 1 or drafters < 0:
+            raise OptionError(f"{verifiers} verifiers and {drafters} drafters", fix="give one verifier or more")
+        ray, settings = ray_itself(), {**settings, "model": os.fspath(model)}
+        without_weights = {"device": None, "hf_kwargs": {"device_map": "meta"}, "decoder": Apart(guesses)}
+        self.engine = load({**settings, **without_weights})
+        settings.pop("cache", None)  # the front has it
+        own = {"num_cpus": 1, "max_concurrency": 4, **(verifier_on or {})}
+        judges = {n: ray.remote(Verifier).options(**own).remote(settings, guesses) for n in range(verifiers)}
+        own = {"num_cpus": 1, **(drafter_on or {})}
+        guessers = {n: ray.remote(Drafter).options(**own).remote(guesses, draft_load or {}) for n in range(drafters)}
+        self.coordinator = self.engine.backend = Coordinator(ray, judges, guessers)
+        try:
+            ray.get([actor.ready.remote() for actor in (*judges.values(), *guessers.values())])
+        except ray.exceptions.RayError as error:
+            self.close()
+            raise LoadError(f"a worker cannot start: {error}", fix="see what it says, and what Ray has") from error
+
+    def generate_text_batch(self, requests: Any, options: Any = None, **how: Any) -> list[GenerationResult]:
+        """What GenerationEngine.generate_text_batch takes and gives. Raises also EngineError: no verifier is left."""
+        return self.engine.generate_text_batch(requests, options, **how)
+
+    @contextlib.contextmanager
+    def traced(self, directory: str | os.PathLike[str], kind: Any, first: int = 0) -> Iterator[None]:
+        """Let each verifier write what it does inside the block, as worker `first`, first + 1, ...; and the moves.
+
+        kind: the class `Trace` of the companion rollout.py, whose three files they are, with the times that drafters
+        took, and idle: waited for guesses. Files are written where the verifier runs; one that died has none.
+        moves.csv, written here: seconds, what moved (drafter, request, verifier), its number, from, to, why; requests
+        are numbered as the call has them.   No file is written if the block raises.
+        """
+        group, place, keep = self.coordinator, str(Path(directory).absolute()), False
+        group.moves, group.began = [], time.perf_counter()
+        group.tell_all(lambda number, verifier: verifier.watch.remote(kind, place, first + number))
+        try:
+            yield
+            keep = True
+        finally:
+            group.tell_all(lambda _, verifier: verifier.write.remote(keep))
+        path = Path(place, "moves.csv")
+        part = path.with_name(f".{path.name}.part")
+        with part.open("w", newline="", encoding="utf-8") as stream:
+            csv.writer(stream).writerows([MOVES, *group.moves])
+        os.replace(part, path)
+
+    def close(self) -> None:
+        """End all workers."""
+        self.engine.close()
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -1,0 +1,304 @@
+"""Guessing and judging on workers of their own: answers of one engine, whoever dies; where drafters and requests go."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gen_engine
+from gen_engine import GenerationEngine, OptionError, UnsupportedError, load
+from parity.__main__ import main
+from parity.callsites.rollout_worker import cases, moved
+from parity.companions import rollout
+from parity.companions.decoupled import Apart, Decoupled, Drafter, looked_up, moving, placed
+from parity.companions.speculation import Speculation
+from parity.golden import Store
+from parity.rollout.report import read_workers
+from parity.tasks import text_tasks
+
+from ..conftest import ROOT, TEXT, VL, WINDOW, Load, chat, of_task
+
+DRAFT = str(ROOT / cases.DRAFT)
+REQUESTS = [of_task(task) for task in text_tasks(14, seed=3)]
+COUNTS = [chat(f"Count to {number}.") for number in range(20, 30)]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"max_new_tokens": 80, "logprobs": 0},
+    "stops": {"max_new_tokens": 40, "stop": [", 7", "\n\n", "ed "], "logprobs": 2},
+    "penalty": {"max_new_tokens": 31, "repetition_penalty": 1.2, "min_new_tokens": 9, "stop": {"token_ids": [11]}},
+    "seeded": {"max_new_tokens": 40, "temperature": 1.0, "top_p": 0.9, "seed": 5, "n": 2, "stop": ["ed "]},
+}
+
+
+def ends(results: Sequence[Any]) -> list[Any]:
+    """What is the same on each path; log-probabilities are but for rounding."""
+    return [(s.token_ids, s.text, s.finish_reason, s.stop_reason) for r in results for s in (r.samples or (r,))]
+
+
+# == Without Ray: the loop of a verifier ==
+
+
+class Desk:
+    """What a verifier is to its loop, with a drafter in this process. along: place -> tokens said elsewhere."""
+
+    def __init__(self, guesses: Speculation) -> None:
+        self.drafter, self.along = Drafter(guesses, {"max_model_len": WINDOW}), dict[int, list[int]]()
+
+    def ask(self, half: int, rows: Sequence[Any]) -> list[Any]:
+        guesses, seconds = self.drafter.guess([[*row.ids, *row.watch.ids] for row in rows]) if rows else ([], 0.0)
+        assert seconds >= 0
+        return [(row.place, guess) for row, guess in zip(rows, guesses)]
+
+    def collect(self, asked: Any) -> dict[int, list[int]]:
+        return dict(asked)
+
+    def said(self, place: int) -> list[int]:
+        return self.along.get(place, [])
+
+
+@pytest.fixture(scope="module", params=["ngram", "draft_model"])
+def desk(request: pytest.FixtureRequest) -> Desk:
+    return Desk(Speculation(request.param, num_tokens=3, model=DRAFT if request.param == "draft_model" else None))
+
+
+@pytest.fixture(scope="module")
+def halved(desk: Desk) -> Iterator[GenerationEngine]:
+    """Seven rows at a time: rows of all lengths join and leave both halves."""
+    with load(TEXT, max_model_len=WINDOW, max_batch_size=7, decoder=Apart(desk.drafter.guesses, desk)) as engine:
+        yield engine
+
+
+def check_halves(halved: GenerationEngine, alone: GenerationEngine, requests: Any, options: Any) -> None:
+    results, expected = (engine.generate_text_batch(requests, options) for engine in (halved, alone))
+    assert ends(results) == ends(expected)
+    for result, one in zip(results, expected):
+        assert result.logprobs == pytest.approx(one.logprobs, abs=1e-3)  # masks and places are right
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rows_in_two_halves_answer_as_in_one(halved: GenerationEngine, desk: Desk, shared: Load, name: str) -> None:
+    desk.along.clear()
+    check_halves(halved, shared(TEXT, "hf"), REQUESTS, OPTIONS[name])
+
+
+def test_rows_that_overtake_each_other_leave_no_trace(halved: GenerationEngine, desk: Desk, shared: Load) -> None:
+    """Of equal length at first, so that each is the longest for a while."""
+    desk.along.clear()
+    requests = [{"prompt_token_ids": [20 + (17 * k + 7 * i * k) % 400 for i in range(12)]} for k in range(1, 8)]
+    options = {"max_new_tokens": 40, "stop": {"ignore_eos": True}, "logprobs": 0}
+    check_halves(halved, shared(TEXT, "hf"), requests, options)
+
+
+def test_tokens_that_a_row_brings_along_are_judged_and_not_drafted(
+    halved: GenerationEngine, desk: Desk, shared: Load, tmp_path: Path
+) -> None:
+    expected = shared(TEXT, "hf").generate_text_batch(REQUESTS[:4], OPTIONS["greedy"])
+    ids = [list(result.token_ids) for result in expected]
+    desk.along = {0: ids[0][:-2], 1: ids[1], 2: [*ids[2][:3], 5, 5, 5]}  # most of it, all of it, and what was not said
+    with rollout.trace(halved, tmp_path) as trace:
+        assert ends(halved.generate_text_batch(REQUESTS[:4], OPTIONS["greedy"])) == ends(expected)
+    first = {number: got for number, step, got in reversed(trace.advances())}
+    assert [first[k].delivered for k in range(4)] == [len(ids[0]) - 1, len(ids[1]), 4, 1]
+    assert {got.drafted for got in first.values()} == {0}
+    desk.along.clear()
+
+
+def test_what_followed_the_last_tokens_before_is_guessed() -> None:
+    assert looked_up([1, 2, 3, 4, 1, 2], 3, 3, 1) == [3, 4, 1]
+    assert looked_up([1, 2, 9, 2, 3, 1, 2], 2, 1, 1) == [9, 2]  # of the last one alone, the first time
+    assert looked_up([7, 1, 2, 3], 3, 3, 1) == looked_up([5], 3, 3, 1) == []
+    assert looked_up([256, 1, 0, 1], 3, 3, 1) == [0, 1]  # ids, not bytes: 256 is 0 and 1
+
+
+# == Where drafters and requests go ==
+
+
+def test_drafters_go_where_most_requests_have_the_fewest() -> None:
+    assert placed({0: 4, 1: 4}, {0: None, 1: None}) == {0: 0, 1: 1}
+    assert placed({0: 9, 1: 2}, {0: None, 1: None, 2: None}) == {0: 0, 1: 0, 2: 0}
+    assert Counter(placed({0: 8, 1: 4}, dict.fromkeys(range(3))).values()) == {0: 2, 1: 1}
+    assert placed({0: 0, 1: 5}, {0: 0, 1: 1}) == {0: 1, 1: 1}
+    assert placed({0: 5, 1: 4}, {0: 1, 1: 0}) == {0: 1, 1: 0}  # nobody moves for nothing
+    assert placed({1: 3}, {0: 0, 1: 1}) == {0: 1, 1: 1}  # 0 died
+    assert placed({}, {0: 1}) == {0: None} and placed({0: 1}, {}) == {}
+
+
+def test_requests_move_where_it_pays() -> None:
+    assert moving({0: 6, 1: 0}) == (0, 1, 3) and moving({0: 1, 1: 4, 2: 3}) == (1, 0, 1)
+    assert moving({0: 2, 1: 0}) == (0, 1, 1)  # the last two
+    assert moving({0: 1, 1: 0}) is moving({0: 16, 1: 14}) is moving({0: 3, 1: 1}) is moving({0: 7}) is None
+
+
+# == What does not go with it ==
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"backend": "vllm"}, "vllm cannot do judge what others guess. Use backend='hf'"),
+        ({"adapters": {"a": "x"}}, "hf cannot do adapters with guesses made apart"),
+        ({"model": str(VL)}, "a vision-language checkpoint"),
+    ],
+)
+def test_what_verifiers_cannot_do_is_refused_before_any_starts(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        Decoupled(**{"model": str(TEXT), "guesses": Speculation("ngram"), **given})
+
+
+def test_a_group_has_a_verifier() -> None:
+    with pytest.raises(OptionError, match="0 verifiers and 1 drafters"):
+        Decoupled(str(TEXT), Speculation("ngram"), verifiers=0)
+
+
+# == On Ray ==
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[moved.DecoupledGroup]:
+    """Two of each; the tests at the end of the file end one of each."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray = importlib.import_module("ray")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # workers have not seen ours
+    environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}}
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
+    with (group := moved.DecoupledGroup(str(TEXT), spec_tokens=3, verifiers=2, drafters=2)):
+        yield group
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_group_answers_as_one_engine(group: moved.DecoupledGroup, shared: Load, name: str) -> None:
+    expected = shared(TEXT, "hf").generate_text_batch(REQUESTS, OPTIONS[name])
+    assert ends(group.generate_text_batch(REQUESTS, OPTIONS[name])) == ends(expected)
+
+
+def test_a_bad_request_is_an_error_in_its_place(group: moved.DecoupledGroup) -> None:
+    requests = [chat("Name five planets."), {"prompt": ""}, {"messages": []}]
+    good, *bad = group.generate_text_batch(requests, {"max_new_tokens": 4}, on_error="return")
+    assert good.completion_tokens == 4 and all(isinstance(error, gen_engine.RequestError) for error in bad)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in cases.cases(Path())])
+def test_the_rollout_workers_goldens_pass(group: moved.DecoupledGroup, name: str, tmp_path: Path) -> None:
+    [given] = [dict(arguments) for case, _, arguments in cases.cases(tmp_path) if case == name]
+    for own in ("model_path", "spec_tokens", "draft"):  # of the group that is there; guesses change no answer
+        given.pop(own, None)
+    results = group.rollout(**given)
+    if name in cases.DIFFERS:
+        assert [result["token_ids"] for result in results] == cases.FIXED
+    else:
+        golden = Store(ROOT / "golden").read("rollout_worker", name).value
+        assert results == [{key: row[key] for key in ("text", "token_ids")} for row in golden]
+
+
+def read_moves(directory: Path) -> list[dict[str, str]]:
+    with (directory / "moves.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_both_ways_are_drawn_side_by_side(
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = shared(TEXT, "hf")
+    with rollout.trace(engine, tmp_path, 0):
+        plain = engine.generate_text_batch(COUNTS, OPTIONS["greedy"])
+    with group.traced(tmp_path, rollout.Trace, first=1):
+        assert ends(group.generate_text_batch(COUNTS, OPTIONS["greedy"])) == ends(plain)
+    assert main(["trace", str(tmp_path)]) == 0 and "the figures agree" in capsys.readouterr().out
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+    alone, *judges = read_workers(tmp_path)
+    assert sum(judge.tokens for judge in judges) == alone.tokens and len(judges) == 2
+    for judge in judges:
+        idle, verify, draft = (judge.column(f"{name}_time") for name in ("idle", "verify", "draft"))
+        assert idle and verify and draft and max(draft) > 0 and min(idle) >= 0
+        took = sum(row["step_interval"] for row in judge.perf)
+        assert 0 < sum(idle) + sum(verify) <= took * 1.001  # guesses are made meanwhile, and are no part of it
+        assert len(judge.perf) < max(row["response_length"] for row in judge.request) * 2
+    assert {move["what"] for move in read_moves(tmp_path)} <= {"drafter", "request"}
+
+
+def test_requests_move_to_the_verifier_that_has_nothing_to_do(
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path
+) -> None:
+    """Every second answer is three tokens long, so that one of the verifiers soon has none left."""
+    said = shared(TEXT, "hf").generate_text_batch(COUNTS, {"max_new_tokens": 120})
+    fixed = [list(result.token_ids)[: 3 if place % 2 else 120] for place, result in enumerate(said)]
+    results = group.rollout([count["messages"][0]["content"] for count in COUNTS], str(tmp_path), fixed=fixed)
+    assert [result["token_ids"] for result in results] == fixed
+    went = [move for move in read_moves(tmp_path) if move["what"] == "request"]
+    assert went and all(move["source"] != move["target"] for move in went)
+    workers = read_workers(tmp_path)
+    assert sum(worker.tokens for worker in workers) == sum(map(len, fixed))  # what moved is counted once
+    assert main(["trace", str(tmp_path)]) == 0
+
+
+def test_a_call_that_was_given_up_leaves_nothing_behind(
+    group: moved.DecoupledGroup, shared: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*news: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group.coordinator, "_hear", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            group.generate_text_batch(COUNTS, OPTIONS["greedy"])
+    expected = shared(TEXT, "hf").generate_text_batch(REQUESTS, OPTIONS["stops"])  # places of the other call, again
+    assert ends(group.generate_text_batch(REQUESTS, OPTIONS["stops"])) == ends(expected)
+
+
+def killing(group: Decoupled, monkeypatch: pytest.MonkeyPatch, which: Callable[[int], Any]) -> None:
+    """At the first answer of a call, kill an actor. which: the number of the verifier that gave it -> the actor."""
+    heard, dead = group.coordinator._hear, list[Any]()
+
+    def hear(number: int, call: Any, what: str, *about: Any) -> None:
+        heard(number, call, what, *about)
+        if what == "done" and not dead:
+            dead.append(which(number))
+            group.coordinator.ray.kill(dead[0])
+
+    monkeypatch.setattr(group.coordinator, "_hear", hear)
+
+
+@pytest.mark.parametrize("name", ["greedy", "seeded"])
+def test_a_drafter_that_dies_costs_no_answer(
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    coordinator = group.coordinator
+    victim = max(coordinator.drafters)
+    killing(group, monkeypatch, lambda _: coordinator.drafters[victim])
+    requests = REQUESTS + COUNTS
+    with group.traced(tmp_path, rollout.Trace):
+        results = group.generate_text_batch(requests, OPTIONS[name])
+    assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, OPTIONS[name]))
+    [lost] = [move for move in read_moves(tmp_path) if move["what"] == "drafter" and not move["target"]]
+    assert (lost["number"], lost["why"]) == (str(victim), "ActorDiedError") and victim not in coordinator.drafters
+
+
+def test_a_verifier_that_dies_has_its_requests_run_again(
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a drafter left, too; seeded, so that what runs again must draw the same."""
+    killing(group, monkeypatch, lambda number: group.coordinator.verifiers[number])
+    requests = REQUESTS + COUNTS
+    with group.traced(tmp_path, rollout.Trace):
+        results = group.generate_text_batch(requests, OPTIONS["seeded"])
+    assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, OPTIONS["seeded"]))
+    found = read_moves(tmp_path)
+    [lost] = [move for move in found if move["what"] == "verifier"]
+    again = [move for move in found if move["why"] == "runs again"]
+    assert again and {move["source"] for move in again} == {lost["number"]}
+    [worker] = read_workers(tmp_path)  # the one that lives
+    assert worker.number != int(lost["number"]) and len(worker.request) >= len(again)
+
+
+def test_without_a_verifier_a_call_fails(group: moved.DecoupledGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    killing(group, monkeypatch, lambda number: group.coordinator.verifiers[number])
+    for _ in range(2):
+        with pytest.raises(gen_engine.EngineError, match="no verifier is left"):
+            group.generate_text_batch(COUNTS, OPTIONS["greedy"])
