@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 import gen_engine
+from gen_engine import UnsupportedError
 from parity.__main__ import main
 from parity.golden import Case, Store, coded, dump
 from parity.judge.check import Judge, check_sites
+from parity.judge.replay import Engines, Replay
 from parity.prove.plants import PLANTS
 from parity.prove.selftest import NAMED_RIGHT, run_plant
+from parity.record.observe import Observer
 from parity.tests.conftest import ROOT
 
 CASES = ("rollout/one-prompt", "rollout/two-prompt-lengths", "runner/two-stops")
@@ -198,3 +201,13 @@ def test_only_what_pictures_are_called_is_another_transformers_own(
         Case("s", "c", rows=({**row, "inputs": {"keys": [*keys]}},), value="b", environment=kept) for keys in (old, new)
     )
     assert Judge(store, "hf", lambda *_: None).outcome(then, now).verdict == verdict
+
+
+def test_a_replay_on_another_backend_is_refused_what_its_release_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gen_engine.need("vllm"), "__version__", "0.11.0")
+    gen_engine.installed.cache_clear()
+    replay = Replay(Engines(), {"backend": "vllm"})
+    words = "vllm>=0.11,<0.12 cannot do a sliding window on a CPU"
+    with Observer(sink=lambda case: None, seed=None, replay=replay), pytest.raises(UnsupportedError, match=words):
+        gen_engine.load(ROOT / "golden/models/random-mistral")
+    gen_engine.installed.cache_clear()
