@@ -2016,7 +2016,7 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
 
 
 PICTURE_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "image_sizes")
-COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")  # [.., rows, columns]
+COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids")  # [.., rows, columns]
 
 
 class Batch:
@@ -2058,7 +2058,7 @@ class Batch:
             outputs = forward_next(self.model, self.ids, self.state)
         self.logits = outputs.logits[:, -1]
         self.state = self.model._update_model_kwargs_for_generation(outputs, self.state)
-        for name in PICTURE_INPUTS:  # in the cache now, and no longer as many as the rows
+        for name in (*PICTURE_INPUTS, "mm_token_type_ids"):  # in the cache; no longer as many as rows or (5.3) columns
             self.state.pop(name, None)
         return outputs
 
