@@ -1086,34 +1086,34 @@ def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
 
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint."""
-    if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", settings.model) and not os.path.isdir(settings.model):
-        raise FileNotFoundError("there is no such directory")  # the hub would speak of a "repo id"
-    for path in settings.adapters.values():
-        if not Path(path, "adapter_config.json").is_file():
-            raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")
-    transformers, generation = need("transformers"), None
-    common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
-    config = transformers.AutoConfig.from_pretrained(settings.model, **common)
-    known = need("transformers.models.auto.modeling_auto").MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    sees = hasattr(config, "vision_config") or config.model_type in known
-    auto = transformers.AutoProcessor if sees else transformers.AutoTokenizer
-    owner = auto.from_pretrained(settings.model, **common)
-    with contextlib.suppress(OSError):  # many checkpoints have none
-        generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
-    processor = owner if sees else None
-    tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
-    tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
-    sources = tokenizer, generation, config, text_config
-    eos_ids = merge_ids(*(getattr(source, "eos_token_id", None) for source in sources))
-    pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token_id = pad_id
-    longest, wanted = getattr(text_config, "max_position_embeddings", None), settings.max_model_len
-    if longest and wanted and wanted > longest:
-        raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or leave it out")
-    dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
-    vocabulary = max(len(tokenizer), getattr(text_config, "vocab_size", 0))
-    return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
+    with loading("cannot read the checkpoint", settings.model):
+        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", settings.model) and not os.path.isdir(settings.model):
+            raise FileNotFoundError("there is no such directory")  # the hub would speak of a "repo id"
+        for path in settings.adapters.values():
+            if not Path(path, "adapter_config.json").is_file():
+                raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")
+        transformers, generation = need("transformers"), None
+        common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
+        config = transformers.AutoConfig.from_pretrained(settings.model, **common)
+        known = need("transformers.models.auto.modeling_auto").MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        sees = hasattr(config, "vision_config") or config.model_type in known
+        auto = transformers.AutoProcessor if sees else transformers.AutoTokenizer
+        owner = auto.from_pretrained(settings.model, **common)
+        with contextlib.suppress(OSError):  # many checkpoints have none
+            generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
+        processor = owner if sees else None
+        tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
+        tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
+        eos_ids = merge_ids(*(getattr(s, "eos_token_id", None) for s in (tokenizer, generation, config, text_config)))
+        pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token_id = pad_id
+        longest, wanted = getattr(text_config, "max_position_embeddings", None), settings.max_model_len
+        if longest and wanted and wanted > longest:
+            raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or drop it")
+        dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
+        vocabulary = max(len(tokenizer), getattr(text_config, "vocab_size", 0))
+        return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
 # == 9. Plan ===========================================================================================================
@@ -1759,8 +1759,8 @@ class Refusal(NamedTuple):
     releases: str = ""
 
     def holds(self, asked: Asked) -> bool:
-        here = self.backend in (asked.config.backend, "both") and self.asked(asked)
-        return here and (not self.releases or installed(self.releases))
+        here = self.backend in (asked.config.backend, "both") and (not self.releases or installed(self.releases))
+        return bool(here and self.asked(asked))
 
 
 UNSUPPORTED = (
@@ -1770,11 +1770,13 @@ UNSUPPORTED = (
         ("vllm", "vllm>=0.2,<0.11", "install vllm>=0.11"),  # not 0.1.dev, which is what a build calls itself
     )),
     *(Refusal("vllm", f"{what} on a CPU",
-              lambda a, needs=needs: needs(a) and need("vllm.platforms").current_platform.is_cpu(),  # type: ignore[misc]
+              lambda a, needs=needs: need("vllm.platforms").current_platform.is_cpu() and needs(a),  # type: ignore[misc]
               "install another vllm, or use backend='hf'", releases) for what, needs, releases in (
         ("logits hooks", lambda a: a.config.logits_hooks, "vllm>=0.20,<0.23"),  # its model runs in another process
         ("structures beside free rows",  # 0.14.1 pins memory then, which takes a GPU; 0.11.0 and 0.20.2 do not
          lambda a: len({prompt.structured is None for prompt in a.prompts}) == 2, "vllm>=0.12,<0.20"),
+        ("a sliding window", lambda a: not (a.prompts or a.scoring) and getattr(  # asked at load
+            read_checkpoint(a.config).config.get_text_config(), "sliding_window", None), "vllm>=0.11,<0.12"),
     )),
     *(Refusal(backend, name, operator.attrgetter(f"config.{name}"), fix) for backend, name, fix in (
         ("vllm", "device", "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
@@ -2014,7 +2016,7 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
 
 
 PICTURE_INPUTS = ("pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "image_sizes")
-COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")  # [.., rows, columns]
+COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids")  # [.., rows, columns]
 
 
 class Batch:
@@ -2056,7 +2058,7 @@ class Batch:
             outputs = forward_next(self.model, self.ids, self.state, new)
         self.logits = outputs.logits[:, -1]
         self.state = self.model._update_model_kwargs_for_generation(outputs, self.state)
-        for name in PICTURE_INPUTS:  # in the cache now, and no longer as many as the rows
+        for name in (*PICTURE_INPUTS, "mm_token_type_ids"):  # in the cache; no longer as many as rows or (5.3) columns
             self.state.pop(name, None)
         return outputs
 
@@ -2741,8 +2743,7 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     """ "auto" -> the fast backend where it is installed, finds its device and can do what is asked for; and why."""
     if find_spec("vllm") is None:
         return on_hf(config), "auto: vllm is not installed"
-    device = need("vllm.platforms").current_platform.device_type
-    if not device:
+    if not (device := need("vllm.platforms").current_platform.device_type):
         return on_hf(config), "auto: vllm finds no device that it was built for"
     fast = dataclasses.replace(config, backend="vllm")
     if refused := refusal_of(Asked(fast)):
@@ -2757,8 +2758,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     def __init__(self, config: ModelLoadConfig, why: str = "asked for", fallback_from: str | None = None) -> None:
         """Read the checkpoint and load the model. `load` is the door to it."""
         need("torch")  # what is missing is said before the checkpoint is read
-        with loading("cannot read the checkpoint", config.model):
-            self.config, self.why, self.checkpoint = config, why, read_checkpoint(config)
+        self.config, self.why, self.checkpoint = config, why, read_checkpoint(config)
         self.tokenizer, self.processor = self.checkpoint.tokenizer, self.checkpoint.processor
         self.fallback_from, self.observer = fallback_from, NOBODY
         self._spare: GenerationEngine | None = None

@@ -643,6 +643,9 @@ def tap_open(observer: Observer, original: Any, engine: Any, config: Any, *args:
     """Where an engine is loaded: a replay on another backend need not load the first one too."""
     if observer.replay is not None and not observer.within("engine"):
         config = observer.replay.config(config)
+        module = sys.modules[type(config).__module__]
+        if refused := module.refusal_of(module.Asked(config)):  # `load` asked this of the other backend
+            raise refused
     tap_loading(observer, original, engine, config, *args, **kwargs)
     if not observer.within("engine"):
         observer.opened.append(engine)

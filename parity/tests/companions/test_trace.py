@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import importlib
 import inspect
 import os
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import gen_engine
 from gen_engine import (
     EngineError,
     GenerationEngine,
@@ -76,7 +76,7 @@ def traced(engine: GenerationEngine, directory: Path, options: Any = OPTIONS) ->
 
 def uncounted() -> set[str]:
     """What this vLLM does not count: 0.11 has no word of preemptions."""
-    source = inspect.getsource(importlib.import_module("vllm.v1.request"))
+    source = inspect.getsource(gen_engine.need("vllm.v1.request"))
     return set() if "num_preemptions" in source else {"preempted"}
 
 

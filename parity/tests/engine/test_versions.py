@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import Asked, GenerationEngine, ModelLoadConfig, UnsupportedError, load, refusal_of
+from gen_engine import Asked, GenerationEngine, LoadError, ModelLoadConfig, UnsupportedError, load, refusal_of
 from parity.companions.speculation import Speculation
 
-from ..conftest import PROMPT, TEXT, Load, chat
+from ..conftest import PROMPT, ROOT, TEXT, Load, chat
 
 COUNT = chat("Count to 30.")
 Pretend = Callable[[str, str], None]
@@ -71,7 +71,6 @@ def test_a_transformers_that_works_is_not_refused(pretend: Pretend, version: str
 def test_what_a_release_cannot_do_is_data(
     pretend: Pretend, library: str, version: str, settings: dict[str, Any], refused: str | None
 ) -> None:
-    pytest.importorskip(library)
     pretend(library, version)
     said = refusal_of(Asked(ModelLoadConfig(str(TEXT), **settings)))
     assert said is None if refused is None else refused in str(said)
@@ -86,6 +85,21 @@ def test_structures_beside_free_rows_are_refused_where_vllm_would_pin_memory(pre
         pretend("vllm", version)
         said = refusal_of(Asked(ModelLoadConfig(str(TEXT), backend="vllm"), prompts=prompts))
         assert ("structures beside free rows" in str(said)) == refused
+
+
+def test_a_window_that_slides_is_refused_at_load_where_vllm_has_none_on_a_cpu(pretend: Pretend) -> None:
+    mistral = ROOT / "golden/models/random-mistral"
+    pretend("vllm", "0.11.0")
+    with pytest.raises(UnsupportedError, match="vllm>=0.11,<0.12 cannot do a sliding window on a CPU"):
+        load(mistral, backend="vllm")
+    for asked in ({"backend": "vllm", "fallback_backend": "hf"}, {"backend": "auto"}):
+        with load(mistral, **asked) as engine:
+            assert engine.backend.name == "hf"
+    with pytest.raises(LoadError, match="cannot read the checkpoint '/nowhere/at/all'"):
+        load("/nowhere/at/all", backend="vllm")
+    assert refusal_of(Asked(ModelLoadConfig(str(TEXT), backend="vllm"))) is None
+    pretend("vllm", "0.12.0")
+    assert refusal_of(Asked(ModelLoadConfig(str(mistral), backend="vllm"))) is None
 
 
 def test_a_refused_release_falls_back_only_to_one_that_works(pretend: Pretend) -> None:

@@ -7,18 +7,22 @@ import hashlib
 import importlib
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gen_engine
+from gen_engine import UnsupportedError
 from parity.__main__ import main
-from parity.golden import Case, Store, coded, dump, environment
+from parity.golden import Case, Store, coded, dump
 from parity.judge.check import Judge, check_sites
+from parity.judge.replay import Engines, Replay
 from parity.prove.plants import PLANTS
 from parity.prove.score import Score
 from parity.prove.selftest import NAMED_RIGHT, run_plant
+from parity.record.observe import Observer
 from parity.tests.conftest import ROOT
 
 CASES = ("rollout/one-prompt", "rollout/two-prompt-lengths", "runner/two-stops")
@@ -167,17 +171,45 @@ def test_draws_without_logits_are_compared_by_their_texts(again: str, samples: i
     assert judge.outcome(old, drawn("b")).verdict == verdict
 
 
-@pytest.mark.parametrize(("release", "verdict"), [(None, "LATENT"), ("0.0.1", "IDENTICAL")])
-def test_names_of_inputs_count_against_a_golden_of_the_same_transformers(
-    tmp_path: Path, release: str | None, verdict: str
+ENCODED, KINDS, PIXELS = "mm_encoder_outputs", "mm_token_type_ids", ("image_grid_thw", "pixel_values")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "here", "old", "new", "verdict"),
+    [
+        ("5.19.0", "5.19.0", [ENCODED, KINDS], [KINDS, *PIXELS], "LATENT"),
+        ("5.19.0", "5.10.4", [ENCODED, KINDS], [KINDS, *PIXELS], "IDENTICAL"),
+        ("5.19.0", "5.10.4", [ENCODED, KINDS], PIXELS, "LATENT"),  # both have it, and the moved code dropped it
+        ("5.19.0", "4.57.1", [ENCODED, KINDS], PIXELS, "IDENTICAL"),
+        ("4.57.1", "5.19.0", PIXELS, [ENCODED, KINDS], "IDENTICAL"),
+        ("5.19.0", "4.57.1", [ENCODED, KINDS], [], "LATENT"),  # no picture reaches the model
+        ("5.19.0", "4.57.1", ["token_type_ids"], [], "LATENT"),
+        ("5.19.0", "4.57.1", [], ["inputs_embeds"], "LATENT"),
+    ],
+)
+def test_only_what_pictures_are_called_is_another_transformers_own(
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: str,
+    here: str,
+    old: Sequence[str],
+    new: Sequence[str],
+    verdict: str,
 ) -> None:
-    """What reaches the model beside the ids is named by transformers, by each release in its own way."""
-    importlib.import_module("transformers")
-    store = Store(tmp_path)
-    recorded = store.put_environment({**environment(), **({"transformers": release} if release else {})})
+    monkeypatch.setattr("parity.judge.check.version", {"transformers": here}.get)
+    kept = store.put_environment({"transformers": recorded})
     row = {"prompt_ids": [1], "output_ids": [2], "text": "b"}
-    old, new = (
-        Case("s", "c", rows=({**row, "inputs": {"keys": keys}},), value="b", environment=recorded)
-        for keys in (["mm_token_type_ids", "pixel_values"], ["pixel_values"])
+    then, now = (
+        Case("s", "c", rows=({**row, "inputs": {"keys": [*keys]}},), value="b", environment=kept) for keys in (old, new)
     )
-    assert Judge(store, "hf", lambda *_: None).outcome(old, new).verdict == verdict
+    assert Judge(store, "hf", lambda *_: None).outcome(then, now).verdict == verdict
+
+
+def test_a_replay_on_another_backend_is_refused_what_its_release_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gen_engine.need("vllm"), "__version__", "0.11.0")
+    gen_engine.installed.cache_clear()
+    replay = Replay(Engines(), {"backend": "vllm"})
+    words = "vllm>=0.11,<0.12 cannot do a sliding window on a CPU"
+    with Observer(sink=lambda case: None, seed=None, replay=replay), pytest.raises(UnsupportedError, match=words):
+        gen_engine.load(ROOT / "golden/models/random-mistral")
+    gen_engine.installed.cache_clear()

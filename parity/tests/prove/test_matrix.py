@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,38 @@ NEW = {"vllm": "0.32.0+cpu", "transformers": "5.19.0"}
 def test_the_rows_are_the_releases_that_readme_names() -> None:
     assert {row.vllm.rpartition(".")[0] for row in matrix.ROWS} >= {"0.11", "0.14", "0.20", "0.26", "0.32"}
     assert {row.python for row in matrix.ROWS} == {"3.10", "3.12", "3.13"}
-    assert all((ROOT / file).is_file() for file in matrix.ESSENTIALS)
+    for file, _, name in (essential.partition("::") for essential in matrix.ESSENTIALS):
+        assert f"def {name}" in (ROOT / file).read_text()
+
+
+def test_what_pip_installs_for_hf_is_what_hf_takes() -> None:
+    tomllib = pytest.importorskip("tomllib")
+    [wanted] = (
+        line for line in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["hf"]
+        if line.startswith("transformers")
+    )  # fmt: skip
+    extra = importlib.import_module("packaging.requirements").Requirement(wanted)
+    for version in ("4.56.2", "4.57.0", "4.57.6", "5.0.0", "5.0.1", "5.1.0", "5.2.0", "5.3.0", "5.19.0", "5.23.0"):
+        refused = [
+            said for said in matrix.refusals({"transformers": version}) if said.endswith("what gen_engine needs")
+        ]
+        assert extra.specifier.contains(version) == (not refused), version
+
+
+def test_readme_claims_the_releases_that_the_table_has_seen_and_no_others() -> None:
+    rows = [dict(zip(matrix.COLUMNS, row)) for row in matrix.read_table(matrix.TABLE.read_text()).values()]
+    pattern = r"Python ([\d.]+) to ([\d.]+), transformers ([\d.]+) and ([\d.]+) to ([\d.]+), vLLM ([\d.]+) to ([\d.]+);"
+    claim = re.search(pattern, matrix.README.read_text())
+    assert claim is not None
+
+    def seen(column: str) -> list[tuple[int, ...]]:
+        return sorted({tuple(map(int, row[column].split(".")[:2])) for row in rows if row[column]})
+
+    python, vllm = seen("Python"), seen("vLLM")
+    old, new = ([v for v in seen("transformers") if (v < (5,)) == before] for before in (True, False))
+    ends = (python[0], python[-1], old[0], new[0], new[-1], vllm[0], vllm[-1])
+    assert claim.groups() == tuple(".".join(map(str, version)) for version in ends)
+    assert not [row["row"] for row in rows if any("**no:**" in row[name] for name in matrix.QUESTIONS)]
 
 
 def test_what_a_release_is_refused_is_that_of_the_engines_own_table() -> None:
@@ -58,8 +91,18 @@ def test_a_case_that_is_refused_as_said_is_no_drift_and_any_other_is(tmp_path: P
 def test_a_test_may_be_refused_but_not_skipped(tmp_path: Path, inside: str, holds: bool, said: str) -> None:
     report = tmp_path / "report"
     report.write_text(f"<s><testcase name='a'/><testcase name='b'>{inside}</testcase></s>".replace("<0.29", "&lt;0.29"))
-    answer = matrix.read_tests(0, "", report, matrix.refusals(OLD))
+    answer = matrix.read_tests(1, "", report, matrix.refusals(OLD))
     assert (answer.holds, answer.said) == (holds, said)
+    assert not matrix.read_tests(2, "", report, matrix.refusals(OLD)).holds  # interrupted
+
+
+def test_a_row_without_vllm_is_asked_all_that_needs_none(tmp_path: Path) -> None:
+    report, missing = tmp_path / "report", "gen_engine.BackendMissing: vllm is not installed. run: pip install"
+    report.write_text(f"<s><testcase/><testcase><error message='failed on setup with {missing}'/></testcase></s>")
+    answer = matrix.read_tests(1, "", report, [matrix.NO_VLLM])
+    assert (answer.holds, answer.cell) == (True, "1 of 1")
+    assert matrix.line_of(matrix.ROWS[-1], {}, {"tests": answer}, "2026-01-01")[-1] == ""
+    assert not matrix.read_tests(1, "", report, matrix.refusals(OLD)).holds
 
 
 def test_a_line_replaces_its_own_and_readme_shows_the_same(tmp_path: Path) -> None:
