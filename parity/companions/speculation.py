@@ -266,7 +266,6 @@ class RaggedBatch:
                 "attention_mask": steps <= counts,
                 "position_ids": last + steps.minimum(counts),
                 "token_type_ids": last,
-                "mm_token_type_ids": last * 0,  # text
             }[name].expand(*held.shape[:-1], most)
             batch.state[name] = torch().cat([held, more.to(held.dtype)], dim=-1)
 
