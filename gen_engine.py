@@ -2991,7 +2991,7 @@ score_batch = GenerationEngine.score_batch
 
 def outline() -> str:
     """The file's own table of contents, with line numbers."""
-    pattern = re.compile(rf"# == (\d+\. .+?) =+$|(?:class |def )?({'|'.join(__all__)})(?=[(:]| = Gen)")
+    pattern = re.compile(rf"# == (\d+\. .+?) =+$|(?:class |def )?({'|'.join(__all__)})(?=[(:]| = )")
     lines = enumerate(map(pattern.match, Path(__file__).read_text(encoding="utf-8").splitlines()), start=1)
     return "\n".join(f"\n{n:5}  {m[1]}" if m[1] else f"{n:5}        {m[2]}" for n, m in lines if m)
 
