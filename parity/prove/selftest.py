@@ -82,7 +82,7 @@ class Result:
 
 def copied(store: Store, into: Path) -> Store:
     """A folder of goldens that the probe can be added to; nothing is accepted in it."""
-    for name in ("blobs", *store.sites()):
+    for name in ("blobs", "environments", *store.sites()):
         if (store.root / name).is_dir():
             shutil.copytree(store.root / name, into / name)
     shutil.copyfile(store.root / "sites.json", into / "sites.json")
