@@ -494,6 +494,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
     for flag in ("repeats", "requests", "max_new_tokens", "batch"):
         if getattr(args, flag) < 1:
             raise workloads.WorkError(f"--{flag.replace('_', '-')} is {getattr(args, flag)}; it must be 1 or more")
+    backends = words(args.backends, BACKENDS, "--backends")
+    if args.guess and "hf" not in backends:
+        raise workloads.WorkError("--guess is told against hf, which --backends leaves out; add it")
     engine: dict[str, Any] = {name: getattr(args, name) for name in ("dtype", "max_model_len") if getattr(args, name)}
     engine["max_batch_size"] = args.batch
     if args.blocks:
@@ -501,7 +504,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     if args.prompts is not None:
         workloads.read_prompts(args.prompts, args.max_new_tokens)  # a bad file is said before a model is loaded
     return Settings(
-        backends=words(args.backends, BACKENDS, "--backends") + ((GUESSING,) if args.guess else ()),
+        backends=backends + ((GUESSING,) if args.guess else ()),
         kinds=words(args.kinds, workloads.KINDS, "--kinds"),
         shapes=words(args.workload, workloads.SHAPES, "--workload"),
         prompts=args.prompts,

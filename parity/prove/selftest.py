@@ -152,7 +152,7 @@ def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) ->
     """Every golden without any plant, but those whose difference is known and accepted, and sites that need vLLM."""
     sites = [site for site, said in store.settings().items() if "hf" in said.get("backends", ["hf"])]
     cases = [f"{site}/{name}" for site in sites for name in store.names(site) if f"{site}/{name}" not in apart]
-    return check_sites(store, cases=cases, backends=("hf",), progress=progress, jobs=PROCESSES).outcomes
+    return check_sites(store, sites=sites, cases=cases, backends=("hf",), progress=progress, jobs=PROCESSES).outcomes
 
 
 def selftest(store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None) -> Result:

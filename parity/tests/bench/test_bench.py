@@ -293,3 +293,8 @@ def test_guesses_are_told_against_the_same_engine_without_them(capsys: Capture) 
     flags = "--backends hf --guess ngram --workload even --kinds text --requests 2 --max-new-tokens 8 --repeats 1"
     assert main(["bench", "--model", str(TEXT), *flags.split()]) == 0
     assert re.search(r"hf guessing ÷ hf +× .*IDENTICAL, 2 of 2 rows", capsys.readouterr().out)
+
+
+def test_guesses_without_hf_beside_them_are_refused(capsys: Capture) -> None:
+    assert main(["bench", "--model", str(TEXT), "--backends", "vllm", "--guess", "ngram"]) == 2
+    assert "--backends leaves out; add it" in capsys.readouterr().err

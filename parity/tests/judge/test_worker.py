@@ -120,6 +120,14 @@ def test_sites_side_by_side_give_the_report_of_one_after_another(acme: Store) ->
     assert reports[0] == reports[1] and len(reports[0]) == 14
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_so_many_processes_judge(jobs: int, acme: Store) -> None:
+    told = '    with open("pids", "a") as file:\n        print(os.getpid(), file=file)\n'
+    Path("moved.py").write_text(MOVED.replace("(word):\n", f"(word):\n{told}"))
+    assert main(["check", "answers/0-first", "later/0-first", "--jobs", str(jobs)]) == 0
+    assert len(set(Path("pids").read_text().split())) == jobs
+
+
 def test_a_site_of_a_backend_is_one_process_work() -> None:
     items = [("hf", "a", "1"), ("hf", "a", "2"), ("hf", "b", "1"), ("vllm", "a", "1"), ("vllm", "a", "2")]
     assert shares(items, 2) == [(*items[:2], items[2]), tuple(items[3:])]
