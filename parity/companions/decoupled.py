@@ -18,13 +18,11 @@ moves to another verifier takes its tokens along as guesses, to be judged again 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import csv
 import dataclasses
 import functools
 import importlib
-import inspect
 import logging
 import os
 import queue
@@ -38,11 +36,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
         BackendMissing,
-        Batch,
         Call,
         Checkpoint,
         Completion,
-        DecodeLoop,
         EngineError,
         GenEngineError,
         GenerationOptions,
@@ -59,11 +55,9 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
         BackendMissing,
-        Batch,
         Call,
         Checkpoint,
         Completion,
-        DecodeLoop,
         EngineError,
         GenEngineError,
         GenerationOptions,
@@ -97,19 +91,6 @@ def ray_itself() -> Any:
 # == Guessing ==
 
 
-def looked_up(ids: Sequence[int], count: int, longest: int, shortest: int) -> list[int]:
-    """The `count` tokens that first followed what the ids end in: the longest run of last tokens that stood before."""
-    held = array.array("q", ids)
-    text, size = held.tobytes(), held.itemsize
-    for run in range(min(longest, len(ids) - 1), shortest - 1, -1):
-        place = text.find(text[-run * size :])
-        while place % size:  # between two tokens
-            place = text.find(text[-run * size :], place + 1)
-        if place // size < len(ids) - run:
-            return list(ids[place // size + run :][:count])
-    return []
-
-
 class Drafter:
     """An actor that guesses. A draft model is an engine of its own: on hf each guess reads its row anew, on vLLM
     (`draft_load={"backend": "vllm"}`) the prefix cache keeps what was read.
@@ -126,7 +107,7 @@ class Drafter:
         """All ids of each row so far -> what may follow, and the seconds that it took."""
         began, how = time.perf_counter(), self.guesses
         if self.engine is None:
-            guesses = [looked_up(ids, how.num_tokens, how.lookup_max, how.lookup_min) for ids in rows]
+            guesses = list(map(how.lookup, rows))
         else:
             asked = [{"prompt_token_ids": ids} for ids in rows]
             options = {"max_new_tokens": how.num_tokens, "stop": {"ignore_eos": True}}
@@ -159,146 +140,47 @@ class Apart:
         self.guesses.ready(config, checkpoint)
 
     def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]:
-        """Guesses are taken back by column: out of plain caches, in models that are told each token's place."""
-        kit = importlib.import_module("transformers.cache_utils")
-        layers = kit.DynamicCache(config=model.config).layers
-        plain = all(type(layer) is kit.DynamicLayer for layer in layers)
-        if not plain or "position_ids" not in inspect.signature(model.forward).parameters:
-            raise UnsupportedError("this model's cache cannot take back a guess", fix="use load()")
-        return functools.partial(Halves, desk=self.desk)
+        return functools.partial(Halves, half=self.guesses.loop, desk=self.desk)
 
 
-def most_new(row: Any, options: GenerationOptions) -> int:
-    """How many tokens the row can still get."""
-    return (len(row.prompt.replay) if row.prompt.replay else options.max_new_tokens) - len(row.watch.ids)
+class Errand:
+    """What a half has its guesses from: they are asked for after a turn, and fetched when the next one begins."""
 
-
-class Half(DecodeLoop):
-    """Some rows over one cache, judged together. Between two turns the cache lacks the last token of each row, and is
-    padded on the left only, as that of DecodeLoop: where rows got on by different lengths, columns are moved.
-    """
-
-    def __init__(self, *given: Any, desk: Any, number: int) -> None:
-        super().__init__(*given)
-        self.batch: Batch | None = None
+    def __init__(self, desk: Any, number: int) -> None:
         self.desk, self.number, self.asked = desk, number, list[Any]()
 
-    def turn(self) -> None:
-        """Judge what was guessed since the last turn, let rows join, and ask for guesses."""
-        if (batch := self.batch) is not None:
-            with self.observer.timed("idle"):
-                found = self.desk.collect(self.asked)
-            if len(kept := self._push((), None)) < len(batch.ids) and kept:  # some left
-                batch.keep(kept)
-            if kept:
-                guesses = [found.get(row.place, [])[: most_new(row, self.options) - 1] for row in self.rows]
-                self._judge(batch, guesses, self._forward(batch, guesses), drafted=True)
-            self.batch = batch if self.rows else None
-            self.observer.stepped()
-        if new := self.admit(self.batch):
-            self._begin(new)
-            self.observer.stepped()
-        self.asked = self.desk.ask(self.number, [row for row in self.rows if most_new(row, self.options) > 1])
+    def ask(self, rows: Sequence[Any]) -> None:
+        self.asked = self.desk.ask(self.number, rows)
 
-    def _begin(self, new: list[Any]) -> None:
-        """The prompts' forward; and one more for the tokens that rows bring from another verifier."""
-        old = [row for row in self.rows if row not in new]
-        prompts = self.prepare(new)
-        with self.observer.timed("verify"):
-            logits = prompts.forward().logits[:, -1:]
-        mask = prompts.state.get("attention_mask")  # transformers 5 drops one without a zero
-        mask = prompts.ids.new_ones(prompts.ids.shape) if mask is None else mask[:, : prompts.ids.shape[1]]
-        prompts.state = {"attention_mask": mask, "past_key_values": prompts.cache}
-        prompts.logits = logits[:0, 0]  # join puts them together, and nobody reads them
-        try:
-            self.rows[:] = new
-            self._judge(prompts, [[]] * len(new), logits, drafted=False)
-            said = [self.desk.said(row.place)[len(row.watch.ids) :] for row in self.rows]
-            if any(said):
-                self._judge(prompts, said, self._forward(prompts, said), drafted=False)
-        finally:
-            self.rows[:] = old + [row for row in new if not row.watch.over]
-        if self.batch is None:
-            self.batch = prompts if self.rows else None
-        elif len(self.rows) > len(old):
-            self.batch.join(prompts)
-
-    def _forward(self, batch: Batch, guesses: Sequence[Sequence[int]]) -> Any:
-        """Of each row's last token and its guesses, padded on the right -> [rows, 1 + most guesses, vocabulary]."""
-        torch, ids, mask = importlib.import_module("torch"), batch.ids, batch.state["attention_mask"]
-        most = max(map(len, guesses))
-        new = ids.new_tensor([[*guess, *[0] * (most - len(guess))] for guess in guesses]).reshape(len(ids), most)
-        lengths, steps = ids.new_tensor(list(map(len, guesses)))[:, None], torch.arange(1 + most, device=ids.device)
-        with self.observer.timed("verify"):
-            return self.model(
-                input_ids=torch.cat([ids[:, -1:], new], dim=1),
-                attention_mask=torch.cat([mask, (steps[:most] < lengths).to(mask.dtype)], dim=1),
-                position_ids=mask.sum(1, keepdim=True) - 1 + steps.minimum(lengths),  # padding has no place of its own
-                past_key_values=batch.cache,
-                use_cache=True,
-                return_dict=True,
-            ).logits
-
-    def _judge(self, batch: Batch, guesses: Sequence[Sequence[int]], logits: Any, *, drafted: bool) -> None:
-        """Decide place by place for the rows whose guesses were right so far. logits: [rows, places, vocabulary]."""
-        rows, before, ids = list(self.rows), [len(row.watch.ids) for row in self.rows], batch.ids
-        right = list(range(len(rows)))
-        for row, guess in zip(rows, guesses):
-            row.watch.drafted += drafted * len(guess)
-        try:
-            for place in range(logits.shape[1]):
-                self.rows[:] = [rows[k] for k in right]
-                ids, kept = self.decide(logits[right, place], batch.processors, ids)
-                held = [at for at, (k, token) in enumerate(zip(right, ids[:, -1].tolist()))
-                        if guesses[k][place : place + 1] == [token]]  # fmt: skip
-                for at in held:
-                    rows[right[at]].watch.matched += drafted
-                going = [at for at in held if at in kept]
-                right, ids = [right[at] for at in going], ids[going]
-                if not right:
-                    break
-        finally:
-            self.rows[:] = [row for row in rows if not row.watch.over]
-        if self.rows:
-            kept = [k for k, row in enumerate(rows) if not row.watch.over]
-            if len(kept) < len(rows):
-                batch.keep(kept)
-            self._align(batch, [len(rows[k].watch.ids) - before[k] for k in kept])
-
-    def _align(self, batch: Batch, gained: Sequence[int]) -> None:
-        """Put the gained tokens behind the ids, take refused ones out of the cache, and all padding to the left."""
-        torch, most = importlib.import_module("torch"), max(gained)
-        held = batch.ids.shape[1] + most
-        new = [[*row.watch.ids[-count:], *[0] * (most - count)] for row, count in zip(self.rows, gained)]
-        counts, mask = batch.ids.new_tensor(gained)[:, None], batch.state["attention_mask"]
-        source = torch.arange(held, device=batch.ids.device) - (most - counts)  # [rows, held], below zero: padding
-        took = source.clamp(min=0)
-        batch.ids = torch.cat([batch.ids, batch.ids.new_tensor(new)], dim=1).gather(1, took)
-        mask = torch.cat([mask, mask.new_ones((len(mask), most))], dim=1).gather(1, took)
-        batch.state["attention_mask"] = mask.masked_fill(source < 0, 0)
-        for layer in batch.cache.layers:
-            layer.keys, layer.values = (moved(part[:, :, : held - 1], took[:, : held - 1], gained)
-                                        for part in (layer.keys, layer.values))  # fmt: skip
-        spare = held - max(len(row.ids) + len(row.watch.ids) for row in self.rows)
-        if spare:
-            batch.shift(-spare)
-
-
-def moved(part: Any, source: Any, gained: Sequence[int]) -> Any:
-    """part: [rows, heads, columns, size], by where each row's columns come from, [rows, columns]."""
-    if min(gained) == max(gained):
-        return part
-    return part.gather(2, source[:, None, :, None].expand(part.shape))
+    def __call__(self, rows: Sequence[Any], most: Sequence[int]) -> list[Sequence[int]]:
+        found = self.desk.collect(self.asked)
+        return [found.get(row.place, [])[:limit] for row, limit in zip(rows, most)]
 
 
 class Halves:
-    """While one half is judged, others guess for the other half. What HfBackend runs in DecodeLoop's place."""
+    """While one half is judged, others guess for the other half. What HfBackend runs in DecodeLoop's place.
 
-    def __init__(self, model: Any, waiting: Iterable[Any], places: Callable[[int], int], call: Call, *, desk: Any):
+    half: makes a SpeculativeLoop.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        waiting: Iterable[Any],
+        places: Callable[[int], int],
+        call: Call,
+        *,
+        half: Callable[..., Any],
+        desk: Any,
+    ) -> None:
         self.rows, self.waiting, self.places = list[Any](), deque(waiting), places
-        self.halves = [Half(model, (), functools.partial(self._places, k), call, desk=desk, number=k) for k in (0, 1)]
-        for half in self.halves:
-            half.waiting = self.waiting
+        errands = [Errand(desk, number) for number in (0, 1)]
+        self.halves = [
+            half(model, (), functools.partial(self._places, errand.number), call, drafter=errand, known=desk.said)
+            for errand in errands
+        ]
+        for each in self.halves:
+            each.waiting = self.waiting
         desk.loop = self
 
     def run(self) -> None:
@@ -306,6 +188,7 @@ class Halves:
             while self.waiting or self.running():
                 for half in self.halves:
                     half.turn()
+                    half.drafter.ask(half.rows)
         finally:  # for whoever lets the unfinished ones begin anew
             self.rows = [row for row in self.running() if not row.watch.over]
 
@@ -402,7 +285,8 @@ class Verifier:
         found, longest = dict[int, list[int]](), 0.0
         for number, places, reference in asked:
             try:
-                guesses, seconds = self.ray.get(reference)
+                with self.engine.observer.timed("idle"):
+                    guesses, seconds = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:
                 self.drafters = {other: drafter for other, drafter in self.drafters.items() if other != number}
                 self._tell("drafter", number, type(error).__name__)
@@ -413,8 +297,8 @@ class Verifier:
             self.trace.spend("draft", longest)
         return found
 
-    def said(self, place: int) -> list[int]:
-        return list(self.work[place][1])
+    def said(self, row: Any) -> Sequence[int]:
+        return self.work[row.place][1]
 
     def _complete(self, prompts: Sequence[Prompt]) -> None:
         def more() -> list[Prompt]:

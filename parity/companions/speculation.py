@@ -12,6 +12,7 @@ forward.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import dataclasses
 import functools
@@ -136,8 +137,24 @@ class Speculation(Contract):
     def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., DecodeLoop]:
         """What makes the loop of a call, with DecodeLoop's arguments; the draft model is loaded beside the model."""
         draft = None if self.model is None else self._draft_model(model, config, checkpoint.dtype)
-        drafter = Ngrams if draft is None else functools.partial(DraftModel, model=draft)
-        return functools.partial(SpeculativeLoop, drafter=functools.partial(drafter, self))
+        return lambda *given: self.loop(*given, drafter=Ngrams(self) if draft is None else DraftModel(self, draft))
+
+    def loop(self, *given: Any, **how: Any) -> SpeculativeLoop:
+        """SpeculativeLoop's arguments, for guesses that others make."""
+        return SpeculativeLoop(*given, **how)
+
+    def lookup(self, ids: Sequence[int]) -> list[int]:
+        """What first followed the tokens that the ids end in: the longest run of them that stood before."""
+        held = array.array("q", ids)
+        text, size = held.tobytes(), held.itemsize
+        for run in range(min(self.lookup_max, len(ids) - 1), self.lookup_min - 1, -1):
+            place = text.find(text[-run * size :])
+            while place % size:  # between two tokens
+                place = text.find(text[-run * size :], place + 1)
+            behind = place // size + run
+            if behind < len(ids):
+                return held[behind : behind + self.num_tokens].tolist()
+        return []
 
     def vllm_arguments(self) -> dict[str, Any]:
         """vLLM's words for it, with its count of guesses per request and step, which a trace reads."""
@@ -337,22 +354,14 @@ class Ngrams:
     """Guesses what followed a row's last tokens where they first stood, in its prompt or its answer."""
 
     def __init__(self, how: Speculation) -> None:
-        self.how, self.known = how, dict[Row, tuple[list[int], dict[tuple[int, ...], int]]]()
+        self.how = how
+        self.known: dict[Row, array.array[int]] = {}  # each row's ids so far
 
     def __call__(self, rows: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
-        self.known = {row: self.known.get(row) or ([], {}) for row in rows}
-        return [self._guess(row, *self.known[row])[:limit] for row, limit in zip(rows, most)]
-
-    def _guess(self, row: Row, ids: list[int], follower: dict[tuple[int, ...], int]) -> list[int]:
-        """ids: those of the row that were looked at.   follower: n-gram -> the place behind it, the first time."""
-        sizes, looked = range(self.how.lookup_max, self.how.lookup_min - 1, -1), len(ids)
-        ids += row.watch.ids[looked - len(row.ids) :] if ids else [*row.ids, *row.watch.ids]
-        for place in range(max(1, looked), len(ids)):
-            for size in sizes:
-                if size <= place:
-                    follower.setdefault(tuple(ids[place - size : place]), place)
-        found = next((follower[last] for size in sizes if (last := tuple(ids[-size:])) in follower), len(ids))
-        return ids[found : found + self.how.num_tokens]
+        self.known = {row: self.known.get(row) or array.array("q", row.ids) for row in rows}
+        for row, ids in self.known.items():
+            ids.extend(row.watch.ids[len(ids) - len(row.ids) :])
+        return [self.how.lookup(ids)[:limit] for ids, limit in zip(self.known.values(), most)]
 
 
 class DraftModel:
@@ -410,19 +419,29 @@ class SpeculativeLoop(DecodeLoop):
     Not the library's own loop: it takes one row, looks for ends once a round, and draws from the process's generator.
     """
 
-    def __init__(self, *given: Any, drafter: Callable[[], Drafter]) -> None:
+    def __init__(self, *given: Any, drafter: Drafter, known: Callable[[Row], Sequence[int]] = lambda row: ()) -> None:
+        """known: tokens of a row's answer that are judged with its prompt, and not counted as guesses."""
         super().__init__(*given)
-        self.drafter = drafter()
+        self.drafter, self.known = drafter, known
+        self.running: RaggedBatch | None = None
 
     def run(self) -> None:
-        running: RaggedBatch | None = None
         while self.rows or self.waiting:
-            guesses = self._guesses() if self.rows else {}
-            with self.observer.timed("verify"):
-                parts = self._forward(running, guesses)
-            for part, logits in parts:
-                self._judge(part, logits, guesses)
-            running = settled([part for part, _ in parts])
+            self.turn()
+
+    def turn(self) -> None:
+        """The rows that run get what was guessed right, and a token; rows that now join them get their first ones."""
+        ended = any(row.watch.over for row in self.rows)  # since the last turn, from outside
+        if ended and self.running is not None:
+            self._push((), self.running.batch.ids)
+            self.running = settled([self.running])
+        guesses = self._guesses() if self.rows else {}
+        with self.observer.timed("verify"):
+            parts = self._forward(guesses)
+        for part, logits, tokens in parts:
+            self._judge(part, logits, tokens, guessed=part is self.running)
+        self.running = settled([part for part, *_ in parts])
+        if parts or ended:
             self.observer.stepped()
 
     def _guesses(self) -> Guesses:
@@ -432,31 +451,36 @@ class SpeculativeLoop(DecodeLoop):
         with self.observer.timed("draft"):
             return dict(zip(self.rows, self.drafter(self.rows, most)))
 
-    def _forward(self, running: RaggedBatch | None, guesses: Guesses) -> list[tuple[RaggedBatch, Any]]:
-        """The rows that run, with their guesses, and those that now join them; the logits of both."""
-        parts = []
+    def _forward(self, guesses: Guesses) -> list[tuple[RaggedBatch, Any, Guesses]]:
+        """The rows that run and those that now join them, each with its logits and with the tokens to judge."""
+        parts, running = [], self.running
         if running is not None:
             running.extend([guesses[row] for row in running.rows])
-            parts.append((running, running.forward()))
+            parts.append((running, running.forward(), guesses))
         if new := self.admit(None if running is None else running.batch):
             prompts = RaggedBatch(self.prepare(new), new, self.rigid)
-            parts.append((prompts, prompts.begin()))
+            logits, known = prompts.begin(), {row: self.known(row) for row in new}
+            if any(known.values()):
+                prompts.extend(list(known.values()))
+                logits = torch().cat([logits, prompts.forward()], dim=1)
+            parts.append((prompts, logits, known))
         return parts
 
-    def _judge(self, part: RaggedBatch, logits: Any, guesses: Guesses) -> None:
-        """Give each row its tokens up to the first that was not guessed. logits: [rows, guesses + 1, vocabulary]."""
+    def _judge(self, part: RaggedBatch, logits: Any, tokens: Guesses, *, guessed: bool) -> None:
+        """Give each row its tokens up to the first that is not among `tokens`. logits: [rows, most of them + 1,
+        vocabulary]."""
         everyone, waits, at = list(self.rows), set(self.rows) - set(part.rows), list(range(len(part.rows)))
-        ids, drafts = part.batch.ids[:, : part.width], [guesses.get(row, ()) for row in part.rows]
+        ids, drafts = part.batch.ids[:, : part.width], [tokens[row] for row in part.rows]
         for row, draft in zip(part.rows, drafts):
-            row.watch.drafted += len(draft)
+            row.watch.drafted += guessed * len(draft)
         self.rows[:] = part.rows  # in place: the logits hooks read this list
         try:
             for place in range(logits.shape[1]):
                 ids, kept = self.decide(logits[at, place], part.batch.processors, ids)
-                tokens = ids[:, -1].tolist()
-                right = [k for k, token in enumerate(tokens) if list(drafts[at[k]][place : place + 1]) == [token]]
+                newest = ids[:, -1].tolist()
+                right = [k for k, token in enumerate(newest) if list(drafts[at[k]][place : place + 1]) == [token]]
                 for k in right:
-                    part.rows[at[k]].watch.matched += 1
+                    part.rows[at[k]].watch.matched += guessed
                 going = [k for k in kept if k in right]
                 if not going or (len(going) < len(kept) and not part.elastic):
                     break

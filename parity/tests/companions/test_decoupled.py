@@ -17,7 +17,7 @@ from gen_engine import GenerationEngine, OptionError, UnsupportedError, load
 from parity.__main__ import main
 from parity.callsites.rollout_worker import cases, moved
 from parity.companions import rollout
-from parity.companions.decoupled import Apart, Decoupled, Drafter, looked_up, moving, placed
+from parity.companions.decoupled import Apart, Decoupled, Drafter, moving, placed
 from parity.companions.speculation import Speculation
 from parity.golden import Store
 from parity.rollout.report import read_workers
@@ -58,8 +58,8 @@ class Desk:
     def collect(self, asked: Any) -> dict[int, list[int]]:
         return dict(asked)
 
-    def said(self, place: int) -> list[int]:
-        return self.along.get(place, [])
+    def said(self, row: Any) -> list[int]:
+        return self.along.get(row.place, [])
 
 
 @pytest.fixture(scope="module", params=["ngram", "draft_model"])
@@ -95,6 +95,16 @@ def test_rows_that_overtake_each_other_leave_no_trace(halved: GenerationEngine, 
     check_halves(halved, shared(TEXT, "hf"), requests, options)
 
 
+def test_rows_that_cannot_be_moved_get_on_together() -> None:
+    """Mistral's window is 8 tokens: no row joins those that run, in either half."""
+    requests = [{"prompt": "the lazy dog and the quick fox and " * count} for count in (2, 1, 4, 3, 2)]
+    options, desk = {"max_new_tokens": 24, "logprobs": 0}, Desk(Speculation("ngram", num_tokens=3))
+    sliding = ROOT / "golden/models/random-mistral"
+    with load(sliding, max_batch_size=4) as alone, load(sliding, max_batch_size=4, decoder=Apart(
+        desk.drafter.guesses, desk)) as halved:  # fmt: skip
+        check_halves(halved, alone, requests, options)
+
+
 def test_tokens_that_a_row_brings_along_are_judged_and_not_drafted(
     halved: GenerationEngine, desk: Desk, shared: Load, tmp_path: Path
 ) -> None:
@@ -107,13 +117,6 @@ def test_tokens_that_a_row_brings_along_are_judged_and_not_drafted(
     assert [first[k].delivered for k in range(4)] == [len(ids[0]) - 1, len(ids[1]), 4, 1]
     assert {got.drafted for got in first.values()} == {0}
     desk.along.clear()
-
-
-def test_what_followed_the_last_tokens_before_is_guessed() -> None:
-    assert looked_up([1, 2, 3, 4, 1, 2], 3, 3, 1) == [3, 4, 1]
-    assert looked_up([1, 2, 9, 2, 3, 1, 2], 2, 1, 1) == [9, 2]  # of the last one alone, the first time
-    assert looked_up([7, 1, 2, 3], 3, 3, 1) == looked_up([5], 3, 3, 1) == []
-    assert looked_up([256, 1, 0, 1], 3, 3, 1) == [0, 1]  # ids, not bytes: 256 is 0 and 1
 
 
 # == Where drafters and requests go ==

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import gen_engine
 from parity.companions import ray_data
-from parity.companions.ray_data import Generate, without
+from parity.companions.ray_data import Generate
 from parity.tasks import drawing, text_tasks
 
 from ..conftest import ROOT, TEXT, VL, Load, chat
@@ -132,10 +133,13 @@ def test_every_id_stands_once_though_a_worker_is_killed(ray: Any, shared: Load, 
     )
 
 
-def test_what_stands_in_the_answers_is_not_done_again(ray: Any, tmp_path: Path) -> None:
-    data = importlib.import_module("ray.data")
-    asked = data.read_parquet(write_questions(tmp_path / "in", [{"id": f"q{k}", "prompt": str(k)} for k in range(12)]))
-    done = data.read_parquet(write_questions(tmp_path / "out", [{"id": f"q{k}", "text": ""} for k in range(0, 12, 5)]))
-    left = without(asked, done).take_all()
-    assert sorted(row["id"] for row in left) == sorted(f"q{k}" for k in range(12) if k % 5)
-    assert {row["prompt"] for row in left} == {str(k) for k in range(12) if k % 5}
+def test_readmes_recipe_does_nothing_twice(
+    ray: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    [recipe] = [code for code in re.findall(r"^```py\n(.*?)^```", readme, re.M | re.S) if "map_batches" in code]
+    for name in ("init", "shutdown"):  # it runs already
+        monkeypatch.setattr(ray, name, lambda **_: None)
+    monkeypatch.chdir(ROOT)
+    exec(compile(recipe, "README.md", "exec"), {})
+    assert "# " + capsys.readouterr().out.strip() == recipe.splitlines()[-1]

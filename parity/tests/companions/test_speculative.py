@@ -216,7 +216,7 @@ class Planted:
     def ready(self, config: Any, checkpoint: Any) -> None: ...
 
     def hf_loop(self, model: Any, config: Any, checkpoint: Any) -> Any:
-        return functools.partial(SpeculativeLoop, drafter=lambda: self.guess)
+        return functools.partial(SpeculativeLoop, drafter=lambda rows, most: self.guess(rows, most))
 
     def guess(self, rows: Any, most: Any) -> list[list[int]]:
         return [self.of_row(row, min(limit, self.rng.randint(0, self.most))) for row, limit in zip(rows, most)]
@@ -385,6 +385,8 @@ def test_guesses_stay_within_the_positions_that_a_model_has(pair: Any) -> None:
         ({}, [5, 6, 5], [6, 5]),
         ({"lookup_min": 2}, [5, 6, 5], []),
         ({}, [5, 6, 7], []),
+        ({"lookup_max": 1}, [1, 2, 9, 2, 3, 1, 2], [9, 2, 3]),  # of the last one alone, the first time
+        ({}, [256, 1, 0, 1], [0, 1]),  # ids, not bytes: 256 is 0 and 1
     ],
 )
 def test_ngrams_guess_what_followed(fields: dict[str, Any], ids: list[int], guess: list[int]) -> None:
