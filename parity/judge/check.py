@@ -133,7 +133,7 @@ class Judge:
             return self.same_value(old, new, found)
         tools = tools_of(old)
         again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
-        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
+        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps, lambda: self.company(old))
         if self.only_drawn(old, new, found) and not inquiry.broken:
             cached = by_cache(inquiry)
             if cached is not None:
@@ -178,6 +178,14 @@ class Judge:
         path = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store)
         for number, (row, logits) in enumerate(zip(old.rows, ties.new_logits(engine, old.rows, self.store))):
             yield number, row, path.logits(row), logits
+
+    def company(self, old: Case) -> float | None:
+        """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not to be had."""
+        engine = self.engine()
+        try:
+            return None if engine is None else ties.moved_by_company(engine, old.rows, self.store)
+        except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
+            return None
 
     def rounding(self, inquiry: Inquiry) -> Judged:
         """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one."""

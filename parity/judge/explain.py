@@ -53,6 +53,7 @@ class Inquiry:
     rerun: Rerun | None = None
     tools: Tools = field(default_factory=Tools)
     steps: list[str] = field(default_factory=list)
+    company: Callable[[], float | None] = lambda: None  # how far neighbours move the model's log-probabilities, nats
 
     @functools.cached_property
     def broken(self) -> list[Broken]:
@@ -388,7 +389,7 @@ def by_replay(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Caus
         again = inquiry.rerun(load, parts)
         if inquiry.realigned(again, by_ids=known[name].counts):
             if name == "batch.order" and answers_of_others(inquiry.new.rows, again.rows if again else ()) is None:
-                return in_company(inquiry, "a request at a time, the old answer comes back")
+                return in_company(inquiry, "a request at a time, the old answer comes back", named)
             proof = f"with the old {' and '.join(sorted(parts)) or ', '.join(load)} put back, the old answer comes back"
             return Cause(name, "confirmed", sentence(name, known[name]), proof)
         inquiry.steps.append(f"not {name} alone: putting it back does not bring the old answer back")
@@ -418,12 +419,31 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
         return Cause("batch.order", "confirmed", said, proof)
     if (taken := answers_of_others(rows, alone.rows)) is not None:
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s", proof)
-    return in_company(inquiry, proof)
+    return in_company(inquiry, proof, named)
 
 
-def in_company(inquiry: Inquiry, proof: str) -> Cause:
+SAME_MODEL = 1e-3  # nats: what the order of float32 sums moves is a tenth of it
+
+
+def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Difference]] = ()) -> Cause:
+    """Where neighbours come in: by their pictures, in the model, or in what is done with its logits."""
+    for name, difference in named:
+        if difference.counts and STAGES.index(difference.stage) < STAGES.index("batch"):
+            return Cause(name, "confirmed", f"{sentence(name, difference)}; only beside others", proof)
     said = f"{CAUSES['batch.composition']}: the case has {len(inquiry.new.rows)} rows"
-    return Cause("batch.composition", "confirmed", said, proof)
+    gap = None if same_ids(inquiry.old, inquiry.new) else inquiry.company()
+    if gap is None or gap > SAME_MODEL:
+        return Cause("batch.composition", "confirmed", said, proof)
+    drawn = any(is_drawn(new) and new["output_ids"] != old["output_ids"] for old, new in inquiry.pairs)
+    name = "rng" if drawn else "stop.rule" if ends_apart(inquiry) else "sampling.processors"
+    said = f"{CAUSES[name]}, only beside others: {len(inquiry.new.rows)} rows"
+    proof = f"{proof}; reading the golden, the model says the same beside others, within {gap:.1e} nats"
+    return Cause(name, "likely", said, proof)
+
+
+def ends_apart(inquiry: Inquiry) -> bool:
+    """Whether rows differ in where they end, and in nothing before."""
+    return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
 
 
 def answers_of_others(together: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:

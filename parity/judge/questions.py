@@ -119,9 +119,30 @@ def number_gap(old: Any, new: Any) -> float | None:
         return abs(old - new) if old == old and new == new else None
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         return largest(number_gap(old[key], new[key]) for key in old)
+    before, after = candidates(old), candidates(new)
+    if before is not None and after is not None and len(before) == len(after):
+        return candidates_gap(before, after)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
         return largest(number_gap(a, b) for a, b in zip(old, new))
     return 0.0 if type(old) is type(new) and old == new else None
+
+
+def candidates(value: Any) -> dict[Any, float] | None:
+    """Best tokens with their log-probabilities, as a mapping or as pairs; None for anything else."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, (list, tuple)) or not all(isinstance(p, (list, tuple)) and len(p) == 2 for p in pairs):
+        return None
+    found = {key: number for key, number in pairs if isinstance(key, (int, str)) and isinstance(number, float)}
+    return found if found and len(found) == len(pairs) else None
+
+
+def candidates_gap(old: Mapping[Any, float], new: Mapping[Any, float]) -> float:
+    """How far they moved at least: one that is among the best of one side only is no better on the other than the last
+    one there."""
+    gaps = [abs(old[key] - new[key]) for key in old.keys() & new.keys()]
+    gaps += [max(0.0, here[key] - min(there.values())) for here, there in ((old, new), (new, old))
+             for key in here.keys() - there.keys()]  # fmt: skip
+    return max(gaps)
 
 
 def largest(gaps: Iterable[float | None]) -> float | None:

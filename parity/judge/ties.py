@@ -65,15 +65,34 @@ class OldPath:
 
 def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store) -> list[Any]:
     """Logits of the golden's tokens on the moved path. One float32 [tokens, vocabulary] per row."""
-    pairs = []
-    for row in rows:
-        request: dict[str, Any] = {"prompt_token_ids": collapsed(row["prompt_ids"], placeholder_in(row))}
-        if row.get("images"):
-            request["images"] = pictures_of(row, store)
-            least, most = row["images"][0].get("budget") or (None, None)
-            request["vlm"] = {"min_pixels": least, "max_pixels": most} if most else {}
-        pairs.append((request, row["output_ids"]))
+    pairs = [(request_of(row, store), row["output_ids"]) for row in rows]
     return [score.logits.float() for score in engine.score_batch(pairs, logits=True)]
+
+
+def request_of(row: Row, store: golden.Store) -> dict[str, Any]:
+    """A request for the golden's prompt, by its ids and pictures."""
+    request: dict[str, Any] = {"prompt_token_ids": collapsed(row["prompt_ids"], placeholder_in(row))}
+    if row.get("images"):
+        request["images"] = pictures_of(row, store)
+        least, most = row["images"][0].get("budget") or (None, None)
+        request["vlm"] = {"min_pixels": least, "max_pixels": most} if most else {}
+    return request
+
+
+def moved_by_company(engine: Any, rows: Sequence[Row], store: golden.Store) -> float:
+    """How far the log-probabilities of the golden's tokens are apart between rows side by side and each alone, in nats;
+    rows leave and join as they did."""
+    generate = engine.generate_vlm_batch if any(row.get("images") for row in rows) else engine.generate_text_batch
+
+    def read(some: Sequence[Row]) -> list[Any]:
+        ids = [row["output_ids"] for row in some]
+        how = {"replay": ids, "max_new_tokens": max(map(len, ids)), "stop": {"ignore_eos": True}}
+        answers = generate([request_of(row, store) for row in some], how, cache=False)
+        return [value for answer in answers for value in answer.logprobs]
+
+    told = [row for row in rows if row["output_ids"]]
+    alone = [value for row in told for value in read([row])]
+    return max((abs(a - b) for a, b in zip(read(told), alone, strict=True)), default=0.0)
 
 
 def processed(logits: Any, row: Row, *, draw: bool = False) -> Any:

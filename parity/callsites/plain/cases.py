@@ -86,6 +86,8 @@ def text_cases(ask: Any) -> None:
     ask("joined-at-least", SURE, five, min_new_tokens=20, max_new_tokens=28)
     early = [{"messages": [{"role": "user", "content": "Count to 30."}]}, *chat(*[FRANCE] * 4)]
     ask("joined-late-at-least", SURE, early, min_new_tokens=20, max_new_tokens=60)
+    longer = [*chat("Count to 30.", system="Answer in one word."), *chat(*[FRANCE] * 4)]
+    ask("joined-at-least-beside-a-longer", SURE, longer, min_new_tokens=20, max_new_tokens=60)
     ask("ends-of-the-config", MISTRAL, raw(*RAGGED), logprobs=0)
     ask("long", MISTRAL, raw("Oslo " * 20, "One two three four five six seven " * 3), max_new_tokens=12, logprobs=0)
     ask("long-chat", SURE, chat("You know this. " * 40 + FRANCE, COUNT))
@@ -126,6 +128,9 @@ def text_cases(ask: Any) -> None:
     ask("stop-again-behind-the-least", SURE, chat("Count to 25."), stop=[", 2"], min_new_tokens=16, max_new_tokens=80)
     ask("stop-id-behind-the-least", SURE, chat(COUNT), stop_ids=[11], min_new_tokens=10, max_new_tokens=24)
     ask("enough-behind-the-least", SURE, chat(COUNT, FRANCE), enough=3, min_new_tokens=6)
+    ask("stop-is-the-end", SURE, chat(FRANCE, COUNT), stop=["<|im_end|>"], include_stop=True)
+    ask("stop-is-the-end-kept", SURE, chat(FRANCE, COUNT), stop=["<|im_end|>"], skip_special=False, include_stop=True)
+    ask("stop-string-and-id", SURE, chat(COUNT), stop=[","], stop_ids=[11])
     ask("stop-at-the-limit", SURE, chat(COUNT), stop=[", 7"], max_new_tokens=19)
     ask("end-at-the-limit", SURE, chat(FRANCE), max_new_tokens=13)
     ask("stop-id-kept", SURE, chat(COUNT), stop_ids=[21], include_stop=True)
@@ -149,6 +154,10 @@ def text_cases(ask: Any) -> None:
     ask("penalty-best-tokens", LLAMA, raw(*RAGGED), repetition_penalty=1.4, max_new_tokens=12, logprobs=2)
     ask("penalty-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.8, max_new_tokens=20)
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
+    ask("penalty-far-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.3, max_new_tokens=20)
+    ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
+    ask("never-twice", GPT2, raw(*RAGGED), never_twice=True, max_new_tokens=20)
+    ask("never-twice-by-processor", LLAMA, raw(*RAGGED[:3]), never_twice=True, of_transformers=True, max_new_tokens=20)
     ask("banned", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), max_new_tokens=12, logprobs=0)
     ask("choice", SURE, chat(FRANCE, COLOURS), form={"choice": ["yes", "no", "perhaps"]})
     ask("choice-llama", LLAMA, raw(*RAGGED), form={"choice": ["yes", "no", "perhaps"]})
@@ -183,6 +192,8 @@ def text_cases(ask: Any) -> None:
     ask("beyond-ascii", SURE, chat("Draw a family.", "What is the capital of Iceland?"), max_new_tokens=32)
     ask("last-ids", SURE, chat("You know this. " * 8 + FRANCE, COUNT), keep_last=30)
     ask("last-ids-llama", LLAMA, raw(*RAGGED), keep_last=6, max_new_tokens=12)
+    many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]  # enough to tell the size of rounding
+    ask("bfloat16-best-tokens", LLAMA, raw(*many), dtype="bfloat16", max_new_tokens=8, logprobs=3)
     ask("bfloat16", SURE, chat(COUNT, FRANCE, COLOURS), dtype="bfloat16", max_new_tokens=32)
 
 

@@ -13,8 +13,8 @@ from gen_engine import GenerationEngine, load
 
 PLACES = 3  # rows at a time, so that rows of a case join those that are under way
 OPTIONS = {
-    "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "n", "logprobs",
-    "seed",
+    "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "no_repeat_ngram_size", "n", "logprobs", "seed",
 }  # fmt: skip
 
 
@@ -129,16 +129,39 @@ class Without:
 
 
 class WithoutOfTransformers:
-    """The same as a logits processor of transformers, which sees the padded batch."""
+    """The same as two logits processors of transformers, which see the padded batch, each with some of the ids."""
 
     name, backends = "without", ("hf",)
 
     def __init__(self, ids: Sequence[int]) -> None:
-        self.ids, self.hf_logits_processors = list(ids), [self.without]
+        self.hf_logits_processors = [functools.partial(self.without, ids[k::2]) for k in (0, 1)]
 
-    def without(self, input_ids: Any, scores: Any) -> Any:
-        scores[:, self.ids] = -float("inf")
+    def without(self, ids: Sequence[int], input_ids: Any, scores: Any) -> Any:
+        scores[:, list(ids)] = -float("inf")
         return scores
+
+
+class NeverTwice:
+    """A plugin that lets no token of the answer come again in it."""
+
+    name = "never twice"
+
+    def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
+        logits[list(token_ids)] = -float("inf")
+        return logits
+
+
+class NeverTwiceOfTransformers:
+    """The same as a logits processor of transformers, for rows that begin together: it remembers the first width."""
+
+    name, backends = "never twice", ("hf",)
+
+    def __init__(self) -> None:
+        self.first, self.hf_logits_processors = 0, [self.never]
+
+    def never(self, input_ids: Any, scores: Any) -> Any:
+        self.first = self.first or input_ids.shape[1]
+        return scores.scatter(1, input_ids[:, self.first :], -float("inf"))
 
 
 def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,11 +181,13 @@ def answers(
     model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any], *, cached: bool
 ) -> list[list[dict[str, Any]]]:
     banned, adapters = settings.get("banned", ()), sorted({row["adapter"] for row in rows if row.get("adapter")})
-    model = engine(model_path, settings.get("dtype", "float32"), bool(banned), cached, tuple(adapters))
+    hooks = any(settings.get(name) for name in ("banned", "never_twice", "no_repeat_ngram_size"))
+    model = engine(model_path, settings.get("dtype", "float32"), hooks, cached, tuple(adapters))
     requests = [request_of(row, settings) for row in rows]
     theirs = settings.get("of_transformers") and model.config.backend == "hf"
     plugins: list[Any] = [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
     plugins += [(EnoughOfTransformers if theirs else Enough)(settings["enough"])] if settings.get("enough") else []
+    plugins += [NeverTwiceOfTransformers() if theirs else NeverTwice()] if settings.get("never_twice") else []
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
     results = generate(requests, options_of(settings), plugins=plugins, cache=not settings.get("fresh"))

@@ -69,7 +69,8 @@ def settings_of(how: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
         said |= {"temperature": warm, "top_k": how.get("top_k", 0), "top_p": how.get("top_p", 1.0)}
         said |= {"min_p": how["min_p"]} if "min_p" in how else {}
     said |= {"max_new_tokens": how.get("max_new_tokens", 24)}
-    said |= {"min_new_tokens": how["min_new_tokens"]} if "min_new_tokens" in how else {}
+    for name in ("min_new_tokens", "no_repeat_ngram_size"):
+        said |= {name: how[name]} if name in how else {}
     return said
 
 
@@ -106,6 +107,16 @@ class Enough(transformers.StoppingCriteria):  # type: ignore[misc]
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.tokens)
 
 
+class NeverTwice(transformers.LogitsProcessor):  # type: ignore[misc]
+    """No token of the answer comes again in it; those of the prompt may."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores.scatter(1, input_ids[:, self.length :], -float("inf"))
+
+
 def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The samples of one row."""
     how = {**settings, **row}
@@ -123,6 +134,8 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
             more["stopping_criteria"] = [Enough(length + enough(how))]
         if how.get("form"):
             more["logits_processor"] = [grammar(how["form"], model, tokenizer, ends)]
+        if how.get("never_twice"):
+            more["logits_processor"] = [NeverTwice(length)]
         if how.get("banned"):
             more["bad_words_ids"] = [[i] for i in how["banned"]]
         with torch.no_grad():
