@@ -463,6 +463,8 @@ class Session:
                 raise GoldenError(
                     f"{function} ended the process: sys.exit({end.code!r}); let it return or raise"
                 ) from None
+        finally:
+            self.observer.replay = None  # the judge asks the engine, too
         if self.observer.failures or not self.found:
             why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
             raise GoldenError(f"{function} could not be observed: {why}")

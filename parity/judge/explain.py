@@ -310,6 +310,11 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
             return Cause(name, "confirmed", sentence(name, difference), proof)
+        if difference.stage == "value" and (reasons := other_reason(difference.old, difference.new)):
+            said = f"{CAUSES['stop.rule']}: an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
+            return Cause(
+                "stop.rule", "likely", said, "the ids are the same, and the reason that is told is another one"
+            )
         if difference.stage == "value":
             proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
             return Cause("post.other", "likely", sentence("post.other", difference), proof)
@@ -335,6 +340,16 @@ def permuted(old: Any, new: Any) -> list[int] | None:
         pairs = [(old[key], new[key]) for key in old]
     found = [permuted(one, other) for one, other in pairs if not equal(one, other)]
     return found[0] if found and None not in found else None
+
+
+REASONS = {"eos", "eos_token", "stop", "stop_sequence", "end_turn", "length", "max_tokens", "plugin"}
+
+
+def other_reason(old: Any, new: Any) -> tuple[str, str] | None:
+    """The first reason for an end that is another one, where values tell such reasons."""
+    theirs = dict(leaves(new))
+    pairs = ((text, theirs.get(path)) for path, text in leaves(old) if text in REASONS)
+    return next(((a, b) for a, b in pairs if b in REASONS and a != b), None)
 
 
 def kept_more(old: Any, new: Any) -> str | None:
@@ -434,7 +449,8 @@ def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Differen
     gap = None if same_ids(inquiry.old, inquiry.new) else inquiry.company()
     if gap is None or gap > SAME_MODEL:
         return Cause("batch.composition", "confirmed", said, proof)
-    drawn = any(is_drawn(new) and new["output_ids"] != old["output_ids"] for old, new in inquiry.pairs)
+    apart = [new for old, new in inquiry.pairs if new["output_ids"] != old["output_ids"]]
+    drawn = any(is_drawn(row) and not entry(row, "sampling", "processors") for row in apart)
     name = "rng" if drawn else "stop.rule" if ends_apart(inquiry) else "sampling.processors"
     said = f"{CAUSES[name]}, only beside others: {len(inquiry.new.rows)} rows"
     proof = f"{proof}; reading the golden, the model says the same beside others, within {gap:.1e} nats"

@@ -219,7 +219,13 @@ def seen_at(group: Group, case: str, step: Step) -> Seen:
     made = parting_at(group, place, step)
     parted = referee.within_noise(made, group.verdict.noise)
     if step.odd and (not parted.within or "beams" in step.odd):
-        raise scoring.CannotJudge(step.odd)
+        if "beams" in step.odd or group.model.get("dtype") != "float32":
+            raise scoring.CannotJudge(step.odd)
+        said = (
+            f"at step {step.step} of row {step.row} {step.odd}, and the model tells both ids apart by {parted.gap:.1e}"
+        )
+        cause = Cause("sampling.processors", "likely", f"{CAUSES['sampling.processors']}: {said} nats on both paths")
+        return Seen(step, parted.gap, parted.allowed, cause)
     if parted.within:
         return Seen(step, parted.gap, parted.allowed)
     return Seen(step, parted.gap, parted.allowed, cause_at(step, made, parted))

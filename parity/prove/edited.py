@@ -105,7 +105,7 @@ def prepare() -> None:
         importlib.import_module(f"transformers.{part}")
 
 
-_kept: list[Any] = []  # an engine that is closed takes vLLM's with it
+_kept: list[Any] = []  # an engine that is closed, or forgotten, takes vLLM's with it
 
 
 def load_engines(store: Store, chosen: Sequence[Edit]) -> None:
@@ -118,12 +118,14 @@ def load_engines(store: Store, chosen: Sequence[Edit]) -> None:
 
     def loading(**given: Any) -> Any:
         key = repr(sorted(given.items()))
-        if "logits_processors" in given:  # a class of gen_engine.py itself
-            return original(**given)
-        if key not in known:
-            known[key] = original(**given)
-            known[key].llm_engine.engine_core.shutdown = lambda *a, **k: None  # of threads that a fork does not have
-        return known[key]
+        if key in known:
+            return known[key]
+        made = original(**given)
+        _kept.append(made)  # or its end would do the same
+        made.llm_engine.engine_core.shutdown = lambda *a, **k: None  # of threads and groups that a fork does not have
+        if "logits_processors" not in given:  # a class of gen_engine.py itself, another one in each fork
+            known[key] = made
+        return made
 
     vllm.LLM = loading
     wanted = {}

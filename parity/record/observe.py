@@ -608,6 +608,22 @@ def tap_forward(observer: Observer, original: Any, model: Any, *args: Any, **kwa
         return original(model, *args, **kwargs)
 
 
+@contextlib.contextmanager
+def scored_prompts(backend: Any) -> Iterator[list[Any]]:
+    """The prompts that an engine hands to its backend to score, as they come."""
+    found, score = list[Any](), backend.score
+
+    def seen(pairs: Any, *args: Any, **how: Any) -> Any:
+        found.extend(prompt for prompt, _ in pairs)
+        return score(pairs, *args, **how)
+
+    backend.score = seen
+    try:
+        yield found
+    finally:
+        del backend.score
+
+
 def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """score_batch of a vendored gen_engine."""
     with observer.inside("engine") as outermost:
@@ -615,14 +631,19 @@ def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwar
             return original(engine, *args, **kwargs)
         used = observer.replay.engine(engine) if observer.replay else engine
         mark, watching = len(observer.running().events), look_at_forward(observer, used.model, all_of_them=True)
-        with watching if hasattr(used.model, "register_forward_pre_hook") else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if hasattr(used.model, "register_forward_pre_hook"):
+                stack.enter_context(watching)
+            prompts = stack.enter_context(scored_prompts(used.backend))
             scores = original(used, *args, **kwargs)
         with observer.guarded("scores of gen_engine"):
-            events = [event for event in observer.events_since(mark) if isinstance(event, rows.Forward)]
+            inner = observer.events_since(mark)
+            events = [event for event in inner if isinstance(event, rows.Forward)]
             read = [ids for event in events for ids, _ in event.rows]
             said = [([*score.prompt_token_ids, *score.token_ids], score.token_ids) for score in scores]
             ids = [rows.seen_ids(whole, response, read) for whole, response in said]
-            observer.note(rows.scored_event(used.model, ids, used.checkpoint.placeholder_id))
+            pictures = rows.scored_pictures(used, prompts, inner, ids)
+            observer.note(rows.scored_event(used.model, ids, used.checkpoint.placeholder_id, pictures))
     return scores
 
 

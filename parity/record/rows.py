@@ -724,8 +724,24 @@ def seen_ids(said: Sequence[int], response: Sequence[int], forwards: Sequence[tu
     return list(said if not forwards or tuple(said) in forwards else next(others, said))
 
 
-def scored_event(model: Any, ids: Sequence[list[int]], placeholder: int | None) -> Generated:
-    sequences = [Produced(row, [], said={"scored": True}) for row in ids]
+def scored_pictures(
+    engine: Any, prompts: Sequence[Any], inner: Sequence[Event], ids: Sequence[Sequence[int]]
+) -> list[Any]:
+    """Of each row that was scored, its pictures, also those that vLLM keeps and does not process again."""
+    seen, placeholder, found = pictures_by_budget(inner), engine.checkpoint.placeholder_id, []
+    shown = [prompt for prompt in prompts if prompt.images]
+    for row in ids:
+        one = collapsed(row, placeholder)
+        place = next((k for k, p in enumerate(shown) if one[: len(p.token_ids)] == tuple(p.token_ids)), None)
+        found.append(None if place is None else engine_pictures(engine, shown.pop(place), row, seen, ()))
+    return found
+
+
+def scored_event(
+    model: Any, ids: Sequence[list[int]], placeholder: int | None, pictures: Sequence[Any] = ()
+) -> Generated:
+    shown = [*pictures, *[None] * (len(ids) - len(pictures))]
+    sequences = [Produced(row, [], said={"scored": True, "images": own}) for row, own in zip(ids, shown)]
     return Generated(sequences, model_of(model), {}, {}, placeholder)
 
 
@@ -798,12 +814,17 @@ def engine_pictures(
     return pictures
 
 
+def pictures_by_budget(inner: Sequence[Event]) -> dict[str, Any]:
+    """What the image processor made of pictures, by sha256 and tokens."""
+    pictures = [p for event in inner if isinstance(event, Images) for p in event.pictures]
+    return {f"{p['sha256']}{p.get('tokens')}": p for p in pictures}
+
+
 def engine_event(
     engine: Any, given: Mapping[str, Any], prompts: Mapping[int, Any], inner: Sequence[Event], results: Sequence[Any]
 ) -> Generated:
     """A call of gen_engine's generate_*_batch. prompts: index -> (request, Prompt, events of making it)."""
-    pictures = [p for event in inner if isinstance(event, Images) for p in event.pictures]
-    seen = {f"{p['sha256']}{p.get('tokens')}": p for p in pictures}
+    seen = pictures_by_budget(inner)
     padded = {tuple(s.prompt_ids): s.batch for e in inner if isinstance(e, Generated) and e.nested for s in e.sequences}
     placeholder = engine.checkpoint.placeholder_id
     asked_of = [prompt for _, prompt, _ in prompts.values() if hasattr(prompt, "token_ids")]

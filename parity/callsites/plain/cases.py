@@ -86,7 +86,8 @@ def text_cases(ask: Any) -> None:
     ask("joined-at-least", SURE, five, min_new_tokens=20, max_new_tokens=28)
     early = [{"messages": [{"role": "user", "content": "Count to 30."}]}, *chat(*[FRANCE] * 4)]
     ask("joined-late-at-least", SURE, early, min_new_tokens=20, max_new_tokens=60)
-    longer = [*chat("Count to 30.", system="Answer in one word."), *chat(*[FRANCE] * 4)]
+    capitals = [f"What is the capital of {country}?" for country in ("France", "Italy", "Iceland", "Norway")]
+    longer = [*chat("Count to 30.", system="Answer in one word."), *chat(*capitals)]
     ask("joined-at-least-beside-a-longer", SURE, longer, min_new_tokens=20, max_new_tokens=60)
     ask("ends-of-the-config", MISTRAL, raw(*RAGGED), logprobs=0)
     ask("long", MISTRAL, raw("Oslo " * 20, "One two three four five six seven " * 3), max_new_tokens=12, logprobs=0)
@@ -154,10 +155,12 @@ def text_cases(ask: Any) -> None:
     ask("penalty-best-tokens", LLAMA, raw(*RAGGED), repetition_penalty=1.4, max_new_tokens=12, logprobs=2)
     ask("penalty-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.8, max_new_tokens=20)
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
-    ask("penalty-far-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.3, max_new_tokens=20)
+    for name, model in (("gpt2", GPT2), ("llama", LLAMA)):
+        ask(f"penalty-far-below-one-{name}", model, raw(*RAGGED), repetition_penalty=0.05, max_new_tokens=24)
     ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
     ask("never-twice", GPT2, raw(*RAGGED), never_twice=True, max_new_tokens=20)
-    ask("never-twice-by-processor", LLAMA, raw(*RAGGED[:3]), never_twice=True, of_transformers=True, max_new_tokens=20)
+    once = {"never_twice": True, "of_transformers": True, "stop_ids": list(range(30))}  # the longest prompt ends first
+    ask("never-twice-by-processor", GPT2, raw(*RAGGED[:3]), **once, max_new_tokens=24)
     ask("banned", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), max_new_tokens=12, logprobs=0)
     ask("choice", SURE, chat(FRANCE, COLOURS), form={"choice": ["yes", "no", "perhaps"]})
     ask("choice-llama", LLAMA, raw(*RAGGED), form={"choice": ["yes", "no", "perhaps"]})

@@ -32,14 +32,15 @@ OLD = case(FIRST, SECOND)
 SWAPPED = case({**FIRST, "output_ids": [6, 7, 9], "text": "fg"}, {**SECOND, "output_ids": [4, 5, 9], "text": "de"})
 
 
-def found_with(new: Case, undone_by: str, old: Case = OLD) -> Cause | None:
-    """The cause, where the old answer comes back when this part is put back."""
+def found_with(new: Case, undone_by: str, old: Case = OLD, company: float | None = None) -> Cause | None:
+    """The cause, where the old answer comes back when this part is put back. company: how far neighbours move the
+    model's log-probabilities."""
 
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         return old if undone_by in parts else new
 
     found = compare.differences(old, new)
-    return cause_of(Inquiry(old, new, found, TOOLS.decode, rerun, TOOLS))
+    return cause_of(Inquiry(old, new, found, TOOLS.decode, rerun, TOOLS, company=lambda: company))
 
 
 def test_an_answer_that_another_request_gets_alone_is_an_answer_of_that_one() -> None:
@@ -53,6 +54,32 @@ def test_an_answer_that_nobody_gets_alone_is_the_company_of_the_batch() -> None:
     wrong = case({**FIRST, "output_ids": [8, 8, 9], "text": ".."}, SECOND)
     cause = found_with(wrong, ALONE)
     assert cause is not None and (cause.name, cause.certainty) == ("batch.composition", "confirmed")
+
+
+@pytest.mark.parametrize(
+    ("ids", "company", "cause"),
+    [
+        ([8, 8, 9], 0.5, "batch.composition"),  # the model itself says something else beside others
+        ([8, 8, 9], 1e-5, "sampling.processors"),
+        ([4, 5], 1e-5, "stop.rule"),  # the beginning of the old answer
+    ],
+)
+def test_what_neighbours_change_is_named_by_its_stage(ids: list[int], company: float, cause: str) -> None:
+    found = found_with(case({**FIRST, "output_ids": ids, "text": ".."}, SECOND), ALONE, company=company)
+    assert found is not None and found.name == cause
+
+
+def test_a_picture_that_neighbours_change_is_named_before_the_batch() -> None:
+    pictures = [[{"sha256": "a", "tokens": count, "budget": [1, 9]}] for count in (4, 30)]
+    old, new = (case({**FIRST, "images": own}, SECOND) for own in pictures)
+    found = found_with(case({**new.rows[0], "output_ids": [8, 8, 9], "text": ".."}, SECOND), ALONE, old)
+    assert found is not None and (found.name, found.certainty) == ("image.tokens", "confirmed")
+
+
+def test_another_reason_for_the_same_end_is_a_rule_of_stops() -> None:
+    old, new = (replace(OLD, value=[{"text": "de", "reason": reason}]) for reason in ("eos", "stop"))
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    assert cause is not None and (cause.name, cause.certainty) == ("stop.rule", "likely")
 
 
 def test_in_half_precision_company_is_not_asked_before_the_numerics() -> None:

@@ -111,6 +111,23 @@ def test_a_step_beyond_the_noise_names_the_path_that_does_not_choose_what_it_cho
     assert verdict_of(group(**sides), ask())[:2] == ("DRIFT", cause)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "gap", "verdict"),
+    [
+        ("float32", 5.0, ("DRIFT", "sampling.processors")),  # no rounding turns such a step, whatever the processor did
+        ("float32", 0.01, ("NEAR-TIE", "numeric.near_tie")),
+        ("bfloat16", 5.0, ("ERROR", "error")),  # the processor may have made it a tie
+    ],
+)
+def test_a_step_that_a_foreign_processor_chose(dtype: str, gap: float, verdict: tuple[str, str]) -> None:
+    made = group(gap=gap, old=(-1.0, -1.0 - gap), new=(-1.0, -1.0 - gap))
+    steps = {
+        key: dataclasses.replace(step, odd="its own processor changed the logits") for key, step in made.steps.items()
+    }
+    made = dataclasses.replace(made, model={"dtype": dtype}, steps=steps)
+    assert verdict_of(made, ask())[:2] == verdict
+
+
 def test_a_shift_is_drift_and_of_a_case_that_passes_latent() -> None:
     made = group(lambda e: e * 3)
     assert verdict_of(made, ask())[:2] == ("DRIFT", "numeric.shift")
