@@ -137,9 +137,10 @@ def candidates(value: Any) -> dict[Any, float] | None:
 
 
 def candidates_gap(old: Mapping[Any, float], new: Mapping[Any, float]) -> float:
-    """How far they moved at least: one that is among the best of one side only is no better on the other than the last
-    one there."""
+    """How far they moved at least, each and by rank: one that is among the best of one side only is no better on the
+    other than the last one there."""
     gaps = [abs(old[key] - new[key]) for key in old.keys() & new.keys()]
+    gaps += [abs(here - there) for here, there in zip(old.values(), new.values())]
     gaps += [max(0.0, here[key] - min(there.values())) for here, there in ((old, new), (new, old))
              for key in here.keys() - there.keys()]  # fmt: skip
     return max(gaps)

@@ -374,7 +374,10 @@ PLANTS: tuple[Plant, ...] = (
     Plant("padded on the right", ("batch.padding_side",), MIXED, inside=((E, "feed", right_padding),)),
     Plant("padding not masked", ("batch.pad_unmasked",), MIXED, inside=((E, "feed", unmasked_padding),)),
     Plant(
-        "rows that see their neighbours", ("batch.composition",), MIXED, inside=((E.DecodeLoop, "_choose", neighbours),)
+        "rows that see their neighbours",
+        ("sampling.processors", "batch.composition"),
+        MIXED,
+        inside=((E.DecodeLoop, "_choose", neighbours),),
     ),
     # pictures
     Plant(

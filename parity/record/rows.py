@@ -729,11 +729,13 @@ def scored_pictures(
 ) -> list[Any]:
     """Of each row that was scored, its pictures, also those that vLLM keeps and does not process again."""
     seen, placeholder, found = pictures_by_budget(inner), engine.checkpoint.placeholder_id, []
+    received = pictures_received(inner)
     shown = [prompt for prompt in prompts if prompt.images]
     for row in ids:
         one = collapsed(row, placeholder)
         place = next((k for k, p in enumerate(shown) if one[: len(p.token_ids)] == tuple(p.token_ids)), None)
-        found.append(None if place is None else engine_pictures(engine, shown.pop(place), row, seen, ()))
+        given = received.get(one, ())
+        found.append(None if place is None else engine_pictures(engine, shown.pop(place), row, seen, given))
     return found
 
 
@@ -820,6 +822,15 @@ def pictures_by_budget(inner: Sequence[Event]) -> dict[str, Any]:
     return {f"{p['sha256']}{p.get('tokens')}": p for p in pictures}
 
 
+def pictures_received(inner: Sequence[Event]) -> dict[tuple[int, ...], list[tuple[str, ...]]]:
+    """Pictures with which vLLM received a prompt, as often as it did."""
+    received: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
+    for event in inner:
+        if isinstance(event, Params) and event.pictures:
+            received.setdefault(event.prompt_ids, []).append(event.pictures)
+    return received
+
+
 def engine_event(
     engine: Any, given: Mapping[str, Any], prompts: Mapping[int, Any], inner: Sequence[Event], results: Sequence[Any]
 ) -> Generated:
@@ -828,10 +839,7 @@ def engine_event(
     padded = {tuple(s.prompt_ids): s.batch for e in inner if isinstance(e, Generated) and e.nested for s in e.sequences}
     placeholder = engine.checkpoint.placeholder_id
     asked_of = [prompt for _, prompt, _ in prompts.values() if hasattr(prompt, "token_ids")]
-    received: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
-    for event in inner:
-        if isinstance(event, Params) and event.pictures:
-            received.setdefault(event.prompt_ids, []).append(event.pictures)
+    received = pictures_received(inner)
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
     sequences, effective = [], None

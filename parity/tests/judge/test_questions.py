@@ -44,6 +44,7 @@ def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
         ([[[7, -1.0], [8, -1.5]]], [[[8, -1.25], [7, -1.25]]], 0.25),  # best tokens, in another order
         ({"a": -1.0, "b": -1.5}, {"a": -1.125, "c": -1.5}, 0.125),  # b was no better than c is
         ([("a", -1.0), ("b", -1.5)], [("a", -1.0), ("c", -2.0)], 0.5),  # b fell at least so far
+        ([["a", -1.0], ["b", -3.5]], [["b", -3.5], ["a", -1.0]], 2.5),  # worst first
         ([["a", -1.0], ["b", -1.5]], [["a", -1.0]], None),
         ({"p": [-1.0, -2.0]}, {"p": [-1.0, -2.5]}, 0.5),
         ([0.5, "a"], [0.75, "b"], None),
