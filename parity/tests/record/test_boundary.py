@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 import gen_engine
-from parity.golden import Case
+from parity.golden import Case, Store
+from parity.judge.check import Session
 from parity.judge.compare import differences, suspects
 from parity.record.observe import Observer
 from parity.tasks import drawing
-from parity.tests.conftest import VL
+from parity.tests.conftest import ROOT, VL
 
 QUESTION = "What do you see?"
 
@@ -77,3 +78,14 @@ def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> N
         _, new = seen(lambda: engine.generate_vlm_batch([request], {"max_new_tokens": 8}))
         assert not engine.model._forward_pre_hooks
     assert new.rows[0]["inputs"] == old.rows[0]["inputs"]
+
+
+def test_a_picture_that_is_scored_again_is_seen_again(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM keeps what it made of a picture, and does not process it a second time."""
+    monkeypatch.chdir(ROOT)
+    store, function = Store("golden"), "parity.callsites.plain.moved:score"
+    old, load = store.read("plain", "scores-pictures"), store.settings()["plain"]["load"]
+    with Session(store, {function: "plain"}) as session:
+        for _ in range(2):  # on one engine, which the site keeps
+            new = session.call(old, function, {"backend": backend}, load, frozenset())
+            assert not [d for d in differences(old, new) if d.stage in ("prompt_ids", "images")]
