@@ -222,7 +222,7 @@ def test_both_ways_are_drawn_side_by_side(
         assert idle and verify and draft and max(draft) > 0 and min(idle) >= 0
         took = sum(row["step_interval"] for row in judge.perf)
         assert 0 < sum(idle) + sum(verify) <= took * 1.001  # guesses are made meanwhile, and are no part of it
-        assert len(judge.perf) < max(row["response_length"] for row in judge.request) * 2
+    assert sum(row["spec_matched_total"] for judge in judges for row in judge.request) > 0
     assert {move["what"] for move in read_moves(tmp_path)} <= {"drafter", "request"}
 
 
