@@ -20,6 +20,7 @@ import os
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Iterator, MutableMapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,9 @@ OLDEST = "SELECT key FROM entries ORDER BY used LIMIT max((SELECT count(*) FROM 
 
 
 USUAL_SIZE = 10_000  # some 100 MB, of answers of a thousand tokens
+
+
+WAIT = 30.0  # seconds, for other processes' locks
 
 
 ELSEWHERE = "delete it, or give AnswerCache another path"
@@ -77,16 +81,29 @@ def claim(db: sqlite3.Connection, path: str) -> None:
         raise EngineError(f"the cache file {path} has another format", fix=ELSEWHERE)
 
 
+def write_ahead(db: sqlite3.Connection) -> None:
+    """One process writes while others read. For a writer SQLite waits everywhere but here."""
+    until = time.monotonic() + WAIT
+    while True:
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
 def open_file(path: str) -> sqlite3.Connection:
     """The file, checked. A process killed at any moment leaves whole entries; several may share the file."""
     with file_errors(path):
         # No check of threads: AnswerCache's lock lets in one at a time, and SQLite asks for no more.
-        db = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
         try:
             with db:
                 db.execute("BEGIN IMMEDIATE")
                 claim(db, path)
-            db.execute("PRAGMA journal_mode = WAL")  # one process writes while others read
+            write_ahead(db)
             db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last entries, a crash none
         except BaseException:
             db.close()

@@ -140,7 +140,7 @@ class Speculation(Contract):
         return lambda *given: self.loop(*given, drafter=Ngrams(self) if draft is None else DraftModel(self, draft))
 
     def loop(self, *given: Any, **how: Any) -> SpeculativeLoop:
-        """SpeculativeLoop's arguments, for guesses that others make."""
+        """A SpeculativeLoop, with its arguments: for a companion whose guesses are made elsewhere."""
         return SpeculativeLoop(*given, **how)
 
     def lookup(self, ids: Sequence[int]) -> list[int]:

@@ -181,8 +181,9 @@ class Judge:
 
     def company(self, old: Case) -> float | None:
         """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not to be had."""
-        engine = self.engine()
         try:
+            self.run(old, {}, frozenset())  # on the site's own engine: that of a replay may have one place only
+            engine = self.engine()
             return None if engine is None else ties.moved_by_company(engine, old.rows, self.store)
         except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
             return None

@@ -437,7 +437,7 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
     return in_company(inquiry, proof, named)
 
 
-SAME_MODEL = 1e-3  # nats: what the order of float32 sums moves is a tenth of it
+SAME_MODEL = 1e-3  # nats: other neighbours move float32 sums by 1e-5
 
 
 def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Difference]] = ()) -> Cause:
@@ -447,6 +447,8 @@ def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Differen
             return Cause(name, "confirmed", f"{sentence(name, difference)}; only beside others", proof)
     said = f"{CAUSES['batch.composition']}: the case has {len(inquiry.new.rows)} rows"
     gap = None if same_ids(inquiry.old, inquiry.new) else inquiry.company()
+    told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
+    inquiry.steps.append(f"the model's log-probabilities of the golden, beside others and alone: {told}")
     if gap is None or gap > SAME_MODEL:
         return Cause("batch.composition", "confirmed", said, proof)
     apart = [new for old, new in inquiry.pairs if new["output_ids"] != old["output_ids"]]

@@ -81,7 +81,10 @@ def request_of(row: Row, store: golden.Store) -> dict[str, Any]:
 
 def moved_by_company(engine: Any, rows: Sequence[Row], store: golden.Store) -> float:
     """How far the log-probabilities of the golden's tokens are apart between rows side by side and each alone, in nats;
-    rows leave and join as they did."""
+    rows leave and join as they did. Raises GoldenError where rows went through adapters, whose names it does not hold.
+    """
+    if any(any(row.get("inputs", {}).get("adapters", ())) for row in rows):
+        raise golden.GoldenError("rows went through adapters")
     generate = engine.generate_vlm_batch if any(row.get("images") for row in rows) else engine.generate_text_batch
 
     def read(some: Sequence[Row]) -> list[Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import sys
 import weakref
@@ -742,8 +743,8 @@ def scored_pictures(
 def scored_event(
     model: Any, ids: Sequence[list[int]], placeholder: int | None, pictures: Sequence[Any] = ()
 ) -> Generated:
-    shown = [*pictures, *[None] * (len(ids) - len(pictures))]
-    sequences = [Produced(row, [], said={"scored": True, "images": own}) for row, own in zip(ids, shown)]
+    shown = itertools.zip_longest(ids, pictures)
+    sequences = [Produced(row, [], said={"scored": True, "images": own}) for row, own in shown]
     return Generated(sequences, model_of(model), {}, {}, placeholder)
 
 

@@ -155,8 +155,6 @@ def text_cases(ask: Any) -> None:
     ask("penalty-best-tokens", LLAMA, raw(*RAGGED), repetition_penalty=1.4, max_new_tokens=12, logprobs=2)
     ask("penalty-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.8, max_new_tokens=20)
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
-    for name, model in (("gpt2", GPT2), ("llama", LLAMA)):
-        ask(f"penalty-far-below-one-{name}", model, raw(*RAGGED), repetition_penalty=0.05, max_new_tokens=24)
     ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
     ask("never-twice", GPT2, raw(*RAGGED), never_twice=True, max_new_tokens=20)
     once = {"never_twice": True, "of_transformers": True, "stop_ids": list(range(30))}  # the longest prompt ends first

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gen_engine import EngineError, OptionError
+from parity.companions import answer_cache
 from parity.companions.answer_cache import AnswerCache
 
 from ..conftest import ROOT, TEXT, chat, open_engine
@@ -229,6 +230,7 @@ def test_damage_anywhere_gives_errors_or_right_answers(place: int, file: Path) -
 
 CRASHES = """
 import os, sys
+from parity.companions import answer_cache
 from parity.companions.answer_cache import AnswerCache
 
 def crash_at(countdown):  # each line that SQLite runs, from opening on
@@ -280,6 +282,7 @@ def test_a_crash_at_any_statement_leaves_a_good_file(file: Path) -> None:
 
 ENDLESS = """
 import itertools, sys
+from parity.companions import answer_cache
 from parity.companions.answer_cache import AnswerCache
 
 cache = AnswerCache(sys.argv[1], 100_000)
@@ -328,6 +331,22 @@ def test_processes_share_a_file_from_its_making_on(file: Path, attempt: int) -> 
     assert len(cache) == 40
     assert sum(cache.get(f"shared {n}") == answer(n) for n in range(20)) >= 10
     cache.close()
+
+
+def test_a_new_file_that_another_writes_is_waited_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and the change to SQLite's write-ahead mode, where SQLite itself waits for nobody."""
+    original = answer_cache.write_ahead
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None, check_same_thread=False)) as other:
+        release = threading.Timer(0.3, other.execute, ["COMMIT"])
+
+        def beside_a_writer(db: sqlite3.Connection) -> None:
+            other.execute("BEGIN IMMEDIATE")
+            release.start()
+            original(db)
+
+        monkeypatch.setattr(answer_cache, "write_ahead", beside_a_writer)
+        open_cache(file).close()
+        release.join()
 
 
 def test_a_process_sees_what_another_does(file: Path) -> None:
@@ -394,6 +413,7 @@ def test_a_file_serves_the_next_engine(file: Path) -> None:
 FULL_DISK = """
 import logging, resource, sys
 from gen_engine import load
+from parity.companions import answer_cache
 from parity.companions.answer_cache import AnswerCache
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)

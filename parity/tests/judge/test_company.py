@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from parity.golden import Case, Store
-from parity.judge import check, compare, draws, laws
+from parity.golden import Case, GoldenError, Store
+from parity.judge import check, compare, draws, laws, ties
 from parity.judge.explain import Inquiry, by_endings, cause_of, permuted, possible, replays
 from parity.judge.replay import ALONE, UNCACHED
 from parity.record import rows
@@ -74,6 +74,25 @@ def test_a_picture_that_neighbours_change_is_named_before_the_batch() -> None:
     old, new = (case({**FIRST, "images": own}, SECOND) for own in pictures)
     found = found_with(case({**new.rows[0], "output_ids": [8, 8, 9], "text": ".."}, SECOND), ALONE, old)
     assert found is not None and (found.name, found.certainty) == ("image.tokens", "confirmed")
+
+
+def test_neighbours_are_read_on_the_sites_own_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last replay may have had one place only, where nobody has neighbours."""
+    loads: list[Mapping[str, Any]] = [{"max_batch_size": 1}]
+
+    def run(old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        loads.append(load)
+        return old
+
+    monkeypatch.setattr(ties, "moved_by_company", lambda engine, rows, store: float(engine == {}))
+    judge = check.Judge(Store(tmp_path), "hf", run, engine=lambda: loads[-1])
+    assert judge.company(OLD) == 1.0
+
+
+def test_of_rows_with_adapters_it_is_not_known_what_neighbours_do(tmp_path: Path) -> None:
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None, engine=lambda: None)
+    with pytest.raises(GoldenError, match="adapters"):
+        ties.moved_by_company(None, [{**FIRST, "inputs": {"adapters": ["", "1f"]}}], judge.store)
 
 
 def test_another_reason_for_the_same_end_is_a_rule_of_stops() -> None:

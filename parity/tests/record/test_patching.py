@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from parity.golden import Case
-from parity.record.observe import Observer, Site
+from parity.record.observe import Observer, Site, scored_prompts
 
 from ..conftest import TEXT, chat, open_engine
 
@@ -127,3 +128,16 @@ def test_the_engine_s_fallback_works_under_observation() -> None:
             [one] = engine.generate_text_batch([chat("Is 28 even?")], {"logits": True, "max_new_tokens": 8})
         assert observer.opened == [engine]
     assert observer.failures == [] and one.fallback_from == "vllm"
+
+
+def test_two_calls_that_score_at_once_leave_the_backend_as_it_was() -> None:
+    class Backend:
+        def score(self, pairs: Any) -> Any:
+            return pairs
+
+    backend, first, second = Backend(), contextlib.ExitStack(), contextlib.ExitStack()
+    found = [stack.enter_context(scored_prompts(backend)) for stack in (first, second)]
+    first.close()
+    assert backend.score([("prompt", ())]) == [("prompt", ())]
+    second.close()
+    assert not vars(backend) and len(found) == 2
