@@ -8,6 +8,8 @@ UV     := uv==0.13.8
 # The models here are tiny: more threads only wait for each other.
 export OMP_NUM_THREADS ?= 1
 export VLLM_CPU_KVCACHE_SPACE ?= 1
+# Hundreds of processes start here: without bytecode on disk each would compile torch, transformers and vLLM anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 
