@@ -108,9 +108,9 @@ def batch_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 def model_differences(old: Row, new: Row) -> Iterator[Difference]:
     mine, theirs = old.get("model", {}), new.get("model", {})
-    for name in ("class", "dtype", "quantization", "attention"):
-        if name == "attention" and (name not in mine or name not in theirs):
-            continue  # vLLM chooses its own
+    for name in ("class", "dtype", "quantization", "attention", "buffers"):
+        if name in ("attention", "buffers") and (name not in mine or name not in theirs):
+            continue  # vLLM chooses its own attention, and makes its tables by itself
         if mine.get(name) != theirs.get(name):
             yield Difference("model", name, mine.get(name), theirs.get(name))
     name = "weights" if "weights" in mine and "weights" in theirs else "files"
@@ -188,14 +188,16 @@ def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 
 def seeds_of(row: Row) -> set[int]:
-    """The seed that a row was drawn with: that of its request, or, of one of several samples, its own."""
-    own = {entry(row, "sampling", "seed"), (row.get("request") or {}).get("seed")}
-    return own - {None}
+    """The seed that a row was given: that of its request, or, of one of several samples, its own."""
+    said = row["sampling"].get("seed") or {}
+    found = [(row.get("request") or {}).get("seed"), said.get("value") if said.get("from") != "nobody" else None]
+    return {seed for seed in found if seed is not None}
 
 
 def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
-    """Other seeds. A seed of the process is of a whole call, whose first row alone has it to itself: it stands for the
-    rows after it, too, whatever their own seeds are on the other side."""
+    """Other seeds, one that comes, one that goes. A seed of the process is of a whole call, whose first row alone has
+    it to itself: it stands for the rows after it, too, whatever their own seeds are on the other side. In older goldens
+    0 may be the recorder's."""
     known: tuple[set[int], set[int]] = set(), set()
     for number, (old, new) in enumerate(pairs):
         if not (old.get("sampling") and new.get("sampling") and is_drawn(old) and is_drawn(new)):
@@ -207,8 +209,9 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
         same = mine & theirs
         if sources.count("process") == 1:
             same = mine & known[1] if sources[0] == "process" else known[0] & theirs
-        if mine and theirs and not same:
-            yield Difference("sampling", "seed", min(mine), min(theirs), number)
+        unsure = not theirs and sources[0] == "process" and mine == {0}
+        if (mine or theirs) and not same and not unsure:
+            yield Difference("sampling", "seed", min(mine, default=None), min(theirs, default=None), number)
 
 
 def input_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -340,6 +343,7 @@ OF_FIELDS = {
     ("batch", "positions"): "batch.position_ids",
     ("batch", "order"): "batch.order",
     ("model", "class"): "model.weights",
+    ("model", "buffers"): "model.dtype",
     ("model", "weights"): "model.weights",
     ("model", "files"): "model.weights",
     ("model", "adapters"): "model.weights",

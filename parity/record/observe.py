@@ -167,12 +167,12 @@ def bound(
 
 
 def seed_everything(seed: int) -> None:
-    """The same draws in every run: of Python, and of numpy and torch where they are loaded."""
+    """The same draws in every run: of Python, and of numpy and torch where they are loaded; known as nobody's seed."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
+        torch.manual_seed(rows.NOBODY + seed)
 
 
 # == Putting a tap on an attribute ==

@@ -319,6 +319,13 @@ def shown_path(path: str) -> str:
     return here.relative_to(Path.cwd()).as_posix() if here.is_relative_to(Path.cwd()) else here.name
 
 
+def types_of_buffers(model: Any) -> str | None:
+    """Of tables that are no weights, such as a rotary embedding's: what loads in half a precision leaves them float32,
+    `.half()` does not."""
+    types = {str(one.dtype).removeprefix("torch.") for one in model.buffers() if one.is_floating_point()}
+    return " ".join(sorted(types)) or None
+
+
 def model_of(model: Any) -> dict[str, Any]:
     """A transformers model, or a vllm.LLM, as data."""
     engine = getattr(model, "llm_engine", model)
@@ -338,6 +345,7 @@ def model_of(model: Any) -> dict[str, Any]:
         said = {
             "class": type(model).__name__,
             "dtype": str(model.dtype).removeprefix("torch."),
+            "buffers": types_of_buffers(model),
             "attention": getattr(config, "_attn_implementation", None),
             "quantization": quantization and str(getattr(quantization, "quant_method", quantization)),
             "weights": None
@@ -406,13 +414,22 @@ def source_in(given: Mapping[str, Any], config: Any, name: str, value: Any) -> s
     return "checkpoint" if getattr(config, name, None) == value else "default"
 
 
+NOBODY = 1 << 32  # in torch's seed: nobody gave it. Generators on a CPU go by the lower half alone
+
+
+def process_seed() -> dict[str, Any]:
+    """The seed of the process's generator. The recorder's own, and one that torch took by chance, are nobody's."""
+    seed = sys.modules["torch"].initial_seed()
+    return sourced(seed % NOBODY, "process" if seed < NOBODY else "nobody")
+
+
 def hf_sampling(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoint: Any) -> dict[str, Any]:
     config = resolved["config"]
     values = {**NEUTRAL, **of_processors(resolved.get("processors", ()))}
     values["num_beams"], values["n"] = config.num_beams or 1, config.num_return_sequences or 1
     said = {name: sourced(value, source_in(given, checkpoint, name, value)) for name, value in values.items()}
     if config.do_sample:
-        said["seed"] = sourced(sys.modules["torch"].initial_seed(), "process")
+        said["seed"] = process_seed()
     else:
         said["temperature"] = sourced(0, source_in(given, checkpoint, "do_sample", config.do_sample))
     return said
@@ -454,9 +471,11 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     values["top_k"] = max(0, values["top_k"])
     if getattr(params, "structured_outputs", None) or getattr(params, "guided_decoding", None):
         values["processors"] = [STRUCTURED]
-    for name in ("presence_penalty", "frequency_penalty", "seed"):
-        if getattr(params, name):
-            values[name] = getattr(params, name)
+    values.update(
+        {name: getattr(params, name) for name in ("presence_penalty", "frequency_penalty") if getattr(params, name)}
+    )
+    if params.seed is not None:
+        values["seed"] = params.seed
     return {k: sourced(v, "default" if v == NEUTRAL.get(k) else "caller") for k, v in values.items()}
 
 

@@ -9,10 +9,12 @@ import pytest
 
 from parity.golden import Case
 from parity.judge import laws
-from parity.judge.compare import differences, string_lists
+from parity.judge.compare import differences, string_lists, suspects
 from parity.judge.explain import Inquiry, cause_of
 from parity.record import rows
 from parity.verdict import Cause
+
+from ..conftest import TEXT
 
 LETTERS = "?abcdefg.#"  # id -> its letter; "#" is special and ends the text
 
@@ -201,3 +203,44 @@ def test_a_loop_of_n_seeds_is_n_samples_of_the_first() -> None:
         assert differences(Case("s", "c", rows=old), Case("s", "c", rows=many)) == ()
     moved = differences(Case("s", "c", rows=(drawn(9),)), Case("s", "c", rows=many[:1]))
     assert [d.field for d in moved] == ["seed"]
+
+
+def drawn_by(seed: int | None, source: str) -> Case:
+    said = {"temperature": {"value": 1.0, "from": "caller"}}
+    given = {} if seed is None else {"seed": {"value": seed, "from": source}}
+    return Case("s", "c", rows=({"prompt_ids": [2], "output_ids": [4], "sampling": {**said, **given}},))
+
+
+@pytest.mark.parametrize("unseeded", [drawn_by(None, ""), drawn_by(0, "nobody")], ids=["vllm", "hf"])
+def test_a_seed_that_comes_or_goes_differs_even_where_it_draws_the_same(unseeded: Case) -> None:
+    for seeded in (drawn_by(0, "caller"), drawn_by(7, "process")):
+        for old, new in ((unseeded, seeded), (seeded, unseeded)):
+            [found] = differences(old, new)
+            assert found.field == "seed" and None in (found.old, found.new)
+    assert differences(unseeded, drawn_by(0, "nobody")) == ()
+    assert differences(drawn_by(0, "process"), unseeded) == ()  # of a golden that did not tell the recorder's seed
+
+
+def test_half_of_everything_is_not_half_of_the_weights() -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(TEXT, dtype=torch.float16)
+    halved = AutoModelForCausalLM.from_pretrained(TEXT, dtype=torch.float32).half()
+    old, new = (Case("s", "c", rows=({**row(), "model": rows.model_of(model)},)) for model in (halved, loaded))
+    [found] = differences(old, new)
+    assert (found.stage, found.field, found.old, found.new) == ("model", "buffers", "float16", "float32")
+    assert [name for name, _ in suspects(old, new, (found,))] == ["model.dtype"]
+
+
+def test_whose_seed_it_is_is_known() -> None:
+    import torch
+
+    from parity.record.observe import seed_everything
+
+    seed_everything(0)
+    assert rows.process_seed() == {"value": 0, "from": "nobody"}
+    mine = torch.rand(4)
+    torch.manual_seed(0)
+    assert rows.process_seed() == {"value": 0, "from": "process"}
+    assert torch.equal(mine, torch.rand(4))  # what was recorded with it is drawn again
