@@ -493,6 +493,13 @@ PLANTS: tuple[Plant, ...] = (
         requests=lambda r: {**r, "seed": None},
     ),
     Plant(
+        "the seed lost",
+        ("rng",),
+        ("probe/drawn", "rollout/sampled-with-seed"),
+        options=setting(seed=None),
+        requests=lambda r: {**r, "seed": None},
+    ),
+    Plant(
         "logits processor lost",
         ("sampling.processors",),
         ("visual_dump/no-repeat-of-one-token",),
