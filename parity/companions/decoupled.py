@@ -557,10 +557,17 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
         without_weights = {"device": None, "hf_kwargs": {"device_map": "meta"}, "decoder": Apart(guesses)}
         self.engine = load({**settings, **without_weights})
         settings.pop("cache", None)  # the front has it
-        own = {"num_cpus": 1, "max_concurrency": 4, **(verifier_on or {})}
-        judges = {n: ray.remote(Verifier).options(**own).remote(settings, guesses) for n in range(verifiers)}
-        own = {"num_cpus": 1, **(drafter_on or {})}
-        guessers = {n: ray.remote(Drafter).options(**own).remote(guesses, draft_load or {}) for n in range(drafters)}
+        judging = {"num_cpus": 1, "max_concurrency": 4, **(verifier_on or {})}
+        guessing = {"num_cpus": 1, **(drafter_on or {})}
+        asked = verifiers * judging["num_cpus"] + drafters * guessing["num_cpus"]
+        if not ray.is_initialized():
+            ray.init()
+        if asked > (has := ray.cluster_resources().get("CPU", 0)):
+            log.warning("the workers ask for %g CPUs and Ray has %g: the group waits until it has more", asked, has)
+        judges = {n: ray.remote(Verifier).options(**judging).remote(settings, guesses) for n in range(verifiers)}
+        guessers = {
+            n: ray.remote(Drafter).options(**guessing).remote(guesses, draft_load or {}) for n in range(drafters)
+        }
         self.coordinator = self.engine.backend = Coordinator(ray, judges, guessers)
         try:
             ray.get([actor.ready.remote() for actor in (*judges.values(), *guessers.values())])

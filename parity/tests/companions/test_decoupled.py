@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import gen_engine
 from gen_engine import GenerationEngine, OptionError, UnsupportedError, load
 from parity.__main__ import main
 from parity.callsites.rollout_worker import cases, moved
-from parity.companions import rollout
+from parity.companions import decoupled, rollout
 from parity.companions.decoupled import Apart, Decoupled, Drafter, moving, placed
 from parity.companions.speculation import Speculation
 from parity.golden import Store
@@ -160,6 +161,25 @@ def test_a_group_has_a_verifier() -> None:
 
 
 # == On Ray ==
+
+
+class Started(Exception):
+    pass
+
+
+def test_it_says_that_it_waits_for_more_than_ray_has(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def remote(kind: type) -> None:
+        raise Started
+
+    ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 2.0}, remote=remote)
+    monkeypatch.setattr(decoupled, "ray_itself", lambda: ray)
+    for drafters, warns in ((1, False), (2, True)):
+        caplog.clear()
+        with pytest.raises(Started):
+            Decoupled(TEXT, Speculation("ngram", num_tokens=3), drafters=drafters)
+        assert ("ask for 3 CPUs and Ray has 2" in caplog.text) == warns
 
 
 @pytest.fixture(scope="module")
