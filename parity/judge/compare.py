@@ -5,6 +5,7 @@ Pure functions of plain data: no model, no file, no clock. explain.py takes it f
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -235,9 +236,12 @@ def input_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 
 def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
-    """Other adapters, of all rows with one prompt together: which of them had which is not to be seen."""
+    """Other adapters: of vLLM's requests than were asked for; on hf, of all rows with one prompt together, because
+    which of them had which is not to be seen."""
     found: dict[tuple[int, ...], tuple[int, set[str], set[str]]] = {}
     for number, (old, new) in enumerate(pairs):
+        if (new.get("request") or {}).get("adapter") == "another":
+            yield Difference("model", "adapters", "the one asked for", "another", number)
         if "inputs" in old and "inputs" in new:
             _, mine, theirs = found.setdefault(tuple(old["prompt_ids"]), (number, set(), set()))
             mine.update(old["inputs"].get("adapters", [""]))
@@ -387,7 +391,17 @@ def prompt_cause(old: Row, new: Row) -> str:
         return "prompt.tokenization"  # the text is whole, and the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
         return "prompt.truncation"
+    if None in (before, after) and shared_ends(short, long) * 2 >= len(short):  # ids that are no whole text
+        return "prompt.truncation"
     return "prompt.tokenization" if before == after else "prompt.template"
+
+
+def shared_ends(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two prompts share at their beginning, or at their end."""
+    return max(
+        sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ways)))
+        for ways in ((one, other), (reversed(one), reversed(other)))
+    )
 
 
 def leaks(difference: Difference, old: Row, new: Row) -> bool:

@@ -24,7 +24,7 @@ from parity.judge.endings import Decode, by_hand, explain_text, leaves
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
 from parity.judge.questions import number_gap
 from parity.judge.replay import ALONE, UNCACHED
-from parity.record.rows import collapsed
+from parity.record.rows import NEUTRAL, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
 Row = Mapping[str, Any]
@@ -305,20 +305,30 @@ def after_decoding(inquiry: Inquiry) -> Cause:
     if cause is not None:
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
         return cause
-    for difference in inquiry.found:
-        if difference.stage == "value" and (name := kept_more(difference.old, difference.new)):
+    for difference in (found for found in inquiry.found if found.stage == "value"):
+        if name := kept_more(difference.old, difference.new):
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
             return Cause(name, "confirmed", sentence(name, difference), proof)
-        if difference.stage == "value" and (reasons := other_reason(difference.old, difference.new)):
+        if (what := done_to_logits(inquiry.old)) and number_gap(difference.old, difference.new):
+            said = f"{CAUSES['sampling.processors']}: numbers among the values are others, where there is {what}"
+            return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")
+        if reasons := other_reason(difference.old, difference.new):
             said = f"{CAUSES['stop.rule']}: an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
-            return Cause(
-                "stop.rule", "likely", said, "the ids are the same, and the reason that is told is another one"
-            )
-        if difference.stage == "value":
-            proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
-            return Cause("post.other", "likely", sentence("post.other", difference), proof)
+            proof = "the ids are the same, and the reason that is told is another one"
+            return Cause("stop.rule", "likely", said, proof)
+        proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
+        return Cause("post.other", "likely", sentence("post.other", difference), proof)
     raise AssertionError("after_decoding is asked about a value")
+
+
+OF_LOGITS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "processors")
+
+
+def done_to_logits(case: Case) -> str:
+    """What is done to the logits before a token is chosen, by the settings' names."""
+    idle: dict[str, tuple[Any, ...]] = {name: (NEUTRAL[name], 0, [], None) for name in OF_LOGITS}
+    return ", ".join(name for name in OF_LOGITS if any(entry(r, "sampling", name) not in idle[name] for r in case.rows))
 
 
 def permuted(old: Any, new: Any) -> list[int] | None:
@@ -464,11 +474,15 @@ def ends_apart(inquiry: Inquiry) -> bool:
     return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
 
 
+def shown(row: Row) -> list[Any]:
+    return [(picture.get("sha256"), picture.get("budget")) for picture in row.get("images", ())]
+
+
 def answers_of_others(together: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
     """(row, whose answer it got), where rows that are asked alone get other ones' answers among the others. That a row
     answers as one of the same prompt does says nothing."""
     right = [tuple(row["output_ids"]) for row in alone]
-    prompts = [collapsed(row["prompt_ids"], placeholder_in(row)) for row in alone]
+    prompts = [(collapsed(row["prompt_ids"], placeholder_in(row)), shown(row)) for row in alone]
     if len(right) != len(together):
         return None
     for number, row in enumerate(together):

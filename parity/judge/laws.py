@@ -81,6 +81,12 @@ def tokenization(row: Row, tools: Tools) -> Kept:
             blank = tools.decode is not None and not tools.decode(lost, True, False).strip()
             name = "prompt.tokenization" if blank else "prompt.truncation"
             return name, f"of {len(way)} ids only the {end} {len(ids)} reached the model"
+        left = iter(way)
+        if len(ids) < len(way) and all(i in left for i in ids):
+            return (
+                "prompt.truncation",
+                f"of {len(way)} ids only {len(ids)} reached the model, from more places than one",
+            )
     return (
         "prompt.tokenization",
         f"the tokenizer makes {len(ways[0])} ids of this text, other {len(ids)} reached the model",

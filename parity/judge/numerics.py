@@ -63,7 +63,7 @@ class Group:
     """All goldens' rows of a site on one checkpoint, for one backend, and what each path makes of them.
 
     places: (case, row) -> its number among `rows`.   moved: the new path's model, where no engine of ours ran.
-    why: why the numerics could not be judged.
+    why: why the numerics could not be judged.   apart: how far the new path reads some rows otherwise alone, nats.
     """
 
     site: str
@@ -79,6 +79,7 @@ class Group:
     environments: Mapping[str, Row] = field(default_factory=dict)
     truth: list[scoring.Scored] = field(default_factory=list)
     old: list[scoring.Scored] = field(default_factory=list)
+    apart: float = 0.0
     verdict: referee.Verdict | None = None
     against: str = ""
     readings: list[referee.Reading] = field(default_factory=list)
@@ -135,7 +136,12 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
     """What the engine that ran makes of the rows."""
     failures = (*CANNOT_READ, sys.modules[type(engine).__module__].GenEngineError)
     try:
-        group.new = scoring.read_engine(readable(engine, engines), group.rows)
+        engine = readable(engine, engines)
+        group.new = scoring.read_engine(engine, group.rows)
+        by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
+        some = [*by_length[:2], *by_length[-1:]]  # the short ones are padded beside the long one
+        alone = scoring.read_engine(engine, [group.rows[k] for k in some], at_once=1)
+        group.apart = max(scoring.furthest(group.new[k], one) for k, one in zip(some, alone))
     except failures as error:
         group.why = f"the moved path could not be read: {error}"
 
@@ -253,7 +259,7 @@ def answer_of(group: Group, question: Question) -> Judged:
     if group.why or found is None:
         return unread(question, group.why, steps)
     if found.outcome == "shifted":
-        return by_shift(found, question)
+        return by_shift(group, found, question)
     if found.outcome == "cannot tell" or kind == "model":
         return unread(question, f"numerics of the site: {found}", steps)
     if kind == "floats":
@@ -273,21 +279,28 @@ def with_note(judged: Judged, note: str) -> Judged:
     return judged[0], judged[1], (*judged[2], note)
 
 
-def by_shift(found: referee.Verdict, question: Question) -> Judged:
+def by_shift(group: Group, found: referee.Verdict, question: Question) -> Judged:
     before, declared, notes = question.otherwise
     if question.kind == "model" and declared is not None:
         proof = f"numerics of the site: {found}"
         return before, dataclasses.replace(declared, certainty="confirmed", proof=proof), notes
     cause = Cause(found.cause, "confirmed", f"{CAUSES[found.cause]}: numerics of the site {found}")
+    rounding = referee.within_noise(SAME, dataclasses.replace(found.noise, new=found.noise.old)).allowed
+    if group.apart > rounding:
+        said = f"rows alone and beside others are read {group.apart:.1e} nats apart, rounding explains {rounding:.1e}"
+        cause = Cause("batch.composition", "confirmed", f"{CAUSES['batch.composition']}: {said}", cause.sentence)
     if question.kind == "passing":
         return "LATENT", cause, (*notes, "on this case the value does not show it")
     return "DRIFT", question.company or cause, notes
 
 
+SAME = referee.Parting((0, 0), (0, 0), (0, 0))
+
+
 def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     """Numbers among the values: log-probabilities may move as far as noise moves them."""
     gap = number_gap(question.old.value, question.new.value)
-    allowed = referee.within_noise(referee.Parting((0, 0), (0, 0), (0, 0)), found.noise).allowed
+    allowed = referee.within_noise(SAME, found.noise).allowed
     if gap is None or gap > allowed:
         return question.otherwise
     said = f"the ids are equal, numbers among the values differ by {gap:.1e} at most, rounding explains {allowed:.1e}"

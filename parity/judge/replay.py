@@ -105,6 +105,11 @@ class Replay:
         self.offset = 0
         return found
 
+    def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
+        """score_batch, changed."""
+        together = [[item] for item in items] if ALONE in self.put_back else [items]
+        return [score for some in together for score in original(engine, some, **how)]
+
     def prompt(self, engine: Any, made: Any) -> Any:
         """A Prompt, changed. made may be the error that stands in its place."""
         place, self.asked = self.asked, self.asked + 1

@@ -511,6 +511,12 @@ def read_engine(engine: Any, rows: Sequence[Given], *, at_once: int = 64, what: 
     return [assembled(k, row, logprobs) for k, row in enumerate(rows)]
 
 
+def furthest(one: Scored, other: Scored) -> float:
+    """How far two readings of a row are apart at most, in nats."""
+    pairs = zip(one.logprobs, other.logprobs)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
+
+
 def request_for(row: Given, prompt: Sequence[int]) -> Mapping[str, Any]:
     from parity.record.rows import collapsed
 

@@ -563,7 +563,8 @@ def tap_vllm(observer: Observer, original: Any, llm: Any, *args: Any, **kwargs: 
 def tap_add_request(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
     with observer.guarded("a request to vLLM"):
         given = bound(original, args, kwargs)
-        observer.note(rows.request_event(given.get("prompt"), given["params"], str(given["request_id"])))
+        lora = given.get("lora_request")
+        observer.note(rows.request_event(given.get("prompt"), given["params"], str(given["request_id"]), lora))
         if not observer.within("vllm") and not observer.within("engine"):
             observer.stepped.params[given["request_id"]] = given["params"]
     return original(*args, **kwargs)
@@ -635,7 +636,8 @@ def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwar
             if hasattr(used.model, "register_forward_pre_hook"):
                 stack.enter_context(watching)
             prompts = stack.enter_context(scored_prompts(used.backend))
-            scores = original(used, *args, **kwargs)
+            score = functools.partial(observer.replay.score, original) if observer.replay else original
+            scores = score(used, *args, **kwargs)
         with observer.guarded("scores of gen_engine"):
             inner = observer.events_since(mark)
             events = [event for event in inner if isinstance(event, rows.Forward)]
@@ -643,7 +645,9 @@ def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwar
             said = [([*score.prompt_token_ids, *score.token_ids], score.token_ids) for score in scores]
             ids = [rows.seen_ids(whole, response, read) for whole, response in said]
             pictures = rows.scored_pictures(used, prompts, inner, ids)
-            observer.note(rows.scored_event(used.model, ids, used.checkpoint.placeholder_id, pictures))
+            adapters = rows.adapters_received(used.model, inner)
+            told = [rows.adapter_told(used, prompt, adapters) for prompt in prompts]
+            observer.note(rows.scored_event(used.model, ids, used.checkpoint.placeholder_id, pictures, told))
     return scores
 
 

@@ -64,12 +64,13 @@ class Decode:
 
 @dataclass(slots=True)
 class Params:
-    """One request as vLLM received it.   pictures: sha256 of each, in order."""
+    """One request as vLLM received it.   pictures: sha256 of each, in order.   adapter: (its number, its folder)."""
 
     params: Any
     request_id: str = ""
     prompt_ids: tuple[int, ...] = ()
     pictures: tuple[str, ...] = ()
+    adapter: tuple[int, str] | None = None
 
 
 @dataclass(slots=True)
@@ -659,13 +660,14 @@ def generate_event(
     return Generated(sequences, model_of(model), sampling, stop, placeholder_of(model.config), nested)
 
 
-def request_event(request: Any, params: Any, request_id: str) -> Params:
+def request_event(request: Any, params: Any, request_id: str, lora: Any = None) -> Params:
     """A request as vLLM's engine is given it: a text, ids, or a mapping with pictures."""
     said = request if isinstance(request, dict) else {}
     images = (said.get("multi_modal_data") or {}).get("image")
     pictures = images if isinstance(images, (list, tuple)) else [images]
     digests = tuple(hashlib.sha256(as_rgb(p).tobytes()).hexdigest() for p in pictures if hasattr(p, "tobytes"))
-    return Params(params, request_id, tuple(said.get("prompt_token_ids") or ()), digests)
+    adapter = lora and (lora.lora_int_id, str(lora.lora_path))
+    return Params(params, request_id, tuple(said.get("prompt_token_ids") or ()), digests, adapter)
 
 
 def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], outputs: Sequence[Any]) -> Generated:
@@ -760,10 +762,14 @@ def scored_pictures(
 
 
 def scored_event(
-    model: Any, ids: Sequence[list[int]], placeholder: int | None, pictures: Sequence[Any] = ()
+    model: Any,
+    ids: Sequence[list[int]],
+    placeholder: int | None,
+    pictures: Sequence[Any] = (),
+    requests: Sequence[dict[str, Any]] = (),
 ) -> Generated:
-    shown = itertools.zip_longest(ids, pictures)
-    sequences = [Produced(row, [], said={"scored": True, "images": own}) for row, own in shown]
+    each = itertools.zip_longest(ids, pictures, requests)
+    sequences = [Produced(row, [], said={"scored": True, "images": own}, request=told or {}) for row, own, told in each]
     return Generated(sequences, model_of(model), {}, {}, placeholder)
 
 
@@ -851,6 +857,25 @@ def pictures_received(inner: Sequence[Event]) -> dict[tuple[int, ...], list[tupl
     return received
 
 
+_adapters: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()  # LLM -> number -> folder
+
+
+def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...], set[str]]:
+    """The adapters that vLLM used for each prompt's requests, by their folders, "" for none. Its word is the number."""
+    used = dict[tuple[int, ...], set[str]]()
+    for event in inner:
+        if isinstance(event, Params):
+            folder = _adapters.setdefault(llm, {}).setdefault(*event.adapter) if event.adapter else ""
+            used.setdefault(event.prompt_ids, set()).add(folder)
+    return used
+
+
+def adapter_told(engine: Any, prompt: Any, used: Mapping[tuple[int, ...], set[str]]) -> dict[str, Any]:
+    """What a request says of its adapter: nothing, unless vLLM was seen to use another one."""
+    folder = str(engine.config.adapters[prompt.adapter]) if prompt.adapter else ""
+    return {"adapter": "another"} if folder not in used.get(tuple(prompt.token_ids), {folder}) else {}
+
+
 def engine_event(
     engine: Any, given: Mapping[str, Any], prompts: Mapping[int, Any], inner: Sequence[Event], results: Sequence[Any]
 ) -> Generated:
@@ -860,6 +885,7 @@ def engine_event(
     placeholder = engine.checkpoint.placeholder_id
     asked_of = [prompt for _, prompt, _ in prompts.values() if hasattr(prompt, "token_ids")]
     received = pictures_received(inner)
+    adapters = adapters_received(engine.model, inner)
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
     sequences, effective = [], None
@@ -888,6 +914,7 @@ def engine_event(
             others = [one for place, (_, one, _) in prompts.items() if place != index]
             if not asked_for(prompt, others, sample.prompt_token_ids, placeholder):
                 request["answers"] = "another"
+            request |= adapter_told(engine, prompt, adapters)
             if structure := structure_of(prompts[index][0]):
                 request["structure"] = structure
             if 0 < ran[alone := collapsed(asked, placeholder)] < wanted[alone]:

@@ -42,6 +42,7 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     if "messages" in row:
         chat = {"enable_thinking": how.get("thinking", False), "add_generation_prompt": how.get("opening", True)}
         chat |= {"template": how.get("template"), "kwargs": how.get("variables", {})}
+        chat |= {"special_tokens": "escape"} if how.get("markers_as_text") else {}
         request |= {"messages": row["messages"], "chat": chat}
         request |= {"tools": row.get("tools"), "continue_final": bool(row.get("continue"))}
     else:

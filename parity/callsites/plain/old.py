@@ -49,7 +49,14 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
     else:
         text = row["prompt"]
     special = "prompt" in row
-    if not row.get("images"):
+    if how.get("markers_as_text"):  # what somebody writes ends no turn
+        [said] = [message["content"] for message in row["messages"]]
+        before, _, after = text.partition(said)
+        parts = ((before, False), (said, True), (after, False))
+        own = [tokenizer(part, add_special_tokens=False, split_special_tokens=split) for part, split in parts]
+        ids = torch.tensor([[i for one in own for i in one["input_ids"]]])
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    elif not row.get("images"):
         given = dict(tokenizer(text, return_tensors="pt", add_special_tokens=special))
     else:
         images = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in row["images"]]
