@@ -64,13 +64,15 @@ class Decode:
 
 @dataclass(slots=True)
 class Params:
-    """One request as vLLM received it.   pictures: sha256 of each, in order.   adapter: (its number, its folder)."""
+    """One request as vLLM received it.   pictures: sha256 of each, in order.   uuids: the names that the caller gave
+    them.   adapter: (its number, its folder)."""
 
     params: Any
     request_id: str = ""
     prompt_ids: tuple[int, ...] = ()
     pictures: tuple[str, ...] = ()
     adapter: tuple[int, str] | None = None
+    uuids: tuple[str | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -667,7 +669,9 @@ def request_event(request: Any, params: Any, request_id: str, lora: Any = None) 
     pictures = images if isinstance(images, (list, tuple)) else [images]
     digests = tuple(hashlib.sha256(as_rgb(p).tobytes()).hexdigest() for p in pictures if hasattr(p, "tobytes"))
     adapter = lora and (lora.lora_int_id, str(lora.lora_path))
-    return Params(params, request_id, tuple(said.get("prompt_token_ids") or ()), digests, adapter)
+    uuids = (said.get("multi_modal_uuids") or {}).get("image") or ()
+    named = tuple([uuids] if isinstance(uuids, str) else uuids)
+    return Params(params, request_id, tuple(said.get("prompt_token_ids") or ()), digests, adapter, named)
 
 
 def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], outputs: Sequence[Any]) -> Generated:
@@ -751,7 +755,7 @@ def scored_pictures(
 ) -> list[Any]:
     """Of each row that was scored, its pictures, also those that vLLM keeps and does not process again."""
     seen, placeholder, found = pictures_by_budget(inner), engine.checkpoint.placeholder_id, []
-    received = pictures_received(inner)
+    received = pictures_received(engine.model, inner)
     shown = [prompt for prompt in prompts if prompt.images]
     for row in ids:
         one = collapsed(row, placeholder)
@@ -848,16 +852,20 @@ def pictures_by_budget(inner: Sequence[Event]) -> dict[str, Any]:
     return {f"{p['sha256']}{p.get('tokens')}": p for p in pictures}
 
 
-def pictures_received(inner: Sequence[Event]) -> dict[tuple[int, ...], list[tuple[str, ...]]]:
-    """Pictures with which vLLM received a prompt, as often as it did."""
+# LLM -> an adapter's number, or a picture's uuid -> what came under it first: vLLM goes by these.
+_named: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+
+
+def pictures_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...], list[tuple[str, ...]]]:
+    """Pictures that vLLM shows with a prompt, as often as it received it."""
     received: dict[tuple[int, ...], list[tuple[str, ...]]] = {}
     for event in inner:
         if isinstance(event, Params) and event.pictures:
-            received.setdefault(event.prompt_ids, []).append(event.pictures)
+            known = _named.setdefault(llm, {})
+            pairs = itertools.zip_longest(event.pictures, event.uuids[: len(event.pictures)])
+            shown = tuple(known.setdefault(uuid, picture) if uuid else picture for picture, uuid in pairs)
+            received.setdefault(event.prompt_ids, []).append(shown)
     return received
-
-
-_adapters: weakref.WeakKeyDictionary[Any, dict[int, str]] = weakref.WeakKeyDictionary()  # LLM -> number -> folder
 
 
 def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...], set[str]]:
@@ -865,7 +873,7 @@ def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...],
     used = dict[tuple[int, ...], set[str]]()
     for event in inner:
         if isinstance(event, Params):
-            folder = _adapters.setdefault(llm, {}).setdefault(*event.adapter) if event.adapter else ""
+            folder = _named.setdefault(llm, {}).setdefault(*event.adapter) if event.adapter else ""
             used.setdefault(event.prompt_ids, set()).add(folder)
     return used
 
@@ -884,7 +892,7 @@ def engine_event(
     padded = {tuple(s.prompt_ids): s.batch for e in inner if isinstance(e, Generated) and e.nested for s in e.sequences}
     placeholder = engine.checkpoint.placeholder_id
     asked_of = [prompt for _, prompt, _ in prompts.values() if hasattr(prompt, "token_ids")]
-    received = pictures_received(inner)
+    received = pictures_received(engine.model, inner)
     adapters = adapters_received(engine.model, inner)
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())

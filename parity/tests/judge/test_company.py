@@ -12,8 +12,8 @@ import pytest
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import check, compare, draws, laws, ties
-from parity.judge.explain import Inquiry, by_endings, cause_of, permuted, possible, replays
-from parity.judge.replay import ALONE, UNCACHED
+from parity.judge.explain import Inquiry, answers_of_others, by_endings, cause_of, permuted, possible, replays
+from parity.judge.replay import ALONE, UNCACHED, Engines, Replay
 from parity.record import rows
 from parity.verdict import Cause
 
@@ -274,6 +274,60 @@ def test_pictures_are_those_that_vllm_was_given() -> None:
         for given in ((), (received.pictures,))
     )
     assert own == theirs[::-1] != theirs
+
+
+def test_vllm_goes_by_the_names_that_it_is_given() -> None:
+    """A picture under another's uuid, an adapter under another's number, are the first ones."""
+    from PIL import Image
+
+    class Llm:
+        pass
+
+    llm, red, blue = Llm(), Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    events = [
+        rows.request_event(
+            {"prompt_token_ids": [k], "multi_modal_data": {"image": [picture]}, "multi_modal_uuids": {"image": uuids}},
+            None, str(k), SimpleNamespace(lora_int_id=number, lora_path=folder),
+        )
+        for k, (picture, uuids, number, folder) in enumerate(
+            [(red, ["0.0"], 1, "a"), (blue, ["0.0"], 1, "b"), (blue, [None], 2, "b")]
+        )
+    ]  # fmt: skip
+    [first], [second], [third] = rows.pictures_received(llm, events).values()
+    assert first == second != third
+    used = rows.adapters_received(llm, events)
+    assert used == {(0,): {"a"}, (1,): {"a"}, (2,): {"b"}}
+    engine = SimpleNamespace(config=SimpleNamespace(adapters={"one": "a", "two": Path("b")}))
+    told = [
+        rows.adapter_told(engine, SimpleNamespace(adapter=name, token_ids=ids), used)
+        for name, ids in (("one", [0]), ("two", [1]), ("two", [2]), (None, [2]), (None, [3]))
+    ]
+    assert told == [{}, {"adapter": "another"}, {}, {"adapter": "another"}, {}]
+    found = compare.differences(case(FIRST), case({**FIRST, "request": told[1]}))
+    assert [compare.cause_name(d, FIRST, FIRST) for d in found] == ["model.weights"]
+
+
+def test_scores_are_asked_alone_too() -> None:
+    together, alone = (Replay(Engines(), put_back=parts) for parts in (frozenset[str](), frozenset({ALONE})))
+    for replay, wanted in ((together, [2, 2]), (alone, [1, 1])):
+        assert replay.score(lambda engine, items: [len(items)] * len(items), None, ["a", "b"]) == wanted
+
+
+def test_an_answer_of_the_same_question_about_another_picture_is_another_requests() -> None:
+    def about(picture: str, ids: list[int], length: int = 2) -> dict[str, Any]:
+        return row(images=[{"sha256": picture}], output_ids=ids, prompt_ids=[2] * length)
+
+    alone = [about("red", [4]), about("blue", [5])]
+    assert answers_of_others([about("red", [5]), about("blue", [4])], alone) == (0, 1)
+    assert answers_of_others([about("red", [5], 3), about("blue", [4])], alone) is None  # no mere exchange
+
+
+def test_numbers_that_differ_where_logits_are_changed_are_the_processors() -> None:
+    processors = {"temperature": {"value": 0}, "processors": {"value": ["Ban"]}}
+    for sampling, name in ((processors, "sampling.processors"), ({}, "post.other")):
+        old, new = (case({**FIRST, "sampling": sampling}, value=[{"logprobs": [n]}]) for n in (-1.0, -3.0))
+        cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+        assert cause is not None and cause.name == name
 
 
 def test_scored_ids_are_those_that_were_read() -> None:

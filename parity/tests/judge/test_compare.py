@@ -48,6 +48,12 @@ def changed(path: str, value: Any, **more: Any) -> Case:
 OLD = Case("s", "c", rows=(ROW,), value="ab")
 
 
+def test_ids_that_are_no_whole_text_were_cut() -> None:
+    old, new = ({**ROW, "prompt_text": text, "prompt_ids": [first, 8, 9]} for text, first in ((None, 7), ("b", 3)))
+    assert prompt_cause(old, new) == "prompt.truncation"
+    assert prompt_cause({**old, "prompt_text": "a"}, new) == "prompt.template"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "cause"),
     [

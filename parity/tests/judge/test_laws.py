@@ -56,6 +56,7 @@ def row(**changes: Any) -> dict[str, Any]:
         ("tokenization", {"prompt_ids": [1, 2, 3]}, ""),
         ("tokenization", {"prompt_ids": [1, 1, 2, 3]}, "prompt.double_bos"),
         ("tokenization", {"prompt_ids": [3]}, "prompt.truncation"),
+        ("tokenization", {"prompt_text": "bcde", "prompt_ids": [2, 5]}, "prompt.truncation"),  # the first and the last
         ("tokenization", {"prompt_ids": [2]}, "prompt.truncation"),
         ("tokenization", {"prompt_ids": [7, 7]}, "prompt.tokenization"),
         ("batch", {}, ""),
