@@ -197,8 +197,8 @@ def seeds_of(row: Row) -> set[int]:
 
 def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     """Other seeds, one that comes, one that goes. A seed of the process is of a whole call, whose first row alone has
-    it to itself: it stands for the rows after it, too, whatever their own seeds are on the other side. In older goldens
-    0 may be the recorder's."""
+    it to itself: it stands for the rows after it, too, whatever their own seeds are on the other side. What a script
+    gave before a call says nothing of the call, and in older goldens 0 may be the recorder's."""
     known: tuple[set[int], set[int]] = set(), set()
     for number, (old, new) in enumerate(pairs):
         if not (old.get("sampling") and new.get("sampling") and is_drawn(old) and is_drawn(new)):
@@ -210,7 +210,7 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
         same = mine & theirs
         if sources.count("process") == 1:
             same = mine & known[1] if sources[0] == "process" else known[0] & theirs
-        unsure = not theirs and sources[0] == "process" and mine == {0}
+        unsure = "script" in sources or (not theirs and sources[0] == "process" and mine == {0})
         if (mine or theirs) and not same and not unsure:
             yield Difference("sampling", "seed", min(mine, default=None), min(theirs, default=None), number)
 

@@ -226,7 +226,7 @@ def streams(rows: Sequence[Row]) -> list[Stream]:
         own = (row.get("request") or {}).get("seed", said.get("value"))
         if own is None:
             found.append(("unseeded", object()))
-        elif said.get("from") in ("process", "nobody"):
+        elif said.get("from") in ("process", "nobody", "script"):
             found.append(("process", said["value"], number))
         else:
             found.append(("request", own))

@@ -166,13 +166,13 @@ def bound(
     return flat
 
 
-def seed_everything(seed: int) -> None:
-    """The same draws in every run: of Python, and of numpy and torch where they are loaded; known as nobody's seed."""
+def seed_everything(seed: int, whose: int = rows.NOBODY) -> None:
+    """The same draws in every run: of Python, and of numpy and torch where they are loaded."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(rows.NOBODY + seed)
+        torch.manual_seed(whose + seed)
 
 
 # == Putting a tap on an attribute ==
@@ -247,6 +247,7 @@ class Observer:
         replay: Any = None,
     ) -> None:
         self.sites, self.sink, self.store, self.loose, self.seed = list(sites), sink, store, loose, seed
+        self.sown = rows.NOBODY
         self.replay = replay  # a parity.judge.replay.Replay, which changes what an engine is asked
         self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
         self.main_code: Callable[[str, Any], Any] = lambda name, loader: loader.get_code(name)
@@ -278,6 +279,15 @@ class Observer:
                 self.look_at(module)
         if self.seed is not None:
             seed_everything(self.seed)
+
+    def sow(self, within: bool = False) -> None:
+        """Begin a site's call with the seed. within: after one, so that a seed given there is not taken for one that a
+        script gave before."""
+        if self.seed is None:
+            return
+        if "torch" in sys.modules and not within and rows.process_seed()["from"] == "process":
+            self.sown = rows.SCRIPT
+        seed_everything(self.seed, self.sown)
 
     def uninstall(self) -> None:
         self.flush()
@@ -427,8 +437,7 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
                 for name, value in given.items()
                 if not (name == "cls" and inspect.isclass(value))
             }
-        if observer.seed is not None:
-            seed_everything(observer.seed)
+        observer.sow()
         observer.starting(call)
         observer._local.call = call
         try:
@@ -438,6 +447,7 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
             raise
         finally:
             observer._local.call = None
+            observer.sow(within=True)
         if any(hasattr(value, name) for name in LATER):
             kind = type(value).__name__
             observer.failures.append(

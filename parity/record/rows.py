@@ -417,13 +417,16 @@ def source_in(given: Mapping[str, Any], config: Any, name: str, value: Any) -> s
     return "checkpoint" if getattr(config, name, None) == value else "default"
 
 
-NOBODY = 1 << 32  # in torch's seed: nobody gave it. Generators on a CPU go by the lower half alone
+# Put into torch's seed to tell whose it is: generators on a CPU go by the lower 32 bits alone.
+NOBODY, SCRIPT = 1 << 32, 1 << 33
 
 
 def process_seed() -> dict[str, Any]:
-    """The seed of the process's generator. The recorder's own, and one that torch took by chance, are nobody's."""
+    """The seed of the process's generator, and who gave it. The recorder's own, and one that torch took by chance, are
+    nobody's; "script" is the recorder's where a script had given one of its own before the call."""
     seed = sys.modules["torch"].initial_seed()
-    return sourced(seed % NOBODY, "process" if seed < NOBODY else "nobody")
+    whose = "process" if seed < NOBODY else "script" if seed >> 32 << 32 == SCRIPT else "nobody"
+    return sourced(seed % NOBODY, whose)
 
 
 def hf_sampling(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoint: Any) -> dict[str, Any]:

@@ -219,6 +219,8 @@ def test_a_seed_that_comes_or_goes_differs_even_where_it_draws_the_same(unseeded
             [found] = differences(old, new)
             assert found.field == "seed" and None in (found.old, found.new)
     assert differences(unseeded, drawn_by(0, "nobody")) == ()
+    for seed in (unseeded, drawn_by(7, "caller")):
+        assert differences(drawn_by(0, "script"), seed) == () == differences(seed, drawn_by(0, "script"))
     assert differences(drawn_by(0, "process"), unseeded) == ()  # of a golden that did not tell the recorder's seed
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from parity.golden import Case
+from parity.record import rows
 from parity.record.observe import Observer, Site, scored_prompts
 
 from ..conftest import TEXT, chat, open_engine
@@ -141,3 +142,26 @@ def test_two_calls_that_score_at_once_leave_the_backend_as_it_was() -> None:
     assert backend.score([("prompt", ())]) == [("prompt", ())]
     second.close()
     assert not vars(backend) and len(found) == 2
+
+
+def test_whose_seed_a_call_began_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder's; its own, where the call gave one; and the recorder's behind a script that had given one."""
+    import torch
+
+    told: list[Any] = []
+
+    def draws(seed: int | None) -> list[float]:
+        if seed is not None:
+            torch.manual_seed(seed)
+        told.append(rows.process_seed()["from"])
+        return torch.rand(2).tolist()  # type: ignore[no-any-return]
+
+    module = ModuleType("draws_observed")
+    draws.__module__, module.draws = module.__name__, draws  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with Observer(sites=[Site("s", "draws_observed:draws")], sink=lambda case: None):
+        values = [module.draws(None), module.draws(7), module.draws(None)]
+        torch.manual_seed(42)
+        values.append(module.draws(None))
+    assert told == ["nobody", "process", "nobody", "script"]
+    assert values[0] == values[2] == values[3] != values[1]
