@@ -440,7 +440,7 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.observer.uninstall()
         self.engines.close()
-        for engine in self.observer.opened:
+        for engine in list(self.observer.opened):
             engine.close()
         for name in own_modules():
             del sys.modules[name]

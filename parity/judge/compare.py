@@ -391,7 +391,8 @@ def prompt_cause(old: Row, new: Row) -> str:
         return "prompt.tokenization"  # the text is whole, and the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
         return "prompt.truncation"
-    if None in (before, after) and shared_ends(short, long) * 2 >= len(short):  # ids that are no whole text
+    cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
+    if cut_alike and shared_ends(short, long) * 2 >= len(short):
         return "prompt.truncation"
     return "prompt.tokenization" if before == after else "prompt.template"
 

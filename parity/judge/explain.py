@@ -439,6 +439,8 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
     if alone is None or not inquiry.realigned(alone):
         return None
     proof = "each request by itself gives the old answer"
+    if (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
+        return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
     if (once := next((k for k, row in enumerate(rows) if (row.get("request") or {}).get("shared")), None)) is not None:
         said = f"{CAUSES['batch.order']}: row {once} and an unlike one with this prompt were computed once"
         return Cause("batch.order", "confirmed", said, proof)

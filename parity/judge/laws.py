@@ -17,6 +17,7 @@ the old side says nothing of what changed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,22 +76,22 @@ def tokenization(row: Row, tools: Tools) -> Kept:
     for way in ways:
         if len(ids) == len(way) + 1 and ids[1:] == way and ids[0] == ids[1]:
             return "prompt.double_bos", f"id {ids[0]} stands twice at the beginning"
-        if ids and len(ids) < len(way) and ids in (way[: len(ids)], way[-len(ids) :]):
-            end = "first" if ids == way[: len(ids)] else "last"
-            lost = way[len(ids) :] if end == "first" else way[: -len(ids)]
+        if (lost := missing(ids, way)) and ids:
+            end = "first" if ids == way[: len(ids)] else "last" if ids == way[-len(ids) :] else "first and last"
             blank = tools.decode is not None and not tools.decode(lost, True, False).strip()
             name = "prompt.tokenization" if blank else "prompt.truncation"
             return name, f"of {len(way)} ids only the {end} {len(ids)} reached the model"
-        left = iter(way)
-        if len(ids) < len(way) and all(i in left for i in ids):
-            return (
-                "prompt.truncation",
-                f"of {len(way)} ids only {len(ids)} reached the model, from more places than one",
-            )
     return (
         "prompt.tokenization",
         f"the tokenizer makes {len(ways[0])} ids of this text, other {len(ids)} reached the model",
     )
+
+
+def missing(some: Sequence[int], every: Sequence[int]) -> Sequence[int]:
+    """The ids that one run of `every` holds more than `some`; none, where that is not all the difference."""
+    count = len(every) - len(some)
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, every)))
+    return every[same : same + count] if count > 0 and every[same + count :] == some[same:] else ()
 
 
 def batch(row: Row, tools: Tools) -> Kept:

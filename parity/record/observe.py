@@ -32,6 +32,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
@@ -253,7 +254,8 @@ class Observer:
         self.main_code: Callable[[str, Any], Any] = lambda name, loader: loader.get_code(name)
         self.failures: list[str] = []
         self.stepped = rows.Stepped()
-        self.opened: list[Any] = []  # engines that the observed code loaded
+        # Engines that the observed code loaded, as long as it holds them: one that it drops is gone from memory.
+        self.opened: weakref.WeakSet[Any] = weakref.WeakSet()
         self.own_seconds = 0.0
         self.counts: dict[tuple[str, str], int] = {}
         self._patched: list[tuple[Any, str, Any]] = []
@@ -683,7 +685,7 @@ def tap_open(observer: Observer, original: Any, engine: Any, config: Any, *args:
             raise refused
     tap_loading(observer, original, engine, config, *args, **kwargs)
     if not observer.within("engine"):
-        observer.opened.append(engine)
+        observer.opened.add(engine)
 
 
 def tap_loading(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> None:

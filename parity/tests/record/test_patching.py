@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import inspect
 import sys
 from collections.abc import Iterator
@@ -127,8 +128,18 @@ def test_the_engine_s_fallback_works_under_observation() -> None:
     with Observer(sink=lambda case: None, loose="x") as observer:
         with open_engine(TEXT, "vllm", fallback_backend="hf") as engine:
             [one] = engine.generate_text_batch([chat("Is 28 even?")], {"logits": True, "max_new_tokens": 8})
-        assert observer.opened == [engine]
+        assert list(observer.opened) == [engine]
     assert observer.failures == [] and one.fallback_from == "vllm"
+
+
+def test_an_engine_that_is_dropped_is_gone() -> None:
+    with Observer(sink=lambda case: None) as observer:
+        kept, dropped = open_engine(TEXT, "hf"), open_engine(TEXT, "hf")
+        assert len(observer.opened) == 2
+        del dropped
+        gc.collect()
+        assert list(observer.opened) == [kept]
+    kept.close()
 
 
 def test_two_calls_that_score_at_once_leave_the_backend_as_it_was() -> None:
