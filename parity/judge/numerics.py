@@ -141,7 +141,7 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
         by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
         some = [*by_length[:2], *by_length[-1:]]  # the short ones are padded beside the long one
         alone = scoring.read_engine(engine, [group.rows[k] for k in some], at_once=1)
-        group.apart = max(scoring.furthest(group.new[k], one) for k, one in zip(some, alone))
+        group.apart = max((scoring.furthest(group.new[k], one) for k, one in zip(some, alone)), default=0.0)
     except failures as error:
         group.why = f"the moved path could not be read: {error}"
 

@@ -282,12 +282,12 @@ class Observer:
         if self.seed is not None:
             seed_everything(self.seed)
 
-    def sow(self, within: bool = False) -> None:
-        """Begin a site's call with the seed. within: after one, so that a seed given there is not taken for one that a
+    def sow(self, after: bool = False) -> None:
+        """Begin a site's call with the seed. after: behind one, so that a seed given there is not taken for one that a
         script gave before."""
         if self.seed is None:
             return
-        if "torch" in sys.modules and not within and rows.process_seed()["from"] == "process":
+        if "torch" in sys.modules and not after and rows.process_seed()["from"] == "process":
             self.sown = rows.SCRIPT
         seed_everything(self.seed, self.sown)
 
@@ -449,7 +449,7 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
             raise
         finally:
             observer._local.call = None
-            observer.sow(within=True)
+            observer.sow(after=True)
         if any(hasattr(value, name) for name in LATER):
             kind = type(value).__name__
             observer.failures.append(

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import check, compare, draws, laws, ties
+from parity.judge import check, compare, draws, laws, numerics, ties
 from parity.judge.explain import Inquiry, answers_of_others, by_endings, cause_of, permuted, possible, replays
 from parity.judge.replay import ALONE, UNCACHED, Engines, Replay
 from parity.record import rows
@@ -305,6 +305,19 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
     assert told == [{}, {"adapter": "another"}, {}, {"adapter": "another"}, {}]
     found = compare.differences(case(FIRST), case({**FIRST, "request": told[1]}))
     assert [compare.cause_name(d, FIRST, FIRST) for d in found] == ["model.weights"]
+
+
+def test_a_site_of_which_no_row_can_be_read_again_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("EngineError", "GenEngineError"):
+        monkeypatch.setitem(globals(), name, RuntimeError)
+
+    class Engine:
+        backend, checkpoint = SimpleNamespace(name="hf"), SimpleNamespace(window=None)
+        score_batch = list
+
+    group = numerics.Group("s", "hf", "m", {}, {})
+    numerics.read_moved(group, Engine(), None)
+    assert (group.new, group.apart, group.why) == ([], 0.0, "")
 
 
 def test_scores_are_asked_alone_too() -> None:
