@@ -12,7 +12,7 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="decoupled"` (an
     results <--the engine's own finish-- Completion <------------ Drafters: guesses for B    │ guesses for A    │ ...
 
 Answers are those of `load(model)`: each place of an answer is decided as DecodeLoop decides it, whatever was guessed.
-So a drafter that dies costs guesses; what a dead verifier had not answered runs again elsewhere; and a request that
+So a drafter that dies or hangs costs guesses; what a dead verifier had not answered runs again elsewhere; and a request that
 moves to another verifier takes its tokens along as guesses, to be judged again in one forward.
 """
 
@@ -211,8 +211,8 @@ class Ended(Exception):
 class Verifier:
     """An actor that holds the model and judges guesses. Several threads are in it: one runs, others give and take."""
 
-    def __init__(self, settings: Mapping[str, Any], guesses: Any) -> None:
-        self.ray = ray_itself()
+    def __init__(self, settings: Mapping[str, Any], guesses: Any, patience: float) -> None:
+        self.ray, self.patience = ray_itself(), patience
         self.engine = load({"progress": False, **settings, "decoder": Apart(guesses, self)})
         self.call = 0  # orders and news say which they are of: others come too late
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -281,12 +281,12 @@ class Verifier:
         ]  # fmt: skip
 
     def collect(self, asked: Iterable[Any]) -> dict[int, list[int]]:
-        """Place -> guess. A drafter that fails is used no more."""
+        """Place -> guess. A drafter that fails, or lets us wait for too long, is used no more."""
         found, longest = dict[int, list[int]](), 0.0
         for number, places, reference in asked:
             try:
                 with self.engine.observer.timed("idle"):
-                    guesses, seconds = self.ray.get(reference)
+                    guesses, seconds = self.ray.get(reference, timeout=self.patience)
             except self.ray.exceptions.RayError as error:
                 self.drafters = {other: drafter for other, drafter in self.drafters.items() if other != number}
                 self._tell("drafter", number, type(error).__name__)
@@ -496,7 +496,8 @@ class Coordinator:
             del self.where[about]
             self.note("request", about, number, self._give(about, detail), f"{len(detail)} tokens along")
         elif about in self.drafters:
-            del self.drafters[about], self.at[about]
+            del self.at[about]
+            self.ray.kill(self.drafters.pop(about))  # one that hangs would hold its place for ever
             log.warning("drafter %d is lost (%s); answers go on with fewer guesses", about, detail)
             self.note("drafter", about, number, None, detail)
 
@@ -535,6 +536,7 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
 
     guesses: a Speculation.   settings: what each verifier loads, fields of ModelLoadConfig; backend="hf" only.
     draft_load: the same of each drafter that has a model.   verifier_on, drafter_on: Ray's options for one actor.
+    patience: s; a drafter whose guesses come later than that is ended.
     The process that makes the group reads the checkpoint without its weights (transformers needs accelerate for that).
     Raises LoadError where a worker cannot start, and what `load` raises.
     """
@@ -549,6 +551,7 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
         verifier_on: Mapping[str, Any] | None = None,
         drafter_on: Mapping[str, Any] | None = None,
         draft_load: Mapping[str, Any] | None = None,
+        patience: float = 60.0,
         **settings: Any,
     ) -> None:
         if verifiers < 1 or drafters < 0:
@@ -564,7 +567,7 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
             ray.init()
         if asked > (has := ray.cluster_resources().get("CPU", 0)):
             log.warning("the workers ask for %g CPUs and Ray has %g: the group waits until it has more", asked, has)
-        judges = {n: ray.remote(Verifier).options(**judging).remote(settings, guesses) for n in range(verifiers)}
+        judges = {n: ray.remote(Verifier).options(**judging).remote(settings, guesses, patience) for n in range(verifiers)}
         guessers = {
             n: ray.remote(Drafter).options(**guessing).remote(guesses, draft_load or {}) for n in range(drafters)
         }

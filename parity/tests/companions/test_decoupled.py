@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import importlib
 import os
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -275,7 +277,7 @@ def test_a_call_that_was_given_up_leaves_nothing_behind(
     assert ends(group.generate_text_batch(REQUESTS, OPTIONS["stops"])) == ends(expected)
 
 
-def killing(group: Decoupled, monkeypatch: pytest.MonkeyPatch, which: Callable[[int], Any]) -> None:
+def killing(group: Decoupled, monkeypatch: pytest.MonkeyPatch, which: Callable[[int], Any], kill: Any = None) -> None:
     """At the first answer of a call, kill an actor. which: the number of the verifier that gave it -> the actor."""
     heard, dead = group.coordinator._hear, list[Any]()
 
@@ -283,24 +285,44 @@ def killing(group: Decoupled, monkeypatch: pytest.MonkeyPatch, which: Callable[[
         heard(number, call, what, *about)
         if what == "done" and not dead:
             dead.append(which(number))
-            group.coordinator.ray.kill(dead[0])
+            (kill or group.coordinator.ray.kill)(dead[0])
 
     monkeypatch.setattr(group.coordinator, "_hear", hear)
 
 
-@pytest.mark.parametrize("name", ["greedy", "seeded"])
+def check_lost_drafter(group: moved.DecoupledGroup, shared: Load, directory: Path, options: Any, why: str) -> None:
+    victim, requests = max(group.coordinator.drafters), REQUESTS + COUNTS
+    with group.traced(directory, rollout.Trace):
+        results = group.generate_text_batch(requests, options)
+    assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, options))
+    [lost] = [move for move in read_moves(directory) if move["what"] == "drafter" and not move["target"]]
+    assert (lost["number"], lost["why"]) == (str(victim), why) and victim not in group.coordinator.drafters
+
+
 def test_a_drafter_that_dies_costs_no_answer(
-    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafters = group.coordinator.drafters
+    killing(group, monkeypatch, lambda _: drafters[max(drafters)])
+    check_lost_drafter(group, shared, tmp_path, OPTIONS["greedy"], "ActorDiedError")
+
+
+def test_a_drafter_that_hangs_is_ended_and_costs_no_answer(
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = group.coordinator
-    victim = max(coordinator.drafters)
-    killing(group, monkeypatch, lambda _: coordinator.drafters[victim])
-    requests = REQUESTS + COUNTS
-    with group.traced(tmp_path, rollout.Trace):
-        results = group.generate_text_batch(requests, OPTIONS[name])
-    assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, OPTIONS[name]))
-    [lost] = [move for move in read_moves(tmp_path) if move["what"] == "drafter" and not move["target"]]
-    assert (lost["number"], lost["why"]) == (str(victim), "ActorDiedError") and victim not in coordinator.drafters
+    [victim] = coordinator.drafters.values()
+    process = coordinator.ray.get(victim.__ray_call__.remote(lambda _: os.getpid()))
+    for verifier in coordinator.verifiers.values():
+        coordinator.ray.get(verifier.__ray_call__.remote(lambda self: setattr(self, "patience", 3.0)))
+    killing(group, monkeypatch, lambda _: process, lambda process: os.kill(process, signal.SIGSTOP))
+    check_lost_drafter(group, shared, tmp_path, OPTIONS["seeded"], "GetTimeoutError")
+    for _ in range(600):
+        if not Path(f"/proc/{process}").exists():
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the drafter that hangs is there still")
 
 
 def test_a_verifier_that_dies_has_its_requests_run_again(
