@@ -12,8 +12,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="decoupled"` (an
     results <--the engine's own finish-- Completion <------------ Drafters: guesses for B    │ guesses for A    │ ...
 
 Answers are those of `load(model)`: each place of an answer is decided as DecodeLoop decides it, whatever was guessed.
-So a drafter that dies or hangs costs guesses; what a dead verifier had not answered runs again elsewhere; and a request that
-moves to another verifier takes its tokens along as guesses, to be judged again in one forward.
+So a drafter that dies or hangs costs guesses; what a dead verifier had not answered runs again elsewhere; and a request
+that moves to another verifier takes its tokens along as guesses, to be judged again in one forward.
 """
 
 from __future__ import annotations
@@ -567,7 +567,9 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
             ray.init()
         if asked > (has := ray.cluster_resources().get("CPU", 0)):
             log.warning("the workers ask for %g CPUs and Ray has %g: the group waits until it has more", asked, has)
-        judges = {n: ray.remote(Verifier).options(**judging).remote(settings, guesses, patience) for n in range(verifiers)}
+        judges = {
+            n: ray.remote(Verifier).options(**judging).remote(settings, guesses, patience) for n in range(verifiers)
+        }
         guessers = {
             n: ray.remote(Drafter).options(**guessing).remote(guesses, draft_load or {}) for n in range(drafters)
         }

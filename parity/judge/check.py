@@ -821,7 +821,7 @@ def check_site(
 
     ledgers: what the site's draws have shown, for `judged_together`.
     """
-    engines: dict[str, Any] = {}
+    engines: dict[str, Any] = {}  # only those that are read; the moved code may drop a hundred
     for name in names:
         started = time.perf_counter()
         try:
@@ -829,10 +829,12 @@ def check_site(
             function, loads = new_function(old.function, settings["moved"]), settings.get("load", {})
             run = functools.partial(call_on, session, backend, function, loads)
             new = run(old, {}, frozenset())
-            seconds, engines[name] = time.perf_counter() - started, session.used()
+            seconds, used = time.perf_counter() - started, session.used()
             again = functools.partial(session.resample, run)
             judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again, ledgers=ledgers)
             outcome = judge.outcome(old, new, seconds)
+            if numerics.wants(old, backend, engines):
+                engines[name] = used
         except COULD_NOT_JUDGE as error:
             outcome = error_outcome(site, name, backend, error)
         except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others

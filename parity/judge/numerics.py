@@ -342,6 +342,10 @@ def by_steps(group: Group, question: Question, steps: Sequence[Step]) -> Judged:
 # == All of a check ==
 
 
+def weights_of(case: Case) -> tuple[str | None, Any]:
+    return checkpoint_of(case), model_of(case).get("dtype")
+
+
 @dataclass
 class Numerics:
     """The questions of a check, and their answers.   always: ask of every site, also where all is equal."""
@@ -355,19 +359,30 @@ class Numerics:
     def ask(self, question: Question) -> None:
         self.open.append(question)
 
+    def of(self, site: str, backend: str) -> dict[tuple[Any, Any], list[Question]]:
+        """A site's open questions, by what was loaded."""
+        found = dict[tuple[Any, Any], list[Question]]()
+        for question in self.open:
+            if (question.old.site, question.backend) == (site, backend):
+                found.setdefault(weights_of(question.old), []).append(question)
+        return found
+
+    def wants(self, old: Case, backend: str, engines: Mapping[str, Any]) -> bool:
+        """Whether the engine that ran this case is to be kept until `read`: one for each checkpoint with a question."""
+        same = {question.old.case for question in self.of(old.site, backend).get(weights_of(old), [])}
+        return old.case in same and all(engines.get(case) is None for case in same)
+
     def read(self, site: str, backend: str, engines: Mapping[str, Any], ours: Any = None) -> None:
         """The moved path of a site's open questions.   engines: case -> the engine that ran it, or None.   ours: where
         an engine that was closed is loaded again (`replay.Engines`)."""
-        mine = [q for q in self.open if (q.old.site, q.backend) == (site, backend)]
-        for path in dict.fromkeys((checkpoint_of(q.old), model_of(q.old).get("dtype")) for q in mine):
-            same = [q for q in mine if (checkpoint_of(q.old), model_of(q.old).get("dtype")) == path]
+        for same in self.of(site, backend).values():
             group = self.group_of(same)
             engine = next((e for q in same if (e := engines.get(q.old.case)) is not None), None)
             if engine is not None:
                 read_moved(group, engine, ours)
             else:
                 group.moved = checkpoint_of(same[-1].new), model_of(same[-1].new)
-        self.open = [q for q in self.open if q not in mine]
+        self.open = [q for q in self.open if (q.old.site, q.backend) != (site, backend)]
 
     def group_of(self, questions: Sequence[Question]) -> Group:
         first = questions[0]

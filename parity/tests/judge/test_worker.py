@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -15,6 +16,8 @@ from parity.__main__ import main
 from parity.golden import Case, Store
 from parity.judge.check import shares
 from parity.judge.worker import Died, Worker
+
+from ..conftest import TEXT
 
 MOVED = """
 import ctypes, os, sys, time
@@ -82,6 +85,29 @@ def test_a_site_that_keeps_dying_is_left_and_the_others_go_on(acme: Store, capsy
 def test_an_exit_that_the_old_code_made_too_is_its_answer(acme: Store) -> None:
     acme.write(Case("answers", "exits", "moved:answer", {"word": "exit"}, raised="SystemExit: 0"))
     assert main(["check", "answers/exits"]) == 0
+
+
+DROPS = """
+import gc, weakref
+from gen_engine import load
+
+LIVING = weakref.WeakSet()
+
+def answer(word):
+    engine = load(MODEL, max_model_len=256)
+    LIVING.add(engine)
+    engine.generate_text_batch([{"prompt": word}], {"max_new_tokens": 2})
+    gc.collect()
+    return len(LIVING) <= 2  # its own, and that of the call before it
+"""
+
+
+def test_engines_that_moved_code_drops_are_gone(acme: Store) -> None:
+    """On some releases of vLLM each is a process, and a site of many cases would fill the memory."""
+    Path("drops.py").write_text(f"MODEL = {str(TEXT)!r}\n{DROPS}")
+    for name in acme.names("answers"):
+        acme.write(dataclasses.replace(acme.read("answers", name), value=True))
+    assert main(["check", "answers", "--moved", "moved:answer=drops:answer"]) == 0
 
 
 @pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "def answer(:", "1 / 0"])
