@@ -51,6 +51,19 @@ class Pictures:
         image = drawing(colour, shape, width=96, height=64).resize(size, Image.Resampling.NEAREST)
         return self._saved(image, f"{colour}-{shape}-{width}x{height}.png", optimize=True)
 
+    def large(self, colour: str, shape: str, size: tuple[int, int]) -> str:
+        """The same as a JPEG, which some decoders shrink while they read."""
+        from PIL import Image
+
+        image = drawing(colour, shape, width=96, height=64).resize(size, Image.Resampling.NEAREST)
+        return self._saved(image, f"{colour}-{shape}-{size[0]}x{size[1]}.jpg", quality=60)
+
+    def solid(self, colour: str, size: tuple[int, int]) -> str:
+        """One colour: of some sizes the pixels are the same bytes."""
+        from PIL import Image
+
+        return self._saved(Image.new("RGB", size, colour), f"{colour}-{size[0]}x{size[1]}.png")
+
     def changed_below(self, path: str) -> str:
         """Another picture of the same size, which begins alike: its lower half is upside down."""
         from PIL import Image

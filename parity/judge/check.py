@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, draws, ties
 from parity.judge.endings import leaves
-from parity.judge.explain import Inquiry, also_differs, by_cache, by_company, by_endings, cause_of
+from parity.judge.explain import Inquiry, also_differs, beside_rounding, by_cache, by_company, cause_of, from_other_ids
 from parity.judge.laws import Tools
 from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
@@ -139,7 +139,7 @@ class Judge:
             if cached is not None:
                 return "DRIFT", cached, ()
             judged = self.judged_draws(old, new)
-            texts = by_endings(inquiry, drawn=True) if judged[0] in DRAWN_ALIKE else None
+            texts = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else None
             return judged if texts is None else ("DRIFT", texts, judged[2])
         if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
             return beside
@@ -152,6 +152,13 @@ class Judge:
             name, difference = named[0]
             proof = "seen directly; on this case the value does not show it"
             return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
+            proof = "seen directly; the value does not show it"
+            return "LATENT", Cause("post.other", "likely", said, proof), ()
+        for difference in found:
+            if (difference.stage, difference.field) == ("decode", "skip_special_tokens") and decoded_once(old, new):
+                name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
+                return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if self.only_drawn(old, new, found):
             _, cause, notes = self.judged_draws(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
@@ -201,8 +208,8 @@ class Judge:
             return could_not("its rows are of several models, whose numerics are not one")
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
-            company = by_company(inquiry)
-            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company))
+            company, beside = by_company(inquiry), beside_rounding(inquiry)
+            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, beside))
         return judged
 
     def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
@@ -247,6 +254,9 @@ class Judge:
             seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old) if compare.is_drawn(row)]
             exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
             if exact and (said := next((said for same, said in seen if not same), "")):
+                if not ties.tells_its_logits(self.engine(), old.rows, self.store):
+                    said = f"{CAUSES['post.other']}: the logits that it tells are not those of its log-probabilities"
+                    return "LATENT", Cause("post.other", "likely", said), (evidence.sentence(),)
                 return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), ()
         return ("SAME-DISTRIBUTION" if evidence.tells else "SAME-SETTINGS"), None, (evidence.sentence(),)
 
@@ -292,6 +302,25 @@ class Judge:
             if p >= ALPHA:
                 return "SAME-DISTRIBUTION", None, (f"by texts: p = {p:.3f} of {len(paths)} texts; {why}",)
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
+
+
+def asked_otherwise(old: Case, new: Case) -> str:
+    """Which prompt only one side asks for; what is asked for twice may be answered once."""
+    before, after = ({tuple(row["prompt_ids"]) for row in case.rows} for case in (old, new))
+    if before == after:
+        return ""
+    if before - after:
+        return f"of {len(before)} prompts {len(before - after)} did not reach the model"
+    return f"{len(after - before)} prompts reached the model that had not"
+
+
+def decoded_once(old: Case, new: Case) -> bool:
+    """Whether each row became text once, and the same text (with or without its prompt): of several ways the value may
+    use any."""
+    if not all("decode" in row and "decodes" not in row for row in (*old.rows, *new.rows)):
+        return False
+    texts = [(a.get("text") or "", b.get("text") or "") for a, b in compare.paired(old.rows, new.rows)]
+    return all(one.endswith(other) or other.endswith(one) for one, other in texts)
 
 
 def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
@@ -439,13 +468,18 @@ class Session:
 
     def __exit__(self, *exc: object) -> None:
         self.observer.uninstall()
+        self.forget()
+        sys.modules.update(self.aside)
+        self.folder.cleanup()
+
+    def forget(self) -> None:
+        """Close all engines, and forget the modules and the objects that hold them."""
         self.engines.close()
         for engine in list(self.observer.opened):
             engine.close()
         for name in own_modules():
             del sys.modules[name]
-        sys.modules.update(self.aside)
-        self.folder.cleanup()
+        self.objects.clear()
 
     def call(self, old: Case, function: str, load: Mapping[str, Any], per_backend: Any, parts: frozenset[str]) -> Case:
         """One golden's arguments through `function`. Raises GoldenError if that cannot be done or seen."""
@@ -752,6 +786,8 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
         names = [(site, name) for b, site, name in job.items if b == backend]
         with Session(store, job.functions, factories) as session:
             for site, some in itertools.groupby(names, key=lambda item: item[0]):
+                if len(session.observer.opened) > MOST_ENGINES:
+                    session.forget()
                 wanted, ledgers = [name for _, name in some], dict[str, draws.Ledger]()
                 for found in check_site(session, site, wanted, backend, job.settings[site], numerics, ledgers):
                     outcomes[backend, site, found.case] = found
@@ -762,6 +798,9 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
     numerics.judge()
     final = {item: settled(store, numerics, found) for item, found in together.items()}
     yield Measured(numerics.told(), {item: found for item, found in final.items() if found is not outcomes[item]})
+
+
+MOST_ENGINES = 6  # that sites before this one may have left open: on vLLM each takes a part of the memory for itself
 
 
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name

@@ -387,6 +387,8 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.messages"
         if old.get("template") != new.get("template") or before.split() == after.split():
             return "prompt.template" if old.get("template") else "prompt.messages"  # blanks: who joined the text?
+    if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
+        return "prompt.template"  # cut prompts of two templates
     if before == after and len(long) == len(short) + 1 and long[1:] == short:
         return "prompt.tokenization"  # the text is whole, and the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
@@ -395,6 +397,11 @@ def prompt_cause(old: Row, new: Row) -> str:
     if cut_alike and shared_ends(short, long) * 2 >= len(short):
         return "prompt.truncation"
     return "prompt.tokenization" if before == after else "prompt.template"
+
+
+def template_of(row: Row) -> str | None:
+    name: str | None = (row.get("template") or {}).get("sha256")
+    return name
 
 
 def shared_ends(one: Sequence[int], other: Sequence[int]) -> int:

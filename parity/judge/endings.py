@@ -259,3 +259,68 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
             if found is not None and found.fields:
                 return dataclasses.replace(found, of_value=of_value)
     return None
+
+
+@dataclass
+class Became:
+    """What a golden row's ids and the new row's became.   same: the ids are equal.   texts: by every recipe, the
+    golden's text -> the new ones.   wholes: both, decoded whole, cut at nothing."""
+
+    same: bool
+    texts: Mapping[str, Sequence[str]]
+    wholes: Sequence[tuple[str, str]]
+
+    def explains(self, text: str) -> bool:
+        """Whether a golden's text comes from its ids; also if it is cut at something that only the code knows."""
+        return text in self.texts or bool(text.strip() and any(begins(text, whole) for whole, _ in self.wholes))
+
+    def gives(self, text: str, new: str | None) -> bool:
+        """Whether a new text comes from its ids as the golden's came from its. Other ids may hold another stop that
+        only the code knows: it may be the beginning of them; but not nothing, unless the golden's ends there, too.
+        """
+        if new is None or not self.explains(text):
+            return False
+        if self.same:
+            return new == text or new in self.texts.get(text, ())
+        if new in self.texts.get(text, ()):
+            return True
+        if not new.strip():
+            return any(
+                begins(text, old) and old.strip()[len(text.strip()) :][:1] == mine[:1] for old, mine in self.wholes
+            )
+        label = len(new) < LABEL and " " not in new  # read out of a text, and not all of it
+        return any(begins(new, whole) or (label and new.casefold() in whole.casefold()) for _, whole in self.wholes)
+
+
+LABEL = 20  # characters
+
+
+def begins(text: str, whole: str) -> bool:
+    return whole.strip().startswith(text.strip())
+
+
+def became(old: Any, new: Any, ways: Sequence[Recipe], decode: Decode) -> Became:
+    texts: dict[str, list[str]] = {}
+    before, after = Row2Text(old, decode), Row2Text(new, decode)
+    for way in ways:
+        texts.setdefault(before.text(way), []).append(after.text(way))
+    if None not in (told := (old.get("text"), new.get("text"))):
+        texts.setdefault(told[0], []).append(told[1])
+    wholes = [(before.decoded(way), after.decoded(way)) for way in recipes([()]) if way.strip == "no"]
+    return Became(old["output_ids"] == new["output_ids"], texts, wholes)
+
+
+def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode: Decode) -> str:
+    """Which new text does not come from its row's ids in any way in which the golden's came from its; "" if none is
+    strange, or nothing of ours makes the golden's. Rows whose ids are the same are to have the same texts."""
+    ways, theirs, values = list(recipes(stop_lists(old, new))), dict(leaves(new.value)), list(leaves(old.value))
+    rows = [became(a, b, ways, decode) for a, b in pairs]
+    right = {text for path, text in values if any(row.gives(text, theirs.get(path)) for row in rows)}
+    for place, (path, text) in enumerate(values):
+        where, found = ".".join(map(str, path)) or "the value", any(row.explains(text) for row in rows)
+        if found and text not in right:
+            said = f"is not what its ids become: {theirs[path][:40]!r}" if path in theirs else "is missing"
+            return f"{where} {said}"
+        if not found and len(values) == len(pairs) and rows[place].same and theirs.get(path) != text:
+            return f"{where} is another one, and its ids are the same"
+    return ""

@@ -20,9 +20,9 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.compare import entry, is_drawn, paired, placeholder_in, same_ids, suspects
-from parity.judge.endings import Decode, by_hand, explain_text, leaves
+from parity.judge.endings import Decode, by_hand, explain_text, leaves, strange_text
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
-from parity.judge.questions import number_gap
+from parity.judge.questions import candidates, number_gap
 from parity.judge.replay import ALONE, UNCACHED
 from parity.record.rows import NEUTRAL, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
@@ -296,6 +296,26 @@ def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
     return long[: len(short)] == short
 
 
+def from_other_ids(inquiry: Inquiry) -> Cause | None:
+    """Where ids are others, as they may be: each text is to come from its own ids in the way that the golden's did."""
+    if (cause := by_endings(inquiry, drawn=True)) is not None:
+        return cause
+    tools = inquiry.decode
+    strange = tools and strange_text(inquiry.old, inquiry.new, inquiry.pairs, tools)
+    if not strange:
+        return None
+    return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", "the golden's texts come from their ids")
+
+
+def beside_rounding(inquiry: Inquiry) -> Cause | None:
+    """What else differs where ids part, and may do so by rounding: no near tie is to hide it."""
+    named = [(name, d) for name, d in suspects(inquiry.old, inquiry.new, inquiry.found) if d.counts]
+    if named:
+        proof = "seen directly; where the ids part it has no say"
+        return Cause(named[0][0], "likely", sentence(*named[0]), proof)
+    return from_other_ids(inquiry)
+
+
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
     if (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
@@ -310,6 +330,9 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
             return Cause(name, "confirmed", sentence(name, difference), proof)
+        if equal(by_token(difference.old), by_token(difference.new)):
+            said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
+            return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
         if (what := done_to_logits(inquiry.old)) and number_gap(difference.old, difference.new):
             said = f"{CAUSES['sampling.processors']}: numbers among the values are others, where there is {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")
@@ -320,6 +343,16 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
         return Cause("post.other", "likely", sentence("post.other", difference), proof)
     raise AssertionError("after_decoding is asked about a value")
+
+
+def by_token(value: Any) -> Any:
+    """A value in which best tokens stand in the order of their names."""
+    if isinstance(value, Mapping):
+        return {key: by_token(part) for key, part in value.items()}
+    found = candidates(value)
+    if found is not None:
+        return sorted(found.items(), key=str)
+    return [by_token(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 OF_LOGITS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "processors")

@@ -331,6 +331,8 @@ def by_steps(group: Group, question: Question, steps: Sequence[Step]) -> Judged:
         return "DRIFT", question.company or cause, (f"numerics of the site: {group.verdict}",)
     if question.kind == "passing":
         return question.otherwise
+    if question.beside is not None:
+        return "DRIFT", question.beside, (f"rounding explains where the ids part: {group.verdict}",)
     worst = max(seen, key=lambda one: one.gap)
     said = (
         f"{CAUSES['numeric.near_tie']}: {len(seen)} rows part, the widest gap is {worst.gap:.1e} nats "

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parity.golden import Case
-from parity.judge.compare import entry, paired, same_ids
+from parity.judge.compare import entry, is_drawn, paired, same_ids
 from parity.judge.endings import leaves
 from parity.record.rows import STRUCTURED
 from parity.verdict import Cause, Verdict, first_divergence
@@ -38,6 +38,7 @@ class Question:
     kind: "parted", its ids part and nothing declared explains it; "floats", its ids are equal and numbers among its
     values are not; "model", its model differs as declared; "passing", it passes, and would not if numerics shifted.
     otherwise: its verdict where the numerics say nothing.   company: the cause, if each row alone gives the old answer.
+    beside: what differs, too, and is the cause where rounding explains that the ids part.
     """
 
     old: Case
@@ -46,6 +47,7 @@ class Question:
     kind: Kind
     otherwise: Judged
     company: Cause | None = None
+    beside: Cause | None = None
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -105,7 +107,9 @@ def kind_of(old: Case, new: Case, judged: Judged, always: bool) -> Kind | None:
     """What a verdict asks of the site's numerics; None if nothing."""
     verdict, cause, _ = judged
     if verdict in ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION"):
-        return "passing" if always or (verdict == "TEXT-IDENTICAL" and steps_of(old, new)) else None
+        drawn = any(row.get("sampling") and is_drawn(row) for row in old.rows)  # whose ids are no choice of the model's
+        chosen = verdict == "TEXT-IDENTICAL" and steps_of(old, new) and not drawn
+        return "passing" if always or chosen else None
     if cause is not None and cause.name.startswith("model."):
         return None if cause.certainty == "confirmed" else "model"
     if verdict == "DRIFT" and cause is not None and cause.name == "post.other" and same_ids(old, new):

@@ -14,6 +14,7 @@ from parity import golden
 from parity.judge.compare import entry, is_drawn, placeholder_in
 from parity.judge.replay import budget_kwargs, pictures_of
 from parity.record.rows import collapsed
+from parity.verdict import equal
 
 Row = Mapping[str, Any]
 
@@ -67,6 +68,17 @@ def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store) -> list[An
     """Logits of the golden's tokens on the moved path. One float32 [tokens, vocabulary] per row."""
     pairs = [(request_of(row, store), row["output_ids"]) for row in rows]
     return [score.logits.float() for score in engine.score_batch(pairs, logits=True)]
+
+
+def tells_its_logits(engine: Any, rows: Sequence[Row], store: golden.Store) -> bool:
+    """Whether the logits that an engine tells are those of its log-probabilities, which vLLM tells by another way."""
+    pairs = [(request_of(row, store), row["output_ids"]) for row in rows]
+    for one, logits in zip(engine.score_batch(pairs), new_logits(engine, rows, store)):
+        by_logits = logits.log_softmax(-1)
+        told = [float(by_logits[place, token]) for place, token in enumerate(one.token_ids)]
+        if not equal(list(one.logprobs), told):
+            return False
+    return True
 
 
 def request_of(row: Row, store: golden.Store) -> dict[str, Any]:

@@ -124,8 +124,10 @@ def run_record(args: argparse.Namespace) -> int:
         print(text)
     called = {case.function for case in done.seen.cases}
     for unseen in [site for site in sites if site.function not in called]:
-        hint = "" if unseen.module.endswith(".py") else "; a function of the script itself is written script.py:func"
-        print(f"nothing of {unseen.function} was recorded{hint}")
+        name, file = unseen.module, unseen.module.endswith(".py")
+        of_module = f"if it is imported, write {Path(name).stem}:{unseen.function.partition(':')[2]}"
+        hint = of_module if file else "a function of the script itself is written script.py:func"
+        print(f"nothing of {unseen.function} was recorded; {hint}")
     return done.exit_code
 
 
@@ -139,6 +141,12 @@ def recorded_text(done: Recorded, store: Store) -> str:
     own, whole = seen.overhead
     lines.append(f"recorder: {own:.2f} s of {whole:.2f} s ({100 * own / whole if whole else 0:.1f} %)")
     lines += [f"recorder failure (the script was not disturbed): {text}" for text in dict.fromkeys(seen.failures)]
+    silent = {case.site for case in seen.cases if case.function and case.raised is None and case.value is None}
+    for site in sorted(silent - {case.site for case in seen.cases if case.value is not None}):
+        lines.append(
+            f"{site} returns nothing: its prompts and tokens are compared, what it does with the answers is not; "
+            "a function that returns them is the better site"
+        )
     unstable = [case.case for case in done.written if case.repeats is False]
     if unstable:
         lines.append(f"the old code does not repeat itself on: {', '.join(unstable)}")
@@ -147,7 +155,7 @@ def recorded_text(done: Recorded, store: Store) -> str:
     if not seen.cases:
         lines.append("nothing was recorded: no call of a site, and no model call, was seen")
     elif done.refused:
-        lines.append("goldens that differ are replaced with --overwrite only")
+        lines.append("goldens that differ are replaced with --overwrite only; calls of another script are another site")
     elif done.written:
         lines.append(
             f"goldens are in {store.root}: read and commit them; a run that wrote goldens does not pass (exit 4)"

@@ -958,7 +958,7 @@ def structure_of(request: Any) -> dict[str, Any]:
 
 def own_request(prompt: Any) -> list[Any]:
     """What makes a Prompt a request of its own."""
-    pictures = [hashlib.sha256(image.tobytes()).hexdigest() for image in prompt.images]
+    pictures = [(image.size, image.mode, hashlib.sha256(image.tobytes()).hexdigest()) for image in prompt.images]
     names = ("image_kwargs", "seed", "adapter", "structured")
     return [tuple(prompt.token_ids), pictures, *(getattr(prompt, name, None) for name in names)]
 
@@ -994,14 +994,38 @@ def asked_for(prompt: Any, others: Sequence[Any], ids: Sequence[int], placeholde
 def chat_of(made: Sequence[Event]) -> dict[str, Any]:
     """The chat stages of one request, from what happened while its prompt was made."""
     said: dict[str, Any] = {}
+    parts = [text for event in made if isinstance(event, Tokens) for text in event.texts]
     for event in made:
         if isinstance(event, Template) and event.texts:
             said["messages"], said["prompt_text"] = event.chats[0], event.texts[0]
             said["template"] = {"sha256": event.sha256, "arguments": event.arguments}
-    for event in made:
-        if isinstance(event, Tokens) and "prompt_text" not in said and event.texts:
-            said["prompt_text"] = event.texts[0]
+            if mark := mark_between(parts, event.texts[0]):
+                said["messages"] = json.loads(json.dumps(said["messages"]).replace(mark, ""))
+                said["prompt_text"] = "".join(parts)
+    if parts and "prompt_text" not in said:
+        said["prompt_text"] = parts[0]
     return said
+
+
+def mark_between(parts: Sequence[str], whole: str) -> str:
+    """What stands between all parts of a text that were tokenized by themselves; nothing if they are not its parts."""
+    if len(parts) < 2 or not whole.startswith(parts[0]):
+        return ""
+    begin = len(parts[0])
+    mark = whole[begin : whole.find(parts[1], begin)]
+    return mark if mark.join(parts) == whole else ""
+
+
+def pieced(texts: Mapping[tuple[int, ...], str], ids: tuple[int, ...]) -> str | None:
+    """The text of ids that are those of some texts, one behind the other."""
+    found, begin = list[str](), 0
+    while begin < len(ids):
+        part = max((one for one in texts if one and one == ids[begin : begin + len(one)]), key=len, default=())
+        if not part:
+            return None
+        found.append(texts[part])
+        begin += len(part)
+    return "".join(found)
 
 
 # == Decoding ==
@@ -1071,6 +1095,8 @@ class Before:
         if text is None:  # of ids that are read, the text that they begin with
             begin = max((known for known in self.texts if known and known == ids[: len(known)]), key=len, default=())
             text = self.texts.get(begin)
+            if not any(folded(text or "") == folded(rendered) for event in self.templates for rendered in event.texts):
+                text = pieced(self.texts, ids) or text  # markers were tokenized apart from what stands between them
         said: dict[str, Any] = {"prompt_text": text}
         for event in reversed(self.templates):
             for chat, rendered in zip(event.chats, event.texts):

@@ -252,6 +252,9 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     ask("raw-pictures", VL, [{"prompt": f"{place}{place}Two:", "images": [red, blue]}], max_new_tokens=8, logprobs=0)
     ask("transparent", VL, [seen(what, pictures.transparent("red", "square", width=96, height=96, seed=4))], logprobs=0)
     ask("turned", VL, [seen(what, turned)], logprobs=0)
+    ask("large-jpeg", VL, [seen(what, pictures.large("green", "triangle", (1200, 1056)))], pixels=few, logprobs=0)
+    solid = [pictures.solid("red", size) for size in ((100, 36), (60, 60))]
+    ask("of-one-colour", VL, [seen(what, picture) for picture in solid], logprobs=0)
     ask("photograph", VL, [seen(what, pictures.photograph())], logprobs=3)
     ask("picture-stop", VL, [seen(what, red), seen(what, blue)], stop=["circle", "a "], include_stop=True)
     ask("raw-picture", VL, [{"prompt": "<|vision_start|><|image_pad|><|vision_end|>This is", "images": [blue]}])
@@ -316,6 +319,7 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
         ("scores", {"model_path": SURE, "pairs": chats}),
         ("scores-llama", {"model_path": LLAMA, "pairs": pairs}),
         ("scores-adapters", {"model_path": SURE, "pairs": adapted}),
+        ("scores-best-tokens", {"model_path": LLAMA, "pairs": pairs, "best": True}),
         ("scores-gpt2", {"model_path": GPT2, "pairs": pairs}),
         ("scores-pictures", {"model_path": VL, "pairs": shown}),
     ]

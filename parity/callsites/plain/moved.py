@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from gen_engine import GenerationEngine, load
+from gen_engine import GenerationEngine, ModelLoadConfig, load
 
 PLACES = 3  # rows at a time, so that rows of a case join those that are under way
 OPTIONS = {
@@ -23,14 +23,21 @@ STOPS = {"stop": "strings", "include_stop": "include_stop", "stop_ids": "token_i
 DECODES = {"skip_special": "skip_special_tokens", "strip": "strip", "clean_up": "clean_up_tokenization_spaces"}
 
 
-@functools.lru_cache(maxsize=3)  # what falls out is closed when nobody uses it any more
+LOADED: dict[tuple[Any, ...], GenerationEngine] = {}
+
+
 def engine(
     model_path: str, dtype: str | None, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
 ) -> GenerationEngine:
-    return load(
-        model_path, dtype=dtype, max_batch_size=PLACES, logits_hooks=hooks, cache=ANSWERS if cached else None,
-        adapters={Path(path).name: path for path in adapters},
-    )  # fmt: skip
+    """One of the three that were loaded last; the one before them is closed."""
+    key = model_path, dtype, hooks, cached, adapters
+    if key not in LOADED:
+        if len(LOADED) == 3:
+            LOADED.pop(next(iter(LOADED))).close()
+        config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES)
+        adapted = {Path(path).name: path for path in adapters}
+        LOADED[key] = load(config, logits_hooks=hooks, cache=ANSWERS if cached else None, adapters=adapted)
+    return LOADED[key]
 
 
 def request_of(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,14 +214,19 @@ def chat(model_path: str, questions: list[str]) -> list[str]:
     return [result.text for result in engine(model_path, None).generate_text_batch(requests)]
 
 
-def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") -> list[dict[str, Any]]:
-    """Log-probability of each token of each given response."""
+def score(
+    model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32", best: bool = False
+) -> list[dict[str, Any]]:
+    """Log-probability of each token of each given response. best: and the token that the model would have said."""
     items: list[Any] = []
     for pair in pairs:
         request = {name: value for name, value in request_of(pair, {}).items() if value is not None}
         items.append((pair.get("prompt", request), pair["response"]))
     adapters = tuple(sorted({pair["adapter"] for pair in pairs if pair.get("adapter")}))
-    scores = engine(model_path, dtype, bool(adapters), adapters=adapters).score_batch(items)
+    scores = engine(model_path, dtype, bool(adapters) or best, adapters=adapters).score_batch(items, logits=best)
     return [
-        {"prompt": len(s.prompt_token_ids), "tokens": len(s.token_ids), "logprobs": list(s.logprobs)} for s in scores
-    ]
+        {
+            "prompt": len(s.prompt_token_ids), "tokens": len(s.token_ids), "logprobs": list(s.logprobs),
+            **({"best": s.logits.argmax(-1).tolist()} if best else {}),
+        } for s in scores
+    ]  # fmt: skip

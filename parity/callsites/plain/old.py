@@ -229,8 +229,10 @@ def chat(model_path: str, questions: list[str]) -> list[str]:
     return [answer(model_path, row, {"max_new_tokens": 256})[0]["text"] for row in rows]
 
 
-def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") -> list[dict[str, Any]]:
-    """Log-probability of each token of each given response."""
+def score(
+    model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32", best: bool = False
+) -> list[dict[str, Any]]:
+    """Log-probability of each token of each given response. best: and the token that the model would have said."""
     model, tokenizer, processor = loaded(model_path, dtype)
     found = []
     for pair in pairs:
@@ -247,4 +249,6 @@ def score(model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32") 
         length, steps = given["input_ids"].shape[1], logits[0].float().log_softmax(-1)
         values = [float(steps[length - 1 + k, i]) for k, i in enumerate(response)]
         found.append({"prompt": length, "tokens": len(response), "logprobs": values})
+        if best:
+            found[-1]["best"] = steps[length - 1 : -1].argmax(-1).tolist()
     return found

@@ -12,12 +12,22 @@ import pytest
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import check, compare, draws, laws, numerics, ties
-from parity.judge.explain import Inquiry, answers_of_others, by_endings, cause_of, permuted, possible, replays
+from parity.judge.endings import strange_text
+from parity.judge.explain import (
+    Inquiry,
+    answers_of_others,
+    beside_rounding,
+    by_endings,
+    cause_of,
+    permuted,
+    possible,
+    replays,
+)
 from parity.judge.replay import ALONE, UNCACHED, Engines, Replay
 from parity.record import rows
 from parity.verdict import Cause
 
-from .test_laws import TOOLS, row
+from .test_laws import TOOLS, decode, row
 
 
 def case(*given: Mapping[str, Any], value: Any = None) -> Case:
@@ -472,3 +482,83 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: (drawn_as, None, ()))
     found = judge.drawn_beside(old, new, compare.differences(old, new))
     assert (found and found[0]) == verdict
+
+
+# == Texts of other ids ==
+
+LONG = {
+    "output_ids": [4, 5, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 9],
+    "text": "deabcdefgabcdefgabcde",
+}
+PARTED = {
+    "output_ids": [4, 5, 6, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 9],
+    "text": "defbcdefgabcdefgabcde",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "strange"),
+    [
+        (lambda text: text, False),
+        (lambda text: text[:9], False),  # a stop may be there that the golden's ids do not hold
+        (lambda text: "", True),
+        (str.upper, True),
+        (lambda text: f"Answer: {text}", True),
+        (lambda text: f"bc{text}", True),  # with its prompt
+        (lambda text: text.replace("f", ""), True),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_where_ids_are_others_each_text_still_comes_of_its_own(change: Any, strange: bool, beside: bool) -> None:
+    """As it does where they part by rounding, and where they are drawn: neither hides what is done after decoding."""
+    old, new = case(row(**LONG), SECOND), case(row(**PARTED), SECOND)
+    value = {"n": 2, "texts": [change(PARTED["text"]), "fg"]}
+    old, new = replace(old, value={"n": 2, "texts": [LONG["text"], "fg"]}), replace(new, value=value)
+    if beside:
+        found = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+        assert (found is not None) == strange and (found is None or found.name.startswith("post."))
+    else:
+        said = strange_text(old, new, compare.paired(old.rows, new.rows), decode)
+        assert bool(said) == strange and (not said or "texts.0" in said)
+
+
+def test_rows_with_the_same_ids_have_the_same_text_whatever_the_code_makes_of_them() -> None:
+    old, new = case(row(**LONG), SECOND, value=["!", "?"]), case(row(**PARTED), SECOND, value=["!!", "?"])
+    pairs = compare.paired(old.rows, new.rows)
+    assert strange_text(old, new, pairs, decode) == ""  # of other ids it may make anything
+    assert "1 is another one" in strange_text(old, replace(new, value=["!!", "!"]), pairs, decode)
+
+
+def test_a_label_that_is_read_out_of_a_text_is_not_strange() -> None:
+    old, new = case(FIRST, value={"label": "de"}), case(row(output_ids=[4, 6, 9], text="df"), value={"label": "F"})
+    assert strange_text(old, new, compare.paired(old.rows, new.rows), decode) == ""
+
+
+def test_a_stop_that_differs_is_told_though_the_ids_part_before_it() -> None:
+    old, new = case(row(**LONG)), case(row(**PARTED, stop={"max_new_tokens": 4}))
+    inquiry = Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS)
+    assert cause_of(inquiry) is None  # it did not make them part: the numerics are asked
+    found = beside_rounding(inquiry)
+    assert found is not None and found.name == "stop.length"
+
+
+def judged(old: Case, new: Case, tmp_path: Path) -> tuple[str, str]:
+    judge = check.Judge(Store(tmp_path), "hf", lambda *given: None)
+    outcome = judge.outcome(old, new)
+    return outcome.verdict, outcome.cause.name if outcome.cause else ""
+
+
+def test_a_request_that_was_never_sent_is_told_where_no_value_shows_it(tmp_path: Path) -> None:
+    old, new = replace(OLD, value=None), replace(case(FIRST), value=None)
+    assert judged(old, new, tmp_path) == ("LATENT", "post.other")
+    twice = replace(case(FIRST, FIRST), value=None)
+    assert judged(twice, new, tmp_path) == ("TEXT-IDENTICAL", "")  # asked for twice, and answered once
+
+
+def test_special_tokens_that_are_kept_are_told_where_there_are_none(tmp_path: Path) -> None:
+    kept = {"decode": {"ids": "ended", "skip_special_tokens": False, "clean_up": False}}
+    old = replace(case(row(output_ids=[4, 5, 4, 5, 4], text="deded")), value=None)
+    new = replace(case(row(output_ids=[4, 5, 4, 5, 4], text="deded", **kept)), value=None)
+    assert judged(old, new, tmp_path) == ("LATENT", "decode.skip_special")
+    twice = row(output_ids=[4, 5, 4, 5, 4], text="deded", decodes=[{"skip_special_tokens": True}, {}])
+    assert judged(replace(case(twice), value=None), new, tmp_path)[0] == "IDENTICAL"  # any of both may be the value's

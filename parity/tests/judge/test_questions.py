@@ -62,6 +62,8 @@ def test_nothing_is_asked_where_every_id_is_equal_unless_it_is_asked_for() -> No
     assert kind_of(old, old, judged, False) is None and kind_of(old, old, judged, True) == "passing"  # type: ignore[arg-type]
     assert kind_of(old, case([1, 3]), ("TEXT-IDENTICAL", None, ()), False) == "passing"
     assert kind_of(old, case([1, 2, 3]), ("TEXT-IDENTICAL", None, ()), False) is None
+    drawn = case([1, 2], temperature=1.0)  # an id that was drawn is no choice of the model's
+    assert kind_of(drawn, case([1, 3], temperature=1.0), ("TEXT-IDENTICAL", None, ()), False) is None
 
 
 # == Answers ==
@@ -127,6 +129,15 @@ def test_a_step_that_a_foreign_processor_chose(dtype: str, gap: float, verdict: 
     }
     made = dataclasses.replace(made, model={"dtype": dtype}, steps=steps)
     assert verdict_of(made, ask())[:2] == verdict
+
+
+def test_what_differs_beside_a_near_tie_is_drift() -> None:
+    stop = Cause("stop.length", "likely", "other")
+    question = dataclasses.replace(ask(), beside=stop)
+    verdict, cause, notes = answer_of(group(), question)
+    assert (verdict, cause) == ("DRIFT", stop) and "rounding explains where the ids part" in notes[0]
+    shifted = group(gap=5.0, new=(-6.0, -1.0))
+    assert verdict_of(shifted, question)[:2] == ("DRIFT", "numeric.shift")  # which comes first
 
 
 def test_a_shift_is_drift_and_of_a_case_that_passes_latent() -> None:

@@ -110,6 +110,28 @@ def test_engines_that_moved_code_drops_are_gone(acme: Store) -> None:
     assert main(["check", "answers", "--moved", "moved:answer=drops:answer"]) == 0
 
 
+LEAVES = """
+import gc
+from gen_engine import load
+
+HELD = []
+
+def answer(word):
+    HELD.append(load(MODEL, max_model_len=256))
+    return word.upper()
+
+def later(word):
+    held = [one for one in gc.get_objects() if type(one).__name__ == "GenerationEngine"]
+    return word.upper() if not any(one.backend.model is not None for one in held) else "engines are left open"
+"""
+
+
+def test_many_engines_that_a_site_leaves_open_are_closed_before_the_next(acme: Store) -> None:
+    """On vLLM each takes its part of the memory, and the sites after it would find none."""
+    Path("leaves.py").write_text(f"MODEL = {str(TEXT)!r}\n{LEAVES}")
+    assert main(["check", "--moved", "moved=leaves"]) == 0
+
+
 @pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "def answer(:", "1 / 0"])
 def test_what_cannot_be_imported_could_not_be_judged(
     text: str, acme: Store, capsys: pytest.CaptureFixture[str]
