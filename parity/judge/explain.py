@@ -81,7 +81,7 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         return Cause(
             "error", "confirmed", f"the old code returned {brief(old.value)}, the new code raised {new.raised}"
         )
-    named = [(refined(name, inquiry), d) for name, d in suspects(old, new, inquiry.found) if possible(name, inquiry)]
+    named = [(refined(name, d, inquiry), d) for name, d in suspects(old, new, inquiry.found) if possible(name, inquiry)]
     for step in (by_recorded_ids, by_replay, by_cache, by_company, by_law):
         cause = step(inquiry, named)
         if cause is not None:
@@ -110,8 +110,11 @@ def other_samples(old: Case, new: Case) -> bool:
     return mine == theirs and all(is_drawn(row) for row in (*old.rows, *new.rows))
 
 
-def refined(name: str, inquiry: Inquiry) -> str:
-    """Of a prompt, what its laws say: they know the checkpoint's template and tokenizer."""
+def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
+    """Of a prompt, what its laws say: they know the checkpoint's template and tokenizer; but a template that is another
+    one comes before them."""
+    if (difference.stage, difference.field) == ("template", "sha256") and None not in (difference.old, difference.new):
+        return name
     of_ids = [b.cause for b in inquiry.broken if b.law in OF_PROMPTS]
     return of_ids[0] if of_ids and name.startswith("prompt.") else name
 

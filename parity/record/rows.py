@@ -1089,13 +1089,15 @@ class Before:
             if isinstance(event, Tokens):
                 self.texts.update((collapsed(ids, placeholder), text) for text, ids in zip(event.texts, event.ids))
 
-    def stages(self, prompt_ids: Sequence[int]) -> dict[str, Any]:
+    def stages(self, prompt_ids: Sequence[int], read: bool = False) -> dict[str, Any]:
+        """read: these ids are only read, a response behind its prompt, whose text is the prompt's."""
         ids = collapsed(prompt_ids, self.placeholder)
         text = self.texts.get(ids)
         if text is None:  # of ids that are read, the text that they begin with
             begin = max((known for known in self.texts if known and known == ids[: len(known)]), key=len, default=())
             text = self.texts.get(begin)
-            if not any(folded(text or "") == folded(rendered) for event in self.templates for rendered in event.texts):
+            wholes = (folded(one) for event in self.templates for one in event.texts)
+            if not read and folded(text or "") not in wholes:
                 text = pieced(self.texts, ids) or text  # markers were tokenized apart from what stands between them
         said: dict[str, Any] = {"prompt_text": text}
         for event in reversed(self.templates):
@@ -1127,7 +1129,7 @@ def folded(text: str) -> str:
 
 
 def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[Event]) -> dict[str, Any]:
-    said = {**before.stages(sequence.prompt_ids), **decoded_as(sequence, later)}
+    said = {**before.stages(sequence.prompt_ids, read="scored" in sequence.said), **decoded_as(sequence, later)}
     said.update({key: value for key, value in sequence.said.items() if value is not None})
     pictures = said.pop("images", None) or before.take_pictures(sequence.prompt_ids)
     text = said.get("prompt_text")
