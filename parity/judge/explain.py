@@ -13,17 +13,18 @@ known) or did not bring the old answer back, and "unattributed" where nothing of
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import entry, is_drawn, paired, placeholder_in, same_ids, suspects
+from parity.judge.compare import differences, entry, is_drawn, paired, placeholder_in, same_ids, suspects
 from parity.judge.endings import Decode, by_hand, explain_text, leaves, strange_text
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
 from parity.judge.questions import candidates, number_gap
-from parity.judge.replay import ALONE, UNCACHED
+from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.record.rows import NEUTRAL, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
@@ -300,7 +301,15 @@ def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
 
 
 def from_other_ids(inquiry: Inquiry) -> Cause | None:
-    """Where ids are others, as they may be: each text is to come from its own ids in the way that the golden's did."""
+    """Where ids are others, as they may be: the golden's own ids, forced, are to become the golden's value. Where they
+    cannot be forced, each text is to come from its own ids in the way that the golden's did."""
+    forced = inquiry.rerun({}, frozenset({ANSWERS})) if inquiry.rerun else None
+    if forced is not None and forced.raised is None and same_ids(inquiry.old, forced):
+        inquiry.steps.append("the golden's ids were forced, to see what the new code makes of them")
+        if number_gap(inquiry.old.value, forced.value) is not None or equal(inquiry.old.value, forced.value):
+            return None
+        found = [d for d in differences(inquiry.old, forced) if d.stage == "value"]
+        return after_decoding(dataclasses.replace(inquiry, new=forced, found=found))
     if (cause := by_endings(inquiry, drawn=True)) is not None:
         return cause
     tools = inquiry.decode

@@ -23,7 +23,7 @@ from parity.judge.explain import (
     possible,
     replays,
 )
-from parity.judge.replay import ALONE, UNCACHED, Engines, Replay
+from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, Replay
 from parity.record import rows
 from parity.verdict import Cause
 
@@ -503,13 +503,12 @@ PARTED = {
         (lambda text: text[:9], False),  # a stop may be there that the golden's ids do not hold
         (lambda text: "", True),
         (str.upper, True),
-        (lambda text: f"Answer: {text}", True),
-        (lambda text: f"bc{text}", True),  # with its prompt
-        (lambda text: text.replace("f", ""), True),
+        (lambda text: "bc" * 40 + text, True),  # with its prompt
+        (lambda text: text.replace("f", ""), False),  # it may be mended in a way that the golden's did not need
     ],
 )
 @pytest.mark.parametrize("beside", [False, True])
-def test_where_ids_are_others_each_text_still_comes_of_its_own(change: Any, strange: bool, beside: bool) -> None:
+def test_where_ids_cannot_be_forced_each_text_still_comes_of_its_own(change: Any, strange: bool, beside: bool) -> None:
     """As it does where they part by rounding, and where they are drawn: neither hides what is done after decoding."""
     old, new = case(row(**LONG), SECOND), case(row(**PARTED), SECOND)
     value = {"n": 2, "texts": [change(PARTED["text"]), "fg"]}
@@ -520,6 +519,26 @@ def test_where_ids_are_others_each_text_still_comes_of_its_own(change: Any, stra
     else:
         said = strange_text(old, new, compare.paired(old.rows, new.rows), decode)
         assert bool(said) == strange and (not said or "texts.0" in said)
+
+
+@pytest.mark.parametrize(
+    ("value", "cause"),
+    [
+        (LONG["text"], None),
+        ("", "post.other"),
+        (f"Answer: {LONG['text']}", "post.trim"),
+        (LONG["text"][:-1], "post.trim"),
+    ],
+)
+def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(value: str, cause: str | None) -> None:
+    old, new = case(row(**LONG)), case(row(**PARTED), value=["whatever"])
+
+    def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        assert parts == {ANSWERS}
+        return replace(old, value=[value])
+
+    found = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, rerun, TOOLS))
+    assert (found and found.name) == cause
 
 
 def test_rows_with_the_same_ids_have_the_same_text_whatever_the_code_makes_of_them() -> None:
