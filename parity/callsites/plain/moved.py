@@ -29,15 +29,17 @@ LOADED: dict[tuple[Any, ...], GenerationEngine] = {}
 def engine(
     model_path: str, dtype: str | None, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
 ) -> GenerationEngine:
-    """One of the three that were loaded last; the one before them is closed."""
+    """One of the six that were used last; the one before them is closed."""
     key = model_path, dtype, hooks, cached, adapters
-    if key not in LOADED:
-        if len(LOADED) == 3:
+    model = LOADED.pop(key, None)
+    if model is None:
+        if len(LOADED) == 6:
             LOADED.pop(next(iter(LOADED))).close()
         config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES)
         adapted = {Path(path).name: path for path in adapters}
-        LOADED[key] = load(config, logits_hooks=hooks, cache=ANSWERS if cached else None, adapters=adapted)
-    return LOADED[key]
+        model = load(config, logits_hooks=hooks, cache=ANSWERS if cached else None, adapters=adapted)
+    LOADED[key] = model
+    return model
 
 
 def request_of(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
