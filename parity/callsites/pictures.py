@@ -43,20 +43,15 @@ class Pictures:
         image = drawing(colour, shape, width=width, height=height, seed=seed).quantize(16)
         return self._saved(image, f"{colour}-{shape}-palette-{seed}.png")
 
-    def scaled(self, colour: str, shape: str, size: tuple[int, int]) -> str:
-        """A drawing blown up or shrunk to `size`; flat areas, so that the file stays small."""
+    def scaled(self, colour: str, shape: str, size: tuple[int, int], kind: str = "png") -> str:
+        """A drawing blown up or shrunk to `size`; flat areas, so that the file stays small. Some decoders shrink large
+        JPEGs ("jpg") while they read them."""
         from PIL import Image
 
         width, height = size
         image = drawing(colour, shape, width=96, height=64).resize(size, Image.Resampling.NEAREST)
-        return self._saved(image, f"{colour}-{shape}-{width}x{height}.png", optimize=True)
-
-    def large(self, colour: str, shape: str, size: tuple[int, int]) -> str:
-        """The same as a JPEG, which some decoders shrink while they read."""
-        from PIL import Image
-
-        image = drawing(colour, shape, width=96, height=64).resize(size, Image.Resampling.NEAREST)
-        return self._saved(image, f"{colour}-{shape}-{size[0]}x{size[1]}.jpg", quality=60)
+        how = {"png": {"optimize": True}, "jpg": {"quality": 60}}[kind]
+        return self._saved(image, f"{colour}-{shape}-{width}x{height}.{kind}", **how)
 
     def solid(self, colour: str, size: tuple[int, int]) -> str:
         """One colour: of some sizes the pixels are the same bytes."""

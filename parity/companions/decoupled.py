@@ -556,6 +556,8 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
     ) -> None:
         if verifiers < 1 or drafters < 0:
             raise OptionError(f"{verifiers} verifiers and {drafters} drafters", fix="give one verifier or more")
+        if not patience > 0:
+            raise OptionError(f"patience={patience}", fix="say for how many seconds a drafter may be silent, above 0")
         ray, settings = ray_itself(), {**settings, "model": os.fspath(model)}
         without_weights = {"device": None, "hf_kwargs": {"device_map": "meta"}, "decoder": Apart(guesses)}
         self.engine = load({**settings, **without_weights})

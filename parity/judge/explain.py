@@ -302,7 +302,8 @@ def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
 
 def from_other_ids(inquiry: Inquiry) -> Cause | None:
     """Where ids are others, as they may be: the golden's own ids, forced, are to become the golden's value. Where they
-    cannot be forced, each text is to come from its own ids in the way that the golden's did."""
+    cannot be forced, each text is to come from its own ids in the way that the golden's did. Numbers among the values
+    are not held here: they come of the model's scores, which nobody forces."""
     forced = inquiry.rerun({}, frozenset({ANSWERS})) if inquiry.rerun else None
     if forced is not None and forced.raised is None and same_ids(inquiry.old, forced):
         inquiry.steps.append("the golden's ids were forced, to see what the new code makes of them")
@@ -312,8 +313,8 @@ def from_other_ids(inquiry: Inquiry) -> Cause | None:
         return after_decoding(dataclasses.replace(inquiry, new=forced, found=found))
     if (cause := by_endings(inquiry, drawn=True)) is not None:
         return cause
-    tools = inquiry.decode
-    strange = tools and strange_text(inquiry.old, inquiry.new, inquiry.pairs, tools)
+    decode = inquiry.decode
+    strange = decode and strange_text(inquiry.old, inquiry.new, inquiry.pairs, decode)
     if not strange:
         return None
     return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", "the golden's texts come from their ids")
@@ -330,6 +331,9 @@ def beside_rounding(inquiry: Inquiry) -> Cause | None:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
+    if equal(by_token(inquiry.old.value), by_token(inquiry.new.value)):
+        said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
+        return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
     if (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
         proof = "put back in order, the values are the same"
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
@@ -342,9 +346,6 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
             return Cause(name, "confirmed", sentence(name, difference), proof)
-        if equal(by_token(difference.old), by_token(difference.new)):
-            said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
-            return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
         if (what := done_to_logits(inquiry.old)) and number_gap(difference.old, difference.new):
             said = f"{CAUSES['sampling.processors']}: numbers among the values are others, where there is {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")

@@ -253,6 +253,13 @@ def test_what_cannot_be_recorded_is_said(acme: Path, capfd: pytest.CaptureFixtur
     said = capfd.readouterr().out
     assert code == 5 and said.startswith("a b c\n")
     assert "streams.py:stream gave a generator" in said and "nothing of nowhere:stream was recorded" in said
+    (acme / "tell.py").write_text("def tell(text):\n    print(text)\n")
+    (acme / "main.py").write_text("import tell\n\ntell.tell('told')\n")
+    assert main(["--goldens", "told", "record", "--site", "tell.py:tell", "--", "python", "main.py"]) == 5
+    said = capfd.readouterr().out
+    assert "nothing of tell.py:tell was recorded; if it is imported, write tell:tell" in said
+    assert main(["--goldens", "told", "record", "--site", "tell:tell", "--", "python", "main.py"]) == 4
+    assert "tell returns nothing: its prompts and tokens are compared" in capfd.readouterr().out
     assert main(["--goldens", "ranks", "record", "--site", "strems:stream", "--", "python", "streams.py"]) == 2
     said, complaint = capfd.readouterr()
     assert said == "" and "did you mean streams:stream?" in complaint, "before it runs"

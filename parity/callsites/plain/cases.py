@@ -252,7 +252,8 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     ask("raw-pictures", VL, [{"prompt": f"{place}{place}Two:", "images": [red, blue]}], max_new_tokens=8, logprobs=0)
     ask("transparent", VL, [seen(what, pictures.transparent("red", "square", width=96, height=96, seed=4))], logprobs=0)
     ask("turned", VL, [seen(what, turned)], logprobs=0)
-    ask("large-jpeg", VL, [seen(what, pictures.large("green", "triangle", (1200, 1056)))], pixels=few, logprobs=0)
+    large = pictures.scaled("green", "triangle", (1200, 1056), "jpg")
+    ask("large-jpeg", VL, [seen(what, large)], pixels=few, logprobs=0)
     solid = [pictures.solid("red", size) for size in ((100, 36), (60, 60))]
     ask("of-one-colour", VL, [seen(what, picture) for picture in solid], logprobs=0)
     ask("photograph", VL, [seen(what, pictures.photograph())], logprobs=3)

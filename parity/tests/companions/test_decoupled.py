@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import math
 import os
 import signal
 import time
@@ -160,6 +161,12 @@ def test_what_verifiers_cannot_do_is_refused_before_any_starts(given: dict[str, 
 def test_a_group_has_a_verifier() -> None:
     with pytest.raises(OptionError, match="0 verifiers and 1 drafters"):
         Decoupled(str(TEXT), Speculation("ngram"), verifiers=0)
+
+
+@pytest.mark.parametrize("patience", [0, -1.0, math.nan])
+def test_a_drafter_is_given_some_time(patience: float) -> None:
+    with pytest.raises(OptionError, match="patience="):
+        Decoupled(str(TEXT), Speculation("ngram"), drafters=1, patience=patience)
 
 
 # == On Ray ==

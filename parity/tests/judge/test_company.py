@@ -541,6 +541,14 @@ def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(value: str,
     assert (found and found.name) == cause
 
 
+def test_best_tokens_in_another_order_are_said_to_be_that() -> None:
+    best = {"best": [[7, -0.5], [8, -1.25]], "text": LONG["text"]}
+    old, new = case(row(**LONG), value=best), case(row(**LONG), value={**best, "best": best["best"][::-1]})
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    assert cause is not None and (cause.name, cause.certainty) == ("post.other", "likely")
+    assert "the same best tokens stand in another order" in cause.sentence
+
+
 def test_rows_with_the_same_ids_have_the_same_text_whatever_the_code_makes_of_them() -> None:
     old, new = case(row(**LONG), SECOND, value=["!", "?"]), case(row(**PARTED), SECOND, value=["!!", "?"])
     pairs = compare.paired(old.rows, new.rows)

@@ -159,6 +159,7 @@ def test_cases_of_a_site_are_judged_together_once_each() -> None:
 # == Real draws ==
 
 PROMPTS = [f"Name {k} things that are {how}." for k in range(2, 6) for how in ("red", "old")]
+MOVED = "parity.callsites.inference_module.moved"
 ASKED = {"max_new_tokens": 24, "num_samples": 2, "seed": 5}
 
 
@@ -190,10 +191,12 @@ def goldens(unsure: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
         for temperature in (0.7, 1.0):
             with case(f"at-{temperature}"):
                 old_way.generate(str(unsure), PROMPTS, temperature=temperature, **ASKED)
+        with case("one-each"):
+            old_way.generate(str(unsure), PROMPTS, temperature=1.0, **{**ASKED, "num_samples": 1})
     for one in found:
         store.write(one)
     whole = Store(ROOT / "golden").settings()["inference_module"]
-    store.set_site("samples", **{**whole, "moved": {site.module: "parity.callsites.inference_module.moved"}})
+    store.set_site("samples", **{**whole, "moved": {site.module: MOVED}})
     return store
 
 
@@ -228,9 +231,9 @@ FAULTS = {
 }
 
 
-def judged(store: Store, backend: str, case: str) -> Outcome:
-    settings = store.settings()["samples"]
-    with Session(store, {"parity.callsites.inference_module.moved:generate": "samples"}) as session:
+def judged(store: Store, backend: str, case: str, moved: str = MOVED) -> Outcome:
+    settings = {**store.settings()["samples"], "moved": {old_way.__name__: moved}}
+    with Session(store, {f"{moved}:generate": "samples"}) as session:
         ledgers: dict[str, Any] = {}
         found = list(check_site(session, "samples", [case], backend, settings, Numerics(store), ledgers))
         [outcome] = judged_together(found, ledgers)
@@ -238,7 +241,7 @@ def judged(store: Store, backend: str, case: str) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("name", ["at-0.7", "at-1.0"])
+@pytest.mark.parametrize("name", ["at-0.7", "at-1.0", "one-each"])
 def test_clean_draws_of_both_backends_pass(name: str, goldens: Store, backend: str) -> None:
     outcome = judged(goldens, backend, name)
     assert outcome.verdict == "SAME-DISTRIBUTION", outcome
@@ -258,6 +261,25 @@ def test_one_sample_given_n_times_is_named(goldens: Store, backend: str) -> None
     with replaced(gen_engine, "samples_of", lambda prompt, plan: original(prompt, plan)[:1] * plan.options.n):
         outcome = judged(goldens, backend, "at-1.0")
     assert outcome.verdict == "DRIFT" and outcome.cause is not None and outcome.cause.name == "rng", outcome
+
+
+CUTTING = """
+from parity.callsites.inference_module import moved
+
+def generate(*given, **named):
+    answer = moved.generate(*given, **named)
+    return {**answer, "texts": [text[:-1] for text in answer["texts"]]}
+"""
+
+
+def test_what_becomes_of_other_draws_is_seen_on_the_goldens_own_ids(
+    goldens: Store, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cutting.py").write_text(CUTTING)
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = judged(goldens, backend, "one-each", moved="cutting")
+    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "post.trim; confirmed", outcome
+    assert "the golden's ids were forced, to see what the new code makes of them" in outcome.steps
 
 
 def test_a_golden_that_could_not_have_been_drawn_cannot_be_judged(goldens: Store, tmp_path: Path) -> None:
