@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def run_doctor(args: argparse.Namespace) -> int:
     for backend in args.backend.split(","):
         if backend not in BACKENDS:
             raise OptionError(f"no backend {backend!r}", fix="known: " + ", ".join(BACKENDS))
-    found = {library: run_probe("-c", code) for library, (_, code) in PROBES.items()}
+    with ThreadPoolExecutor() as pool:
+        found = dict(zip(PROBES, pool.map(lambda probe: run_probe("-c", probe[1]), PROBES.values())))
     rows = [("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve()))]
     rows.append(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
     for library, (works, said) in found.items():

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import importlib.util
 import os
 import pickle
 import signal
@@ -36,6 +38,22 @@ serve({fd})
 """
 PATIENCE = 10.0  # seconds that an idle process may take to end
 TICK = 0.5  # seconds between two looks at whether the process lives: a child of it may hold the pipe open
+
+
+_freeze = gc.freeze
+
+
+def settle(*modules: str) -> None:
+    """Import these, where they are installed, and leave all that is loaded by now out of garbage collections, for the
+    rest of this process. Each of vLLM's engines makes eight on its way from load to end, and each would look through
+    some millions of objects of the libraries. It also freezes all and thaws all: not here, or engines that are no more
+    would stay, and the libraries would be looked through again."""
+    for module in modules:
+        if importlib.util.find_spec(module.partition(".")[0]):
+            importlib.import_module(module)
+    gc.collect()
+    _freeze()
+    gc.freeze = gc.unfreeze = lambda: None  # type: ignore[assignment]
 
 
 class Died(Exception):

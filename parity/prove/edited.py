@@ -6,8 +6,8 @@ that none shows is told by name and counts for nothing.
 
     for score in run_edits(store, edits(), "hf"):
 
-Importing the libraries takes longer than a case, and loading vLLM longer than that. So one process imports them, and
-loads vLLM's engines as the call sites ask for them, and each edit is judged in a fork of it, two at a time.
+Importing the libraries takes longer than a case, and loading vLLM longer than that. So one process imports them, loads
+the engines that the call sites ask for, keeps vLLM's, and each edit is judged in a fork of it, two at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -29,18 +29,15 @@ from typing import Any
 
 from parity.golden import Store
 from parity.judge.check import Job, Measured, judged, merged_settings, named_function
+from parity.judge.worker import settle
 from parity.prove.score import Score
+from parity.tasks import vision_tasks
 from parity.verdict import Cause, Outcome
 
 ENGINE = Path(__file__).parents[2] / "gen_engine.py"
 FILE = Path(__file__).with_name("engine_plants.json")
 PROCESSES = 2
 LIMIT = 300  # seconds that one edit may take on a machine that is busy; a hang is a fault, too
-PARTS = (  # what a fork would import each time
-    "generation.logits_process", "models.qwen3.modeling_qwen3", "models.qwen3_vl.modeling_qwen3_vl",
-    "models.qwen3_vl.processing_qwen3_vl", "models.qwen2.tokenization_qwen2", "models.llama.modeling_llama",
-    "models.gpt2.modeling_gpt2", "utils.chat_template_utils",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +73,7 @@ def run_edits(store: Store, chosen: Sequence[Edit], backend: str) -> Iterator[Sc
     sound, jobs = ENGINE.read_text(), {}
     for number, edit in enumerate(chosen):
         jobs[number] = functools.partial(judge_edit, store, edit.source(sound), job_of(store, edit.cases, backend))
-    prepare()
-    if backend == "vllm":
-        load_engines(store, chosen)
+    prepare(store, [case for edit in chosen for case in edit.cases], backend)
     for number, outcomes, seconds in forked(jobs):
         edit = chosen[number]
         yield Score(f"{edit.name} ({backend})", edit.causes, outcomes, seconds, edit.section)
@@ -93,26 +88,38 @@ def job_of(store: Store, cases: Sequence[str], backend: str) -> Job:
 
 # == In the process that is forked ==
 
-
-def prepare() -> None:
-    """Import what every fork needs."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    import torch
-    import xgrammar  # noqa: F401
-
-    torch.set_num_threads(1)  # a fork has none of the threads that torch counts on
-    for part in PARTS:
-        importlib.import_module(f"transformers.{part}")
-
-
 _kept: list[Any] = []  # an engine that is closed, or forgotten, takes vLLM's with it
 
 
-def load_engines(store: Store, chosen: Sequence[Edit]) -> None:
-    """vLLM's engines, as the cases' sites load them: who asks for the same one in a fork is given it."""
-    import vllm
+def prepare(store: Store, cases: Iterable[str], backend: str) -> None:
+    """Load what the sites of these cases load, and ask it once: what that imports and compiles no fork does again."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # no fork can use a GPU, and each load would look for one
+    import torch
+    import xgrammar  # noqa: F401
 
     import gen_engine
+
+    torch.set_num_threads(1)  # a fork has none of the threads that torch counts on
+    if backend == "vllm":
+        lend_engines()
+    wanted = {}
+    for case in dict.fromkeys(cases):
+        site, _, name = case.partition("/")
+        if model := store.read(site, name).arguments.get("model_path"):
+            wanted[site, model] = store.settings()[site].get("load", {}).get(backend, {})
+    for (_, model), load in wanted.items():
+        engine = gen_engine.load(model, backend=backend, **load)
+        engine.generate_text_batch([{"prompt": "One, two"}], {"max_new_tokens": 2, "logprobs": 1})
+        if engine.checkpoint.processor is not None:
+            engine.generate_vlm_batch([{"messages": vision_tasks(1)[0].messages}], {"max_new_tokens": 2})
+        _kept.append(engine) if backend == "vllm" else engine.close()
+    settle()  # a collection in a fork would also copy each page that it looks at
+
+
+def lend_engines() -> None:
+    """Who asks for one of vLLM's engines again, in a fork, is given the same."""
+    import vllm
 
     original, known = vllm.LLM, dict[str, Any]()
 
@@ -128,13 +135,6 @@ def load_engines(store: Store, chosen: Sequence[Edit]) -> None:
         return made
 
     vllm.LLM = loading
-    wanted = {}
-    for case in dict.fromkeys(case for edit in chosen for case in edit.cases):
-        site, _, name = case.partition("/")
-        model = store.read(site, name).arguments["model_path"]
-        wanted[site, model] = store.settings()[site].get("load", {}).get("vllm", {})
-    for (_, model), load in wanted.items():
-        _kept.append(gen_engine.load(model, backend="vllm", **load))
 
 
 # == In a fork ==

@@ -184,7 +184,7 @@ def planted(job: tuple[str, str | None, str | None]) -> Iterator[Score]:
         yield from run_edits(store, [e for e in edits(only) if backend in e.backends and e.cases], backend)
         return
     plants = [plant for plant in PLANTS if only is None or only in plant.name]
-    prepare()
+    prepare(store, [case for plant in plants for case in plant.cases], "hf")
     jobs = {number: functools.partial(run_plant, store, plant) for number, plant in enumerate(plants)}
     for number, outcomes, seconds in forked(jobs):
         yield Score(plants[number].name, plants[number].causes, outcomes, seconds)

@@ -18,6 +18,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gen_engine
 from parity.companions.speculation import Speculation
+from parity.judge.worker import settle
 
 from .browser import NO_BROWSER
 
@@ -41,6 +42,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     unseen = [report for report in terminalreporter.stats.get("skipped", ()) if NO_BROWSER in str(report.longrepr)]
     if unseen:
         terminalreporter.write_line(f"{NO_BROWSER} ({len(unseen)} tests of the page)", red=True, bold=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settled() -> None:
+    settle("transformers.generation", "vllm.entrypoints.llm")
 
 
 Load = Callable[..., gen_engine.GenerationEngine]
