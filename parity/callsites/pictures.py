@@ -50,7 +50,7 @@ class Pictures:
 
         width, height = size
         image = drawing(colour, shape, width=96, height=64).resize(size, Image.Resampling.NEAREST)
-        how = {"png": {"optimize": True}, "jpg": {"quality": 60}}[kind]
+        how: dict[str, Any] = {"quality": 60} if kind == "jpg" else {"optimize": True}
         return self._saved(image, f"{colour}-{shape}-{width}x{height}.{kind}", **how)
 
     def solid(self, colour: str, size: tuple[int, int]) -> str:

@@ -53,7 +53,7 @@ def settle(*modules: str) -> None:
             importlib.import_module(module)
     gc.collect()
     _freeze()
-    gc.freeze = gc.unfreeze = lambda: None  # type: ignore[assignment]
+    gc.freeze = gc.unfreeze = lambda: None
 
 
 class Died(Exception):

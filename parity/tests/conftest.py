@@ -44,8 +44,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{NO_BROWSER} ({len(unseen)} tests of the page)", red=True, bold=True)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def settled() -> None:
+    """Once a file: what an earlier one has loaded is there to stay."""
     settle("transformers.generation", "vllm.entrypoints.llm")
 
 
