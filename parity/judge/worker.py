@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib.util
+import importlib
 import os
 import pickle
 import signal
@@ -44,12 +44,12 @@ _freeze = gc.freeze
 
 
 def settle(*modules: str) -> None:
-    """Import these, where they are installed, and leave all that is loaded by now out of garbage collections, for the
+    """Import these, where that can be done, and leave all that is loaded by now out of garbage collections, for the
     rest of this process. Each of vLLM's engines makes eight on its way from load to end, and each would look through
     some millions of objects of the libraries. It also freezes all and thaws all: not here, or engines that are no more
     would stay, and the libraries would be looked through again."""
     for module in modules:
-        if importlib.util.find_spec(module.partition(".")[0]):
+        with contextlib.suppress(Exception):  # whoever needs it is told
             importlib.import_module(module)
     gc.collect()
     _freeze()

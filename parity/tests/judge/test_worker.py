@@ -82,6 +82,15 @@ def test_a_site_that_keeps_dying_is_left_and_the_others_go_on(acme: Store, capsy
     assert "7 ERROR" in said and "7 IDENTICAL" in said
 
 
+def test_a_library_that_is_broken_is_the_error_of_each_case(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("vllm").mkdir()
+    Path("vllm/__init__.py").write_text("raise RuntimeError('another build of torch')")
+    Path("moved.py").write_text(MOVED.replace("def answer(word):", "def answer(word):\n    import vllm"))
+    assert main(["check", "--backend", "vllm"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "RuntimeError: another build of torch" in said and "7 DRIFT" in said and "7 IDENTICAL" in said, said
+
+
 def test_an_exit_that_the_old_code_made_too_is_its_answer(acme: Store) -> None:
     acme.write(Case("answers", "exits", "moved:answer", {"word": "exit"}, raised="SystemExit: 0"))
     assert main(["check", "answers/exits"]) == 0
