@@ -139,8 +139,8 @@ class Judge:
             if cached is not None:
                 return "DRIFT", cached, ()
             judged = self.judged_draws(old, new)
-            texts = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else None
-            return judged if texts is None else ("DRIFT", texts, judged[2])
+            texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
+            return judged if texts is None or gap else ("DRIFT", texts, judged[2])
         if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
             return beside
         cause = cause_of(inquiry)
@@ -209,7 +209,7 @@ class Judge:
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
             company, beside = by_company(inquiry), beside_rounding(inquiry)
-            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, beside))
+            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, *beside))
         return judged
 
     def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:

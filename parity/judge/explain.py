@@ -300,32 +300,34 @@ def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
     return long[: len(short)] == short
 
 
-def from_other_ids(inquiry: Inquiry) -> Cause | None:
+def from_other_ids(inquiry: Inquiry) -> tuple[Cause | None, float]:
     """Where ids are others, as they may be: the golden's own ids, forced, are to become the golden's value. Where they
-    cannot be forced, each text is to come from its own ids in the way that the golden's did. Numbers among the values
-    are not held here: they come of the model's scores, which nobody forces."""
+    cannot be forced, each text is to come from its own ids in the way that the golden's did. With it, where nothing but
+    numbers differ: how far they do, at most; they come of the model's scores, and rounding may explain it."""
     forced = inquiry.rerun({}, frozenset({ANSWERS})) if inquiry.rerun else None
     if forced is not None and forced.raised is None and same_ids(inquiry.old, forced):
         inquiry.steps.append("the golden's ids were forced, to see what the new code makes of them")
-        if number_gap(inquiry.old.value, forced.value) is not None or equal(inquiry.old.value, forced.value):
-            return None
+        if equal(inquiry.old.value, forced.value):
+            return None, 0.0
         found = [d for d in differences(inquiry.old, forced) if d.stage == "value"]
-        return after_decoding(dataclasses.replace(inquiry, new=forced, found=found))
+        gap = number_gap(inquiry.old.value, forced.value)
+        return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
     if (cause := by_endings(inquiry, drawn=True)) is not None:
-        return cause
+        return cause, 0.0
     decode = inquiry.decode
     strange = decode and strange_text(inquiry.old, inquiry.new, inquiry.pairs, decode)
     if not strange:
-        return None
-    return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", "the golden's texts come from their ids")
+        return None, 0.0
+    proof = "the golden's texts come from their ids"
+    return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", proof), 0.0
 
 
-def beside_rounding(inquiry: Inquiry) -> Cause | None:
-    """What else differs where ids part, and may do so by rounding: no near tie is to hide it."""
+def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
+    """What else differs where ids part, and may do so by rounding: no near tie is to hide it. How far, as above."""
     named = [(name, d) for name, d in suspects(inquiry.old, inquiry.new, inquiry.found) if d.counts]
     if named:
         proof = "seen directly; where the ids part it has no say"
-        return Cause(named[0][0], "likely", sentence(*named[0]), proof)
+        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
     return from_other_ids(inquiry)
 
 

@@ -264,7 +264,7 @@ def answer_of(group: Group, question: Question) -> Judged:
         return unread(question, f"numerics of the site: {found}", steps)
     if kind == "floats":
         return by_numbers(found, question)
-    return by_steps(group, question, steps) if steps else question.otherwise
+    return by_steps(group, found, question, steps) if steps else question.otherwise
 
 
 def unread(question: Question, why: str, steps: Sequence[Step]) -> Judged:
@@ -315,7 +315,7 @@ def worst_of(seen: Sequence[Seen]) -> str:
     return f"{worst.step.step} of row {worst.step.row}"
 
 
-def by_steps(group: Group, question: Question, steps: Sequence[Step]) -> Judged:
+def by_steps(group: Group, found: referee.Verdict, question: Question, steps: Sequence[Step]) -> Judged:
     """The site's numerics hold: does noise explain each step where the case parts?"""
     try:
         seen = [seen_at(group, question.old.case, step) for step in steps]
@@ -328,17 +328,23 @@ def by_steps(group: Group, question: Question, steps: Sequence[Step]) -> Judged:
     if cause is not None and question.kind == "passing":
         return "LATENT", cause, ("on this case the value does not show it",)
     if cause is not None:
-        return "DRIFT", question.company or cause, (f"numerics of the site: {group.verdict}",)
+        return "DRIFT", question.company or cause, (f"numerics of the site: {found}",)
     if question.kind == "passing":
         return question.otherwise
-    if question.beside is not None:
-        return "DRIFT", question.beside, (f"rounding explains where the ids part: {group.verdict}",)
+    allowed = referee.within_noise(SAME, found.noise).allowed
+    if question.beside is not None and not 0 < question.apart <= allowed:
+        notes = [f"rounding explains where the ids part: {found}"]
+        if question.apart:
+            notes += [
+                f"at the golden's own ids numbers are {question.apart:.1e} apart, rounding explains {allowed:.1e}"
+            ]
+        return "DRIFT", question.beside, tuple(notes)
     worst = max(seen, key=lambda one: one.gap)
     said = (
         f"{CAUSES['numeric.near_tie']}: {len(seen)} rows part, the widest gap is {worst.gap:.1e} nats "
         f"(step {worst.step.step} of row {worst.step.row}), noise explains {worst.allowed:.1e}"
     )
-    return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {group.verdict}"), ()
+    return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"), ()
 
 
 # == All of a check ==

@@ -38,7 +38,8 @@ class Question:
     kind: "parted", its ids part and nothing declared explains it; "floats", its ids are equal and numbers among its
     values are not; "model", its model differs as declared; "passing", it passes, and would not if numerics shifted.
     otherwise: its verdict where the numerics say nothing.   company: the cause, if each row alone gives the old answer.
-    beside: what differs, too, and is the cause where rounding explains that the ids part.
+    beside: what differs, too, and is the cause where rounding explains that the ids part.   apart: if not 0, it is
+    numbers alone, and this is how far they are apart at the golden's own ids, which rounding may explain, too.
     """
 
     old: Case
@@ -48,6 +49,7 @@ class Question:
     otherwise: Judged
     company: Cause | None = None
     beside: Cause | None = None
+    apart: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, str]:

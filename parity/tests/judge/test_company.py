@@ -514,7 +514,7 @@ def test_where_ids_cannot_be_forced_each_text_still_comes_of_its_own(change: Any
     value = {"n": 2, "texts": [change(PARTED["text"]), "fg"]}
     old, new = replace(old, value={"n": 2, "texts": [LONG["text"], "fg"]}), replace(new, value=value)
     if beside:
-        found = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+        found, _ = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
         assert (found is not None) == strange and (found is None or found.name.startswith("post."))
     else:
         said = strange_text(old, new, compare.paired(old.rows, new.rows), decode)
@@ -522,23 +522,26 @@ def test_where_ids_cannot_be_forced_each_text_still_comes_of_its_own(change: Any
 
 
 @pytest.mark.parametrize(
-    ("value", "cause"),
+    ("value", "cause", "apart"),
     [
-        (LONG["text"], None),
-        ("", "post.other"),
-        (f"Answer: {LONG['text']}", "post.trim"),
-        (LONG["text"][:-1], "post.trim"),
+        ([LONG["text"], -0.5], None, 0.0),
+        (["", -0.5], "post.other", 0.0),
+        ([f"Answer: {LONG['text']}", -0.5], "post.trim", 0.0),
+        ([LONG["text"][:-1], -0.5], "post.trim", 0.0),
+        ([LONG["text"], -1.0], "post.other", 0.5),  # which rounding may explain
     ],
 )
-def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(value: str, cause: str | None) -> None:
-    old, new = case(row(**LONG)), case(row(**PARTED), value=["whatever"])
+def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(
+    value: list[Any], cause: str | None, apart: float
+) -> None:
+    old, new = case(row(**LONG), value=[LONG["text"], -0.5]), case(row(**PARTED), value=["whatever", -0.25])
 
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         assert parts == {ANSWERS}
-        return replace(old, value=[value])
+        return replace(old, value=value)
 
-    found = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, rerun, TOOLS))
-    assert (found and found.name) == cause
+    found, gap = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, rerun, TOOLS))
+    assert ((found and found.name), gap) == (cause, apart)
 
 
 def test_best_tokens_in_another_order_are_said_to_be_that() -> None:
@@ -565,7 +568,7 @@ def test_a_stop_that_differs_is_told_though_the_ids_part_before_it() -> None:
     old, new = case(row(**LONG)), case(row(**PARTED, stop={"max_new_tokens": 4}))
     inquiry = Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS)
     assert cause_of(inquiry) is None  # it did not make them part: the numerics are asked
-    found = beside_rounding(inquiry)
+    found, _ = beside_rounding(inquiry)
     assert found is not None and found.name == "stop.length"
 
 

@@ -136,6 +136,9 @@ def test_what_differs_beside_a_near_tie_is_drift() -> None:
     question = dataclasses.replace(ask(), beside=stop)
     verdict, cause, notes = answer_of(group(), question)
     assert (verdict, cause) == ("DRIFT", stop) and "rounding explains where the ids part" in notes[0]
+    assert verdict_of(group(), dataclasses.replace(question, apart=0.05))[0] == "NEAR-TIE"  # numbers, within rounding
+    verdict, _, notes = answer_of(group(), dataclasses.replace(question, apart=2.0))
+    assert verdict == "DRIFT" and "at the golden's own ids numbers are 2.0e+00 apart" in notes[1]
     shifted = group(gap=5.0, new=(-6.0, -1.0))
     assert verdict_of(shifted, question)[:2] == ("DRIFT", "numeric.shift")  # which comes first
 
