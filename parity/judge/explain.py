@@ -333,10 +333,8 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
-    if equal(by_token(inquiry.old.value), by_token(inquiry.new.value)):
-        said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
-        return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
-    if (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
+    best = len(inquiry.old.rows) == 1 and equal(by_token(inquiry.old.value), by_token(inquiry.new.value))
+    if not best and (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
         proof = "put back in order, the values are the same"
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
     cause = by_endings(inquiry)
@@ -348,6 +346,9 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
             return Cause(name, "confirmed", sentence(name, difference), proof)
+        if equal(by_token(difference.old), by_token(difference.new)):
+            said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
+            return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
         if (what := done_to_logits(inquiry.old)) and number_gap(difference.old, difference.new):
             said = f"{CAUSES['sampling.processors']}: numbers among the values are others, where there is {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")

@@ -550,6 +550,10 @@ def test_best_tokens_in_another_order_are_said_to_be_that() -> None:
     cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("post.other", "likely")
     assert "the same best tokens stand in another order" in cause.sentence
+    pairs = [[FIRST["text"], -0.5], [SECOND["text"], -1.25]]  # they look like best tokens
+    old, new = case(FIRST, SECOND, value=pairs), case(FIRST, SECOND, value=pairs[::-1])
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
 
 
 def test_rows_with_the_same_ids_have_the_same_text_whatever_the_code_makes_of_them() -> None:
