@@ -1777,6 +1777,8 @@ UNSUPPORTED = (
          lambda a: len({prompt.structured is None for prompt in a.prompts}) == 2, "vllm>=0.12,<0.20"),
         ("a sliding window", lambda a: not (a.prompts or a.scoring) and getattr(  # asked at load
             read_checkpoint(a.config).config.get_text_config(), "sliding_window", None), "vllm>=0.11,<0.12"),
+        ("bfloat16", lambda a: not (a.prompts or a.scoring)  # at load: its attention cuts bits off, and does not round
+         and read_checkpoint(a.config).dtype == "bfloat16", "vllm>=0.11,<0.17"),
     )),
     *(Refusal(backend, name, operator.attrgetter(f"config.{name}"), fix) for backend, name, fix in (
         ("vllm", "device", "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
@@ -1798,10 +1800,8 @@ UNSUPPORTED = (
         ("no_repeat_ngram_size", lambda a: a.options.no_repeat_ngram_size is not None),
         ("scores beside adapters", lambda a: a.scoring and bool(a.config.adapters)),  # LoRA breaks its prompt_logprobs
     )),
-    Refusal("vllm", "a temperature between 0 and 0.01", lambda a: 0 < a.options.temperature < 0.01,
-            "vLLM would raise it to 0.01: use 0, or 0.01 and more, or backend='hf'"),
-    Refusal("vllm", "a temperature above 2", lambda a: a.options.temperature > 2,
-            "vLLM takes at most 2: lower it, or use backend='hf'"),
+    Refusal("vllm", "a temperature that is not 0 or 0.01 to 2", lambda a: not 0.01 <= (a.options.temperature or 1) <= 2,
+            "vLLM would raise what is below, and takes no more: use one of these, or backend='hf'"),
     Refusal("vllm", "min_new_tokens with ignore_eos and stops", lambda a: a.options.min_new_tokens > 0
             and a.options.stop.ignore_eos and bool(a.options.stop.token_ids + a.options.stop.strings),
             "it would hold back the end-of-text ids too: drop one of the three, or use backend='hf'"),
@@ -2131,8 +2131,7 @@ class DecodeLoop:
     """One token per row and step; a row that is over leaves the batch, and rows that wait take the places.
     Not the library's own loop: there a finished row computes padding until the last one ends, stop strings look back
     into the prompt, and one global generator serves every row.
-    waiting: as they came, of those that came together the longest prompt first, so that what joins fits where the row
-        before it fitted.
+    waiting: as they came, of those that came together the longest first: what joins fits where the row before did.
     places: how many rows of so many tokens may run at a time."""
 
     def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
