@@ -5,8 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := uv==0.13.8
 
-# The models here are tiny: more threads only wait for each other.
+# The models here are tiny: more threads only wait for each other. vLLM's ngram goes through numba, which sets OpenMP's
+# threads, and with them torch's, to its own number: ten times slower here.
 export OMP_NUM_THREADS ?= 1
+export NUMBA_NUM_THREADS ?= $(OMP_NUM_THREADS)
 export VLLM_CPU_KVCACHE_SPACE ?= 1
 # Hundreds of processes start here: without bytecode on disk each would compile torch, transformers and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -20,7 +22,8 @@ demo: $(VENV)/.ready  ## ask the tiny models on both backends, pictures and text
 	$(BIN)/python -m parity.demo
 
 test: $(VENV)/.ready browser  ## all tests, on real transformers and real vLLM
-	$(BIN)/python -m pytest -n 2 --dist loadfile  # two processes of one thread and a few GB each
+	# Two processes of one thread and a few GB each; in the order of folders, for the files of few tests take longest.
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The HTML report is tested in a real browser; root on Debian gets one. Where none can be had, the tests say so at their
 # end and pass, unless PARITY_BROWSER=required, which also asks sudo.

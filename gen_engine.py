@@ -398,8 +398,7 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM take
-BACKEND_NAMES = ("hf", "vllm", "auto")
-DTYPES = ("float32", "bfloat16", "float16")
+BACKEND_NAMES, DTYPES = ("hf", "vllm", "auto"), ("float32", "bfloat16", "float16")
 OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that says it
     "dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "revision",
     "trust_remote_code": "trust_remote_code", "max_model_len": "max_model_len", "model": "model",
@@ -417,8 +416,7 @@ class ModelLoadConfig(Contract):
     device: hf only, for example "cpu" or "cuda:1"; None is cuda if there is one, else cpu.
     attn_implementation: hf only, transformers' name; None is transformers' choice for the model.
     max_model_len: tokens that a prompt and its answer may take together; None is what the checkpoint says.
-    max_batch_tokens, max_batch_size: hf only, padded prompt + new tokens, and rows, that may be in work at a time; vLLM
-        schedules by itself.
+    max_batch_tokens, max_batch_size: hf only, padded prompt + new tokens, and rows, that may be in work at a time.
     adapters: name -> directory of a LoRA adapter (PEFT's format); a request names the one it wants.
     logits_hooks: vllm only, load with the hook that logits plugins and full logits need; hf always has it.
     decoder: another way to decode than a token per row and step (see Decoder; speculation.py has one); None has none.
@@ -438,10 +436,8 @@ class ModelLoadConfig(Contract):
     max_model_len: int | None = whole(None, 2)
     max_batch_tokens: int | None = whole(None, 1)
     max_batch_size: int | None = whole(None, 1)
-    adapters: Mapping[str, str] = ruled(
-        dict, "a mapping of names to directories", Mapping,
-        holds=lambda value: all(isinstance(path, (str, os.PathLike)) for path in value.values()),
-    )  # fmt: skip
+    adapters: Mapping[str, str] = ruled(dict, "a mapping of names to directories", Mapping, holds=lambda value: all(
+        isinstance(path, (str, os.PathLike)) for path in value.values()))  # fmt: skip
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
@@ -1486,8 +1482,7 @@ class RowWatch:
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
         self.plan, self.prompt_tokens = plan, prompt.length
         self._most = len(prompt.replay) if prompt.replay else plan.options.max_new_tokens
-        self._ends = frozenset(plan.end_ids)
-        self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
+        self._ends, self._hidden = frozenset(plan.end_ids), frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._reach = longest + 4 if longest else 0  # 4: a character cut at the tail's edge has at most 4 bytes
         self._stoppers = plan.hooks("should_stop")
@@ -1905,8 +1900,7 @@ def picture_inputs(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> tuple[l
     around a call takes longer than a small picture. Others pad pictures to the largest of a call."""
     pictures = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
     together = pictures and "image_grid_thw" in checkpoint.vision.image_processor.model_input_names
-    runs: list[dict[str, Any]] = []
-    tensors: dict[str, list[Any]] = {}
+    runs, tensors = list[dict[str, Any]](), dict[str, list[Any]]()
     groups = itertools.groupby(enumerate(pictures), key=lambda item: repr(item[1][1]) if together else item[0])
     for some in ([picture for _, picture in group] for _, group in groups):
         made = dict(expand_images([image for image, _ in some], some[0][1], checkpoint))
@@ -2278,21 +2272,18 @@ class HfBackend:
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         torch, transformers = need("torch"), need("transformers")
-        vlm = checkpoint.processor is not None
-        auto = transformers.AutoModelForImageTextToText if vlm else transformers.AutoModelForCausalLM
+        kind = "AutoModelForCausalLM" if checkpoint.processor is None else "AutoModelForImageTextToText"
         how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs}
         how.update(trust_remote_code=settings.trust_remote_code, revision=settings.revision)
         if settings.attn_implementation:
             how["attn_implementation"] = settings.attn_implementation
-        self.model = auto.from_pretrained(settings.model, **how).eval()
+        self.model = getattr(transformers, kind).from_pretrained(settings.model, **how).eval()
         if "device_map" not in how:
             self.model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # A bare config, once: `generate` fills every field that a call leaves out from this one, and a checkpoint's
-        # own holds sampling defaults (a repetition_penalty acts even on greedy calls).
+        # `generate` takes what a call leaves out from here, and a checkpoint's own config holds sampling defaults.
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=checkpoint.pad_id)
-        self.checkpoint = checkpoint
+        self.checkpoint, self.most_rows = checkpoint, settings.max_batch_size or sys.maxsize
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
-        self.most_rows = settings.max_batch_size or sys.maxsize
         self.loop = settings.decoder.hf_loop(self.model, settings, checkpoint) if settings.decoder else DecodeLoop
         self.compiler: Any = functools.cache(functools.partial(grammar_compiler, checkpoint))
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
@@ -2410,10 +2401,23 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
     wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_COMPUTE_NANS_IN_LOGITS": "1",
               **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if first_runner else {})}  # fmt: skip
     with contextlib.ExitStack() as stack:
+        stack.callback(give_classes_back, need("transformers").PreTrainedModel, need("vllm.config"))
         for name in wanted.keys() - os.environ.keys():
             os.environ[name] = wanted[name]
             stack.callback(os.environ.pop, name)
         yield
+
+
+def give_classes_back(base: Any, theirs: Any) -> None:
+    """Where vLLM runs a model by transformers' code, it rewrites that class for good: any model of it would ask for
+    vLLM's config. Only those made while there is one shall.   base: of all models.   theirs: vllm.config."""
+    base.do_not_compile = True  # unless a model says otherwise itself
+    for kind in (classes := [base]):
+        classes += kind.__subclasses__()
+        if (init := kind.__init__).__module__ == "vllm.compilation.decorators":
+            own = inspect.getclosurevars(init).nonlocals["old_init"]
+            kind.__init__ = lambda *given, own=own, init=init, **named: (
+                init if theirs.get_current_vllm_config_or_none() else own)(*given, **named)  # fmt: skip
 
 
 def row_hooks_class() -> Any:
@@ -2441,7 +2445,6 @@ def restore_groups(vllm_config: Any) -> None:
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     """Keywords of vllm.LLM; the caller's vllm_kwargs go over ours, and their logits processors beside it."""
     own = settings.vllm_kwargs.get("logits_processors") or ()
-    device = need("vllm.platforms").current_platform
     return {
         "model": settings.model,
         "dtype": checkpoint.dtype,
@@ -2450,7 +2453,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "max_model_len": settings.max_model_len,
         "max_logprobs": -1,  # any number: hf has no limit either
         "generation_config": "vllm",  # take no sampling defaults from the checkpoint
-        "enforce_eager": device.is_cpu(),  # compiling takes 30 s on a CPU; vLLM's own default elsewhere
+        "enforce_eager": need("vllm.platforms").current_platform.is_cpu(),  # compiling takes 30 s on a CPU
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         **lora_arguments(settings),
         **({} if settings.decoder is None else settings.decoder.vllm_arguments()),
@@ -2462,8 +2465,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
 
 def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
     """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins, or
-    leaves the token to replay alone.
-    A function, not an object: vLLM copies the parameters deeply, and functions are copied as they are."""
+    leaves the token to replay alone. No object: vLLM copies the parameters deeply, and functions as they are."""
     if not plan.changes_rows and not plan.options.logits and replay is None:
         return None
 
@@ -2533,8 +2535,7 @@ class VllmBackend:
         self.checkpoint = checkpoint
         with in_process(first_runner=settings.logits_hooks):
             self.model = need("vllm").LLM(**vllm_arguments(settings, checkpoint))
-        self.grouped, self.decoder = groups_alive(), settings.decoder
-        self.requests = itertools.count()
+        self.grouped, self.decoder, self.requests = groups_alive(), settings.decoder, itertools.count()
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         def ready(row: Row) -> None:

@@ -65,18 +65,20 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 def run_doctor(args: argparse.Namespace) -> int:
     """What this machine can do, what each backend refuses, which goldens there are."""
-    for backend in args.backend.split(","):
+    backends = args.backend.split(",")
+    for backend in backends:
         if backend not in BACKENDS:
             raise OptionError(f"no backend {backend!r}", fix="known: " + ", ".join(BACKENDS))
+    probes = {name: code for name, (needed, code) in PROBES.items() if not needed or {*needed.split()} & {*backends}}
     with ThreadPoolExecutor() as pool:
-        found = dict(zip(PROBES, pool.map(lambda probe: run_probe("-c", probe[1]), PROBES.values())))
+        found = dict(zip(probes, pool.map(lambda code: run_probe("-c", code), probes.values())))
     rows = [("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve()))]
     rows.append(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
     for library, (works, said) in found.items():
         version, _, device = said.partition("|") if works else ("-", "", said)
         rows.append((library, version.strip(), device.strip()))
     print(table(rows))
-    verdicts = {backend: backend_verdict(backend, found, args.model) for backend in args.backend.split(",")}
+    verdicts = {backend: backend_verdict(backend, found, args.model) for backend in backends}
     print(table([(f"backend {b}", "works" if works else "does not work", why) for b, (works, why) in verdicts.items()]))
     print("what a backend, or a release of a library, refuses before anything runs:")
     print(table([(f"  {r.releases or r.backend}", r.what, r.fix) for r in gen_engine.UNSUPPORTED]))

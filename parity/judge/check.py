@@ -46,7 +46,7 @@ from parity.judge.laws import Tools
 from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
-from parity.judge.worker import Died, Worker, settle
+from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.recorder import Starting
 from parity.record.rows import STRUCTURED
@@ -784,8 +784,6 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
     together: dict[Item, Outcome] = {}
     for backend in dict.fromkeys(backend for backend, _, _ in job.items):
         names = [(site, name) for b, site, name in job.items if b == backend]
-        if backend == "vllm":
-            settle("vllm.entrypoints.llm")
         with Session(store, job.functions, factories) as session:
             for site, some in itertools.groupby(names, key=lambda item: item[0]):
                 if len(session.observer.opened) > MOST_ENGINES:

@@ -10,6 +10,7 @@ options of its calls, or the prompts that it makes. The call site's code is not 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,13 @@ from typing import Any
 
 from parity import golden
 from parity.judge.compare import entry, placeholder_in
+from parity.judge.worker import settle
 from parity.record.rows import collapsed
 
 Row = Mapping[str, Any]
+
+LIBRARIES = {"hf": ("torch", "transformers.models.auto.modeling_auto"), "vllm": ("vllm.entrypoints.llm",)}
+settle_once = functools.cache(settle)
 
 HF_ONLY: dict[str, Any] = {
     "device": None, "attn_implementation": None, "max_batch_tokens": None, "max_batch_size": None, "hf_kwargs": {},
@@ -77,6 +82,12 @@ class Replay:
         else:
             wanted = {**self.per_backend.get(backend, {}), **wanted, "vllm_kwargs": {}, "logits_hooks": False}
         return dataclasses.replace(config, **wanted)
+
+    def opening(self, config: Any) -> Any:
+        """config() of an engine that is about to be loaded, whose libraries are not to be looked through each time."""
+        wanted = self.config(config)
+        settle_once(*LIBRARIES[wanted.backend])
+        return wanted
 
     def engine(self, engine: Any, *, hooked: bool = False) -> Any:
         """This engine, or one like it that is loaded as this replay wants it."""

@@ -45,9 +45,9 @@ _freeze = gc.freeze
 
 def settle(*modules: str) -> None:
     """Import these, where that can be done, and leave all that is loaded by now out of garbage collections, for the
-    rest of this process. Each of vLLM's engines makes eight on its way from load to end, and each would look through
-    some millions of objects of the libraries. It also freezes all and thaws all: not here, or engines that are no more
-    would stay, and the libraries would be looked through again."""
+    rest of this process. An engine on hf makes one when it ends, vLLM's make eight on their way from load to end, and
+    each would look through some millions of objects of the libraries. vLLM also freezes all and thaws all: not here, or
+    engines that are no more would stay, and the libraries would be looked through again."""
     for module in modules:
         with contextlib.suppress(Exception):  # whoever needs it is told
             importlib.import_module(module)

@@ -34,7 +34,8 @@ TABLE = Path(__file__).with_name("matrix.md")
 README = ROOT / "README.md"
 MARKS = "<!-- parity matrix: -->", "<!-- :parity matrix -->"
 MODEL = "golden/models/tiny-qwen3"
-SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+         "VLLM_LOGGING_LEVEL": "ERROR"}  # fmt: skip
 EXAMPLE = """example:
   python -m parity matrix --row vllm-0.11
   python -m parity matrix --row vllm-0.11 --folder /tmp/matrix --keep     the environment stays, and is used again

@@ -679,7 +679,7 @@ def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given
 def tap_open(observer: Observer, original: Any, engine: Any, config: Any, *args: Any, **kwargs: Any) -> None:
     """Where an engine is loaded: a replay on another backend need not load the first one too."""
     if observer.replay is not None and not observer.within("engine"):
-        config = observer.replay.config(config)
+        config = observer.replay.opening(config)
         module = sys.modules[type(config).__module__]
         if refused := module.refusal_of(module.Asked(config)):  # `load` asked this of the other backend
             raise refused

@@ -102,7 +102,9 @@ def test_generate_prints_every_sample(capsys: Capture) -> None:
 
 def test_doctor_tries_a_checkpoint_and_reports_its_failure(capsys: Capture, tmp_path: Path) -> None:
     assert main(["doctor", "--backend", "hf", "--model", str(tmp_path)]) == 1
-    assert re.search(r"backend hf +does not work +parity: LoadError", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    assert re.search(r"backend hf +does not work +parity: LoadError", said)
+    assert re.search("^transformers ", said, re.MULTILINE) and not re.search("^vllm ", said, re.MULTILINE), "not asked"
 
 
 def shown_on_a_terminal(*command: str) -> str:
