@@ -20,6 +20,7 @@ from parity import golden
 from parity.judge.compare import entry, placeholder_in
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
+from parity.verdict import first_divergence
 
 Row = Mapping[str, Any]
 
@@ -29,6 +30,10 @@ settle_once = functools.cache(settle)
 HF_ONLY: dict[str, Any] = {
     "device": None, "attn_implementation": None, "max_batch_tokens": None, "max_batch_size": None, "hf_kwargs": {},
 }  # fmt: skip
+
+
+class PartedAlone(Exception):
+    """Ends a call whose requests are asked one by one, when it is known that they do not give the old answer."""
 
 
 class Engines:
@@ -116,8 +121,21 @@ class Replay:
         found = []
         for self.offset, request in enumerate(requests):
             found += original(self.used, [request], options, **{**how, "cache": False})
+            if self.parted(found[-1]):
+                raise PartedAlone("a request by itself parts from the golden, too: the others need not be asked")
         self.offset = 0
         return found
+
+    def parted(self, result: Any) -> bool:
+        """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is no parting: the old
+        code may have cut by hand."""
+        ids, rows = getattr(result, "token_ids", ()), [r for r in self.rows if r["output_ids"]]
+        steps = [
+            (first_divergence(row["output_ids"], ids), min(len(row["output_ids"]), len(ids)))
+            for row in rows
+            if tuple(row["prompt_ids"]) == getattr(result, "prompt_token_ids", None)
+        ]
+        return bool(steps) and all(step is not None and step < least for step, least in steps)
 
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""

@@ -98,7 +98,10 @@ def test_text_architectures_give_the_same_ids_on_both(name: str, tmp_path: Path)
 def test_hf_answers_beside_a_vllm_that_runs_the_model_by_transformers_code_and_after_it(tmp_path: Path) -> None:
     """vLLM rewrites the class that it runs so; 0.32 does that with this one."""
     model = text_checkpoint("olmo2", tmp_path)
-    ask = lambda engine: [r.token_ids for r in engine.generate_text_batch(PROMPTS, OPTIONS)]  # noqa: E731
+
+    def ask(engine: GenerationEngine) -> list[tuple[int, ...]]:
+        return [result.token_ids for result in engine.generate_text_batch(PROMPTS, OPTIONS)]
+
     with open_engine(model, "hf", max_model_len=512) as before:
         expected = ask(before)
         for _ in range(2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from parity.judge.explain import (
     possible,
     replays,
 )
-from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, Replay
+from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, Replay
 from parity.record import rows
 from parity.verdict import Cause
 
@@ -334,6 +335,33 @@ def test_scores_are_asked_alone_too() -> None:
     together, alone = (Replay(Engines(), put_back=parts) for parts in (frozenset[str](), frozenset({ALONE})))
     for replay, wanted in ((together, [2, 2]), (alone, [1, 1])):
         assert replay.score(lambda engine, items: [len(items)] * len(items), None, ["a", "b"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("first", "asked"),
+    [
+        ([4, 8, 9], 1),  # it parts from the golden by itself: the second need not be asked
+        ([4, 5, 9], 2),
+        ([4, 5], 2),  # an end elsewhere is no parting
+        ([4, 5, 9, 7], 2),
+    ],
+)
+def test_requests_are_asked_alone_until_one_parts_from_the_golden(
+    first: list[int], asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [SimpleNamespace(token_ids=(*ids,), prompt_token_ids=(*one["prompt_ids"],))
+            for ids, one in ((first, FIRST), (SECOND["output_ids"], SECOND))]  # fmt: skip
+    seen: list[str] = []
+
+    def answer(engine: Any, requests: list[Any], options: Any, **how: Any) -> list[Any]:
+        seen.append(requests[0])
+        return [told[int(request)] for request in requests]
+
+    monkeypatch.setattr(Replay, "engine", lambda replay, engine, **how: engine)
+    with contextlib.suppress(PartedAlone):
+        replay = Replay(Engines(), put_back=frozenset({ALONE}), rows=OLD.rows)
+        assert replay.call(answer, None, ["0", "1"]) == told
+    assert len(seen) == asked
 
 
 def test_an_answer_of_the_same_question_about_another_picture_is_another_requests() -> None:
