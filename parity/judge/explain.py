@@ -112,9 +112,9 @@ def other_samples(old: Case, new: Case) -> bool:
 
 
 def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
-    """Of a prompt, what its laws say: they know the checkpoint's template and tokenizer; but a template that is another
-    one comes before them."""
-    if (difference.stage, difference.field) == ("template", "sha256") and None not in (difference.old, difference.new):
+    """Of a prompt, what its laws say: they know the checkpoint's template and tokenizer; but where both sides rendered,
+    a template that is another one, or is told something else, comes before them."""
+    if difference.stage == "template" and all(row.get("template") for row in inquiry.pairs[difference.row or 0]):
         return name
     of_ids = [b.cause for b in inquiry.broken if b.law in OF_PROMPTS]
     return of_ids[0] if of_ids and name.startswith("prompt.") else name
