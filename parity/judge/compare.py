@@ -396,7 +396,9 @@ def prompt_cause(old: Row, new: Row) -> str:
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
     if cut_alike and shared_ends(short, long) * 2 >= len(short):
         return "prompt.truncation"
-    return "prompt.tokenization" if before == after else "prompt.template"
+    if before == after:
+        return "prompt.tokenization"
+    return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
 
 
 def template_of(row: Row) -> str | None:

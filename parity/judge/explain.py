@@ -534,8 +534,8 @@ def answers_of_others(together: Sequence[Row], alone: Sequence[Row]) -> tuple[in
     answers as one of the same prompt does says nothing."""
     right = [tuple(row["output_ids"]) for row in alone]
     prompts = [(collapsed(row["prompt_ids"], placeholder_in(row)), shown(row)) for row in alone]
-    lengths = (sorted(len(row["prompt_ids"]) for row in some) for some in (together, alone))
-    if len(right) != len(together) or len(set(map(tuple, lengths))) > 1:  # what is exchanged is there all the same
+    lengths = ({len(row["prompt_ids"]) for row in some} for some in (together, alone))
+    if len(right) != len(together) or len(set(map(frozenset, lengths))) > 1:  # what is exchanged is there all the same
         return None
     for number, row in enumerate(together):
         ids = tuple(row["output_ids"])

@@ -142,7 +142,7 @@ def text_cases(ask: Any) -> None:
     ask("enough-llama", LLAMA, raw(*RAGGED), enough=5, logprobs=0)
     ask("enough-by-criterion", SURE, chat(COUNT, FRANCE), enough=7, of_transformers=True)
     ask("banned-by-processor", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), of_transformers=True)
-    ask("changed-after", SURE, chat(FRANCE, COUNT), then=["!", "upper", "?"], max_new_tokens=16)
+    ask("changed-after", SURE, chat(FRANCE, COUNT), then=["!", "upper", "x", "x"], max_new_tokens=16)
     ask("changed-after-a-stop", SURE, chat(FRANCE), then=["upper"], stop=[" Paris"])
     ask("cut-by-length", SURE, chat(COUNT, FRANCE), max_new_tokens=9)
     # What is decoded.
@@ -177,7 +177,8 @@ def text_cases(ask: Any) -> None:
     said = [{"role": "user", "content": COUNT}, {"role": "assistant", "content": "1, 2, 3"}]
     ask("continued", SURE, [{"messages": said, "continue": True}], max_new_tokens=32)
     ask("second-turn", SURE, [{"messages": [*said, {"role": "user", "content": FRANCE}]}], max_new_tokens=32)
-    ask("system", SURE, chat(FRANCE, COUNT, system="Answer in one word."), max_new_tokens=32)
+    systems = ("Answer in one word.", "", "Answer in one word.")
+    ask("system", SURE, [chat(q, system=s)[0] for q, s in zip((FRANCE, FRANCE, COUNT), systems)], max_new_tokens=32)
     parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
     ask("two-parts", SURE, [{"messages": [{"role": "user", "content": parts}]}])
     ask("blanks", SURE, chat(f"  {FRANCE}\n ", system=" Answer in one word. \n"))
@@ -217,7 +218,7 @@ def drawn_cases(ask: Any) -> None:
     ask("hot-choice", SURE, seeded(chat(*[FRANCE] * 8)), temperature=1.0, form={"choice": ["yes", "no", "perhaps"]})
     far = [{"prompt": "The", "seed": 1 + (place << 16)} for place in range(6)]
     ask("own-seeds", LLAMA, far, seed=7, temperature=1.5)
-    ask("samples-of-a-seed", LLAMA, raw("The"), seed=7, n=6, temperature=1.5)
+    ask("samples-of-a-seed", LLAMA, raw("The"), seed=7, n=6, temperature=1.5, first_again=True)
     ask("hot-chat", SURE, seeded(chat(DIE, DIE, DIE, DIE)), temperature=1.0, max_new_tokens=20)
 
 

@@ -201,7 +201,11 @@ def answers(
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
     results = generate(requests, options_of(settings), plugins=plugins, cache=not settings.get("fresh"))
-    return [[told(sample, settings) for sample in result.samples or (result,)] for result in results]
+    again = settings.get("first_again")  # what is said of a request itself is its first sample
+    return [
+        [told(sample, settings) for sample in (*(result.samples or (result,)), *([result] if again else ()))]
+        for result in results
+    ]
 
 
 def ask_often(model_path: str, calls: list[dict[str, Any]]) -> list[list[list[dict[str, Any]]]]:

@@ -61,6 +61,28 @@ def test_an_answer_that_another_request_gets_alone_is_an_answer_of_that_one() ->
     assert "row 0 got row 1's" in cause.sentence
 
 
+def test_answers_that_go_round_among_equal_requests_too_are_those_of_others() -> None:
+    """Equal requests are answered once, so of what goes round one answer stands twice and one nowhere."""
+    alone = [FIRST, SECOND, FIRST]
+    taken = {name: SECOND[name] for name in ("prompt_ids", "output_ids", "text")}
+    together = [{**FIRST, **taken}, SECOND, {**FIRST, **taken}]
+    assert answers_of_others([{**FIRST, "prompt_ids": [3, 3, 3]}], [FIRST]) is None
+    assert answers_of_others([*together[:2], FIRST], alone) == (0, 1)
+    longer = {**SECOND, "prompt_ids": [3, 3, 3]}
+    assert answers_of_others([longer, longer, FIRST], [FIRST, longer, FIRST]) == (0, 1)
+
+
+def test_a_template_that_is_told_something_else_comes_before_the_laws_of_prompts() -> None:
+    thinks, cut = ({**FIRST, "template": {"sha256": "sha", "arguments": {"enable_thinking": told}}, "prompt_ids": ids}
+                   for told, ids in ((False, [2, 3]), (None, [2, 5])))  # fmt: skip
+    old, new = case(thinks, SECOND), case({**cut, "prompt_text": "b", "output_ids": [6, 7, 9], "text": "fg"}, SECOND)
+    found = compare.differences(old, new)
+    inquiry = Inquiry(old, new, found, TOOLS.decode, lambda *_: old, replace(TOOLS, render=None))
+    assert [broken.cause for broken in inquiry.broken] == ["prompt.tokenization"]
+    cause = cause_of(inquiry)
+    assert cause is not None and cause.name == "prompt.template"
+
+
 def test_an_answer_that_nobody_gets_alone_is_the_company_of_the_batch() -> None:
     wrong = case({**FIRST, "output_ids": [8, 8, 9], "text": ".."}, SECOND)
     cause = found_with(wrong, ALONE)

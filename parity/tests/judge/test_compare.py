@@ -52,6 +52,8 @@ def test_ids_that_are_no_whole_text_were_cut() -> None:
     old, new = ({**ROW, "prompt_text": text, "prompt_ids": [first, 8, 9]} for text, first in ((None, 7), ("b", 3)))
     assert prompt_cause(old, new) == "prompt.truncation"
     assert prompt_cause({**old, "prompt_text": "a"}, new) == "prompt.template"
+    raw = [{**one, "prompt_text": text, "template": None} for one, text in ((old, "a"), (new, "b"))]
+    assert prompt_cause(*raw) == "prompt.messages", "nothing was rendered"
     another = {**new, "prompt_text": None, "template": {**ROW["template"], "sha256": "another"}}
     assert prompt_cause(old, another) == "prompt.template"
 
