@@ -142,7 +142,7 @@ def text_cases(ask: Any) -> None:
     ask("enough-llama", LLAMA, raw(*RAGGED), enough=5, logprobs=0)
     ask("enough-by-criterion", SURE, chat(COUNT, FRANCE), enough=7, of_transformers=True)
     ask("banned-by-processor", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), of_transformers=True)
-    ask("changed-after", SURE, chat(FRANCE, COUNT), then=["!", "upper", "x", "x"], max_new_tokens=16)
+    ask("changed-after", SURE, chat(FRANCE, COUNT), then=["x", "upper", "x", "!"], max_new_tokens=16)
     ask("changed-after-a-stop", SURE, chat(FRANCE), then=["upper"], stop=[" Paris"])
     ask("cut-by-length", SURE, chat(COUNT, FRANCE), max_new_tokens=9)
     # What is decoded.
