@@ -161,11 +161,18 @@ def largest(gaps: Iterable[float | None]) -> float | None:
 # == Lookups ==
 
 
+LOADED: dict[str, set[str]] = {}  # name of a folder -> where the moved code loaded such a one, in this process
+
+
 def checkpoint_of(case: Case) -> str | None:
-    """Where a case's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all."""
+    """Where a case's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all, or the
+    moved code has loaded the one folder of this name."""
     path: str | None = case.rows[0].get("model", {}).get("path") if case.rows else None
     said = (text for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
-    return next((text for text in said if Path(text).is_dir()), path)
+    if (found := next((text for text in said if Path(text).is_dir()), None)) is not None:
+        return found
+    known = LOADED.get(path or "", ())
+    return next(iter(known)) if len(known) == 1 and path and not Path(path).is_dir() else path
 
 
 def model_of(case: Case) -> Row:

@@ -14,10 +14,12 @@ import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from parity import golden
 from parity.judge.compare import entry, placeholder_in
+from parity.judge.questions import LOADED
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
 from parity.verdict import first_divergence
@@ -92,6 +94,8 @@ class Replay:
         """config() of an engine that is about to be loaded, whose libraries are not to be looked through each time."""
         wanted = self.config(config)
         settle_once(*LIBRARIES[wanted.backend])
+        if Path(wanted.model).is_dir():
+            LOADED.setdefault(Path(wanted.model).name, set()).add(str(Path(wanted.model).resolve()))
         return wanted
 
     def engine(self, engine: Any, *, hooked: bool = False) -> Any:

@@ -475,8 +475,9 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n"):
         values[name] = getattr(params, name)
     values["top_k"] = max(0, values["top_k"])
-    if getattr(params, "structured_outputs", None) or getattr(params, "guided_decoding", None):
-        values["processors"] = [STRUCTURED]
+    structured = getattr(params, "structured_outputs", None) or getattr(params, "guided_decoding", None)
+    masks = [name for name in ("allowed_token_ids", "bad_words", "logit_bias") if getattr(params, name, None)]
+    values["processors"] = [*([STRUCTURED] if structured else []), *masks]
     values.update(
         {name: getattr(params, name) for name in ("presence_penalty", "frequency_penalty") if getattr(params, name)}
     )

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gen_engine
 from parity.golden import Case, Store
-from parity.judge import referee
+from parity.judge import questions, referee, replay
 from parity.judge.check import finished
 from parity.judge.numerics import Group, Numerics, answer_of, told
 from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, steps_of
@@ -30,6 +31,21 @@ def case(*answers: list[int], value: Any = "x", **sampling: Any) -> Case:
 def test_a_row_parts_where_another_id_was_chosen() -> None:
     [step] = steps_of(case([1, 2, 3], [7]), case([1, 9, 9], [7]))
     assert (step.row, step.step, step.position, step.ids) == (0, 1, 3, (2, 9))
+
+
+def test_a_folder_that_the_golden_only_names_is_where_the_moved_code_loaded_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(questions, "LOADED", {})
+    monkeypatch.setattr(replay, "LOADED", questions.LOADED)
+    monkeypatch.setattr(replay, "settle_once", lambda *libraries: None)
+    named = Case("s", "c", rows=({"model": {"path": "tiny"}},), value="x")
+    assert questions.checkpoint_of(named) == "tiny"
+    for folder in (tmp_path / "one/tiny", tmp_path / "other/tiny"):
+        folder.mkdir(parents=True)
+        replay.Replay(replay.Engines()).opening(gen_engine.ModelLoadConfig(str(folder)))
+        alone = len(questions.LOADED["tiny"]) == 1
+        assert questions.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
 
 
 def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:

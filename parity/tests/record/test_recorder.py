@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from parity.judge.check import REPLAYS, Replays
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed
+from parity.record.rows import vllm_sampling
 
 ABOVE = """
 class Announced:
@@ -50,3 +53,10 @@ def test_what_is_named_is_called_before_each_call_of_a_site(
 
 def test_the_judge_is_found_by_the_name_that_it_gives() -> None:
     assert load_function(REPLAYS) is Replays
+
+
+@pytest.mark.parametrize("mask", [{"allowed_token_ids": [5, 6]}, {"bad_words": ["no"]}, {"logit_bias": {5: -9.0}}])
+def test_what_vllm_masks_besides_a_structure_is_a_processor(mask: dict[str, Any]) -> None:
+    params = importlib.import_module("vllm").SamplingParams
+    assert vllm_sampling(params(**mask))["processors"] == {"value": [*mask], "from": "caller"}
+    assert vllm_sampling(params())["processors"] == {"value": [], "from": "default"}
