@@ -2394,6 +2394,18 @@ def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
 
 
+def give_classes_back(base: Any, theirs: Any) -> None:
+    """Where vLLM runs a model by transformers' code, it rewrites that class for good: any model of it would ask for
+    vLLM's config. Only those made while there is one shall.   base: of all models.   theirs: vllm.config."""
+    base.do_not_compile = True  # unless a model says otherwise itself
+    for kind in (classes := [base]):
+        classes += kind.__subclasses__()
+        if (init := kind.__init__).__module__ == "vllm.compilation.decorators":
+            own = inspect.getclosurevars(init).nonlocals["old_init"]
+            kind.__init__ = lambda *given, own=own, init=init, **named: (
+                init if theirs.get_current_vllm_config_or_none() else own)(*given, **named)  # fmt: skip
+
+
 @contextlib.contextmanager
 def in_process(*, first_runner: bool) -> Iterator[None]:
     """Keep vLLM's engine in this process while it is made (unless the environment says otherwise) and, for the logits
@@ -2406,18 +2418,6 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
             os.environ[name] = wanted[name]
             stack.callback(os.environ.pop, name)
         yield
-
-
-def give_classes_back(base: Any, theirs: Any) -> None:
-    """Where vLLM runs a model by transformers' code, it rewrites that class for good: any model of it would ask for
-    vLLM's config. Only those made while there is one shall.   base: of all models.   theirs: vllm.config."""
-    base.do_not_compile = True  # unless a model says otherwise itself
-    for kind in (classes := [base]):
-        classes += kind.__subclasses__()
-        if (init := kind.__init__).__module__ == "vllm.compilation.decorators":
-            own = inspect.getclosurevars(init).nonlocals["old_init"]
-            kind.__init__ = lambda *given, own=own, init=init, **named: (
-                init if theirs.get_current_vllm_config_or_none() else own)(*given, **named)  # fmt: skip
 
 
 def row_hooks_class() -> Any:
