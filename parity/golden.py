@@ -61,8 +61,8 @@ from typing import Any
 FORMAT = 1
 RESERVED = {"models", "blobs", "environments"}
 ROW_KEYS = (
-    "messages", "template", "prompt_text", "prompt_ids", "images", "request", "scored", "batch", "inputs", "model",
-    "sampling", "stop", "output_ids", "decode", "text", "decodes",
+    "messages", "template", "prompt_text", "prompt_ids", "images", "request", "scored", "loop", "batch", "inputs",
+    "model", "sampling", "stop", "output_ids", "decode", "text", "decodes",
 )  # fmt: skip
 
 

@@ -41,7 +41,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, draws, ties
 from parity.judge.endings import leaves
-from parity.judge.explain import Inquiry, also_differs, beside_rounding, by_cache, by_company, cause_of, from_other_ids
+from parity.judge.explain import (
+    Inquiry,
+    also_differs,
+    beside_rounding,
+    by_cache,
+    by_company,
+    cause_of,
+    cut_by_length,
+    from_other_ids,
+    up_to_followers,
+)
 from parity.judge.laws import Tools
 from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
 from parity.judge.replay import Engines, Replay
@@ -94,7 +104,7 @@ class Judge:
     ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
-        old, new = compare.of_one_kind(old, new)
+        old, new = compare.as_declared(*compare.of_one_kind(old, new))
         found = self.of_this_release(old, compare.differences(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
@@ -143,8 +153,9 @@ class Judge:
             return judged if texts is None or gap else ("DRIFT", texts, judged[2])
         if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
             return beside
-        cause = cause_of(inquiry)
-        return ("DRIFT", cause, ()) if cause is not None else self.rounding(inquiry)
+        first = up_to_followers(inquiry)
+        cause = cause_of(first)
+        return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
 
     def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
@@ -163,7 +174,8 @@ class Judge:
             _, cause, notes = self.judged_draws(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
             return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
-        return ("IDENTICAL" if compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
+        seen = not any(compare.unseen(a, b) for a, b in compare.paired(old.rows, new.rows))
+        return ("IDENTICAL" if seen and compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
 
     def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
         """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks."""
@@ -195,20 +207,23 @@ class Judge:
         except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
             return None
 
-    def rounding(self, inquiry: Inquiry) -> Judged:
-        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one."""
+    def rounding(self, inquiry: Inquiry, whole: Inquiry) -> Judged:
+        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one.
+        whole: with what follows from the answers that part."""
         if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
             said = "one answer is the beginning of the other: where it ends was not the model's choice"
             stops = any(
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
+            if cut_by_length(inquiry):
+                return "DRIFT", Cause("stop.length", "likely", f"{CAUSES['stop.length']}: {said}"), ()
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
         models = [row.get("model", {}) for row in inquiry.old.rows]
         if len({(model.get("path"), model.get("dtype")) for model in models}) > 1:
             return could_not("its rows are of several models, whose numerics are not one")
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
-            company, beside = by_company(inquiry), beside_rounding(inquiry)
+            company, beside = by_company(inquiry), beside_rounding(whole)
             self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, *beside))
         return judged
 
@@ -243,6 +258,8 @@ class Judge:
         ledger = self.ledger(old.site)
         before = draws.evidence_of(theirs, ledger.alpha)
         if before.breaks and before.fault != draws.COPY:
+            if compare.of_own_loop(old):
+                return "DRIFT", loop_drew_otherwise(before), ()
             said = f"the golden's own draws do not follow its settings: {before.sentence()}; record it again"
             return "ERROR", Cause("error", "confirmed", said), ()
         evidence = draws.evidence_of(mine, ledger.alpha, copied=not before.breaks)
@@ -250,6 +267,9 @@ class Judge:
             cached = any((row.get("request") or {}).get("cached") for row in new.rows)
             return "DRIFT", drawn_otherwise(evidence, cached), ()
         ledger.add(old.case, mine)
+        if compare.of_own_loop(old):
+            ledger.own[old.case] = theirs
+            return "SAME-SETTINGS", None, (evidence.sentence(),)  # until all are judged together
         with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
             seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old) if compare.is_drawn(row)]
             exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
@@ -267,7 +287,7 @@ class Judge:
         asked_as = {id(new): golden for golden, new in compare.paired(old.rows, case.rows)}
         for row, source in zip(case.rows, sources):
             golden = asked_as.get(id(row), old.rows[0])
-            asked = {**golden, "output_ids": row["output_ids"]}
+            asked = {**golden, "prompt_ids": row["prompt_ids"], "output_ids": row["output_ids"]}
             if why := draws.unreadable(asked):
                 raise GoldenError(why)
             if compare.is_drawn(golden):
@@ -279,7 +299,8 @@ class Judge:
             cases = 0
             for name in self.store.names(site):
                 with contextlib.suppress(GoldenError):  # said when its turn comes
-                    cases += ties.is_sampled(self.store.read(site, name))
+                    golden = self.store.read(site, name)
+                    cases += ties.is_sampled(golden) or compare.of_own_loop(golden)
             self.ledgers[site] = draws.Ledger(cases)
         return self.ledgers[site]
 
@@ -293,7 +314,8 @@ class Judge:
             return "SAME-SETTINGS", None, (f"{why}; to compare texts record with --samples {LEAST_SAMPLES}",)
         if few or self.resample is None:
             record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
-            said = f"equal settings, other draws; {why}; {record}"
+            settings = "settings that were not seen" if compare.of_own_loop(old) else "equal settings"
+            said = f"{settings}, other draws; {why}; {record}"
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
         for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance
@@ -365,21 +387,40 @@ def drawn_otherwise(evidence: draws.Evidence, cached: bool = False) -> Cause:
     return Cause(name, "confirmed", f"{said}: {evidence.sentence()}", proof)
 
 
+def loop_drew_otherwise(evidence: draws.Evidence) -> Cause:
+    name = "sampling.mode" if evidence.fault == draws.BEST and not evidence.impossible else "sampling.draw"
+    said = f"the old code's own loop did not draw as the new code's settings say: {evidence.sentence()}"
+    return Cause(name, "likely", f"{CAUSES[name]}: {said}")
+
+
 def judged_together(outcomes: Sequence[Outcome], ledgers: Mapping[str, draws.Ledger]) -> list[Outcome]:
     """Draws of a site's cases show together what each of them may be too few to show."""
     found = list(outcomes)
     for site, ledger in ledgers.items():
-        evidence = ledger.together()
-        if evidence is None or not (evidence.breaks or evidence.tells):
-            continue
-        note = f"all cases of {site} together: {evidence.sentence()}"
+        evidence, own = ledger.together(), ledger.of_own_loops()
         for place, o in enumerate(found):
             if o.site != site or o.case not in ledger.samples or o.verdict not in DRAWN_ALIKE:
                 continue
-            cause = drawn_otherwise(evidence) if evidence.breaks else None
-            verdict: Verdict = "DRIFT" if cause else "SAME-DISTRIBUTION"
-            found[place] = dataclasses.replace(o, verdict=verdict, cause=cause, notes=(*o.notes, note))
+            if o.case in ledger.own and own is not None:
+                found[place] = o = judged_loop(o, own)
+            if o.verdict in DRAWN_ALIKE and evidence is not None and (evidence.breaks or evidence.tells):
+                note = f"all cases of {site} together: {evidence.sentence()}"
+                cause = drawn_otherwise(evidence) if evidence.breaks else None
+                verdict: Verdict = "DRIFT" if cause else "SAME-DISTRIBUTION"
+                found[place] = dataclasses.replace(o, verdict=verdict, cause=cause, notes=(*o.notes, note))
     return found
+
+
+def judged_loop(outcome: Outcome, evidence: draws.Evidence) -> Outcome:
+    """Of draws in a loop of the old code's own, whose settings were not seen: no equal settings are to be claimed."""
+    if evidence.breaks:
+        return dataclasses.replace(outcome, verdict="DRIFT", cause=loop_drew_otherwise(evidence))
+    if evidence.tells:
+        note = f"the old code's own loops drew as the new code says: {evidence.sentence()}"
+        return dataclasses.replace(outcome, verdict="SAME-DISTRIBUTION", notes=(*outcome.notes, note))
+    said = f"the old code draws in a loop of its own, by settings that are not seen: {evidence.sentence()}"
+    verdict, cause, _ = could_not(f"{said}; record more calls of this site, or longer ones")
+    return dataclasses.replace(outcome, verdict=verdict, cause=cause)
 
 
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:

@@ -6,6 +6,7 @@ Pure functions of plain data: no model, no file, no clock. explain.py takes it f
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import NEUTRAL, collapsed, runs
+from parity.record.rows import BUT_THE_LAST, CHOSEN, NEUTRAL, collapsed, runs
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -35,13 +36,111 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 
 def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
-    """Rows of ids that were only read say something where both sides have them, and are left out where one has none: it
-    was recorded without, or reads another way."""
-    if any(row.get("scored") for row in old.rows) and any(row.get("scored") for row in new.rows):
+    """Rows of ids that were only read say something where both sides have them, or where one side has nothing else: it
+    reads prompts by itself and chooses what comes next. Beside rows of answers they are left out where the other side
+    has none: it was recorded without, or reads another way."""
+    cases = (old, new)
+    read = [any(row.get("scored") for row in case.rows) for case in cases]
+    by_itself = [all(row.get("scored") or row.get("loop") for row in case.rows) for case in cases]
+    if all(read) or (old.rows and new.rows and any(by_itself)):
         return old, new
-    kept = (tuple(row for row in case.rows if not row.get("scored")) for case in (old, new))
+    kept = (tuple(row for row in case.rows if not row.get("scored")) for case in cases)
     mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
     return mine, theirs
+
+
+def unseen(old: Row, new: Row) -> bool:
+    """Whether only one side's answer was seen: the other one only read the prompt."""
+    return bool(old.get("scored")) != bool(new.get("scored"))
+
+
+def of_own_loop(case: Case) -> bool:
+    """Whether the code chose tokens by itself: by which settings was not seen."""
+    return any(row.get("loop") for row in case.rows)
+
+
+def as_declared(old: Case, new: Case) -> tuple[Case, Case]:
+    """Rows of a loop of the code's own have the settings that the other side declares for its requests, by which their
+    ids are then judged."""
+    if of_own_loop(old) == of_own_loop(new):
+        return old, new
+    mine, theirs = list(old.rows), list(new.rows)
+    said = {id(row): other for pair in paired(old.rows, new.rows) for row, other in (pair, pair[::-1])}
+    for rows in (mine, theirs):
+        for place, row in enumerate(rows):
+            if row.get("loop") and (other := said.get(id(row))) is not None:
+                rows[place] = {**row, "sampling": other.get("sampling", {})}
+    return replace(old, rows=tuple(mine)), replace(new, rows=tuple(theirs))
+
+
+def same_prompt(old: Row, new: Row) -> bool:
+    """Whether two rows were asked the same, pictures as one id or as many."""
+    if old["prompt_ids"] == new["prompt_ids"]:
+        return True
+    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(new["prompt_ids"], placeholder_in(new))
+
+
+def followers(old: Sequence[Row], new: Sequence[Row]) -> set[int]:
+    """Numbers of the pairs whose prompts hold answers to the prompts before them, and differ as those answers do: a
+    code that asks on with what it was told. Whatever made the first answer another one, the prompts are not it."""
+    found, others = set(), list[tuple[Row, Row]]()
+    rendered: list[Any] = []  # by which pairs of templates equal prompts came
+    for number, (mine, theirs) in enumerate(paired(old, new)):
+        follows, ways = not same_prompt(mine, theirs), (mine.get("template"), theirs.get("template"))
+        if follows and not follows_from(mine, theirs, others, alike=ways[0] == ways[1] or ways in rendered):
+            continue
+        rendered += [] if follows else [ways]
+        found |= {number} if follows else set()
+        if mine["output_ids"] != theirs["output_ids"] or mine.get("text") != theirs.get("text"):
+            others.append((mine, theirs))
+    return found
+
+
+def follows_from(old: Row, new: Row, answers: Sequence[tuple[Row, Row]], *, alike: bool) -> bool:
+    """Whether two prompts differ only where an answer stands in both. Of one that was cut before it was used, the place
+    that differs is to be within it. alike: their templates render alike."""
+    before, after = old.get("prompt_text"), new.get("prompt_text")
+    if not answers or (before is not None and before == after):
+        return False
+    texts = [(one, other) for a, b in answers for one, other in told(a, b)]
+    if "messages" in old and "messages" in new and alike:
+        before, after = written(old["messages"]), written(new["messages"])  # a template may leave parts of texts out
+        texts = [(written(one)[1:-1], written(other)[1:-1]) for one, other in texts]
+    elif before is None or after is None:  # ids that were put behind ids
+        before, after = (words(row["prompt_ids"]) for row in (old, new))
+        texts = [(words(a["output_ids"]), words(b["output_ids"])) for a, b in answers]
+    texts.sort(key=lambda pair: -min(map(len, pair)))
+    while before != after:
+        first = shared_start(before, after)
+        places = ((at, *pair) for pair in texts for at in range(first + 1) if at + max(map(len, pair)) > first)
+        found = next((x for x in places if before.startswith(x[1], x[0]) and after.startswith(x[2], x[0])), None)
+        if found is None:
+            break
+        at, one, other = found
+        before, after = before[at + len(one) :], after[at + len(other) :]
+    first = shared_start(before, after)
+    last = shared_start(before[first:][::-1], after[first:][::-1])
+    mine, theirs = (text[first : len(text) - last].strip() for text in (before, after))
+    return mine == theirs or any(mine in one and theirs in other for one, other in texts)
+
+
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def words(ids: Sequence[int]) -> str:
+    return "".join(f"{i} " for i in ids)
+
+
+def told(old: Row, new: Row) -> Iterator[tuple[str, str]]:
+    """Texts of two answers, as they were decoded and without blanks around them."""
+    for mine, theirs in zip(decodes_of(old), decodes_of(new)):
+        one, other = mine.get("text") or "", theirs.get("text") or ""
+        yield from {(one, other), (one.strip(), other.strip())} if one != other else ()
+
+
+def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
 def placeholder_in(row: Row) -> int | None:
@@ -54,12 +153,12 @@ def placeholder_in(row: Row) -> int | None:
 
 # == Stages ==
 
+PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
+
 
 def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
     """Another prompt; where the ids are the same, whatever led to them is only told."""
-    mine, theirs = old["prompt_ids"], new["prompt_ids"]
-    pictures = placeholder_in(old), placeholder_in(new)
-    differs = collapsed(mine, pictures[0]) != collapsed(theirs, pictures[1])
+    differs = not same_prompt(old, new)
     for stage in ("messages", "template", "prompt_text"):
         if old.get(stage) is not None and new.get(stage) is not None and old[stage] != new[stage]:
             if stage == "template":
@@ -67,7 +166,7 @@ def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
             else:
                 yield Difference(stage, "", old[stage], new[stage], counts=differs)
     if differs:
-        yield Difference("prompt_ids", "", mine, theirs)
+        yield Difference("prompt_ids", "", old["prompt_ids"], new["prompt_ids"])
 
 
 def template_differences(old: Row, new: Row, counts: bool) -> Iterator[Difference]:
@@ -129,13 +228,25 @@ def entry(row: Row, stage: str, name: str) -> Any:
 
 
 def is_drawn(row: Row) -> bool:
-    return bool(entry(row, "sampling", "temperature"))
+    return bool(row.get("sampling") and entry(row, "sampling", "temperature"))
+
+
+OF_LOGITS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "processors")
+
+
+def done_to_logits(row: Row) -> list[str]:
+    """What is done to a row's logits before a token is chosen, by the settings' names."""
+    idle: dict[str, tuple[Any, ...]] = {name: (NEUTRAL[name], 0, [], None) for name in OF_LOGITS}
+    return [name for name in OF_LOGITS if entry(row, "sampling", name) not in idle[name]]
 
 
 def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     if not old.get("sampling") or not new.get("sampling"):
         return
     drawn = is_drawn(old), is_drawn(new)
+    held_back = done_to_logits(new) or entry(new, "stop", "min_new_tokens")
+    if old.get("loop") in (CHOSEN, BUT_THE_LAST) and not drawn[1] and not held_back:
+        yield Difference("sampling", "mode", "other tokens than the likeliest", "greedy")
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
         yield Difference("sampling", "mode", before, after)
@@ -176,6 +287,8 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
     """What came out of the model, and how it became text. These follow from the rest, or the value tells them."""
+    if unseen(old, new):
+        return
     if old["output_ids"] != new["output_ids"]:
         yield Difference("output_ids", "", old["output_ids"], new["output_ids"], counts=False)
     for number, (mine, theirs) in enumerate(zip(decodes_of(old), decodes_of(new))):
@@ -294,11 +407,12 @@ OF_ROWS = (
 def differences(old: Case, new: Case) -> tuple[Difference, ...]:
     """Everything that differs, in causal order: by stage, then by row."""
     found: list[Difference] = []
-    for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
+    pairs, follow = paired(old.rows, new.rows), followers(old.rows, new.rows)
+    for number, (mine, theirs) in enumerate(pairs):
         for compare in OF_ROWS:
             for d in compare(mine, theirs):
-                found.append(Difference(d.stage, d.field, d.old, d.new, number, d.counts))
-    pairs = paired(old.rows, new.rows)
+                counts = d.counts and not (number in follow and d.stage in PROMPT_STAGES)
+                found.append(Difference(d.stage, d.field, d.old, d.new, number, counts))
     found += [*adapter_differences(pairs), *seed_differences(pairs), *order_differences(old.rows, new.rows)]
     found = [d for d in found if not said_otherwise(d, old, new)]
     if len(old.rows) != len(new.rows):
@@ -324,8 +438,9 @@ def said_otherwise(difference: Difference, old: Case, new: Case) -> bool:
 
 
 def same_ids(old: Case, new: Case) -> bool:
+    """As far as they were seen."""
     return len(old.rows) == len(new.rows) and all(
-        a["output_ids"] == b["output_ids"] for a, b in paired(old.rows, new.rows)
+        a["output_ids"] == b["output_ids"] or unseen(a, b) for a, b in paired(old.rows, new.rows)
     )
 
 
@@ -389,13 +504,17 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.template" if old.get("template") else "prompt.messages"  # blanks: who joined the text?
     if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
         return "prompt.template"  # cut prompts of two templates
-    if before == after and len(long) == len(short) + 1 and long[1:] == short:
+    if before is not None and before == after and len(long) == len(short) + 1 and long[1:] == short:
         return "prompt.tokenization"  # the text is whole, and the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
         return "prompt.truncation"
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
-    if cut_alike and shared_ends(short, long) * 2 >= len(short):
-        return "prompt.truncation"
+    if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
+        ended = (
+            new["prompt_ids"][-1] in (entry(new, "stop", "end_ids") or ())
+            and new["prompt_ids"][-1] != old["prompt_ids"][-1]
+        )
+        return "prompt.tokenization" if ended else "prompt.truncation"
     if before == after:
         return "prompt.tokenization"
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
@@ -408,10 +527,14 @@ def template_of(row: Row) -> str | None:
 
 def shared_ends(one: Sequence[int], other: Sequence[int]) -> int:
     """How many ids two prompts share at their beginning, or at their end."""
-    return max(
-        sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*ways)))
-        for ways in ((one, other), (reversed(one), reversed(other)))
-    )
+    return max(shared_start(one, other), shared_start(one[::-1], other[::-1]))
+
+
+def overlap(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids the end of one shares with the beginning of the other, as two windows of one text do."""
+    sizes = range(min(len(one), len(other)), 0, -1)
+    ways = ((one, other), (other, one))
+    return next((n for n in sizes for a, b in ways if a[-n] == b[0] and a[-n:] == b[:n]), 0)
 
 
 def leaks(difference: Difference, old: Row, new: Row) -> bool:
@@ -433,7 +556,7 @@ def leaks(difference: Difference, old: Row, new: Row) -> bool:
 
 def cause_name(difference: Difference, old: Row, new: Row) -> str:
     """The cause that a difference stands for. old, new: the rows it was found in."""
-    if difference.stage in ("messages", "template", "prompt_text", "prompt_ids"):
+    if difference.stage in PROMPT_STAGES:
         return prompt_cause(old, new)
     known = OF_FIELDS.get((difference.stage, difference.field))
     if known == "image.content" and difference.field == "sha256":
@@ -450,7 +573,7 @@ def suspects(old: Case, new: Case, found: Sequence[Difference]) -> list[tuple[st
     for difference in found:
         if difference.row is None or difference.stage in ("output_ids", "decode", "text", "value"):
             continue
-        if not difference.counts and difference.stage in ("messages", "template", "prompt_text"):
+        if not difference.counts and difference.stage in PROMPT_STAGES:
             continue
         named.setdefault(cause_name(difference, *pairs[difference.row]), difference)
     return list(named.items())

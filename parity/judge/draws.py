@@ -24,7 +24,7 @@ at a higher temperature, or are more. A site's draws are also judged together, w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
@@ -359,10 +359,12 @@ def power_of(groups: Sequence[Sequence[Sample]], listed: int, alpha: float) -> f
 
 @dataclass
 class Ledger:
-    """The draws of a site's cases on one backend. cases: how many of them are drawn; the level is shared by them."""
+    """The draws of a site's cases on one backend. cases: how many of them are drawn; the level is shared by them.
+    own: of loops of the old code's own, its draws under the settings that the new code declares."""
 
     cases: int = 1
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    own: dict[str, list[Sample]] = field(default_factory=dict)
 
     @property
     def alpha(self) -> float:
@@ -376,13 +378,18 @@ class Ledger:
         """All cases' draws; those with one source, prompt and ids once. None where there is one case: it was judged."""
         if len(self.samples) < 2:
             return None
-        return evidence_of(list(self._distinct()), ALPHA / 2, copied=False)
+        return evidence_of(list(distinct(self.samples.values())), ALPHA / 2, copied=False)
 
-    def _distinct(self) -> Iterator[Sample]:
-        known = set()
-        for samples in self.samples.values():
-            for sample in samples:
-                key = sample.stream, sample.prompt, sample.ids
-                if key not in known:
-                    known.add(key)
-                    yield sample
+    def of_own_loops(self) -> Evidence | None:
+        """Whether the old code drew as the new code says, which nothing else can show."""
+        return evidence_of(list(distinct(self.own.values())), ALPHA / 2, copied=False) if self.own else None
+
+
+def distinct(groups: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
+    known = set()
+    for samples in groups:
+        for sample in samples:
+            key = sample.stream, sample.prompt, sample.ids
+            if key not in known:
+                known.add(key)
+                yield sample

@@ -20,12 +20,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import differences, entry, is_drawn, paired, placeholder_in, same_ids, suspects
+from parity.judge.compare import (
+    differences,
+    done_to_logits,
+    entry,
+    followers,
+    is_drawn,
+    paired,
+    placeholder_in,
+    same_ids,
+    same_prompt,
+    suspects,
+    unseen,
+)
 from parity.judge.endings import Decode, by_hand, explain_text, leaves, strange_text
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
 from parity.judge.questions import candidates, number_gap
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
-from parity.record.rows import NEUTRAL, collapsed
+from parity.record.rows import BUT_THE_LAST, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
 Row = Mapping[str, Any]
@@ -72,6 +84,28 @@ class Inquiry:
             return False
         ids_came_back = by_ids and not same_ids(self.old, self.new) and same_ids(self.old, again)
         return ids_came_back or equal(self.old.value, again.value)
+
+
+def up_to_followers(inquiry: Inquiry) -> Inquiry:
+    """Where prompts follow from answers that are other ones: the inquiry of those answers, which have the cause. Their
+    texts stand for the value."""
+    follow = followers(inquiry.old.rows, inquiry.new.rows)
+    if not follow:
+        return inquiry
+    kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
+    texts = all("text" in row for pair in inquiry.pairs for row in pair)
+
+    def narrow(case: Case) -> Case:
+        rows = tuple(case.rows[k] for k in kept if k < len(case.rows))
+        return dataclasses.replace(case, rows=rows, value=[row["text" if texts else "output_ids"] for row in rows])
+
+    def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
+        again = inquiry.rerun(load, parts) if inquiry.rerun else None
+        return again and narrow(again)
+
+    old, new = narrow(inquiry.old), narrow(inquiry.new)
+    inquiry.steps.append(f"{len(follow)} of {len(inquiry.pairs)} prompts hold answers that differ: those are judged")
+    return dataclasses.replace(inquiry, old=old, new=new, found=differences(old, new), rerun=inquiry.rerun and rerun)
 
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
@@ -243,6 +277,8 @@ def equal_when_shortened(old: Row, new: Row) -> bool:
 def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     """Another way from the same (or longer, or shorter) ids to text.   drawn: the ids are other draws, each text is to
     come from its own in the way that the old text came from the old ones."""
+    if (texts := dict(leaves(inquiry.old.value))) and texts == dict(leaves(inquiry.new.value)):
+        return None  # what differs is no text
     alike = (drawn or is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs)
     if inquiry.decode is None or not all(alike):
         return None
@@ -250,9 +286,10 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     if found is None or (drawn and not found.of_value):  # rows may well be decoded in another way than values
         return None
     name = found.cause
-    if name == "post.trim" and within_stops(inquiry):
+    if name in ("post.trim", "decode.skip_special") and (within_stops(inquiry) or by_a_stop(inquiry)):
         name = "stop.rule"
-    if name == "stop.strings" and told_stops(inquiry.new) and told_stops(inquiry.new) == stops_of(inquiry.old):
+    moved, told = {*found.old.stops} ^ {*found.new.stops}, told_stops(inquiry.new)
+    if name == "stop.strings" and told and (told == stops_of(inquiry.old) or moved <= told & stops_of(inquiry.old)):
         name = "stop.rule"  # equal arguments, other behaviour
     proof = "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ in this alone"
     certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
@@ -266,11 +303,27 @@ def within_stops(inquiry: Inquiry) -> bool:
     stops = told_stops(inquiry.new)
     if not stops or stops != stops_of(inquiry.old):
         return False
-    theirs = dict(leaves(inquiry.new.value))
-    texts = [(text, theirs[path]) for path, text in leaves(inquiry.old.value) if theirs.get(path, text) != text]
+    texts = other_texts(inquiry)
     return bool(texts) and all(
         {*pair} <= stops or begins_stop(min(pair, key=len), max(pair, key=len), stops) for pair in texts
     )
+
+
+def by_a_stop(inquiry: Inquiry) -> bool:
+    """Whether each text differs by a whole stop at its end, that the new code was told, where both decode alike."""
+    stops, texts = told_stops(inquiry.new), other_texts(inquiry)
+    if inquiry.decode and any(entry(row, "stop", "include_stop") for row in inquiry.new.rows):
+        ends = {i for row in inquiry.new.rows for i in entry(row, "stop", "end_ids") or ()}
+        stops = stops | {inquiry.decode([i], False, False) for i in ends}
+    flags = ((a.get("decode", {}).get("skip_special_tokens"), b.get("decode", {}).get("skip_special_tokens"))
+             for a, b in inquiry.pairs)  # fmt: skip
+    by_one = all(any(a + stop == b or b + stop == a for stop in stops) for a, b in texts)
+    return bool(texts) and by_one and all(a == b and a is not None for a, b in flags)
+
+
+def other_texts(inquiry: Inquiry) -> list[tuple[str, str]]:
+    theirs = dict(leaves(inquiry.new.value))
+    return [(text, theirs[path]) for path, text in leaves(inquiry.old.value) if theirs.get(path, text) != text]
 
 
 def begins_stop(short: str, long: str, stops: set[str]) -> bool:
@@ -295,6 +348,22 @@ def stops_of(case: Case) -> set[str]:
     return told_stops(case) or set(by_hand(case))
 
 
+def cut_by_length(inquiry: Inquiry) -> bool:
+    """Whether each answer that goes on on one side alone was cut by a length: by the one that the new code declares, or
+    by that of an old loop, which ended where nothing else does."""
+    stops = told_stops(inquiry.new)
+    apart = [(a, b) for a, b in inquiry.pairs if same_prompt(a, b) and a["output_ids"] != b["output_ids"]]
+
+    def cut(old: Row, new: Row) -> bool:
+        most, ends = entry(new, "stop", "max_new_tokens"), entry(new, "stop", "end_ids") or ()
+        if len(new["output_ids"]) < len(old["output_ids"]):
+            return bool(len(new["output_ids"]) == most)
+        stopped = old["output_ids"][-1:] and old["output_ids"][-1] in ends
+        return bool(old.get("loop")) and not stopped and not any(stop in (old.get("text") or "") for stop in stops)
+
+    return bool(apart) and all(is_prefix(a["output_ids"], b["output_ids"]) and cut(a, b) for a, b in apart)
+
+
 def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
     short, long = sorted((list(one), list(other)), key=len)
     return long[: len(short)] == short
@@ -304,12 +373,19 @@ def from_other_ids(inquiry: Inquiry) -> tuple[Cause | None, float]:
     """Where ids are others, as they may be: the golden's own ids, forced, are to become the golden's value. Where they
     cannot be forced, each text is to come from its own ids in the way that the golden's did. With it, where nothing but
     numbers differ: how far they do, at most; they come of the model's scores, and rounding may explain it."""
+    if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
+        return None, 0.0
     forced = inquiry.rerun({}, frozenset({ANSWERS})) if inquiry.rerun else None
     if forced is not None and forced.raised is None and same_ids(inquiry.old, forced):
         inquiry.steps.append("the golden's ids were forced, to see what the new code makes of them")
+        found = differences(inquiry.old, forced)
+        asked = STAGES[: STAGES.index("batch")]
+        if named := [x for x in suspects(inquiry.old, forced, found) if x[1].counts and x[1].stage in asked]:
+            proof = "with the golden's ids forced, this differs still"
+            return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
         if equal(inquiry.old.value, forced.value):
             return None, 0.0
-        found = [d for d in differences(inquiry.old, forced) if d.stage == "value"]
+        found = tuple(d for d in found if d.stage == "value")
         gap = number_gap(inquiry.old.value, forced.value)
         return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
     if (cause := by_endings(inquiry, drawn=True)) is not None:
@@ -333,6 +409,10 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
+    if any(unseen(a, b) for a, b in inquiry.pairs):
+        [difference] = (found for found in inquiry.found if found.stage == "value")
+        proof = "nothing else that was seen differs; of the old code only what it reads was seen, not what it chose"
+        return Cause("post.other", "likely", sentence("post.other", difference), proof)
     best = len(inquiry.old.rows) == 1 and equal(by_token(inquiry.old.value), by_token(inquiry.new.value))
     if not best and (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
         proof = "put back in order, the values are the same"
@@ -349,8 +429,10 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         if equal(by_token(difference.old), by_token(difference.new)):
             said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
             return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
-        if (what := done_to_logits(inquiry.old)) and number_gap(difference.old, difference.new):
-            said = f"{CAUSES['sampling.processors']}: numbers among the values are others, where there is {what}"
+        done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
+        if done and number_gap(difference.old, difference.new):
+            what = f"numbers among the values are others, where there is {', '.join(done)}"
+            said = f"{CAUSES['sampling.processors']}: {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")
         if reasons := other_reason(difference.old, difference.new):
             said = f"{CAUSES['stop.rule']}: an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
@@ -369,15 +451,6 @@ def by_token(value: Any) -> Any:
     if found is not None:
         return sorted(found.items(), key=str)
     return [by_token(part) for part in value] if isinstance(value, (list, tuple)) else value
-
-
-OF_LOGITS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "processors")
-
-
-def done_to_logits(case: Case) -> str:
-    """What is done to the logits before a token is chosen, by the settings' names."""
-    idle: dict[str, tuple[Any, ...]] = {name: (NEUTRAL[name], 0, [], None) for name in OF_LOGITS}
-    return ", ".join(name for name in OF_LOGITS if any(entry(r, "sampling", name) not in idle[name] for r in case.rows))
 
 
 def permuted(old: Any, new: Any) -> list[int] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parity.golden import Case
-from parity.judge.compare import entry, is_drawn, paired, same_ids
+from parity.judge.compare import entry, is_drawn, paired, same_ids, same_prompt
 from parity.judge.endings import leaves
 from parity.record.rows import STRUCTURED
 from parity.verdict import Cause, Verdict, first_divergence
@@ -77,6 +77,8 @@ def steps_of(old: Case, new: Case) -> list[Step]:
     """Where the rows of a case part. A row that is the beginning of the other one does not: no other id was chosen."""
     found = []
     for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
+        if not same_prompt(mine, theirs):
+            continue
         before, after = mine["output_ids"], theirs["output_ids"]
         step = first_divergence(before, after)
         if step is None or step >= min(len(before), len(after)):
@@ -90,7 +92,8 @@ def steps_of(old: Case, new: Case) -> list[Step]:
 
 def ends_elsewhere(old: Case, new: Case) -> bool:
     """Whether a row is the beginning of its other side: the model chose the same ids, and something else the end."""
-    unequal = [1 for a, b in paired(old.rows, new.rows) if a["output_ids"] != b["output_ids"]]
+    asked = ((a, b) for a, b in paired(old.rows, new.rows) if same_prompt(a, b))
+    unequal = [1 for a, b in asked if a["output_ids"] != b["output_ids"]]
     return len(unequal) > len(steps_of(old, new))
 
 

@@ -41,6 +41,7 @@ from typing import Any
 
 from parity import golden
 from parity.record import rows
+from parity.record.loops import Loops, Reading
 
 SEED = 0
 PENDING = 64  # model calls outside any site that may wait for their texts to be decoded
@@ -98,6 +99,7 @@ class Call:
     function: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
     events: list[rows.Event] = field(default_factory=list)
+    loops: Loops = field(default_factory=Loops)
 
 
 # == Values as a golden keeps them ==
@@ -615,10 +617,17 @@ def tap_forward(observer: Observer, original: Any, model: Any, *args: Any, **kwa
     """A model that is called by itself, to read what it makes of given ids."""
     with observer.inside("forward") as outermost:
         own = outermost and observer.in_site() and not any(map(observer.within, ("generate", "engine", "vllm")))
-        if own:
-            with observer.guarded("a forward"):
-                observer.note_all(rows.forward_events(model, {**bound(model.forward, args, kwargs), **kwargs}))
-        return original(model, *args, **kwargs)
+        if not own:
+            return original(model, *args, **kwargs)
+        loops, readings, given = observer.running().loops, list[Reading](), dict[str, Any]()
+        with observer.guarded("a forward"):
+            given = {**bound(model.forward, args, kwargs), **kwargs}
+            events, readings = loops.begin(model, given)
+            observer.note_all(events)
+        result = original(model, *args, **kwargs)
+        with observer.guarded("what a forward gave"):
+            loops.end(readings, given, result)
+        return result
 
 
 @contextlib.contextmanager

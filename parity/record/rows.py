@@ -22,6 +22,9 @@ from typing import Any
 
 from parity import golden
 
+# What the row of a loop of the code's own says of its ids. The last one was never read: it is known where all were the
+# likeliest, or where all were decoded.
+LIKELIEST, CHOSEN, BUT_THE_LAST = "likeliest", "chosen", "chosen, all but the last"
 LARGEST_IMAGE = 4 << 20  # pixels of a picture that a golden keeps as a blob
 
 
@@ -739,15 +742,6 @@ class Stepped:
 # == Given ids that are read ==
 
 
-def forward_events(model: Any, given: Mapping[str, Any]) -> list[Event]:
-    """A forward that begins a text, as what reached it and as rows of which nothing was generated; nothing for a step
-    of somebody's own loop."""
-    seen = None if given.get("past_key_values") else forward_event(model, given)
-    if seen is None:
-        return []
-    return [seen, scored_event(model, [list(ids) for ids, _ in seen.rows], placeholder_of(model.config))]
-
-
 def seen_ids(said: Sequence[int], response: Sequence[int], forwards: Sequence[tuple[int, ...]]) -> list[int]:
     """Of ids that an engine says it has read, those that reached a forward: these, or others with the same response."""
     others = (ids for ids in forwards if ids[len(ids) - len(response) :] == tuple(response))
@@ -832,6 +826,7 @@ def engine_stop(effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": sourced(criteria, "caller" if criteria else "default"),
     }
+    said |= {"include_stop": effective["include_stop"]} if effective["include_stop"]["value"] else {}
     return {**said, "string_ids": sourced(by_string, "caller")} if by_string else said
 
 
@@ -1065,6 +1060,8 @@ def decoded_as(sequence: Produced, later: Sequence[Event]) -> dict[str, Any]:
                 if part is not None and place < len(event.texts):
                     found.append({"ids": part, **event.how, "text": event.texts[place]})
                     break  # equal rows of one call have equal texts
+    if sequence.said.get("loop"):  # which decodes what it has so far, again and again
+        found = [how for how in found if how["ids"] != "part"]
     if not found:
         return {}
     first = {"decode": {k: v for k, v in found[0].items() if k != "text"}, "text": found[0]["text"]}
@@ -1129,8 +1126,18 @@ def folded(text: str) -> str:
     return text
 
 
+def completed(sequence: Produced, later: Sequence[Event]) -> None:
+    """Give a loop's row the last of its ids, where it was decoded with the others."""
+    decoded = (ids for event in later if isinstance(event, Decode) for ids in event.ids)
+    whole = next((ids for ids in decoded if len(ids) > 1 and ids[:-1] == sequence.output_ids), None)
+    if sequence.said.get("loop") == BUT_THE_LAST and whole is not None:
+        sequence.output_ids = sequence.new_ids = whole
+        sequence.said["loop"] = CHOSEN
+
+
 def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[Event]) -> dict[str, Any]:
-    said = {**before.stages(sequence.prompt_ids, read="scored" in sequence.said), **decoded_as(sequence, later)}
+    completed(sequence, later)
+    said = {**before.stages(sequence.prompt_ids, read=bool(sequence.said.get("scored"))), **decoded_as(sequence, later)}
     said.update({key: value for key, value in sequence.said.items() if value is not None})
     pictures = said.pop("images", None) or before.take_pictures(sequence.prompt_ids)
     text = said.get("prompt_text")

@@ -1,0 +1,154 @@
+"""Code that calls a model by itself: ids that are read, and loops that read on with what they chose.
+
+A forward without a past begins a sequence. One that is given the past of another, or the same ids and one more, goes on
+with it: what it is given then was chosen, and the sequence becomes a row like one of `generate`, as far as it can be
+seen. How the ids were chosen cannot be, only whether each was the likeliest; the last one was never read, and is known
+only where all were.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity.record.rows import (
+    BUT_THE_LAST,
+    LIKELIEST,
+    Event,
+    Produced,
+    forward_event,
+    lists,
+    placeholder_of,
+    scored_event,
+)
+
+
+@dataclass(eq=False)
+class Reading:
+    """A sequence that a model reads. ids: all of it so far.   ends, pads: ids that end it, and that stand behind its
+    end while others of the batch go on.   best: the likeliest next one.   lost: what came after its beginning could not
+    be followed."""
+
+    sequence: Produced
+    ids: list[int]
+    ends: frozenset[int]
+    pads: frozenset[int]
+    best: int | None = None
+    likeliest: list[bool] = field(default_factory=list)  # of each id that was chosen
+    lost: bool = False
+
+    def go_on(self, ids: Sequence[int]) -> None:
+        """The model reads on. Several ids at once, before any was chosen, are the rest of the prompt."""
+        said = self.sequence
+        self.ids += ids
+        if len(ids) == 1:
+            self.likeliest.append(ids[0] == self.best)
+            said.new_ids = [*said.new_ids, ids[0]]
+        elif said.new_ids:
+            self.lost = True
+        else:
+            said.prompt_ids = [*self.ids]
+        self._tell()
+
+    def expect(self, best: int) -> None:
+        self.best = best
+        self._tell()
+
+    def _tell(self) -> None:
+        said = self.sequence
+        if self.lost or not said.new_ids:
+            said.output_ids, said.said = [], {**said.said, "scored": True, "loop": None}
+            return
+        own = self._ended(said.new_ids)
+        always = all(self.likeliest[: len(own)])
+        last = [self.best] if always and self.best is not None and own[-1] not in self.ends else []
+        said.output_ids = [*own, *last]
+        said.whole = [*said.prompt_ids, *said.output_ids]
+        said.said = {**said.said, "scored": None, "loop": LIKELIEST if always else BUT_THE_LAST}
+
+    def _ended(self, ids: list[int]) -> list[int]:
+        """Ids without what stands behind the end while others go on."""
+        count = len(ids)
+        while count and ids[count - 1] in self.ends | self.pads:
+            count -= 1
+        return ids[: count + 1] if ids[count : count + 1] and ids[count] in self.ends else ids
+
+
+@dataclass
+class Loops:
+    """All that one call of a site has read. texts: by the ids that were read.   pasts: by what the model gave back."""
+
+    texts: dict[tuple[int, ...], list[Reading]] = field(default_factory=dict)
+    pasts: list[tuple[Any, list[Reading]]] = field(default_factory=list)
+
+    def begin(self, model: Any, given: Mapping[str, Any]) -> tuple[list[Event], list[Reading]]:
+        """A forward, before it: the events that it is, and the sequences that it reads."""
+        ids, past = given.get("input_ids"), given.get("past_key_values")
+        if filled(past):
+            return [], self._on(past, [list(row) for row in lists(ids)]) if ids is not None else []
+        seen = forward_event(model, given)
+        if seen is None:
+            return [], []
+        readings = [self._longer(ids) for ids, _ in seen.rows]
+        if all(readings):
+            return [], [reading for reading in readings if reading]
+        event = scored_event(model, [list(ids) for ids, _ in seen.rows], placeholder_of(model.config))
+        ends, pads = (ids_in(model.generation_config, f"{name}_token_id") for name in ("eos", "pad"))
+        found = [old or Reading(new, [*new.prompt_ids], ends, pads) for old, new in zip(readings, event.sequences)]
+        event.sequences = [one.sequence for one, old in zip(found, readings) if old is None]
+        for reading in found:
+            self.texts.setdefault(tuple(reading.ids), []).append(reading)
+        return [seen, event], found
+
+    def _on(self, past: Any, rows: list[list[int]]) -> list[Reading]:
+        readings = next((known for one, known in self.pasts if one() is past), [])
+        if len(readings) != len(rows):  # rows were taken out of it: which are left?
+            for reading in readings:
+                reading.lost = True
+            return []
+        for reading, ids in zip(readings, rows):
+            reading.go_on(ids)
+        return readings
+
+    def _longer(self, ids: tuple[int, ...]) -> Reading | None:
+        """The sequence that was these ids but the last."""
+        known = self.texts.get(ids[:-1])
+        if not known:
+            return None
+        reading = known.pop(0)
+        reading.go_on(ids[-1:])
+        self.texts.setdefault(ids, []).append(reading)
+        return reading
+
+    def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
+        """The forward, after it: what it says of the next ids, and its past."""
+        past, logits = getattr(result, "past_key_values", None), getattr(result, "logits", None)
+        if past is not None and readings:
+            # Not a byte longer than they are wanted; the tuples of old releases have no weak references, one is kept.
+            weak = not isinstance(past, tuple)
+            self.pasts = [(one, who) for one, who in self.pasts if isinstance(one, weakref.ref) and one() is not past]
+            self.pasts.append((weakref.ref(past) if weak else lambda: past, list(readings)))
+        if logits is not None and len(readings) == len(logits):
+            for number, reading in enumerate(readings):
+                reading.expect(int(logits[number, last_own(given, number, logits.shape[1])].argmax()))
+
+
+def last_own(given: Mapping[str, Any], row: int, width: int) -> int:
+    """The column of a row's last own id."""
+    mask = given.get("attention_mask")
+    if getattr(mask, "ndim", 0) != 2 or mask is None or mask.shape[1] != width:
+        return -1
+    return max((place for place, m in enumerate(mask[row].tolist()) if m), default=-1)
+
+
+def filled(past: Any) -> bool:
+    """Whether a cache holds anything."""
+    return bool(int(past.get_seq_length())) if hasattr(past, "get_seq_length") else bool(past)
+
+
+def ids_in(config: Any, name: str) -> frozenset[int]:
+    """One id or several that a model's config names, or none."""
+    said = getattr(config, name, None)
+    return frozenset(() if said is None else lists(said)[0])
