@@ -67,7 +67,7 @@ class Engines:
 @dataclass
 class Replay:
     """What is put back. load: fields of ModelLoadConfig.   put_back: names out of PARTS, taken from `rows`, which are
-    those of the golden in the order of the requests.   per_backend: load settings that belong to a backend.
+    those of the golden in its order.   per_backend: load settings that belong to a backend.
     """
 
     engines: Engines
@@ -78,7 +78,19 @@ class Replay:
     store: golden.Store | None = None
     used: Any = None  # the engine of the last call
     asked: int = 0
+    answered: int = 0  # of the rows, where their answers are put back
     offset: int = 0  # of the requests of this call among those of the call site's, where each is asked alone
+    copies: int = 1  # of each request of this call, where its samples are asked one by one
+
+    @functools.cached_property
+    def requested(self) -> Sequence[Row]:
+        """The rows, one per request: samples of one prompt are one request."""
+        count = entry(self.rows[0], "sampling", "n") if self.rows else 1
+        return self.rows[:: max(1, int(count or 1))]
+
+    def place(self, index: int) -> int:
+        """Of which of the call site's requests a prompt is."""
+        return index // self.copies + self.offset
 
     def config(self, config: Any) -> Any:
         """A ModelLoadConfig as this replay wants it."""
@@ -113,13 +125,12 @@ class Replay:
         hooked = any(getattr(plugin, "logits", None) for plugin in how.get("plugins", ()))
         self.used = self.engine(engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back)
         for part in sorted(self.put_back & OPTIONS.keys()):
-            if self.asked < len(self.rows):
-                options = fields = OPTIONS[part](fields, self.rows[self.asked])
+            if self.asked < len(self.requested):
+                options = fields = OPTIONS[part](fields, self.requested[self.asked])
         if UNCACHED in self.put_back:
             how["cache"] = False
-        if ANSWERS in self.put_back and len(self.rows) >= self.asked + len(requests):
-            said = [row["output_ids"] for row in self.rows[self.asked : self.asked + len(requests)]]
-            options, how["cache"] = {**fields, "replay": said}, False
+        if ANSWERS in self.put_back:
+            return self._answering(original, requests, fields, how)
         if ALONE not in self.put_back:
             return original(self.used, list(requests), options, **how)
         found = []
@@ -129,6 +140,22 @@ class Replay:
                 raise PartedAlone("a request by itself parts from the golden, too: the others need not be asked")
         self.offset = 0
         return found
+
+    def _answering(self, original: Any, requests: Any, fields: Mapping[str, Any], how: Mapping[str, Any]) -> Any:
+        """A call that gives the golden's answers; each sample of a request is asked by itself."""
+        number = fields.get("n") or 1
+        said = [row["output_ids"] for row in self.rows[self.answered :][: len(requests) * number]]
+        self.answered += len(said)
+        if len(said) < len(requests) * number:  # the golden has no more
+            return original(self.used, list(requests), fields, **how)
+        self.copies = number
+        try:
+            each = [request for request in requests for _ in range(number)]
+            found = original(self.used, each, {**fields, "n": 1, "replay": said}, **{**how, "cache": False})
+        finally:
+            self.copies = 1
+        groups = [found[k : k + number] for k in range(0, len(found), number)]
+        return [dataclasses.replace(group[0], samples=tuple(group)) if number > 1 else group[0] for group in groups]
 
     def parted(self, result: Any) -> bool:
         """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is no parting: the old
@@ -149,9 +176,9 @@ class Replay:
     def prompt(self, engine: Any, made: Any) -> Any:
         """A Prompt, changed. made may be the error that stands in its place."""
         place, self.asked = self.asked, self.asked + 1
-        if not hasattr(made, "token_ids") or place >= len(self.rows):
+        if not hasattr(made, "token_ids") or place >= len(self.requested):
             return made
-        row = self.rows[place]
+        row = self.requested[place]
         if "pictures" in self.put_back:
             made = self._with_pictures(engine, made, row)
         if "prompts" in self.put_back:

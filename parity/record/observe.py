@@ -680,7 +680,7 @@ def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given
         prompt = observer.replay.prompt(engine, prompt)
     with observer.guarded("a prompt of gen_engine"):
         observer._local.engine = engine
-        place = index + (observer.replay.offset if observer.replay is not None else 0)
+        place = index if observer.replay is None else observer.replay.place(index)
         observer._local.__dict__.setdefault("prompts", {})[place] = (given, prompt, observer.events_since(mark))
     return prompt
 
