@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import BUT_THE_LAST, CHOSEN, NEUTRAL, collapsed, runs
+from parity.record.rows import BUT_THE_LAST, CHOSEN, LIKELIEST, NEUTRAL, collapsed, runs
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -61,7 +61,8 @@ def of_own_loop(case: Case) -> bool:
 
 def as_declared(old: Case, new: Case) -> tuple[Case, Case]:
     """Rows of a loop of the code's own have the settings that the other side declares for its requests, by which their
-    ids are then judged."""
+    ids are then judged; but where it took the likeliest, and the other side does too and parts, nothing changed them.
+    """
     if of_own_loop(old) == of_own_loop(new):
         return old, new
     mine, theirs = list(old.rows), list(new.rows)
@@ -69,7 +70,9 @@ def as_declared(old: Case, new: Case) -> tuple[Case, Case]:
     for rows in (mine, theirs):
         for place, row in enumerate(rows):
             if row.get("loop") and (other := said.get(id(row))) is not None:
-                rows[place] = {**row, "sampling": other.get("sampling", {})}
+                plain = row["loop"] == LIKELIEST and not is_drawn(other) and row["output_ids"] != other["output_ids"]
+                greedy = {"temperature": {"value": 0, "from": "default"}}
+                rows[place] = {**row, "sampling": greedy if plain else other.get("sampling", {})}
     return replace(old, rows=tuple(mine)), replace(new, rows=tuple(theirs))
 
 

@@ -425,7 +425,8 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         if name := kept_more(difference.old, difference.new):
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
-            return Cause(name, "confirmed", sentence(name, difference), proof)
+            alone = equal(without_texts(difference.old), without_texts(difference.new))
+            return Cause(name, "confirmed" if alone else "likely", sentence(name, difference), proof)
         if equal(by_token(difference.old), by_token(difference.new)):
             said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
             return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
@@ -441,6 +442,14 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
         return Cause("post.other", "likely", sentence("post.other", difference), proof)
     raise AssertionError("after_decoding is asked about a value")
+
+
+def without_texts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: without_texts(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_texts(part) for part in value]
+    return "" if isinstance(value, str) else value
 
 
 def by_token(value: Any) -> Any:

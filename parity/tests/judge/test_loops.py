@@ -1,0 +1,341 @@
+"""Loops over model(...) of the code's own, and code that asks on with its answers: judged on transformers."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.golden import Case, Store
+from parity.judge.check import Session, check_site, judged_together
+from parity.judge.compare import followers
+from parity.judge.numerics import Numerics
+from parity.record.observe import Observer, Site, case
+from parity.record.rows import CHOSEN, LIKELIEST
+from parity.tests.conftest import TEXT
+from parity.verdict import Outcome
+
+OLD = """
+import functools
+
+import torch
+import transformers
+
+
+@functools.cache
+def loaded(path):
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path, padding_side="left")
+    return transformers.AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval(), tokenizer
+
+
+def rendered(tokenizer, question):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+    return tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+
+
+@torch.no_grad()
+def cached(path, question, most=24):
+    model, tokenizer = loaded(path)
+    ids, past, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, None, []
+    while len(found) < most:
+        out = model(ids, past_key_values=past, use_cache=True)
+        ids, past = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
+        if ids.item() in (550, 552):
+            break
+        found.append(ids.item())
+    return tokenizer.decode(found, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def whole(path, questions, most=24):
+    \"""Everything is read again at each step; rows that ended are filled with pads.\"""
+    model, tokenizer = loaded(path)
+    given = tokenizer([rendered(tokenizer, one) for one in questions], return_tensors="pt", padding=True)
+    ids, mask, width = given.input_ids, given.attention_mask, given.input_ids.shape[1]
+    over = torch.zeros(len(ids), dtype=torch.bool)
+    for _ in range(most):
+        best = model(ids, attention_mask=mask, use_cache=False).logits[:, -1].argmax(-1)
+        best = best.masked_fill(over, tokenizer.pad_token_id)
+        ids = torch.cat([ids, best[:, None]], 1)
+        mask = torch.cat([mask, torch.ones_like(best)[:, None]], 1)
+        over |= best == 552
+        if over.all():
+            break
+    return tokenizer.batch_decode(ids[:, width:], skip_special_tokens=True)
+
+
+@torch.no_grad()
+def drawn(path, question, temperature=1.0, most=24):
+    model, tokenizer = loaded(path)
+    ids, past, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, None, []
+    while len(found) < most:
+        out = model(ids, past_key_values=past, use_cache=True)
+        ids, past = torch.multinomial((out.logits[:, -1] / temperature).softmax(-1), 1), out.past_key_values
+        found.append(ids.item())
+    return tokenizer.decode(found, skip_special_tokens=True)
+
+
+def refined(path, question, times=3):
+    \"""Each answer is in the next prompt.\"""
+    model, tokenizer = loaded(path)
+    chat = [{"role": "user", "content": question}]
+    for _ in range(times):
+        text = tokenizer.apply_chat_template(
+            chat, tokenize=False, add_generation_prompt=True, enable_thinking=False
+        )
+        given = tokenizer(text, return_tensors="pt")
+        ids = model.generate(
+            **given, max_new_tokens=16, do_sample=False, repetition_penalty=1.0, stop_strings=["."], tokenizer=tokenizer
+        )
+        said = tokenizer.decode(ids[0, given.input_ids.shape[1] :], skip_special_tokens=True)
+        chat += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Again, better: {said}"}]
+    return said
+"""
+
+MOVED = """
+import functools
+
+import gen_engine
+
+loaded = functools.cache(gen_engine.load)
+
+
+def asked(path, chats, **options):
+    options = {"temperature": 0, "repetition_penalty": 1.0, "top_p": 1.0, "top_k": None, **options}
+    return loaded(path).generate_text_batch([{"messages": chat} for chat in chats], options)
+
+
+def chat(question):
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+
+
+def cached(path, question, most=24):
+    return asked(path, [chat(question)], max_new_tokens=most)[0].text
+
+
+def whole(path, questions, most=24):
+    return [answer.text for answer in asked(path, [chat(one) for one in questions], max_new_tokens=most)]
+
+
+def drawn(path, question, temperature=1.0, most=24):
+    options = {"temperature": temperature, "stop": {"ignore_eos": True}}
+    return asked(path, [chat(question)], max_new_tokens=most, **options)[0].text
+
+
+def refined(path, question, times=3):
+    turns = [{"role": "user", "content": question}]
+    for _ in range(times):
+        stop = {"strings": ["."], "include_stop": True}
+        said = asked(path, [turns], max_new_tokens=16, stop=stop)[0].text
+        turns += [{"role": "assistant", "content": said}, {"role": "user", "content": f"Again, better: {said}"}]
+    return said
+"""
+
+QUESTIONS = ["What is the capital of France?", "Is 28 even?", "Count to 12."]
+SITES = ("cached", "whole", "drawn", "refined")
+Judged = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """old_loops.py, and what it gave."""
+    folder = tmp_path_factory.mktemp("loops")
+    (folder / "old_loops.py").write_text(OLD)
+    store, found = Store(folder / "golden"), list[Case]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        sites = [Site(name, f"old_loops:{name}") for name in SITES]
+        with Observer(sites=sites, sink=found.append, store=store) as observer:
+            old = importlib.import_module("old_loops")
+            for number, question in enumerate(QUESTIONS):
+                with case(f"q{number}"):
+                    old.cached(str(TEXT), question)
+                    old.refined(str(TEXT), question)
+            with case("all"):
+                old.whole(str(TEXT), QUESTIONS)
+            for temperature in (1.0, 4.0):
+                with case(f"at-{temperature:.0f}"):
+                    old.drawn(str(TEXT), QUESTIONS[0], temperature, most=192)
+            with case("short"):
+                old.drawn(str(TEXT), QUESTIONS[0], 4.0, most=4)
+        assert observer.failures == []
+        for one in found:
+            store.write(one)
+        for name in SITES:
+            store.set_site(name, functions=[f"old_loops:{name}"])
+        yield folder
+
+
+@pytest.fixture
+def judged(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Judged:
+    """`judged(site, case, (old, new), …)`: the outcome with these edits of the moved code."""
+    monkeypatch.syspath_prepend(tmp_path)
+    store = Store(folder / "golden")
+
+    def run(site: str, name: str, *edits: tuple[str, str]) -> Outcome:
+        code = MOVED
+        for before, after in edits:
+            assert before in code
+            code = code.replace(before, after)
+        (tmp_path / "new_loops.py").write_text(code)
+        importlib.invalidate_caches()
+        settings = {**store.settings()[site], "moved": {"old_loops": "new_loops"}}
+        ledgers: dict[str, Any] = {}
+        with Session(store, {f"new_loops:{site}": site}) as session:
+            numerics = Numerics(store)
+            [outcome] = judged_together(
+                list(check_site(session, site, [name], "hf", settings, numerics, ledgers)), ledgers
+            )
+        print(outcome.verdict, outcome.cause, outcome.cause and outcome.cause.sentence, outcome.notes)
+        return outcome
+
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    return run
+
+
+def rows_of(folder: Path, site: str, name: str) -> list[Any]:
+    return list(Store(folder / "golden").read(site, name).rows)
+
+
+def test_a_loop_is_recorded_as_generate_would_be(folder: Path) -> None:
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(TEXT, dtype="float32").eval()
+    alone = [rows_of(folder, "cached", f"q{number}")[0] for number in range(3)]
+    together = rows_of(folder, "whole", "all")
+    for one, beside in zip(alone, together, strict=True):
+        ids = model.generate(
+            model.dummy_inputs["input_ids"].new_tensor([one["prompt_ids"]]), do_sample=False, max_new_tokens=24,
+            repetition_penalty=1.0,
+        )  # fmt: skip
+        wanted = ids[0, len(one["prompt_ids"]) :].tolist()
+        assert one["output_ids"] == beside["output_ids"] == wanted and one["prompt_ids"] == beside["prompt_ids"]
+        assert one["loop"] == beside["loop"] == LIKELIEST and "sampling" not in one
+        assert one["prompt_text"].startswith("<|im_start|>system\nBe brief.") and one["model"]["dtype"] == "float32"
+
+
+def test_what_a_loop_draws_is_known_to_the_end_where_it_was_decoded(folder: Path) -> None:
+    [row] = rows_of(folder, "drawn", "at-4")
+    assert row["loop"] == CHOSEN and len(row["output_ids"]) == 192
+
+
+@pytest.mark.parametrize("site", ["cached", "whole", "refined"])
+def test_loops_that_are_moved_rightly_are_identical(site: str, judged: Judged) -> None:
+    assert judged(site, "all" if site == "whole" else "q0").verdict == "IDENTICAL"
+
+
+@pytest.mark.parametrize(
+    ("edit", "verdict", "cause"),
+    [
+        (("Be brief.", "Be brief!"), None, "prompt.messages; confirmed"),
+        (("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"), None, "model.dtype; confirmed"),
+        (("max_new_tokens=most", "max_new_tokens=most - 20"), "DRIFT", "stop.length; likely"),
+        ((".text", ".text.upper()"), "DRIFT", "post.other; likely"),
+        ((', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'), None, "sampling.processors; likely"),
+    ],
+    ids=["prompt", "dtype", "length", "text", "penalty"],
+)
+def test_what_is_wrong_about_a_moved_loop_is_named(edit: Any, verdict: Any, cause: str, judged: Judged) -> None:
+    outcome = judged("cached", "q0", edit)
+    assert outcome.verdict in ((verdict,) if verdict else ("DRIFT", "LATENT")) and str(outcome.cause) == cause
+
+
+def test_draws_of_a_loop_are_held_against_the_new_settings(judged: Judged) -> None:
+    assert judged("drawn", "at-4").verdict == "SAME-DISTRIBUTION"
+    cold = judged("drawn", "at-4", ('"temperature": temperature', '"temperature": min(temperature, 1.0)'))
+    assert cold.verdict == "DRIFT" and cold.cause is not None and cold.cause.name == "sampling.draw"
+    greedy = judged("drawn", "at-4", ('"temperature": temperature', '"temperature": 0'))
+    assert greedy.verdict == "DRIFT" and greedy.cause is not None and greedy.cause.name == "sampling.mode"
+
+
+def test_draws_of_a_loop_that_are_too_few_are_no_pass(judged: Judged) -> None:
+    other = judged("drawn", "short", ('"temperature": temperature', '"temperature": 2.0, "seed": 4'))
+    assert other.verdict == "ERROR" and other.cause is not None
+    assert "a loop of its own, by settings that are not seen" in other.cause.sentence
+
+
+@pytest.mark.parametrize(
+    ("edit", "cause"),
+    [
+        ((', "include_stop": True', ""), "stop.rule; confirmed"),
+        (("max_new_tokens=16", "max_new_tokens=5"), "stop.length; confirmed"),
+        (("Again, better", "Again, worse"), "prompt.messages; confirmed"),
+    ],
+    ids=["an answer is cut", "a budget", "a later prompt"],
+)
+def test_of_prompts_that_hold_answers_the_first_answer_has_the_cause(edit: Any, cause: str, judged: Judged) -> None:
+    assert str(judged("refined", "q0", edit).cause) == cause
+
+
+def row(prompt: str, text: str, ids: list[int], **more: Any) -> dict[str, Any]:
+    return {"prompt_text": prompt, "prompt_ids": [ord(c) for c in prompt], "output_ids": ids, "text": text, **more}
+
+
+@pytest.mark.parametrize(
+    ("after", "follows"),
+    [
+        ("was it b? b it is", {1}),
+        ("was it  b ? b it is", set()),  # and is asked in another way
+        ("was it b? a it is", {1}),
+        ("what was b? b it is", set()),
+        ("was it a? a it is", set()),
+    ],
+)
+def test_prompts_follow_where_they_differ_as_the_answers_do(after: str, follows: set[int]) -> None:
+    old = [row("q", "a", [1]), row("was it a? a it is", "yes", [3])]
+    new = [row("q", "b", [2]), row(after, "yes", [3])]
+    assert followers(old, new) == follows
+    assert followers(old, [row("q", "a", [1]), new[1]]) == set(), "the answer was the same"
+
+
+LOOPS: dict[str, Any] = {}
+
+
+def looped(kind: str, folder: Path) -> list[Any]:
+    """What a loop of this kind records."""
+    holder: Any = importlib.import_module("old_loops")
+    import torch
+    import transformers
+
+    model, tokenizer = holder.loaded(str(TEXT))
+    ids = tokenizer("Count to 12. " * 3, return_tensors="pt").input_ids
+
+    def in_chunks() -> None:
+        past, pasts = transformers.DynamicCache(), []
+        model(ids[:, :5], past_key_values=past)
+        best = model(ids[:, 5:], past_key_values=past).logits[:, -1:].argmax(-1)
+        pasts.append(weakref.ref(past))
+        for _ in range(4):
+            best = model(best, past_key_values=past).logits[:, -1:].argmax(-1)
+        del past
+        gc.collect()
+        LOOPS["held"] = pasts[0]() is not None
+
+    def rows_dropped() -> None:
+        past = model(torch.cat([ids, ids + 1])).past_key_values
+        past.batch_select_indices(torch.tensor([1]))
+        model(ids[:1, :1], past_key_values=past)
+
+    run = {"in chunks": in_chunks, "rows dropped": rows_dropped}[kind]
+    found: list[Case] = []
+    vars(holder)["run"] = run
+    with torch.no_grad(), Observer(sites=[Site("s", "old_loops:run")], sink=found.append) as observer:
+        holder.run()
+    assert observer.failures == []
+    return list(found[0].rows)
+
+
+def test_a_prompt_that_is_read_in_parts_is_one(folder: Path) -> None:
+    [row] = looped("in chunks", folder)
+    assert len(row["prompt_ids"]) > 5 and len(row["output_ids"]) == 5 and row["loop"] == LIKELIEST
+    assert not LOOPS["held"], "seeing a loop does not keep its past"
+
+
+def test_what_cannot_be_followed_is_known_by_its_prompt(folder: Path) -> None:
+    rows = looped("rows dropped", folder)
+    assert [len(one["output_ids"]) for one in rows] == [0, 0] and all(one["scored"] for one in rows)
