@@ -21,14 +21,33 @@ Row = Mapping[str, Any]
 
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt."""
-    mine, theirs = ([tuple(row["prompt_ids"]) for row in rows] for rows in (old, new))
-    fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
-    if mine == theirs or not fewer or fewer - more:
-        return list(zip(old, new))
+    """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt; of
+    pictures of another size, by the pictures."""
+    for name_of in (whole_prompt, prompt_with_pictures):
+        mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
+        if mine == theirs:
+            break
+        fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
+        if fewer and not fewer - more:
+            return by_name(old, new, mine, theirs)
+    return list(zip(old, new))
+
+
+def whole_prompt(row: Row) -> Any:
+    return tuple(row["prompt_ids"])
+
+
+def prompt_with_pictures(row: Row) -> Any:
+    pictures = tuple(picture.get("sha256") for picture in row.get("images", ()))
+    return collapsed(row["prompt_ids"], placeholder_in(row)), pictures
+
+
+def by_name(
+    old: Sequence[Row], new: Sequence[Row], mine: Sequence[Any], theirs: Sequence[Any]
+) -> list[tuple[Row, Row]]:
     left, found = list(range(len(new))), []
-    for row, ids in zip(old, mine):
-        place = next((k for k in left if theirs[k] == ids), None)
+    for row, name in zip(old, mine):
+        place = next((k for k in left if theirs[k] == name), None)
         if place is not None:
             left.remove(place)
             found.append((row, new[place]))

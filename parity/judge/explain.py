@@ -312,9 +312,9 @@ def within_stops(inquiry: Inquiry) -> bool:
 def by_a_stop(inquiry: Inquiry) -> bool:
     """Whether each text differs by a whole stop at its end, that the new code was told, where both decode alike."""
     stops, texts = told_stops(inquiry.new), other_texts(inquiry)
-    if inquiry.decode and any(entry(row, "stop", "include_stop") for row in inquiry.new.rows):
-        ends = {i for row in inquiry.new.rows for i in entry(row, "stop", "end_ids") or ()}
-        stops = stops | {inquiry.decode([i], False, False) for i in ends}
+    said = [row["stop"]["end_ids"] for row in inquiry.new.rows if entry(row, "stop", "include_stop")]
+    ids = {i for told in said if told["from"] == "caller" for i in told["value"]}
+    stops = stops | {inquiry.decode([i], False, False) for i in ids if inquiry.decode}
     flags = ((a.get("decode", {}).get("skip_special_tokens"), b.get("decode", {}).get("skip_special_tokens"))
              for a, b in inquiry.pairs)  # fmt: skip
     by_one = all(any(a + stop == b or b + stop == a for stop in stops) for a, b in texts)

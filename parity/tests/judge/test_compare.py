@@ -11,7 +11,7 @@ import torch
 
 from parity.golden import Case
 from parity.judge import ties
-from parity.judge.compare import differences, prompt_cause, suspects
+from parity.judge.compare import differences, paired, prompt_cause, suspects
 from parity.judge.endings import explain_text
 from parity.verdict import Check, Outcome, Policy, equal
 
@@ -105,6 +105,17 @@ def test_rows_are_paired_by_prompt_where_their_order_changed() -> None:
     other = {**ROW, "prompt_ids": [1, 2], "output_ids": [5, 2]}
     old, new = Case("s", "c", rows=(ROW, other), value=1), Case("s", "c", rows=(other, ROW), value=1)
     assert differences(old, new) == ()
+
+
+def test_rows_of_pictures_in_another_size_are_paired_by_picture() -> None:
+    def seen(picture: str, tokens: int) -> dict[str, Any]:
+        return {**ROW, "prompt_ids": [7, *[5] * tokens, 9], "images": [{"sha256": picture, "tokens": tokens}]}
+
+    old, new = [seen("a", 2), seen("b", 3)], [seen("b", 4), seen("a", 4)]
+    assert paired(old, new) == [(old[0], new[1]), (old[1], new[0])]
+    assert paired(old, new[::-1]) == list(zip(old, new[::-1]))
+    found = differences(Case("s", "c", rows=tuple(old)), Case("s", "c", rows=tuple(new)))
+    assert {d.field for d in found if d.stage == "images"} == {"tokens"}
 
 
 def test_a_date_in_the_prompt_is_the_clock() -> None:
