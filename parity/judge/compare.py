@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import BUT_THE_LAST, CHOSEN, LIKELIEST, NEUTRAL, collapsed, runs
+from parity.record.rows import CHOSEN_BY_ITSELF, LIKELIEST, NEUTRAL, collapsed, runs
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -267,7 +267,7 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
         return
     drawn = is_drawn(old), is_drawn(new)
     held_back = done_to_logits(new) or entry(new, "stop", "min_new_tokens")
-    if old.get("loop") in (CHOSEN, BUT_THE_LAST) and not drawn[1] and not held_back:
+    if old.get("loop") in CHOSEN_BY_ITSELF and not drawn[1] and not held_back:
         yield Difference("sampling", "mode", "other tokens than the likeliest", "greedy")
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
@@ -532,10 +532,8 @@ def prompt_cause(old: Row, new: Row) -> str:
         return "prompt.truncation"
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
     if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
-        ended = (
-            new["prompt_ids"][-1] in (entry(new, "stop", "end_ids") or ())
-            and new["prompt_ids"][-1] != old["prompt_ids"][-1]
-        )
+        last = new["prompt_ids"][-1]
+        ended = last != old["prompt_ids"][-1] and last in (entry(new, "stop", "end_ids") or ())
         return "prompt.tokenization" if ended else "prompt.truncation"
     if before == after:
         return "prompt.tokenization"

@@ -92,12 +92,13 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     follow = followers(inquiry.old.rows, inquiry.new.rows)
     if not follow:
         return inquiry
-    kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
-    texts = all("text" in row for pair in inquiry.pairs for row in pair)
+    kept = {k: "text" if "text" in a and "text" in b else "output_ids"
+            for k, (a, b) in enumerate(inquiry.pairs) if k not in follow}  # fmt: skip
 
     def narrow(case: Case) -> Case:
-        rows = tuple(case.rows[k] for k in kept if k < len(case.rows))
-        return dataclasses.replace(case, rows=rows, value=[row["text" if texts else "output_ids"] for row in rows])
+        rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
+        value = [row.get(kept[k]) for k, row in rows.items()]
+        return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
 
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         again = inquiry.rerun(load, parts) if inquiry.rerun else None

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from parity.golden import Case
 from parity.judge.compare import entry, is_drawn, paired, same_ids, same_prompt
 from parity.judge.endings import leaves
-from parity.record.rows import STRUCTURED
+from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
 from parity.verdict import Cause, Verdict, first_divergence
 
 Row = Mapping[str, Any]
@@ -100,6 +100,8 @@ def ends_elsewhere(old: Case, new: Case) -> bool:
 def oddity(row: Row) -> str:
     """Why a row's choices cannot be computed again from its logits; "" if they can."""
     others = [name for name in entry(row, "sampling", "processors") or () if name != STRUCTURED]  # it only takes away
+    if row.get("loop") in CHOSEN_BY_ITSELF and not row.get("sampling"):
+        return "code of its own chose other tokens than the likeliest"
     if others:
         return f"{', '.join(others)} changed the logits, which cannot be computed again"
     return "beams were searched" if (entry(row, "sampling", "num_beams") or 1) > 1 else ""

@@ -15,6 +15,7 @@ from typing import Any
 from parity.golden import Store, objects_in
 from parity.record import observe
 from parity.record.recorder import Recorded, functions_in, record
+from parity.record.rows import CHOSEN_BY_ITSELF
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
@@ -146,6 +147,13 @@ def recorded_text(done: Recorded, store: Store) -> str:
         lines.append(
             f"{site} returns nothing: its prompts and tokens are compared, what it does with the answers is not; "
             "a function that returns them is the better site"
+        )
+    drawn = [case for case in done.written if any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)]
+    for site in sorted({case.site for case in drawn}):
+        names = ", ".join(case.case for case in drawn if case.site == site)
+        lines.append(
+            f"{site} chooses other tokens than the likeliest in a loop of its own ({names}), by settings that are not "
+            "seen: they are held against those of the moved code, which takes some hundred tokens; or record it greedy"
         )
     unstable = [case.case for case in done.written if case.repeats is False]
     if unstable:

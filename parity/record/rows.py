@@ -25,6 +25,7 @@ from parity import golden
 # What the row of a loop of the code's own says of its ids. The last one was never read: it is known where all were the
 # likeliest, or where all were decoded.
 LIKELIEST, CHOSEN, BUT_THE_LAST = "likeliest", "chosen", "chosen, all but the last"
+CHOSEN_BY_ITSELF = {CHOSEN, BUT_THE_LAST}
 LARGEST_IMAGE = 4 << 20  # pixels of a picture that a golden keeps as a blob
 
 

@@ -7,6 +7,7 @@ import importlib
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from parity.golden import Case, Store
 from parity.judge.check import Session, check_site, judged_together
 from parity.judge.compare import followers
 from parity.judge.numerics import Numerics
+from parity.judge.questions import oddity
+from parity.record.commands import recorded_text
 from parity.record.observe import Observer, Site, case
 from parity.record.rows import CHOSEN, LIKELIEST
 from parity.tests.conftest import TEXT
@@ -270,6 +273,22 @@ def test_draws_of_a_loop_that_are_too_few_are_no_pass(judged: Judged) -> None:
 )
 def test_of_prompts_that_hold_answers_the_first_answer_has_the_cause(edit: Any, cause: str, judged: Judged) -> None:
     assert str(judged("refined", "q0", edit).cause) == cause
+
+
+def test_choices_of_a_loop_that_were_not_the_likeliest_are_not_computed_again() -> None:
+    assert oddity({"loop": CHOSEN}) and not oddity({"loop": LIKELIEST})
+    assert not oddity({"loop": CHOSEN, "sampling": {"repetition_penalty": {"value": 1.3}}}), "so says the moved code"
+
+
+def test_record_says_that_a_loop_draws(folder: Path) -> None:
+    store = Store(folder / "golden")
+    cases = [store.read("drawn", "at-4"), store.read("cached", "q0")]
+    seen = SimpleNamespace(overhead=(0.0, 1.0), failures=[], cases=cases, returncode=0)
+    done: Any = SimpleNamespace(seen=seen, written=cases, same=[], refused=[])
+    said = recorded_text(done, store)
+    assert (
+        "drawn chooses other tokens than the likeliest in a loop of its own (at-4)" in said and "cached ch" not in said
+    )
 
 
 def row(prompt: str, text: str, ids: list[int], **more: Any) -> dict[str, Any]:
