@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import importlib
 import os
@@ -51,9 +52,21 @@ def settle(*modules: str) -> None:
     for module in modules:
         with contextlib.suppress(Exception):  # whoever needs it is told
             importlib.import_module(module)
+    replace_kernels_once()
     gc.collect()
     _freeze()
     gc.freeze = gc.unfreeze = lambda: None
+
+
+def replace_kernels_once() -> None:
+    """On a CPU, each of vLLM's engines looks through all that every module names for kernels to replace, a third of its
+    load; what the first has replaced stays so, also where a module is imported later."""
+    platform, name = (
+        getattr(sys.modules.get("vllm.platforms"), "current_platform", None),
+        "register_triton_kernel_overrides",
+    )
+    if (replace := getattr(platform, name, None)) is not None and not hasattr(replace, "cache_info"):
+        setattr(type(platform), name, staticmethod(functools.cache(replace)))
 
 
 class Died(Exception):
