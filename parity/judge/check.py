@@ -150,8 +150,7 @@ class Judge:
                 return "DRIFT", cached, ()
             judged = self.judged_draws(old, new)
             texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
-            exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
-            return judged if texts is None or (gap and not exact) else ("DRIFT", texts, judged[2])
+            return judged if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, judged[2])
         if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
             return beside
         first = up_to_followers(inquiry)
@@ -273,8 +272,7 @@ class Judge:
             return "SAME-SETTINGS", None, (evidence.sentence(),)  # until all are judged together
         with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
             seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old) if compare.is_drawn(row)]
-            exact = all(row["model"].get("dtype") == "float32" for row in (*old.rows, *new.rows))
-            if exact and (said := next((said for same, said in seen if not same), "")):
+            if in_float32(old, new) and (said := next((said for same, said in seen if not same), "")):
                 if not ties.tells_its_logits(self.engine(), old.rows, self.store):
                     said = f"{CAUSES['post.other']}: the logits that it tells are not those of its log-probabilities"
                     return "LATENT", Cause("post.other", "likely", said), (evidence.sentence(),)
@@ -325,6 +323,10 @@ class Judge:
             if p >= ALPHA:
                 return "SAME-DISTRIBUTION", None, (f"by texts: p = {p:.3f} of {len(paths)} texts; {why}",)
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
+
+
+def in_float32(*cases: Case) -> bool:
+    return all(row.get("model", {}).get("dtype") == "float32" for case in cases for row in case.rows)
 
 
 def asked_otherwise(old: Case, new: Case) -> str:
