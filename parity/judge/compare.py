@@ -62,10 +62,27 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     read = [any(row.get("scored") for row in case.rows) for case in cases]
     by_itself = [all(row.get("scored") or row.get("loop") for row in case.rows) for case in cases]
     if all(read) or (old.rows and new.rows and any(by_itself)):
-        return old, new
+        return as_read(old, new), as_read(new, old)
     kept = (tuple(row for row in case.rows if not row.get("scored")) for case in cases)
     mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
     return mine, theirs
+
+
+def as_read(case: Case, other: Case) -> Case:
+    """To score a response, an engine reads it behind its prompt. Code of one's own may leave out the last id, which
+    nothing follows, or read the prompt alone and pick the next id from its logits: so do its rows, then."""
+    known = {tuple(row["prompt_ids"]) for row in other.rows if row.get("scored")}
+
+    def read(row: Row) -> Row:
+        response = (row.get("request") or {}).get("response")
+        ids = row["prompt_ids"]
+        if response is None or tuple(ids) in known:
+            return row
+        shorter = (ids[: len(ids) - count] for count in dict.fromkeys((1, response)))
+        found = next((some for some in shorter if tuple(some) in known), ids)
+        return {**row, "prompt_ids": found}
+
+    return replace(case, rows=tuple(map(read, case.rows)))
 
 
 def unseen(old: Row, new: Row) -> bool:

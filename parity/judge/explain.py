@@ -117,6 +117,10 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         return Cause(
             "error", "confirmed", f"the old code returned {brief(old.value)}, the new code raised {new.raised}"
         )
+    if old.raised is not None and new.raised is None:
+        return Cause(
+            "error", "confirmed", f"the old code raised {old.raised}, the new code returned {brief(new.value)}"
+        )
     named = [(refined(name, d, inquiry), d) for name, d in suspects(old, new, inquiry.found) if possible(name, inquiry)]
     for step in (by_recorded_ids, by_replay, by_cache, by_company, by_law):
         cause = step(inquiry, named)
@@ -124,7 +128,8 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
             inquiry.steps.append(f"cause: {cause}: {cause.proof}")
             return cause
     same = (a["output_ids"] == b["output_ids"] or is_drawn(a) for a, b in inquiry.pairs)
-    if len(old.rows) != len(new.rows) and all(same):
+    read_only = all(row.get("scored") for row in (*old.rows, *new.rows)) and any(d.counts for _, d in named)
+    if len(old.rows) != len(new.rows) and all(same) and not read_only:
         said = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}: calls were added, dropped or cached"
         return Cause("sampling.processors" if other_samples(old, new) else "post.other", "likely", said)
     upstream = any(d.counts for _, d in named)

@@ -668,6 +668,8 @@ def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwar
             pictures = rows.scored_pictures(used, prompts, inner, ids)
             adapters = rows.adapters_received(used.model, inner)
             told = [rows.adapter_told(used, prompt, adapters) for prompt in prompts]
+            told += [{} for _ in scores[len(told) :]]
+            told = [{**one, "response": len(score.token_ids)} for one, score in zip(told, scores)]
             observer.note(rows.scored_event(used.model, ids, used.checkpoint.placeholder_id, pictures, told))
     return scores
 

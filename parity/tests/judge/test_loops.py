@@ -83,6 +83,14 @@ def drawn(path, question, temperature=1.0, most=24):
     return tokenizer.decode(found, skip_special_tokens=True)
 
 
+@torch.no_grad()
+def sure(path, question):
+    \"""Only the prompt is read, once for both words.\"""
+    model, tokenizer = loaded(path)
+    logits = model(**tokenizer(rendered(tokenizer, question), return_tensors="pt")).logits[0, -1]
+    return float(logits[[tokenizer.encode(word)[0] for word in ("yes", "no")]].softmax(-1)[0])
+
+
 def refined(path, question, times=3):
     \"""Each answer is in the next prompt.\"""
     model, tokenizer = loaded(path)
@@ -102,6 +110,7 @@ def refined(path, question, times=3):
 
 MOVED = """
 import functools
+import math
 
 import gen_engine
 
@@ -130,6 +139,14 @@ def drawn(path, question, temperature=1.0, most=24):
     return asked(path, [chat(question)], max_new_tokens=most, **options)[0].text
 
 
+def sure(path, question):
+    engine = loaded(path)
+    words = [engine.tokenizer.encode(word)[:1] for word in ("yes", "no")]
+    scores = engine.score_batch([({"messages": chat(question)}, word) for word in words])
+    yes, no = (math.exp(score.logprobs[0]) for score in scores)
+    return yes / (yes + no)
+
+
 def refined(path, question, times=3):
     turns = [{"role": "user", "content": question}]
     for _ in range(times):
@@ -140,7 +157,7 @@ def refined(path, question, times=3):
 """
 
 QUESTIONS = ["What is the capital of France?", "Is 28 even?", "Count to 12."]
-SITES = ("cached", "whole", "drawn", "refined")
+SITES = ("cached", "whole", "drawn", "sure", "refined")
 Judged = Callable[..., Outcome]
 
 
@@ -159,6 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 with case(f"q{number}"):
                     old.cached(str(TEXT), question)
                     old.refined(str(TEXT), question)
+                    old.sure(str(TEXT), question)
             with case("all"):
                 old.whole(str(TEXT), QUESTIONS)
             for temperature in (1.0, 4.0):
@@ -246,6 +264,12 @@ def test_loops_that_are_moved_rightly_are_identical(site: str, judged: Judged) -
 def test_what_is_wrong_about_a_moved_loop_is_named(edit: Any, verdict: Any, cause: str, judged: Judged) -> None:
     outcome = judged("cached", "q0", edit)
     assert outcome.verdict in ((verdict,) if verdict else ("DRIFT", "LATENT")) and str(outcome.cause) == cause
+
+
+def test_a_prompt_that_was_read_alone_is_that_of_what_is_scored(judged: Judged) -> None:
+    assert judged("sure", "q1").verdict == "TEXT-IDENTICAL"
+    assert str(judged("sure", "q1", ("Be brief.", "Be brief!")).cause) == "prompt.messages; likely"
+    assert judged("sure", "q1", ("yes / (yes", "no / (yes")).verdict == "DRIFT"
 
 
 def test_draws_of_a_loop_are_held_against_the_new_settings(judged: Judged) -> None:
