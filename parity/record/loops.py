@@ -56,6 +56,10 @@ class Reading:
         self.best = best
         self._tell()
 
+    def lose(self) -> None:
+        self.lost = True
+        self._tell()
+
     def _tell(self) -> None:
         said = self.sequence
         if self.lost or not said.new_ids:
@@ -78,9 +82,10 @@ class Reading:
 
 @dataclass
 class Loops:
-    """All that one call of a site has read. texts: by the ids that were read.   pasts: by what the model gave back."""
+    """All that one call of a site has read. texts: by the model and the ids that it read.   pasts: by what it gave
+    back."""
 
-    texts: dict[tuple[int, ...], list[Reading]] = field(default_factory=dict)
+    texts: dict[tuple[int, tuple[int, ...]], list[Reading]] = field(default_factory=dict)
     pasts: list[tuple[Any, list[Reading]]] = field(default_factory=list)
 
     def begin(self, model: Any, given: Mapping[str, Any]) -> tuple[list[Event], list[Reading]]:
@@ -91,35 +96,37 @@ class Loops:
         seen = forward_event(model, given)
         if seen is None:
             return [], []
-        readings = [self._longer(ids) for ids, _ in seen.rows]
+        readings = [self._longer(model, ids) for ids, _ in seen.rows]
         if all(readings):
             return [], [reading for reading in readings if reading]
         event = scored_event(model, [list(ids) for ids, _ in seen.rows], placeholder_of(model.config))
-        ends, pads = (ids_in(model.generation_config, f"{name}_token_id") for name in ("eos", "pad"))
+        config = getattr(model, "generation_config", None)
+        ends, pads = (ids_in(config, f"{name}_token_id") for name in ("eos", "pad"))
         found = [old or Reading(new, [*new.prompt_ids], ends, pads) for old, new in zip(readings, event.sequences)]
-        event.sequences = [one.sequence for one, old in zip(found, readings) if old is None]
-        for reading in found:
-            self.texts.setdefault(tuple(reading.ids), []).append(reading)
+        begun = [one for one, old in zip(found, readings) if old is None]
+        event.sequences = [reading.sequence for reading in begun]
+        for reading in begun:
+            self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
         return [seen, event], found
 
     def _on(self, past: Any, rows: list[list[int]]) -> list[Reading]:
         readings = next((known for one, known in self.pasts if one() is past), [])
         if len(readings) != len(rows):  # rows were taken out of it: which are left?
             for reading in readings:
-                reading.lost = True
+                reading.lose()
             return []
         for reading, ids in zip(readings, rows):
             reading.go_on(ids)
         return readings
 
-    def _longer(self, ids: tuple[int, ...]) -> Reading | None:
-        """The sequence that was these ids but the last."""
-        known = self.texts.get(ids[:-1])
-        if not known:
-            return None
-        reading = known.pop(0)
-        reading.go_on(ids[-1:])
-        self.texts.setdefault(ids, []).append(reading)
+    def _longer(self, model: Any, ids: tuple[int, ...]) -> Reading | None:
+        """The sequence that was these ids but the last, and has not gone on by a past."""
+        known = self.texts.get((id(model), ids[:-1]), [])
+        reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
+        if reading is not None:
+            known.remove(reading)
+            reading.go_on(ids[-1:])
+            self.texts.setdefault((id(model), ids), []).append(reading)
         return reading
 
     def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
@@ -130,7 +137,7 @@ class Loops:
             weak = not isinstance(past, tuple)
             self.pasts = [(one, who) for one, who in self.pasts if isinstance(one, weakref.ref) and one() is not past]
             self.pasts.append((weakref.ref(past) if weak else lambda: past, list(readings)))
-        if logits is not None and len(readings) == len(logits):
+        if logits is not None and logits.ndim == 3 and len(readings) == len(logits):
             for number, reading in enumerate(readings):
                 reading.expect(int(logits[number, last_own(given, number, logits.shape[1])].argmax()))
 

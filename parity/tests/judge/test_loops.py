@@ -361,10 +361,15 @@ def looped(kind: str, folder: Path) -> list[Any]:
 
     def rows_dropped() -> None:
         past = model(torch.cat([ids, ids + 1])).past_key_values
+        model(ids[:1, :1].expand(2, 1), past_key_values=past)
         past.batch_select_indices(torch.tensor([1]))
         model(ids[:1, :1], past_key_values=past)
 
-    run = {"in chunks": in_chunks, "rows dropped": rows_dropped}[kind]
+    def not_for_text() -> None:
+        config = transformers.BertConfig(vocab_size=600, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+        transformers.BertForSequenceClassification(config).eval()(input_ids=ids)
+
+    run = {"not for text": not_for_text, "in chunks": in_chunks, "rows dropped": rows_dropped}[kind]
     found: list[Case] = []
     vars(holder)["run"] = run
     with torch.no_grad(), Observer(sites=[Site("s", "old_loops:run")], sink=found.append) as observer:
@@ -382,3 +387,8 @@ def test_a_prompt_that_is_read_in_parts_is_one(folder: Path) -> None:
 def test_what_cannot_be_followed_is_known_by_its_prompt(folder: Path) -> None:
     rows = looped("rows dropped", folder)
     assert [len(one["output_ids"]) for one in rows] == [0, 0] and all(one["scored"] for one in rows)
+
+
+def test_a_model_that_tells_no_next_token_only_reads(folder: Path) -> None:
+    [row] = looped("not for text", folder)
+    assert row["scored"] and row["model"]["class"] == "BertForSequenceClassification"
