@@ -134,14 +134,14 @@ def ids_parting(what: str, old: Sequence[int], new: Sequence[int]) -> Parting | 
 
 
 def leaves(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """(path, old, new) of the innermost values that differ."""
+    """(path, old, new) of the innermost values that differ, floats by more than rounding."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         for key in old:
             yield from leaves(old[key], new[key], f"{path}.{key}")
     elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
         for place, (a, b) in enumerate(zip(old, new)):
             yield from leaves(a, b, f"{path}[{place}]")
-    elif old != new:
+    elif not equal(old, new):
         yield path, old, new
 
 

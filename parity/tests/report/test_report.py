@@ -574,3 +574,9 @@ def test_the_page_draws_what_was_measured(width: int, tmp_path: Path) -> None:
         assert browser.run("document.querySelectorAll('#numerics b').length") == 0, "text, never markup"
         assert browser.run("document.documentElement.scrollWidth") <= width
         assert browser.errors == []
+
+
+def test_numbers_that_differ_by_rounding_are_not_what_is_shown() -> None:
+    shown = report.parting("value", {"scores": [-0.00326255, -0.2]}, {"scores": [-0.0032625598, -0.3]})
+    assert shown is not None and shown.what == "value.scores[1]"
+    assert report.parting("value", [-0.00326255], [-0.0032625598]) is None
