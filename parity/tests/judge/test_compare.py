@@ -118,6 +118,16 @@ def test_rows_of_pictures_in_another_size_are_paired_by_picture() -> None:
     assert {d.field for d in found if d.stage == "images"} == {"tokens"}
 
 
+def test_pictures_that_generate_encodes_beforehand_are_those_of_a_forward() -> None:
+    def given(*keys: str) -> Case:
+        return Case("s", "c", rows=({**ROW, "inputs": {"keys": list(keys)}},))
+
+    encoded, raw = given("mm_encoder_outputs"), given("image_grid_thw", "pixel_values")
+    assert differences(encoded, raw) == differences(raw, encoded) == ()
+    assert {d.field for d in differences(raw, given("pixel_values"))} == {"keys"}
+    assert {d.field for d in differences(given("pixel_values"), encoded)} == {"keys"}
+
+
 def test_a_date_in_the_prompt_is_the_clock() -> None:
     old = {**ROW, "prompt_text": "Today is 2026-01-02. Hi", "prompt_ids": [1, 2]}
     new = {**ROW, "prompt_text": "Today is 2026-11-21. Hi", "prompt_ids": [1, 3]}

@@ -20,7 +20,8 @@ from parity.judge.questions import oddity
 from parity.record.commands import recorded_text
 from parity.record.observe import Observer, Site, case
 from parity.record.rows import CHOSEN, LIKELIEST
-from parity.tests.conftest import TEXT
+from parity.tasks import drawing
+from parity.tests.conftest import TEXT, VL
 from parity.verdict import Outcome
 
 OLD = """
@@ -91,6 +92,22 @@ def sure(path, question):
     return float(logits[[tokenizer.encode(word)[0] for word in ("yes", "no")]].softmax(-1)[0])
 
 
+@torch.no_grad()
+def seen(path, picture, most=12):
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype="float32").eval()
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What do you see?"}]}]
+    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    given, found = dict(processor(text=[text], images=[picture], return_tensors="pt")), []
+    while len(found) < most and 552 not in found:
+        best = model(**given, use_cache=False).logits[:, -1].argmax(-1)
+        found.append(best.item())
+        given["input_ids"] = torch.cat([given["input_ids"], best[:, None]], 1)
+        for name, value in {"attention_mask": 1, "mm_token_type_ids": 0}.items():
+            given[name] = torch.cat([given[name], torch.full_like(best, value)[:, None]], 1)
+    return processor.tokenizer.decode(found, skip_special_tokens=True)
+
+
 def refined(path, question, times=3):
     \"""Each answer is in the next prompt.\"""
     model, tokenizer = loaded(path)
@@ -147,6 +164,13 @@ def sure(path, question):
     return yes / (yes + no)
 
 
+def seen(path, picture, most=12):
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
+    request = {"messages": [{"role": "user", "content": content}]}
+    options = {"max_new_tokens": most, "temperature": 0, "repetition_penalty": 1.0}
+    return loaded(path).generate_vlm_batch([request], options)[0].text
+
+
 def refined(path, question, times=3):
     turns = [{"role": "user", "content": question}]
     for _ in range(times):
@@ -157,7 +181,7 @@ def refined(path, question, times=3):
 """
 
 QUESTIONS = ["What is the capital of France?", "Is 28 even?", "Count to 12."]
-SITES = ("cached", "whole", "drawn", "sure", "refined")
+SITES = ("cached", "whole", "drawn", "sure", "seen", "refined")
 Judged = Callable[..., Outcome]
 
 
@@ -177,6 +201,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                     old.cached(str(TEXT), question)
                     old.refined(str(TEXT), question)
                     old.sure(str(TEXT), question)
+            with case("circle"):
+                old.seen(str(VL), drawing("red", "circle"))
             with case("all"):
                 old.whole(str(TEXT), QUESTIONS)
             for temperature in (1.0, 4.0):
@@ -245,9 +271,14 @@ def test_what_a_loop_draws_is_known_to_the_end_where_it_was_decoded(folder: Path
     assert row["loop"] == CHOSEN and len(row["output_ids"]) == 192
 
 
-@pytest.mark.parametrize("site", ["cached", "whole", "refined"])
-def test_loops_that_are_moved_rightly_are_identical(site: str, judged: Judged) -> None:
-    assert judged(site, "all" if site == "whole" else "q0").verdict == "IDENTICAL"
+@pytest.mark.parametrize(("site", "name"), [("cached", "q0"), ("whole", "all"), ("refined", "q0"), ("seen", "circle")])
+def test_loops_that_are_moved_rightly_are_identical(site: str, name: str, judged: Judged) -> None:
+    assert judged(site, name).verdict == "IDENTICAL"
+
+
+def test_a_picture_of_a_moved_loop_that_is_another_one_is_named(judged: Judged) -> None:
+    outcome = judged("seen", "circle", ('"image": picture', '"image": picture.transpose(0)'))
+    assert outcome.verdict in ("DRIFT", "LATENT") and str(outcome.cause) == "image.content; confirmed"
 
 
 @pytest.mark.parametrize(
