@@ -23,13 +23,16 @@ A case holds one row per sequence that the model generated:
     prompt_text   the prompt as text, each picture as one placeholder
     prompt_ids    the ids that the model saw, without padding, pictures as their image tokens
     images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}]
-    request       {"number", "sample", "seed"}: which request of the call the row answers, and that one's own seed
+    request       {"number", "sample", "seed"}: which request of the call the row answers, and that one's own seed; of
+                  what an engine scores {"response"}: how many of the ids are the response
+    scored        true: ids that were only read
+    loop          of code that chooses by itself: "likeliest", "chosen" or "chosen, all but the last"
     batch         {"rows", "side" of the padding, "pads" of this row, "masked"}
     inputs        what reached the model's forward with the ids: {"keys" of other tensors, "marks" of its tokens,
                   "positions", "pictures", "adapters"}
     model         {"class", "dtype", "attention", "quantization", "weights", "files", "path", "backend"}
     sampling      each setting as {"value", "from"}: caller, checkpoint or default
-    stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria
+    stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria; include_stop where it is on
     output_ids    what was generated, with the id that ended it, without padding
     decode        {"ids", "skip_special_tokens", "clean_up"}: which ids became text, and how
     text          what decoding gave
