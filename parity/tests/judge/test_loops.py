@@ -104,7 +104,8 @@ def seen(path, picture, most=12):
         found.append(best.item())
         given["input_ids"] = torch.cat([given["input_ids"], best[:, None]], 1)
         for name, value in {"attention_mask": 1, "mm_token_type_ids": 0}.items():
-            given[name] = torch.cat([given[name], torch.full_like(best, value)[:, None]], 1)
+            if name in given:
+                given[name] = torch.cat([given[name], torch.full_like(best, value)[:, None]], 1)
     return processor.tokenizer.decode(found, skip_special_tokens=True)
 
 
