@@ -124,15 +124,24 @@ def followers(old: Sequence[Row], new: Sequence[Row]) -> set[int]:
     code that asks on with what it was told. Whatever made the first answer another one, the prompts are not it."""
     found, others = set(), list[tuple[Row, Row]]()
     rendered: list[Any] = []  # by which pairs of templates equal prompts came
+    told: list[tuple[Row, Row]] = []  # by the call that is being looked at, whose other prompts were there before
     for number, (mine, theirs) in enumerate(paired(old, new)):
+        if begins_call(mine):
+            others, told = [*others, *told], []
         follows, ways = not same_prompt(mine, theirs), (mine.get("template"), theirs.get("template"))
         if follows and not follows_from(mine, theirs, others, alike=ways[0] == ways[1] or ways in rendered):
             continue
         rendered += [] if follows else [ways]
         found |= {number} if follows else set()
         if mine["output_ids"] != theirs["output_ids"] or mine.get("text") != theirs.get("text"):
-            others.append((mine, theirs))
+            told.append((mine, theirs))
     return found
+
+
+def begins_call(row: Row) -> bool:
+    """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
+    request = row.get("request") or {}
+    return not request.get("number") and not request.get("sample")
 
 
 def follows_from(old: Row, new: Row, answers: Sequence[tuple[Row, Row]], *, alike: bool) -> bool:
@@ -141,7 +150,7 @@ def follows_from(old: Row, new: Row, answers: Sequence[tuple[Row, Row]], *, alik
     before, after = old.get("prompt_text"), new.get("prompt_text")
     if not answers or (before is not None and before == after):
         return False
-    texts = [(one, other) for a, b in answers for one, other in told(a, b)]
+    texts = [(one, other) for a, b in answers for one, other in as_decoded(a, b)]
     if "messages" in old and "messages" in new and alike:
         before, after = written(old["messages"]), written(new["messages"])  # a template may leave parts of texts out
         texts = [(written(one)[1:-1], written(other)[1:-1]) for one, other in texts]
@@ -151,16 +160,23 @@ def follows_from(old: Row, new: Row, answers: Sequence[tuple[Row, Row]], *, alik
     texts.sort(key=lambda pair: -min(map(len, pair)))
     while before != after:
         first = shared_start(before, after)
-        places = ((at, *pair) for pair in texts for at in range(first + 1) if at + max(map(len, pair)) > first)
-        found = next((x for x in places if before.startswith(x[1], x[0]) and after.startswith(x[2], x[0])), None)
-        if found is None:
+        places = ((within(before, after, first, *pair), *pair) for pair in texts)
+        at, one, other = next((found for found in places if found[0] >= 0), (-1, "", ""))
+        if at < 0:
             break
-        at, one, other = found
         before, after = before[at + len(one) :], after[at + len(other) :]
     first = shared_start(before, after)
     last = shared_start(before[first:][::-1], after[first:][::-1])
     mine, theirs = (text[first : len(text) - last].strip() for text in (before, after))
     return mine == theirs or any(mine in one and theirs in other for one, other in texts)
+
+
+def within(before: str, after: str, first: int, one: str, other: str) -> int:
+    """Where one text stands in `before` and the other in `after`, around their first difference; -1: nowhere."""
+    at = before.find(one, max(0, first - max(len(one), len(other)) + 1), first + len(one))
+    while at >= 0 and not after.startswith(other, at):
+        at = before.find(one, at + 1, first + len(one))
+    return at
 
 
 def written(value: Any) -> str:
@@ -171,7 +187,7 @@ def words(ids: Sequence[int]) -> str:
     return "".join(f"{i} " for i in ids)
 
 
-def told(old: Row, new: Row) -> Iterator[tuple[str, str]]:
+def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
     """Texts of two answers, as they were decoded and without blanks around them."""
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
         one, other = mine.get("text") or "", theirs.get("text") or ""

@@ -125,6 +125,8 @@ class Loops:
         reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
         if reading is not None:
             known.remove(reading)
+            if not known:
+                del self.texts[id(model), ids[:-1]]
             reading.go_on(ids[-1:])
             self.texts.setdefault((id(model), ids), []).append(reading)
         return reading

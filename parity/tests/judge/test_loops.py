@@ -366,6 +366,8 @@ def test_prompts_follow_where_they_differ_as_the_answers_do(after: str, follows:
     new = [row("q", "b", [2]), row(after, "yes", [3])]
     assert followers(old, new) == follows
     assert followers(old, [row("q", "a", [1]), new[1]]) == set(), "the answer was the same"
+    beside = [{**one, "request": {"number": k}} for k, one in enumerate(new)]
+    assert followers([{**old[0], "request": {"number": 0}}, {**old[1], "request": {"number": 1}}], beside) == set()
 
 
 LOOPS: dict[str, Any] = {}
