@@ -27,12 +27,13 @@ from parity.record.rows import (
 
 @dataclass(eq=False)
 class Reading:
-    """A sequence that a model reads. ids: all of it so far.   ends, pads: ids that end it, and that stand behind its
-    end while others of the batch go on.   best: the likeliest next one.   lost: what came after its beginning could not
-    be followed."""
+    """A sequence that a model reads. ids: all of it so far.   width: of its batch, so far.   ends, pads: ids that end
+    it, and that stand behind its end while others of the batch go on.   best: the likeliest next one.   lost: what came
+    after its beginning could not be followed."""
 
     sequence: Produced
     ids: list[int]
+    width: int
     ends: frozenset[int]
     pads: frozenset[int]
     best: int | None = None
@@ -40,16 +41,17 @@ class Reading:
     lost: bool = False
 
     def go_on(self, ids: Sequence[int]) -> None:
-        """The model reads on. Several ids at once, before any was chosen, are the rest of the prompt."""
+        """The model reads on. Several ids at once, before any was chosen, may be the rest of the prompt: they are where
+        a choice follows."""
         said = self.sequence
-        self.ids += ids
-        if len(ids) == 1:
-            self.likeliest.append(ids[0] == self.best)
-            said.new_ids = [*said.new_ids, ids[0]]
-        elif said.new_ids:
-            self.lost = True
+        if len(ids) != 1:
+            self.lost |= bool(said.new_ids)
         else:
-            said.prompt_ids = [*self.ids]
+            said.prompt_ids = said.prompt_ids if said.new_ids else [*self.ids]
+            said.new_ids = [*said.new_ids, ids[0]]
+            self.likeliest.append(ids[0] == self.best)
+        self.ids += ids
+        self.width += len(ids)
         self._tell()
 
     def expect(self, best: int) -> None:
@@ -91,8 +93,8 @@ class Loops:
     def begin(self, model: Any, given: Mapping[str, Any]) -> tuple[list[Event], list[Reading]]:
         """A forward, before it: the events that it is, and the sequences that it reads."""
         ids, past = given.get("input_ids"), given.get("past_key_values")
-        if filled(past):
-            return [], self._on(past, [list(row) for row in lists(ids)]) if ids is not None else []
+        if (count := read_by(past)) > 0:
+            return [], self._on(past, count, [list(row) for row in lists(ids)]) if ids is not None else []
         seen = forward_event(model, given)
         if seen is None:
             return [], []
@@ -102,16 +104,20 @@ class Loops:
         event = scored_event(model, [list(ids) for ids, _ in seen.rows], placeholder_of(model.config))
         config = getattr(model, "generation_config", None)
         ends, pads = (ids_in(config, f"{name}_token_id") for name in ("eos", "pad"))
-        found = [old or Reading(new, [*new.prompt_ids], ends, pads) for old, new in zip(readings, event.sequences)]
+        width = given["input_ids"].shape[1]
+        found = [
+            old or Reading(new, [*new.prompt_ids], width, ends, pads) for old, new in zip(readings, event.sequences)
+        ]
         begun = [one for one, old in zip(found, readings) if old is None]
         event.sequences = [reading.sequence for reading in begun]
         for reading in begun:
             self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
         return [seen, event], found
 
-    def _on(self, past: Any, rows: list[list[int]]) -> list[Reading]:
+    def _on(self, past: Any, count: int, rows: list[list[int]]) -> list[Reading]:
         readings = next((known for one, known in self.pasts if one() is past), [])
-        if len(readings) != len(rows):  # rows were taken out of it: which are left?
+        # Rows were taken out of it (which are left?), or ids were taken back.
+        if len(readings) != len(rows) or any(reading.width != count for reading in readings):
             for reading in readings:
                 reading.lose()
             return []
@@ -152,9 +158,11 @@ def last_own(given: Mapping[str, Any], row: int, width: int) -> int:
     return max((place for place, m in enumerate(mask[row].tolist()) if m), default=-1)
 
 
-def filled(past: Any) -> bool:
-    """Whether a cache holds anything."""
-    return bool(int(past.get_seq_length())) if hasattr(past, "get_seq_length") else bool(past)
+def read_by(past: Any) -> int:
+    """How many ids of each row a cache holds: those of this release, or the tuples of old ones."""
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    return int(past[0][0].shape[-2]) if past else 0
 
 
 def ids_in(config: Any, name: str) -> frozenset[int]:

@@ -399,11 +399,29 @@ def looped(kind: str, folder: Path) -> list[Any]:
         past.batch_select_indices(torch.tensor([1]))
         model(ids[:1, :1], past_key_values=past)
 
+    def ids_taken_back() -> None:
+        past = transformers.DynamicCache()
+        best = model(ids, past_key_values=past).logits[:, -1:].argmax(-1)
+        model(best, past_key_values=past)
+        past.crop(-1)
+        model(best, past_key_values=past)
+
+    def options() -> None:
+        """Each of two options is read behind one prompt."""
+        past = transformers.DynamicCache()
+        model(ids, past_key_values=past)
+        for option in ("yes, it is", "no, it is not"):
+            more = tokenizer(option, return_tensors="pt").input_ids
+            model(more, past_key_values=past)
+            past.crop(-more.shape[1])
+
     def not_for_text() -> None:
         config = transformers.BertConfig(vocab_size=600, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
         transformers.BertForSequenceClassification(config).eval()(input_ids=ids)
 
-    run = {"not for text": not_for_text, "in chunks": in_chunks, "rows dropped": rows_dropped}[kind]
+    LOOPS["length"] = ids.shape[1]
+    loops = (in_chunks, rows_dropped, ids_taken_back, options, not_for_text)
+    run = next(loop for loop in loops if loop.__name__ == kind.replace(" ", "_"))
     found: list[Case] = []
     vars(holder)["run"] = run
     with torch.no_grad(), Observer(sites=[Site("s", "old_loops:run")], sink=found.append) as observer:
@@ -418,9 +436,11 @@ def test_a_prompt_that_is_read_in_parts_is_one(folder: Path) -> None:
     assert not LOOPS["held"], "seeing a loop does not keep its past"
 
 
-def test_what_cannot_be_followed_is_known_by_its_prompt(folder: Path) -> None:
-    rows = looped("rows dropped", folder)
-    assert [len(one["output_ids"]) for one in rows] == [0, 0] and all(one["scored"] for one in rows)
+@pytest.mark.parametrize(("kind", "count"), [("rows dropped", 2), ("ids taken back", 1), ("options", 1)])
+def test_what_cannot_be_followed_is_known_by_its_prompt(kind: str, count: int, folder: Path) -> None:
+    rows = looped(kind, folder)
+    assert [len(one["output_ids"]) for one in rows] == [0] * count and all(one["scored"] for one in rows)
+    assert [len(one["prompt_ids"]) for one in rows] == [LOOPS["length"]] * count
 
 
 def test_a_model_that_tells_no_next_token_only_reads(folder: Path) -> None:
