@@ -60,8 +60,7 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     has none: it was recorded without, or reads another way."""
     cases = (old, new)
     read = [any(row.get("scored") for row in case.rows) for case in cases]
-    by_itself = [all(row.get("scored") or row.get("loop") for row in case.rows) for case in cases]
-    if all(read) or (old.rows and new.rows and any(by_itself)):
+    if all(read) or (old.rows and new.rows and any(all(map(by_itself, case.rows)) for case in cases)):
         return as_read(old, new), as_read(new, old)
     kept = (tuple(row for row in case.rows if not row.get("scored")) for case in cases)
     mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
@@ -383,6 +382,11 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
             yield Difference("sampling", "seed", min(mine, default=None), min(theirs, default=None), number)
 
 
+def by_itself(row: Row) -> bool:
+    """Whether the code called the model by itself, and not its `generate`."""
+    return bool(row.get("loop") or row.get("scored"))
+
+
 def unencoded(keys: Sequence[str], others: Sequence[str]) -> list[str]:
     """Names of the tensors of a forward. `generate` of newer releases encodes pictures beforehand; a loop of one's own
     gives the forward what they are encoded from."""
@@ -396,7 +400,10 @@ def input_differences(old: Row, new: Row) -> Iterator[Difference]:
     mine, theirs = old.get("inputs"), new.get("inputs")
     if mine is None or theirs is None:
         return
-    if unencoded(mine["keys"], theirs["keys"]) != unencoded(theirs["keys"], mine["keys"]):
+    keys = mine["keys"], theirs["keys"]
+    if by_itself(old) != by_itself(new):
+        keys = unencoded(*keys), unencoded(*reversed(keys))
+    if keys[0] != keys[1]:
         yield Difference("batch", "keys", mine["keys"], theirs["keys"])
     if old["prompt_ids"] != new["prompt_ids"]:
         return
