@@ -244,8 +244,9 @@ def first_divergence(old: Sequence[Any], new: Sequence[Any]) -> int | None:
     return None if len(old) == len(new) else min(len(old), len(new))
 
 
-VALUE_TOLERANCE = 1e-3  # of log-probabilities and logits among the values, as a part of their size
-NEAR_ZERO = 1e-5  # and what it is at least: a sure token's log-probability is -1e-4, and a tenth of that must be seen
+VALUE_TOLERANCE = 2e-5  # of numbers among the values, as a part of their size: what float32 leaves of a sum
+NEAR_ZERO = 2e-6  # and what it is at least: a log-probability is a difference of logits, and has their rounding
+LEAST_LOGPROB = 5e-8  # float32 has none nearer to zero: such a number is a probability, whose rounding goes by its size
 
 
 def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: float | None = None) -> bool:
@@ -256,6 +257,8 @@ def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: flo
     if isinstance(old, bool) or isinstance(new, bool):
         return old is new
     if isinstance(old, (int, float)) and isinstance(new, (int, float)):
+        if any(0 < abs(number) < LEAST_LOGPROB for number in (old, new)):
+            tolerance, near_zero = max(tolerance, 1e-3), 0.0
         return math.isclose(old, new, rel_tol=tolerance, abs_tol=near_zero) or (old != old and new != new)
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return old.keys() == new.keys() and all(equal(old[k], new[k], tolerance, near_zero) for k in old)

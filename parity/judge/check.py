@@ -48,8 +48,9 @@ from parity.judge.explain import (
     by_cache,
     by_company,
     cause_of,
-    cut_by_length,
+    ended_by,
     from_other_ids,
+    own_ends,
     up_to_followers,
 )
 from parity.judge.laws import Tools
@@ -59,8 +60,8 @@ from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.recorder import Starting
-from parity.record.rows import STRUCTURED
-from parity.verdict import CAUSES, Cause, Check, Difference, Outcome, Policy, Verdict
+from parity.record.rows import LIKELIEST, STRUCTURED
+from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict
 from parity.verdict import Numerics as Measurement
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ Result = TypeVar("Result")
 Progress = Callable[[str], None]
 Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden, load settings, parts put back -> new
 
+LEAST_CHOSEN = 20  # tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
 DRAWN_ALIKE = ("SAME-DISTRIBUTION", "SAME-SETTINGS")
 LEAST_TEXTS, LEAST_SAMPLES, ALPHA = 10, 20, 0.01  # for comparing texts: fewer tell nothing
 NOT_RUN = {"LoadError", "BackendMissing"}  # of an engine: says something of this machine, nothing of the moved code
@@ -102,9 +104,10 @@ class Judge:
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
     ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
+    greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
-        old, new = compare.as_declared(*compare.of_one_kind(old, new))
+        old, new = compare.as_declared(*compare.of_one_kind(old, new), self.only_the_likeliest(old.site))
         found = self.of_this_release(old, compare.differences(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
@@ -116,6 +119,19 @@ class Judge:
             old.site, old.case, self.backend, "ACCEPTED" if accepted else verdict, found, cause, old.to_json(),
             new.to_json(), accepted, notes, seconds, tuple(steps), also,
         )  # fmt: skip
+
+    def only_the_likeliest(self, site: str) -> bool:
+        """Whether a loop of the old code's own never took any other token, over enough of them to say so."""
+        if site not in self.greedy:
+            loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
+            enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
+            self.greedy[site] = enough and all(row["loop"] == LIKELIEST for row in loops)
+        return self.greedy[site]
+
+    def goldens(self, site: str) -> Iterator[Case]:
+        for name in self.store.names(site):
+            with contextlib.suppress(GoldenError):  # said when its turn comes
+                yield self.store.read(site, name)
 
     def of_this_release(self, old: Case, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
         """Under which names pictures reach a forward pass is up to transformers' release: against a golden of another
@@ -145,9 +161,8 @@ class Judge:
         again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
         inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps, lambda: self.company(old))
         if self.only_drawn(old, new, found) and not inquiry.broken:
-            cached = by_cache(inquiry)
-            if cached is not None:
-                return "DRIFT", cached, ()
+            if (known := by_cache(inquiry) or own_ends(inquiry)) is not None:
+                return "DRIFT", known, ()
             judged = self.judged_draws(old, new)
             texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
             return judged if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, judged[2])
@@ -162,7 +177,9 @@ class Judge:
         if named:
             name, difference = named[0]
             proof = "seen directly; on this case the value does not show it"
-            return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+            own_choice = name == "sampling.mode" and compare.of_own_loop(old)  # of which no settings were seen
+            certainty: Certainty = "likely" if own_choice else "confirmed"
+            return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
             proof = "seen directly; the value does not show it"
             return "LATENT", Cause("post.other", "likely", said, proof), ()
@@ -215,8 +232,8 @@ class Judge:
             stops = any(
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
-            if cut_by_length(inquiry):
-                return "DRIFT", Cause("stop.length", "likely", f"{CAUSES['stop.length']}: {said}"), ()
+            if (cause := ended_by(inquiry)) is not None:
+                return "DRIFT", cause, ()
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
         models = [row.get("model", {}) for row in inquiry.old.rows]
         if len({(model.get("path"), model.get("dtype")) for model in models}) > 1:
@@ -295,12 +312,8 @@ class Judge:
 
     def ledger(self, site: str) -> draws.Ledger:
         if site not in self.ledgers:
-            cases = 0
-            for name in self.store.names(site):
-                with contextlib.suppress(GoldenError):  # said when its turn comes
-                    golden = self.store.read(site, name)
-                    cases += ties.is_sampled(golden) or compare.of_own_loop(golden)
-            self.ledgers[site] = draws.Ledger(cases)
+            drawn = [ties.is_sampled(golden) or compare.of_own_loop(golden) for golden in self.goldens(site)]
+            self.ledgers[site] = draws.Ledger(sum(drawn))
         return self.ledgers[site]
 
     def permuted(self, old: Case, new: Case, why: str) -> Judged:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import CHOSEN_BY_ITSELF, LIKELIEST, NEUTRAL, collapsed, runs
+from parity.record.rows import CHOSEN_BY_ITSELF, LIKELIEST, NEUTRAL, collapsed, given_no_ids, runs
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -58,7 +58,7 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     """Rows of ids that were only read say something where both sides have them, or where one side has nothing else: it
     reads prompts by itself and chooses what comes next. Beside rows of answers they are left out where the other side
     has none: it was recorded without, or reads another way."""
-    cases = (old, new)
+    cases = old, new = without_guesses(old, new), without_guesses(new, old)
     read = [any(row.get("scored") for row in case.rows) for case in cases]
     if all(read) or (old.rows and new.rows and any(all(map(by_itself, case.rows)) for case in cases)):
         return as_read(old, new), as_read(new, old)
@@ -67,10 +67,24 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     return mine, theirs
 
 
+def without_guesses(case: Case, other: Case) -> Case:
+    """Without what a code's own loop had another model read beside the one that both sides use: a draft, which only
+    guesses what that one says."""
+    models = {weights_in(row) for row in other.rows}
+    rows = tuple(row for row in case.rows if not by_itself(row) or weights_in(row) in models)
+    return replace(case, rows=rows) if rows else case
+
+
+def weights_in(row: Row) -> Any:
+    model = row.get("model", {})
+    return model.get("files") or model.get("path")
+
+
 def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out the last id, which
-    nothing follows, or read the prompt alone and pick the next id from its logits: so do its rows, then."""
-    known = {tuple(row["prompt_ids"]) for row in other.rows if row.get("scored")}
+    nothing follows, or read the prompt alone and pick the next id from its logits, or read what a draft guessed: so do
+    its rows, then."""
+    known = {tuple(row["prompt_ids"]) for row in other.rows}
 
     def read(row: Row) -> Row:
         response = (row.get("request") or {}).get("response")
@@ -94,9 +108,10 @@ def of_own_loop(case: Case) -> bool:
     return any(row.get("loop") for row in case.rows)
 
 
-def as_declared(old: Case, new: Case) -> tuple[Case, Case]:
+def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]:
     """Rows of a loop of the code's own have the settings that the other side declares for its requests, by which their
     ids are then judged; but where it took the likeliest, and the other side does too and parts, nothing changed them.
+    greedy: the loop never takes another one, so what is drawn on the other side is not what it does.
     """
     if of_own_loop(old) == of_own_loop(new):
         return old, new
@@ -105,35 +120,58 @@ def as_declared(old: Case, new: Case) -> tuple[Case, Case]:
     for rows in (mine, theirs):
         for place, row in enumerate(rows):
             if row.get("loop") and (other := said.get(id(row))) is not None:
-                plain = row["loop"] == LIKELIEST and not is_drawn(other) and row["output_ids"] != other["output_ids"]
-                greedy = {"temperature": {"value": 0, "from": "default"}}
-                rows[place] = {**row, "sampling": greedy if plain else other.get("sampling", {})}
+                parts = greedy if is_drawn(other) else parted(row, other)
+                plain = row["loop"] == LIKELIEST and parts
+                rows[place] = {**row, "sampling": CHOSE_THE_LIKELIEST if plain else settings_of(row, other)}
     return replace(old, rows=tuple(mine)), replace(new, rows=tuple(theirs))
 
 
+def parted(old: Row, new: Row) -> bool:
+    """Whether another id was chosen somewhere; one answer may be the beginning of the other."""
+    return any(one != other for one, other in zip(old["output_ids"], new["output_ids"]))
+
+
+CHOSE_THE_LIKELIEST = {"temperature": {"value": 0, "from": "default"}}
+
+
+def settings_of(row: Row, other: Row) -> dict[str, Any]:
+    """The other side's, with the seed that a loop's own draws came from, or none, where that was seen; a script's may
+    have been meant for them."""
+    settings, seed = {**other.get("sampling", {})}, (row.get("request") or {}).get("process")
+    if is_drawn(other) and seed is not None and seed["from"] != "script":
+        settings.pop("seed", None)
+        settings |= {"seed": seed} if seed["from"] == "process" else {}
+    return settings
+
+
 def same_prompt(old: Row, new: Row) -> bool:
-    """Whether two rows were asked the same, pictures as one id or as many."""
-    if old["prompt_ids"] == new["prompt_ids"]:
+    """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as is known."""
+    if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
         return True
     return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(new["prompt_ids"], placeholder_in(new))
 
 
-def followers(old: Sequence[Row], new: Sequence[Row]) -> set[int]:
+Answers = list[tuple[int, Row, Row]]  # the number of a pair, and its rows
+
+
+def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tuple[str, str]]]:
     """Numbers of the pairs whose prompts hold answers to the prompts before them, and differ as those answers do: a
-    code that asks on with what it was told. Whatever made the first answer another one, the prompts are not it."""
-    found, others = set(), list[tuple[Row, Row]]()
+    code that asks on with what it was told. Whatever made the first answer another one, the prompts are not it.
+    With it, by their own numbers, answers that the old code had cut by hand: what it held of them, and the new one."""
+    found, others = dict[int, dict[int, tuple[str, str]]](), Answers()
     rendered: list[Any] = []  # by which pairs of templates equal prompts came
-    told: list[tuple[Row, Row]] = []  # by the call that is being looked at, whose other prompts were there before
+    told = Answers()  # by the call that is being looked at, whose other prompts were there before
     for number, (mine, theirs) in enumerate(paired(old, new)):
         if begins_call(mine):
-            others, told = [*others, *told], []
-        follows, ways = not same_prompt(mine, theirs), (mine.get("template"), theirs.get("template"))
-        if follows and not follows_from(mine, theirs, others, alike=ways[0] == ways[1] or ways in rendered):
+            others, told = [*others, *told], Answers()
+        ways = mine.get("template"), theirs.get("template")
+        if same_prompt(mine, theirs):
+            rendered.append(ways)
+        elif (held := follows_from(mine, theirs, others, alike=ways[0] == ways[1] or ways in rendered)) is not None:
+            found[number] = held
+        else:
             continue
-        rendered += [] if follows else [ways]
-        found |= {number} if follows else set()
-        if mine["output_ids"] != theirs["output_ids"] or mine.get("text") != theirs.get("text"):
-            told.append((mine, theirs))
+        told.append((number, mine, theirs))
     return found
 
 
@@ -143,31 +181,64 @@ def begins_call(row: Row) -> bool:
     return not request.get("number") and not request.get("sample")
 
 
-def follows_from(old: Row, new: Row, answers: Sequence[tuple[Row, Row]], *, alike: bool) -> bool:
-    """Whether two prompts differ only where an answer stands in both. Of one that was cut before it was used, the place
-    that differs is to be within it. alike: their templates render alike."""
+def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> dict[int, tuple[str, str]] | None:
+    """Whether two prompts differ only where an answer stands in both, and what they hold of answers that were cut. Of
+    an end of a prompt that was cut, the rest is to be within it; behind one that was asked for otherwise, anything may
+    follow from it.   alike: their templates render alike."""
     before, after = old.get("prompt_text"), new.get("prompt_text")
     if not answers or (before is not None and before == after):
-        return False
-    texts = [(one, other) for a, b in answers for one, other in as_decoded(a, b)]
+        return None
+    told = [(a, b) for _, a, b in answers if a["output_ids"] != b["output_ids"] or a.get("text") != b.get("text")]
+    texts = [pair for a, b in told for pair in as_decoded(a, b) if pair[0] != pair[1]]
+    whole = [(number, *pair) for number, a, b in answers for pair in as_decoded(a, b)]
     if "messages" in old and "messages" in new and alike:
         before, after = written(old["messages"]), written(new["messages"])  # a template may leave parts of texts out
         texts = [(written(one)[1:-1], written(other)[1:-1]) for one, other in texts]
+        whole = [(number, written(one)[1:-1], written(other)[1:-1]) for number, one, other in whole]
     elif before is None or after is None:  # ids that were put behind ids
         before, after = (words(row["prompt_ids"]) for row in (old, new))
-        texts = [(words(a["output_ids"]), words(b["output_ids"])) for a, b in answers]
+        texts, whole = [(words(a["output_ids"]), words(b["output_ids"])) for a, b in told], []
     texts.sort(key=lambda pair: -min(map(len, pair)))
+    otherwise, held = any(map(asked_otherwise, told)), dict[int, tuple[str, str]]()
     while before != after:
         first = shared_start(before, after)
         places = ((within(before, after, first, *pair), *pair) for pair in texts)
         at, one, other = next((found for found in places if found[0] >= 0), (-1, "", ""))
+        if at >= 0 and otherwise:
+            return held
+        if at < 0:
+            cuts = ((number, cut_by_hand(before, after, first, *pair), pair[1]) for number, *pair in whole)
+            number, (at, one), other = next((found for found in cuts if found[1][0] >= 0), (-1, (-1, ""), ""))
+            held |= {number: (one, other)} if at >= 0 else {}
         if at < 0:
             break
         before, after = before[at + len(one) :], after[at + len(other) :]
     first = shared_start(before, after)
     last = shared_start(before[first:][::-1], after[first:][::-1])
-    mine, theirs = (text[first : len(text) - last].strip() for text in (before, after))
-    return mine == theirs or any(mine in one and theirs in other for one, other in texts)
+    mine, theirs = (text[first : len(text) - last] for text in (before, after))
+    cut = 0 in (first, last) and any(mine in one and theirs in other for one, other in texts)
+    follows = before == after or cut
+    return held if follows else None
+
+
+def cut_by_hand(before: str, after: str, first: int, one: str, other: str) -> tuple[int, str]:
+    """Where `after` holds a whole new answer around the first difference, and what `before` holds of the old one there:
+    its beginning, behind which both go on alike; -1: nowhere."""
+    at = after.find(other, max(0, first - len(other)), first + len(other)) if other else -1
+    rest = after[at + len(other) :][:ALIKE]
+    shared = shared_start(before[at:], one) if at >= 0 else -1
+    lengths = (count for count in range(shared, -1, -1) if before[at + count :].startswith(rest) and rest)
+    count = next(lengths, -1)
+    return (at, one[:count]) if count >= 0 and one[:count] != other else (-1, "")
+
+
+ALIKE = 12  # characters behind an answer
+
+
+def asked_otherwise(pair: tuple[Row, Row]) -> bool:
+    """Whether an answer is another one by what was declared for it."""
+    compared = (model_differences, sampling_differences, stop_differences)
+    return any(difference.counts for compare in compared for difference in compare(*pair))
 
 
 def within(before: str, after: str, first: int, one: str, other: str) -> int:
@@ -190,7 +261,7 @@ def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
     """Texts of two answers, as they were decoded and without blanks around them."""
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
         one, other = mine.get("text") or "", theirs.get("text") or ""
-        yield from {(one, other), (one.strip(), other.strip())} if one != other else ()
+        yield from dict.fromkeys([(one, other), (one.strip(), other.strip())])
 
 
 def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -300,7 +371,9 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     drawn = is_drawn(old), is_drawn(new)
     held_back = done_to_logits(new) or entry(new, "stop", "min_new_tokens")
     if old.get("loop") in CHOSEN_BY_ITSELF and not drawn[1] and not held_back:
-        yield Difference("sampling", "mode", "other tokens than the likeliest", "greedy")
+        penalised = (old.get("request") or {}).get("penalised")
+        name, why = ("processors", " where that one stood before") if penalised else ("mode", "")
+        yield Difference("sampling", name, f"other tokens than the likeliest{why}", "the likeliest")
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
         yield Difference("sampling", "mode", before, after)

@@ -239,6 +239,8 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
     ways = list(recipes(stop_lists(old, new)))
     theirs = dict(leaves(new.value))
     known = [(text, theirs[path]) for path, text in leaves(old.value) if path in theirs]
+    given = [text for _, text in leaves(dict(old.arguments))]
+    known = [without(before, after, given) for before, after in known]
     recorded = [(a["text"], b["text"]) for a, b in pairs if "text" in a and "text" in b]
     rows = [(Row2Text(a, decode), Row2Text(b, decode)) for a, b in pairs]
     for texts, of_value in ((known, True), (recorded, False)):
@@ -262,6 +264,12 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
             if found is not None and found.fields:
                 return dataclasses.replace(found, of_value=of_value)
     return None
+
+
+def without(before: str, after: str, given: Sequence[str]) -> tuple[str, str]:
+    """Two texts without the argument that both begin with, such as a prompt that is given back with its answer."""
+    begin = max((text for text in given if before.startswith(text) and after.startswith(text)), key=len, default="")
+    return before[len(begin) :], after[len(begin) :]
 
 
 @dataclass

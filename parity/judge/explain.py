@@ -67,6 +67,7 @@ class Inquiry:
     tools: Tools = field(default_factory=Tools)
     steps: list[str] = field(default_factory=list)
     company: Callable[[], float | None] = lambda: None  # how far neighbours move the model's log-probabilities, nats
+    narrowed: bool = False  # to the answers that later prompts hold
 
     @functools.cached_property
     def broken(self) -> list[Broken]:
@@ -94,19 +95,22 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
         return inquiry
     kept = {k: "text" if "text" in a and "text" in b else "output_ids"
             for k, (a, b) in enumerate(inquiry.pairs) if k not in follow}  # fmt: skip
+    held = {number: texts for cut in follow.values() for number, texts in cut.items()}
 
-    def narrow(case: Case) -> Case:
+    def narrow(case: Case, held: Mapping[int, str]) -> Case:
         rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
-        value = [row.get(kept[k]) for k, row in rows.items()]
+        value = [held.get(k, row.get(kept[k])) for k, row in rows.items()]
         return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
 
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         again = inquiry.rerun(load, parts) if inquiry.rerun else None
-        return again and narrow(again)
+        return again and narrow(again, {})
 
-    old, new = narrow(inquiry.old), narrow(inquiry.new)
+    old, new = (narrow(case, {k: texts[side] for k, texts in held.items()})
+                for side, case in enumerate((inquiry.old, inquiry.new)))  # fmt: skip
     inquiry.steps.append(f"{len(follow)} of {len(inquiry.pairs)} prompts hold answers that differ: those are judged")
-    return dataclasses.replace(inquiry, old=old, new=new, found=differences(old, new), rerun=inquiry.rerun and rerun)
+    again, found = inquiry.rerun and rerun, differences(old, new)
+    return dataclasses.replace(inquiry, old=old, new=new, found=found, rerun=again, narrowed=True)
 
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
@@ -354,20 +358,89 @@ def stops_of(case: Case) -> set[str]:
     return told_stops(case) or set(by_hand(case))
 
 
-def cut_by_length(inquiry: Inquiry) -> bool:
-    """Whether each answer that goes on on one side alone was cut by a length: by the one that the new code declares, or
-    by that of an old loop, which ended where nothing else does."""
-    stops = told_stops(inquiry.new)
+def ended_by(inquiry: Inquiry) -> Cause | None:
+    """Why each answer that goes on on one side alone ends on the other, as far as it is declared or a loop's ids show
+    it."""
     apart = [(a, b) for a, b in inquiry.pairs if same_prompt(a, b) and a["output_ids"] != b["output_ids"]]
+    found = [reason_to_end(inquiry, old, new) for old, new in apart]
+    if not found or found[0] is None or None in found:
+        return None
+    name, said = found[0]
+    return Cause(name, "likely", f"{CAUSES[name]}: {said}", "one answer is the beginning of the other")
 
-    def cut(old: Row, new: Row) -> bool:
-        most, ends = entry(new, "stop", "max_new_tokens"), entry(new, "stop", "end_ids") or ()
-        if len(new["output_ids"]) < len(old["output_ids"]):
-            return bool(len(new["output_ids"]) == most)
-        stopped = old["output_ids"][-1:] and old["output_ids"][-1] in ends
-        return bool(old.get("loop")) and not stopped and not any(stop in (old.get("text") or "") for stop in stops)
 
-    return bool(apart) and all(is_prefix(a["output_ids"], b["output_ids"]) and cut(a, b) for a, b in apart)
+def reason_to_end(inquiry: Inquiry, old: Row, new: Row) -> tuple[str, str] | None:
+    mine, theirs, ends = old["output_ids"], new["output_ids"], entry(new, "stop", "end_ids") or ()
+    if not mine or not theirs or not is_prefix(mine, theirs):
+        return None
+    own, most = bool(old.get("loop")), entry(new, "stop", "max_new_tokens")
+    if len(theirs) < len(mine):
+        text = inquiry.decode(theirs, True, False) if inquiry.decode else ""
+        stops = [stop for stop in told_stops(inquiry.new) if stop in text]
+        if len(theirs) == most:
+            return "stop.length", f"{most} tokens are allowed, the old answer has {len(mine)}"
+        if own and theirs[-1] in ends:
+            return "stop.eos_set", f"the old loop goes on behind id {theirs[-1]}, which ends an answer now"
+        return ("stop.strings", f"the old loop goes on behind {stops[0]!r}") if own and stops else None
+    if not own or mine[-1] in ends or any(stop in (old.get("text") or "") for stop in told_stops(inquiry.new)):
+        return None
+    if inquiry.decode and not inquiry.decode(mine[-1:], True, False):
+        return "stop.eos_set", f"the old loop ends at id {mine[-1]}, behind which the new answer goes on"
+    if told_stops(inquiry.new):
+        return "stop.strings", f"the old loop ended after {len(mine)} tokens, where no stop of the new code is"
+    return "stop.length", f"the old loop ended after {len(mine)} tokens, {most} are allowed"
+
+
+# == Where a loop of the old code's own ends, whose stops were not seen ==
+
+
+def own_ends(inquiry: Inquiry) -> Cause | None:
+    """Why its answers end elsewhere than the new settings let them, where ids or texts show it."""
+    rows = [(a, b) for a, b in inquiry.pairs if a.get("loop") and same_prompt(a, b) and b.get("stop")]
+    told = [found for old, new in rows if (found := goes_on(inquiry, old, new) or too_long(old, new))]
+    if not told and rows and all(cut_short(inquiry, old, new) for old, new in rows):
+        counts = {chosen(old) for old, _ in rows}
+        if len(counts) == 1 and (len(rows) > 1 or rows[0][0]["loop"] != BUT_THE_LAST):
+            told = [("stop.length", f"the old loop chose {counts.pop()} tokens and ended nowhere else, "
+                     f"{entry(rows[0][1], 'stop', 'max_new_tokens')} are allowed")]  # fmt: skip
+    if not told:
+        return None
+    name, said = told[0]
+    return Cause(name, "likely", f"{CAUSES[name]}: {said}", "the golden's ids and the new settings say so")
+
+
+def chosen(row: Row) -> int:
+    """How many tokens a loop chose."""
+    return len(row["output_ids"]) + int(row["loop"] == BUT_THE_LAST)
+
+
+def too_long(old: Row, new: Row) -> tuple[str, str] | None:
+    most = entry(new, "stop", "max_new_tokens")
+    said = f"the old loop chose {chosen(old)} tokens, {most} are allowed"
+    return ("stop.length", said) if most is not None and chosen(old) > most else None
+
+
+def goes_on(inquiry: Inquiry, old: Row, new: Row) -> tuple[str, str] | None:
+    """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a batch whose others go on
+    are cut afterwards."""
+    ids, ends = old["output_ids"], entry(new, "stop", "end_ids")
+    place = next((k for k, i in enumerate(ids[:-1]) if i in ends), None)
+    if place is None or inquiry.decode is None or entry(new, "stop", "min_new_tokens"):
+        return None
+    after = inquiry.decode(ids[place + 1 :], True, False).strip()
+    seen = after and any(after in text for _, text in leaves(inquiry.old.value))
+    return ("stop.eos_set", f"the old loop goes on behind id {ids[place]}, which ends an answer now") if seen else None
+
+
+def cut_short(inquiry: Inquiry, old: Row, new: Row) -> bool:
+    """Whether a loop ended where nothing that the new code declares would end it, and the new code cuts nothing off."""
+    ids, most = old["output_ids"], entry(new, "stop", "max_new_tokens")
+    if not ids or inquiry.decode is None or ids[-1] in entry(new, "stop", "end_ids") or entry(new, "stop", "criteria"):
+        return False
+    text, whole = (inquiry.decode(row["output_ids"], True, False) for row in (old, new))
+    stopped = any(stop in text for stop in entry(new, "stop", "strings") or ())
+    kept = any(whole.strip() in said for _, said in leaves(inquiry.new.value))
+    return most is not None and chosen(old) < most and not stopped and kept
 
 
 def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
@@ -415,14 +488,15 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
+    best = len(inquiry.old.rows) == 1 and equal(by_token(inquiry.old.value), by_token(inquiry.new.value))
+    several = len(inquiry.old.rows) > 1 or not any(unseen(a, b) for a, b in inquiry.pairs)
+    if not best and several and (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
+        proof = "put back in order, the values are the same"
+        return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
     if any(unseen(a, b) for a, b in inquiry.pairs):
         [difference] = (found for found in inquiry.found if found.stage == "value")
         proof = "nothing else that was seen differs; of the old code only what it reads was seen, not what it chose"
         return Cause("post.other", "likely", sentence("post.other", difference), proof)
-    best = len(inquiry.old.rows) == 1 and equal(by_token(inquiry.old.value), by_token(inquiry.new.value))
-    if not best and (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
-        proof = "put back in order, the values are the same"
-        return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
     cause = by_endings(inquiry)
     if cause is not None:
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
@@ -431,13 +505,17 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         if name := kept_more(difference.old, difference.new):
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
+            if name == "post.trim" and told_stops(inquiry.new) and not told_stops(inquiry.old):
+                said = f"{CAUSES['stop.strings']}: {difference.sentence()}"
+                return Cause("stop.strings", "likely", said, "the ids are the same, and the old code cuts by hand")
             alone = equal(without_texts(difference.old), without_texts(difference.new))
             return Cause(name, "confirmed" if alone else "likely", sentence(name, difference), proof)
         if equal(by_token(difference.old), by_token(difference.new)):
             said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
             return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
         done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
-        if done and number_gap(difference.old, difference.new):
+        pair, lengths = (difference.old, difference.new), {len(row["output_ids"]) for row in inquiry.old.rows}
+        if done and number_gap(*pair) and not multiplied(*pair, lengths):
             what = f"numbers among the values are others, where there is {', '.join(done)}"
             said = f"{CAUSES['sampling.processors']}: {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")
@@ -448,6 +526,18 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
         return Cause("post.other", "likely", sentence("post.other", difference), proof)
     raise AssertionError("after_decoding is asked about a value")
+
+
+def multiplied(old: Any, new: Any, lengths: Collection[int]) -> bool:
+    """Whether a number became as many times itself as an answer has tokens, or that part: a sum where a mean was."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return any(multiplied(old[key], new[key], lengths) for key in old.keys() & new.keys())
+    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        return any(multiplied(one, other, lengths) for one, other in zip(old, new))
+    if not isinstance(old, float) or not isinstance(new, float):
+        return False
+    times = (count + more for count in lengths for more in (-1, 0, 1))
+    return not equal(old, new) and any(equal(old * n, new, 1e-3) or equal(new * n, old, 1e-3) for n in times if n > 1)
 
 
 def without_texts(value: Any) -> Any:
@@ -546,6 +636,8 @@ def by_replay(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Caus
     known = dict(named)
     tried: list[tuple[str, Mapping[str, Any], frozenset[str]]] = []
     for name, load, parts in replays(list(known), inquiry.old, backend_of(inquiry.new)):
+        if inquiry.narrowed and not known[name].counts:
+            continue  # without stops that the old code cut at by hand, its text is always the whole one
         tried.append((name, load, parts))
         # Stops that the old code cut at by hand: without them the ids are always the old ones, which proves nothing.
         again = inquiry.rerun(load, parts)

@@ -299,8 +299,7 @@ SAME = referee.Parting((0, 0), (0, 0), (0, 0))
 
 def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     """Numbers among the values: log-probabilities may move as far as noise moves them."""
-    gap = number_gap(question.old.value, question.new.value)
-    allowed = referee.within_noise(SAME, found.noise).allowed
+    gap, allowed = number_gap(question.old.value, question.new.value), referee.within_numbers(found.noise)
     if gap is None or gap > allowed:
         return question.otherwise
     said = f"the ids are equal, numbers among the values differ by {gap:.1e} at most, rounding explains {allowed:.1e}"
@@ -331,7 +330,7 @@ def by_steps(group: Group, found: referee.Verdict, question: Question, steps: Se
         return "DRIFT", question.company or cause, (f"numerics of the site: {found}",)
     if question.kind == "passing":
         return question.otherwise
-    allowed = referee.within_noise(SAME, found.noise).allowed
+    allowed = referee.within_numbers(found.noise)
     if question.beside is not None and not 0 < question.apart <= allowed:
         notes = [f"rounding explains where the ids part: {found}"]
         if question.apart:

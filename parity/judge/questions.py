@@ -21,7 +21,7 @@ from parity.golden import Case
 from parity.judge.compare import entry, is_drawn, paired, same_ids, same_prompt
 from parity.judge.endings import leaves
 from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
-from parity.verdict import Cause, Verdict, first_divergence
+from parity.verdict import Cause, Verdict, equal, first_divergence
 
 Row = Mapping[str, Any]
 Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
@@ -127,7 +127,7 @@ def kind_of(old: Case, new: Case, judged: Judged, always: bool) -> Kind | None:
 def number_gap(old: Any, new: Any) -> float | None:
     """The largest difference of two values that differ in their floats only; None where anything else does."""
     if isinstance(old, float) and isinstance(new, float):
-        return abs(old - new) if old == old and new == new else None
+        return distance(old, new) if old == old and new == new else None
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         return largest(number_gap(old[key], new[key]) for key in old)
     before, after = candidates(old), candidates(new)
@@ -136,6 +136,13 @@ def number_gap(old: Any, new: Any) -> float | None:
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
         return largest(number_gap(a, b) for a, b in zip(old, new))
     return 0.0 if type(old) is type(new) and old == new else None
+
+
+def distance(old: float, new: float) -> float:
+    """How far numbers are apart, in what rounding is measured in: as a log-probability's nats are nats, those of a
+    probability are a part of it, and near to zero those of both are."""
+    apart, size = abs(old - new), max(abs(old), abs(new))
+    return apart if size >= 1 or equal(old, new) else apart / size
 
 
 def candidates(value: Any) -> dict[Any, float] | None:
@@ -150,8 +157,8 @@ def candidates(value: Any) -> dict[Any, float] | None:
 def candidates_gap(old: Mapping[Any, float], new: Mapping[Any, float]) -> float:
     """How far they moved at least, each and by rank: one that is among the best of one side only is no better on the
     other than the last one there."""
-    gaps = [abs(old[key] - new[key]) for key in old.keys() & new.keys()]
-    gaps += [abs(here - there) for here, there in zip(old.values(), new.values())]
+    gaps = [distance(old[key], new[key]) for key in old.keys() & new.keys()]
+    gaps += [distance(here, there) for here, there in zip(old.values(), new.values())]
     gaps += [max(0.0, here[key] - min(there.values())) for here, there in ((old, new), (new, old))
              for key in here.keys() - there.keys()]  # fmt: skip
     return max(gaps)

@@ -151,9 +151,8 @@ class Verdict:
     def __str__(self) -> str:
         n = self.noise
         against = "" if self.exact else ", against plain transformers in the same dtype"
-        base = (
-            f"{n.tokens} unsure tokens of {self.rows} rows{against}; rounding {n.old:.1e} nats before, {n.new:.1e} now"
-        )
+        before, now = (f"{size:.1e}" if size > 1e-12 else "0" for size in (n.old, n.new))
+        base = f"{n.tokens} unsure tokens of {self.rows} rows{against}; rounding {before} nats before, {now} now"
         if self.outcome == "holds":
             return f"holds: {base}; a fault of {self.sees:.1e} nats or more would have been seen"
         if self.outcome == "cannot tell":
@@ -190,6 +189,7 @@ HOLDS = 0.05  # one-sided: how sure "inside the margin" is
 STATISTICS = 9  # five, scale, three probes
 SURE = 0.01  # 1 - p is not taken for smaller than this: below, a log-probability's own float32 rounding would be read
 FLOOR = 1e-4  # nats: float32 rounding of either path and of the reference is below it, and so is what nobody can see
+FLOAT32 = 2e-6  # nats: its own rounding, of a path that has none beside it
 CLIP = 4.0  # sizes: an error counts as this large at most. An expert that flips moves one step by 100
 ROW_CLIP = 8.0  # the same, in the worst row, where a few flips must not and a whole row must count
 LEAST = 20  # unsure tokens, below which nothing is said
@@ -553,8 +553,7 @@ def within_noise(parting: Parting, noise: Noise) -> Parted:
     by the root of two sizes; among n steps that could part the largest is as many sizes as a normal one would be, or
     as the old path's largest errors were."""
     size = max(math.hypot(noise.old, FLOOR), math.hypot(noise.new, FLOOR))
-    reach = math.sqrt(2 * math.log(max(noise.tokens, 20) / 1e-3))
-    allowed = math.sqrt(2) * max(size * reach, noise.largest)
+    allowed = math.sqrt(2) * max(size * reach(noise), noise.largest)
     faults = {
         "model": abs(parting.reference[0] - parting.reference[1]),
         "old": parting.old[1] - parting.old[0],
@@ -562,6 +561,18 @@ def within_noise(parting: Parting, noise: Noise) -> Parted:
     }
     fault = next((name for name, over in faults.items() if not over <= allowed), "")
     return Parted(not fault, faults["model"], allowed, fault)
+
+
+def within_numbers(noise: Noise) -> float:
+    """How far noise moves a log-probability, nats, or a probability as a part of it; `within_noise` of one number, and
+    down to float32's own rounding."""
+    size = max(math.hypot(noise.old, FLOAT32), math.hypot(noise.new, FLOAT32))
+    return math.sqrt(2) * max(size * reach(noise), noise.largest)
+
+
+def reach(noise: Noise) -> float:
+    """How many sizes the largest of all errors is."""
+    return math.sqrt(2 * math.log(max(noise.tokens, 20) / 1e-3))
 
 
 def penalised(logprob: float, normalizer: float, penalty: float) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 from parity.golden import Store, objects_in
 from parity.record import observe
 from parity.record.recorder import Recorded, functions_in, record
-from parity.record.rows import CHOSEN_BY_ITSELF
+from parity.record.rows import CHOSEN_BY_ITSELF, given_no_ids
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
@@ -154,6 +154,11 @@ def recorded_text(done: Recorded, store: Store) -> str:
         lines.append(
             f"{site} chooses other tokens than the likeliest in a loop of its own ({names}), by settings that are not "
             "seen: they are held against those of the moved code, which takes some hundred tokens; or record it greedy"
+        )
+    for site in sorted({case.site for case in done.written if any(map(given_no_ids, case.rows))}):
+        lines.append(
+            f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing is seen, and its model "
+            "and its value are all that is held"
         )
     unstable = [case.case for case in done.written if case.repeats is False]
     if unstable:

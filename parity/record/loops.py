@@ -2,14 +2,16 @@
 
 A forward without a past begins a sequence. One that is given the past of another, or the same ids and one more, goes on
 with it: what it is given then was chosen, and the sequence becomes a row like one of `generate`, as far as it can be
-seen. How the ids were chosen cannot be, only whether each was the likeliest; the last one was never read, and is known
-only where all were.
+seen. Its prompt ends where a tokenizer's text does. A past that reads another text on top of an answer, such as the
+next question of a chat, begins a sequence whose prompt is all of it. How ids were chosen cannot be seen, only whether
+each was the likeliest; the last one was never read, and is known only where all were, or all were decoded.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +19,13 @@ from parity.record.rows import (
     BUT_THE_LAST,
     LIKELIEST,
     Event,
+    Generated,
     Produced,
     forward_event,
+    known_ids,
     lists,
     placeholder_of,
+    process_seed,
     scored_event,
 )
 
@@ -38,18 +43,24 @@ class Reading:
     pads: frozenset[int]
     best: int | None = None
     likeliest: list[bool] = field(default_factory=list)  # of each id that was chosen
+    penalised: bool = True  # whether each likelier one stood before
     lost: bool = False
 
-    def go_on(self, ids: Sequence[int]) -> None:
+    def up_to(self, width: int) -> list[int]:
+        """Its ids in the first columns of its batch."""
+        return self.ids[: len(self.ids) - (self.width - width)]
+
+    def go_on(self, ids: Sequence[int], known: Collection[tuple[int, ...]] = ()) -> None:
         """The model reads on. Several ids at once, before any was chosen, may be the rest of the prompt: they are where
-        a choice follows."""
-        said = self.sequence
-        if len(ids) != 1:
+        a choice follows. So is one that a text goes on with.   known: ids that a tokenizer gave."""
+        said, whole = self.sequence, (*self.ids, *ids)
+        if len(ids) != 1 or (not said.new_ids and any(text[: len(whole)] == whole for text in known)):
             self.lost |= bool(said.new_ids)
         else:
             said.prompt_ids = said.prompt_ids if said.new_ids else [*self.ids]
             said.new_ids = [*said.new_ids, ids[0]]
             self.likeliest.append(ids[0] == self.best)
+            self.penalised &= ids[0] == self.best or self.best in self.ids
         self.ids += ids
         self.width += len(ids)
         self._tell()
@@ -73,12 +84,16 @@ class Reading:
         said.output_ids = [*own, *last]
         said.whole = [*said.prompt_ids, *said.output_ids]
         said.said = {**said.said, "scored": None, "loop": LIKELIEST if always else BUT_THE_LAST}
+        said.request.pop("penalised", None)
+        said.request |= {"penalised": True} if self.penalised and not always else {}
 
     def _ended(self, ids: list[int]) -> list[int]:
-        """Ids without what stands behind the end while others go on."""
+        """Ids without what stands behind the end while others go on; all of them where it goes on behind an end."""
         count = len(ids)
         while count and ids[count - 1] in self.ends | self.pads:
             count -= 1
+        if self.ends.intersection(ids[:count]):
+            return ids
         return ids[: count + 1] if ids[count : count + 1] and ids[count] in self.ends else ids
 
 
@@ -89,41 +104,49 @@ class Loops:
 
     texts: dict[tuple[int, tuple[int, ...]], list[Reading]] = field(default_factory=dict)
     pasts: list[tuple[Any, list[Reading]]] = field(default_factory=list)
+    blind: set[int] = field(default_factory=set)  # models that were given no ids
+    state: bytes | None = None  # of the process's generator, before anything was chosen
 
-    def begin(self, model: Any, given: Mapping[str, Any]) -> tuple[list[Event], list[Reading]]:
-        """A forward, before it: the events that it is, and the sequences that it reads."""
+    def begin(
+        self, model: Any, given: Mapping[str, Any], before: Sequence[Event] = ()
+    ) -> tuple[list[Event], list[Reading]]:
+        """A forward, before it: the events that it is, and the sequences that it reads.   before: what led to it."""
         ids, past = given.get("input_ids"), given.get("past_key_values")
+        self.state = generator_state() if self.state is None else self.state
         if (count := read_by(past)) > 0:
-            return [], self._on(past, count, [list(row) for row in lists(ids)]) if ids is not None else []
+            return ([], []) if ids is None else self._on(model, past, count, lists(ids), known_ids(before))
         seen = forward_event(model, given)
         if seen is None:
-            return [], []
+            new = id(model) not in self.blind and given.get("inputs_embeds") is not None
+            self.blind.add(id(model))
+            return ([begun(model, [[]])[0]] if new else []), []
         readings = [self._longer(model, ids) for ids, _ in seen.rows]
         if all(readings):
             return [], [reading for reading in readings if reading]
-        event = scored_event(model, [list(ids) for ids, _ in seen.rows], placeholder_of(model.config))
-        config = getattr(model, "generation_config", None)
-        ends, pads = (ids_in(config, f"{name}_token_id") for name in ("eos", "pad"))
-        width = given["input_ids"].shape[1]
-        found = [
-            old or Reading(new, [*new.prompt_ids], width, ends, pads) for old, new in zip(readings, event.sequences)
-        ]
-        begun = [one for one, old in zip(found, readings) if old is None]
-        event.sequences = [reading.sequence for reading in begun]
-        for reading in begun:
+        fresh = [list(ids) for (ids, _), old in zip(seen.rows, readings) if old is None]
+        event, found = begun(model, fresh, given["input_ids"].shape[1])
+        for reading in found:
             self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
-        return [seen, event], found
+        left = iter(found)
+        return [seen, event], [old or next(left) for old in readings]
 
-    def _on(self, past: Any, count: int, rows: list[list[int]]) -> list[Reading]:
-        readings = next((known for one, known in self.pasts if one() is past), [])
+    def _on(
+        self, model: Any, past: Any, count: int, rows: Sequence[list[int]], known: Collection[tuple[int, ...]]
+    ) -> tuple[list[Event], list[Reading]]:
+        readings = next((those for one, those in self.pasts if one() is past), [])
+        if len(readings) == len(rows):
+            pairs = [(reading, ids, [*reading.up_to(count), *ids]) for reading, ids in zip(readings, rows)]
+            if all(another_text(*pair, cropped=pair[0].width != count, known=known) for pair in pairs):
+                event, found = begun(model, [whole for _, _, whole in pairs], count + len(rows[0]))
+                return [event], found
         # Rows were taken out of it (which are left?), or ids were taken back.
         if len(readings) != len(rows) or any(reading.width != count for reading in readings):
             for reading in readings:
                 reading.lose()
-            return []
+            return [], []
         for reading, ids in zip(readings, rows):
-            reading.go_on(ids)
-        return readings
+            reading.go_on(ids, known)
+        return [], readings
 
     def _longer(self, model: Any, ids: tuple[int, ...]) -> Reading | None:
         """The sequence that was these ids but the last, and has not gone on by a past."""
@@ -140,6 +163,9 @@ class Loops:
     def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
         past, logits = getattr(result, "past_key_values", None), getattr(result, "logits", None)
+        if self.state != generator_state():  # else the draws, if there are any, come from elsewhere
+            for reading in readings:
+                reading.sequence.request["process"] = process_seed()
         if past is not None and readings:
             # Not a byte longer than they are wanted; the tuples of old releases have no weak references, one is kept.
             weak = not isinstance(past, tuple)
@@ -148,6 +174,26 @@ class Loops:
         if logits is not None and logits.ndim == 3 and len(readings) == len(logits):
             for number, reading in enumerate(readings):
                 reading.expect(int(logits[number, last_own(given, number, logits.shape[1])].argmax()))
+
+
+def begun(model: Any, rows: Sequence[list[int]], width: int = 0) -> tuple[Generated, list[Reading]]:
+    """Sequences that begin with these ids."""
+    event, config = scored_event(model, rows, placeholder_of(model.config)), getattr(model, "generation_config", None)
+    ends, pads = (ids_in(config, f"{name}_token_id") for name in ("eos", "pad"))
+    return event, [Reading(one, [*one.prompt_ids], width, ends, pads) for one in event.sequences]
+
+
+def another_text(
+    reading: Reading, ids: list[int], whole: list[int], *, cropped: bool, known: Collection[tuple[int, ...]]
+) -> bool:
+    """Whether ids are no choice but a text on top of an answer, which may end with a choice that was not read yet."""
+    told = tuple(whole) in known or any(tuple(part) in known for part in (ids, ids[1:]))
+    return bool(reading.sequence.new_ids) and (cropped or len(ids) > 1) and told
+
+
+def generator_state() -> bytes:
+    """Of the generator that draws are taken from where nothing else is said."""
+    return bytes(sys.modules["torch"].get_rng_state().numpy())
 
 
 def last_own(given: Mapping[str, Any], row: int, width: int) -> int:

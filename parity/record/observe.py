@@ -622,7 +622,7 @@ def tap_forward(observer: Observer, original: Any, model: Any, *args: Any, **kwa
         loops, readings, given = observer.running().loops, list[Reading](), dict[str, Any]()
         with observer.guarded("a forward"):
             given = {**bound(model.forward, args, kwargs), **kwargs}
-            events, readings = loops.begin(model, given)
+            events, readings = loops.begin(model, given, observer.running().events)
             observer.note_all(events)
         result = original(model, *args, **kwargs)
         with observer.guarded("what a forward gave"):

@@ -531,7 +531,7 @@ def padding(
     return own, {"side": side, "pads": len(ids) - len(own), "masked": masked}
 
 
-UNSEEN_BY_ROWS = {"input_ids", "attention_mask", "position_ids", "cache_position"}
+UNSEEN_BY_ROWS = {"input_ids", "attention_mask", "position_ids", "cache_position", "labels"}
 
 
 def forward_event(model: Any, given: Mapping[str, Any]) -> Forward | None:
@@ -931,7 +931,8 @@ def engine_event(
                 request["cached"] = True
             if seed is not None and effective["temperature"]["value"]:
                 request["seed"] = seed + number
-            sequences.append(Produced(list(sample.prompt_token_ids), ids, ids, ids, batch, said, request))
+            prompted = list(sample.prompt_token_ids)
+            sequences.append(Produced(prompted, ids, ids, [*prompted, *ids], batch, said, request))
     if effective is None:
         effective = engine.effective(given.get("options"))
     plugins = given.get("plugins", ())
@@ -1063,6 +1064,7 @@ def decoded_as(sequence: Produced, later: Sequence[Event]) -> dict[str, Any]:
                     break  # equal rows of one call have equal texts
     if sequence.said.get("loop"):  # which decodes what it has so far, again and again
         found = [how for how in found if how["ids"] != "part"]
+        found = [how for how in found if how["ids"] == "ended"] or found
     if not found:
         return {}
     first = {"decode": {k: v for k, v in found[0].items() if k != "text"}, "text": found[0]["text"]}
@@ -1077,16 +1079,22 @@ class Before:
 
     def __init__(self, events: Sequence[Event], placeholder: int | None) -> None:
         self.placeholder = placeholder
-        self.templates = [event for event in events if isinstance(event, Template)]
+        self.templates: list[Template] = []
         self.pictures = [p for event in events if isinstance(event, Images) for p in event.pictures]
         self.forwards: dict[tuple[int, ...], dict[str, Any]] = {}
         for ids, said in (row for event in events if isinstance(event, Forward) for row in event.rows):
             known = self.forwards.get(ids, {}).get("adapters", ())
             self.forwards[ids] = {**said, "adapters": sorted({*known, said["adapter"]})}
         self.texts: dict[tuple[int, ...], str] = {}
+        self.know(events)
+
+    def know(self, events: Sequence[Event]) -> None:
+        """The texts of these events, too."""
+        self.templates = [event for event in events if isinstance(event, Template)]
         for event in events:
             if isinstance(event, Tokens):
-                self.texts.update((collapsed(ids, placeholder), text) for text, ids in zip(event.texts, event.ids))
+                known = (collapsed(ids, self.placeholder) for ids in event.ids)
+                self.texts.update(zip(known, event.texts))
 
     def stages(self, prompt_ids: Sequence[int], read: bool = False) -> dict[str, Any]:
         """read: these ids are only read, a response behind its prompt, whose text is the prompt's."""
@@ -1136,6 +1144,11 @@ def completed(sequence: Produced, later: Sequence[Event]) -> None:
         sequence.said["loop"] = CHOSEN
 
 
+def by_itself(sequence: Produced) -> bool:
+    """Whether the code called the model by itself, and not its `generate`."""
+    return bool(sequence.said.get("loop") or sequence.said.get("scored"))
+
+
 def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[Event]) -> dict[str, Any]:
     completed(sequence, later)
     said = {**before.stages(sequence.prompt_ids, read=bool(sequence.said.get("scored"))), **decoded_as(sequence, later)}
@@ -1157,6 +1170,16 @@ def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[
     }
 
 
+def behind_a_text(ids: Sequence[int], texts: Collection[tuple[int, ...]]) -> int:
+    """How many ids stand behind the longest text that they begin with, such as an answer that is scored."""
+    return min((len(ids) - len(text) for text in texts if text and text == tuple(ids[: len(text)])), default=0)
+
+
+def given_no_ids(row: Mapping[str, Any]) -> bool:
+    """Whether a model was given embeddings: which ids they stand for is not known."""
+    return not row["prompt_ids"]
+
+
 def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[str, Any]]:
     """All rows of one call, in the order in which the model was asked."""
     found = []
@@ -1165,8 +1188,12 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
         if not isinstance(event, Generated) or event.nested:
             continue
         before = Before(events[since:place], event.placeholder)
-        since = place
+        since, texts = place, known_ids(events[:place])
+        if any(map(by_itself, event.sequences)):  # whose texts may have been made before another model read something
+            before.know(events[:place])
         for sequence in event.sequences:
+            if sequence.said.get("scored") and (response := behind_a_text(sequence.prompt_ids, texts)):
+                sequence.request.setdefault("response", response)
             row = row_of(sequence, event, before, events[place:])
             row["images"] = row["images"] and [kept_picture(p, store) for p in row["images"]]
             found.append({key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None})
