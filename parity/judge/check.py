@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
-from parity.judge import compare, draws, ties
+from parity.judge import compare, draws, own_loops, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import (
     Inquiry,
@@ -48,9 +48,7 @@ from parity.judge.explain import (
     by_cache,
     by_company,
     cause_of,
-    ended_by,
     from_other_ids,
-    own_ends,
     up_to_followers,
 )
 from parity.judge.laws import Tools
@@ -107,7 +105,7 @@ class Judge:
     greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
-        old, new = compare.as_declared(*compare.of_one_kind(old, new), self.only_the_likeliest(old.site))
+        old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), self.only_the_likeliest(old.site))
         found = self.of_this_release(old, compare.differences(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
@@ -158,10 +156,11 @@ class Judge:
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
         tools = tools_of(old)
-        again = lambda load, parts: self.run(old, load, parts)  # noqa: E731
-        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps, lambda: self.company(old))
+        inquiry = Inquiry(
+            old, new, found, tools.decode, functools.partial(self.again, old), tools, steps, lambda: self.company(old)
+        )
         if self.only_drawn(old, new, found) and not inquiry.broken:
-            if (known := by_cache(inquiry) or own_ends(inquiry)) is not None:
+            if (known := by_cache(inquiry) or own_loops.own_ends(old, new, tools.decode)) is not None:
                 return "DRIFT", known, ()
             judged = self.judged_draws(old, new)
             texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
@@ -172,12 +171,19 @@ class Judge:
         cause = cause_of(first)
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
 
+    def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
+        """A replay; None where it cannot be made."""
+        try:
+            return self.run(old, load, parts)
+        except GoldenError:
+            return None
+
     def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
         if named:
             name, difference = named[0]
             proof = "seen directly; on this case the value does not show it"
-            own_choice = name == "sampling.mode" and compare.of_own_loop(old)  # of which no settings were seen
+            own_choice = name == "sampling.mode" and own_loops.of_own_loop(old)  # of which no settings were seen
             certainty: Certainty = "likely" if own_choice else "confirmed"
             return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
@@ -232,7 +238,7 @@ class Judge:
             stops = any(
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
-            if (cause := ended_by(inquiry)) is not None:
+            if (cause := own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)) is not None:
                 return "DRIFT", cause, ()
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
         models = [row.get("model", {}) for row in inquiry.old.rows]
@@ -275,7 +281,7 @@ class Judge:
         ledger = self.ledger(old.site)
         before = draws.evidence_of(theirs, ledger.alpha)
         if before.breaks and before.fault != draws.COPY:
-            if compare.of_own_loop(old):
+            if own_loops.of_own_loop(old):
                 return "DRIFT", loop_drew_otherwise(before), ()
             said = f"the golden's own draws do not follow its settings: {before.sentence()}; record it again"
             return "ERROR", Cause("error", "confirmed", said), ()
@@ -284,7 +290,7 @@ class Judge:
             cached = any((row.get("request") or {}).get("cached") for row in new.rows)
             return "DRIFT", drawn_otherwise(evidence, cached), ()
         ledger.add(old.case, mine)
-        if compare.of_own_loop(old):
+        if own_loops.of_own_loop(old):
             ledger.own[old.case] = theirs
             return "SAME-SETTINGS", None, (evidence.sentence(),)  # until all are judged together
         with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
@@ -312,7 +318,7 @@ class Judge:
 
     def ledger(self, site: str) -> draws.Ledger:
         if site not in self.ledgers:
-            drawn = [ties.is_sampled(golden) or compare.of_own_loop(golden) for golden in self.goldens(site)]
+            drawn = [ties.is_sampled(golden) or own_loops.of_own_loop(golden) for golden in self.goldens(site)]
             self.ledgers[site] = draws.Ledger(sum(drawn))
         return self.ledgers[site]
 
@@ -326,7 +332,7 @@ class Judge:
             return "SAME-SETTINGS", None, (f"{why}; to compare texts record with --samples {LEAST_SAMPLES}",)
         if few or self.resample is None:
             record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
-            settings = "settings that were not seen" if compare.of_own_loop(old) else "equal settings"
+            settings = "settings that were not seen" if own_loops.of_own_loop(old) else "equal settings"
             said = f"{settings}, other draws; {why}; {record}"
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
@@ -345,7 +351,8 @@ def in_float32(*cases: Case) -> bool:
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
     before, after = ({tuple(row["prompt_ids"]) for row in case.rows} for case in (old, new))
-    if before == after:
+    plugins = any(compare.entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
+    if before == after or (plugins and own_loops.of_own_loop(old)):
         return ""
     if before - after:
         return f"of {len(before)} prompts {len(before - after)} did not reach the model"

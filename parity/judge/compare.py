@@ -10,11 +10,10 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import CHOSEN_BY_ITSELF, LIKELIEST, NEUTRAL, collapsed, given_no_ids, runs
+from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, collapsed, given_no_ids, runs
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -54,94 +53,9 @@ def by_name(
     return found
 
 
-def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
-    """Rows of ids that were only read say something where both sides have them, or where one side has nothing else: it
-    reads prompts by itself and chooses what comes next. Beside rows of answers they are left out where the other side
-    has none: it was recorded without, or reads another way."""
-    cases = old, new = without_guesses(old, new), without_guesses(new, old)
-    read = [any(row.get("scored") for row in case.rows) for case in cases]
-    if all(read) or (old.rows and new.rows and any(all(map(by_itself, case.rows)) for case in cases)):
-        return as_read(old, new), as_read(new, old)
-    kept = (tuple(row for row in case.rows if not row.get("scored")) for case in cases)
-    mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
-    return mine, theirs
-
-
-def without_guesses(case: Case, other: Case) -> Case:
-    """Without what a code's own loop had another model read beside the one that both sides use: a draft, which only
-    guesses what that one says."""
-    models = {weights_in(row) for row in other.rows}
-    rows = tuple(row for row in case.rows if not by_itself(row) or weights_in(row) in models)
-    return replace(case, rows=rows) if rows else case
-
-
-def weights_in(row: Row) -> Any:
-    model = row.get("model", {})
-    return model.get("files") or model.get("path")
-
-
-def as_read(case: Case, other: Case) -> Case:
-    """To score a response, an engine reads it behind its prompt. Code of one's own may leave out the last id, which
-    nothing follows, or read the prompt alone and pick the next id from its logits, or read what a draft guessed: so do
-    its rows, then."""
-    known = {tuple(row["prompt_ids"]) for row in other.rows}
-
-    def read(row: Row) -> Row:
-        response = (row.get("request") or {}).get("response")
-        ids = row["prompt_ids"]
-        if response is None or tuple(ids) in known:
-            return row
-        shorter = (ids[: len(ids) - count] for count in dict.fromkeys((1, response)))
-        found = next((some for some in shorter if tuple(some) in known), ids)
-        return {**row, "prompt_ids": found}
-
-    return replace(case, rows=tuple(map(read, case.rows)))
-
-
 def unseen(old: Row, new: Row) -> bool:
     """Whether only one side's answer was seen: the other one only read the prompt."""
     return bool(old.get("scored")) != bool(new.get("scored"))
-
-
-def of_own_loop(case: Case) -> bool:
-    """Whether the code chose tokens by itself: by which settings was not seen."""
-    return any(row.get("loop") for row in case.rows)
-
-
-def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]:
-    """Rows of a loop of the code's own have the settings that the other side declares for its requests, by which their
-    ids are then judged; but where it took the likeliest, and the other side does too and parts, nothing changed them.
-    greedy: the loop never takes another one, so what is drawn on the other side is not what it does.
-    """
-    if of_own_loop(old) == of_own_loop(new):
-        return old, new
-    mine, theirs = list(old.rows), list(new.rows)
-    said = {id(row): other for pair in paired(old.rows, new.rows) for row, other in (pair, pair[::-1])}
-    for rows in (mine, theirs):
-        for place, row in enumerate(rows):
-            if row.get("loop") and (other := said.get(id(row))) is not None:
-                parts = greedy if is_drawn(other) else parted(row, other)
-                plain = row["loop"] == LIKELIEST and parts
-                rows[place] = {**row, "sampling": CHOSE_THE_LIKELIEST if plain else settings_of(row, other)}
-    return replace(old, rows=tuple(mine)), replace(new, rows=tuple(theirs))
-
-
-def parted(old: Row, new: Row) -> bool:
-    """Whether another id was chosen somewhere; one answer may be the beginning of the other."""
-    return any(one != other for one, other in zip(old["output_ids"], new["output_ids"]))
-
-
-CHOSE_THE_LIKELIEST = {"temperature": {"value": 0, "from": "default"}}
-
-
-def settings_of(row: Row, other: Row) -> dict[str, Any]:
-    """The other side's, with the seed that a loop's own draws came from, or none, where that was seen; a script's may
-    have been meant for them."""
-    settings, seed = {**other.get("sampling", {})}, (row.get("request") or {}).get("process")
-    if is_drawn(other) and seed is not None and seed["from"] != "script":
-        settings.pop("seed", None)
-        settings |= {"seed": seed} if seed["from"] == "process" else {}
-    return settings
 
 
 def same_prompt(old: Row, new: Row) -> bool:
@@ -216,7 +130,7 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> dict[i
     first = shared_start(before, after)
     last = shared_start(before[first:][::-1], after[first:][::-1])
     mine, theirs = (text[first : len(text) - last] for text in (before, after))
-    cut = 0 in (first, last) and any(mine in one and theirs in other for one, other in texts)
+    cut = 0 in (first, last) and any(mine in one and theirs in other for one, other in texts if mine and theirs)
     follows = before == after or cut
     return held if follows else None
 
@@ -266,6 +180,11 @@ def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
 
 def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+
+
+def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
+    short, long = sorted((list(one), list(other)), key=len)
+    return long[: len(short)] == short
 
 
 def placeholder_in(row: Row) -> int | None:
@@ -356,6 +275,11 @@ def is_drawn(row: Row) -> bool:
     return bool(row.get("sampling") and entry(row, "sampling", "temperature"))
 
 
+def told_stops(case: Case) -> set[str]:
+    """Stop strings that a case's library was told."""
+    return {stop for row in case.rows for stop in entry(row, "stop", "strings") or ()}
+
+
 OF_LOGITS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "processors")
 
 
@@ -384,7 +308,7 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
         if name == "processors":
             if len(before) != len(after):
                 yield Difference("sampling", name, before, after)
-        elif before != after and not (name == "top_k" and {before, after} <= {0, -1, None}):
+        elif not equal(before, after, 1e-9) and not (name == "top_k" and {before, after} <= {0, -1, None}):
             yield Difference("sampling", name, before, after)
 
 
@@ -508,14 +432,16 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
 
 
 def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Difference]:
-    """The same answers, for other requests."""
+    """The same answers, for other requests. Of what is drawn without a seed, one prompt's answers have no order."""
     for number, row in enumerate(new):
         if (row.get("request") or {}).get("answers") == "another":
             yield Difference("batch", "order", "its own request", "another request", number)
     if len(old) != len(new) or any(a["prompt_ids"] != b["prompt_ids"] for a, b in zip(old, new)):
         return
     mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
-    if mine != theirs and sorted(mine) == sorted(theirs):
+    sets = [Counter((tuple(row["prompt_ids"]), tuple(row["output_ids"])) for row in rows) for rows in (old, new)]
+    by_chance = sets[0] == sets[1] and all(is_drawn(row) and not seeds_of(row) for row in new)
+    if mine != theirs and sorted(mine) == sorted(theirs) and not by_chance:
         moved = [theirs.index(ids) for ids in mine]
         yield Difference(
             "batch", "order", list(range(len(mine))), moved, next(k for k, m in enumerate(moved) if m != k)
@@ -548,7 +474,7 @@ OF_ROWS = (
 
 
 def differences(old: Case, new: Case) -> tuple[Difference, ...]:
-    """Everything that differs, in causal order: by stage, then by row."""
+    """Everything that differs, in causal order."""
     found: list[Difference] = []
     pairs, follow = paired(old.rows, new.rows), followers(old.rows, new.rows)
     for number, (mine, theirs) in enumerate(pairs):
@@ -566,7 +492,14 @@ def differences(old: Case, new: Case) -> tuple[Difference, ...]:
         found.append(Difference("value", "raised", old.raised, new.raised))
     elif not equal(old.value, new.value):
         found.append(Difference("value", "", old.value, new.value))
-    return tuple(sorted(found, key=lambda d: (STAGES.index(d.stage), d.row or 0)))
+    calls = list(itertools.accumulate(begins_call(row) for row, _ in pairs))
+
+    def order(d: Difference) -> tuple[int, int, int]:
+        """By stage, then by row; prompts by the call that they are of, as later ones may hold earlier answers."""
+        place = STAGES.index(d.stage)
+        return (0, calls[d.row], place) if d.stage in PROMPT_STAGES and d.row is not None else (place, d.row or 0, 0)
+
+    return tuple(sorted(found, key=order))
 
 
 def said_otherwise(difference: Difference, old: Case, new: Case) -> bool:
@@ -638,6 +571,9 @@ def prompt_cause(old: Row, new: Row) -> str:
     first = long[: len(long) - len(short)]
     if first and long[len(first) :] == short and set(long[: max(2, len(first))]) == {long[0]}:
         return "prompt.double_bos"
+    cuts = [(row.get("request") or {}).get("cut") for row in (old, new)]
+    if None not in cuts and cuts[0] != cuts[1]:
+        return "prompt.truncation"
     if before is not None and after is not None and before != after:
         if without_clock(before) == without_clock(after):
             return "prompt.clock"

@@ -26,16 +26,18 @@ from parity.judge.compare import (
     entry,
     followers,
     is_drawn,
+    is_prefix,
     paired,
     placeholder_in,
     same_ids,
-    same_prompt,
+    seeds_of,
     suspects,
+    told_stops,
     unseen,
 )
 from parity.judge.endings import Decode, by_hand, explain_text, leaves, strange_text
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
-from parity.judge.questions import candidates, number_gap
+from parity.judge.questions import candidates, checkpoint_of, number_gap
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.record.rows import BUT_THE_LAST, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
@@ -348,104 +350,9 @@ def lost_tokens(inquiry: Inquiry) -> bool:
     return bool(differ) and all(b.get("text") == text for b, text in ways)
 
 
-def told_stops(case: Case) -> set[str]:
-    """Stop strings that a case's library was told."""
-    return {stop for row in case.rows for stop in entry(row, "stop", "strings") or ()}
-
-
 def stops_of(case: Case) -> set[str]:
     """Those, or the ones among its arguments, where it cuts by hand."""
     return told_stops(case) or set(by_hand(case))
-
-
-def ended_by(inquiry: Inquiry) -> Cause | None:
-    """Why each answer that goes on on one side alone ends on the other, as far as it is declared or a loop's ids show
-    it."""
-    apart = [(a, b) for a, b in inquiry.pairs if same_prompt(a, b) and a["output_ids"] != b["output_ids"]]
-    found = [reason_to_end(inquiry, old, new) for old, new in apart]
-    if not found or found[0] is None or None in found:
-        return None
-    name, said = found[0]
-    return Cause(name, "likely", f"{CAUSES[name]}: {said}", "one answer is the beginning of the other")
-
-
-def reason_to_end(inquiry: Inquiry, old: Row, new: Row) -> tuple[str, str] | None:
-    mine, theirs, ends = old["output_ids"], new["output_ids"], entry(new, "stop", "end_ids") or ()
-    if not mine or not theirs or not is_prefix(mine, theirs):
-        return None
-    own, most = bool(old.get("loop")), entry(new, "stop", "max_new_tokens")
-    if len(theirs) < len(mine):
-        text = inquiry.decode(theirs, True, False) if inquiry.decode else ""
-        stops = [stop for stop in told_stops(inquiry.new) if stop in text]
-        if len(theirs) == most:
-            return "stop.length", f"{most} tokens are allowed, the old answer has {len(mine)}"
-        if own and theirs[-1] in ends:
-            return "stop.eos_set", f"the old loop goes on behind id {theirs[-1]}, which ends an answer now"
-        return ("stop.strings", f"the old loop goes on behind {stops[0]!r}") if own and stops else None
-    if not own or mine[-1] in ends or any(stop in (old.get("text") or "") for stop in told_stops(inquiry.new)):
-        return None
-    if inquiry.decode and not inquiry.decode(mine[-1:], True, False):
-        return "stop.eos_set", f"the old loop ends at id {mine[-1]}, behind which the new answer goes on"
-    if told_stops(inquiry.new):
-        return "stop.strings", f"the old loop ended after {len(mine)} tokens, where no stop of the new code is"
-    return "stop.length", f"the old loop ended after {len(mine)} tokens, {most} are allowed"
-
-
-# == Where a loop of the old code's own ends, whose stops were not seen ==
-
-
-def own_ends(inquiry: Inquiry) -> Cause | None:
-    """Why its answers end elsewhere than the new settings let them, where ids or texts show it."""
-    rows = [(a, b) for a, b in inquiry.pairs if a.get("loop") and same_prompt(a, b) and b.get("stop")]
-    told = [found for old, new in rows if (found := goes_on(inquiry, old, new) or too_long(old, new))]
-    if not told and rows and all(cut_short(inquiry, old, new) for old, new in rows):
-        counts = {chosen(old) for old, _ in rows}
-        if len(counts) == 1 and (len(rows) > 1 or rows[0][0]["loop"] != BUT_THE_LAST):
-            told = [("stop.length", f"the old loop chose {counts.pop()} tokens and ended nowhere else, "
-                     f"{entry(rows[0][1], 'stop', 'max_new_tokens')} are allowed")]  # fmt: skip
-    if not told:
-        return None
-    name, said = told[0]
-    return Cause(name, "likely", f"{CAUSES[name]}: {said}", "the golden's ids and the new settings say so")
-
-
-def chosen(row: Row) -> int:
-    """How many tokens a loop chose."""
-    return len(row["output_ids"]) + int(row["loop"] == BUT_THE_LAST)
-
-
-def too_long(old: Row, new: Row) -> tuple[str, str] | None:
-    most = entry(new, "stop", "max_new_tokens")
-    said = f"the old loop chose {chosen(old)} tokens, {most} are allowed"
-    return ("stop.length", said) if most is not None and chosen(old) > most else None
-
-
-def goes_on(inquiry: Inquiry, old: Row, new: Row) -> tuple[str, str] | None:
-    """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a batch whose others go on
-    are cut afterwards."""
-    ids, ends = old["output_ids"], entry(new, "stop", "end_ids")
-    place = next((k for k, i in enumerate(ids[:-1]) if i in ends), None)
-    if place is None or inquiry.decode is None or entry(new, "stop", "min_new_tokens"):
-        return None
-    after = inquiry.decode(ids[place + 1 :], True, False).strip()
-    seen = after and any(after in text for _, text in leaves(inquiry.old.value))
-    return ("stop.eos_set", f"the old loop goes on behind id {ids[place]}, which ends an answer now") if seen else None
-
-
-def cut_short(inquiry: Inquiry, old: Row, new: Row) -> bool:
-    """Whether a loop ended where nothing that the new code declares would end it, and the new code cuts nothing off."""
-    ids, most = old["output_ids"], entry(new, "stop", "max_new_tokens")
-    if not ids or inquiry.decode is None or ids[-1] in entry(new, "stop", "end_ids") or entry(new, "stop", "criteria"):
-        return False
-    text, whole = (inquiry.decode(row["output_ids"], True, False) for row in (old, new))
-    stopped = any(stop in text for stop in entry(new, "stop", "strings") or ())
-    kept = any(whole.strip() in said for _, said in leaves(inquiry.new.value))
-    return most is not None and chosen(old) < most and not stopped and kept
-
-
-def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
-    short, long = sorted((list(one), list(other)), key=len)
-    return long[: len(short)] == short
 
 
 def from_other_ids(inquiry: Inquiry) -> tuple[Cause | None, float]:
@@ -505,6 +412,9 @@ def after_decoding(inquiry: Inquiry) -> Cause:
         if name := kept_more(difference.old, difference.new):
             proof = "the ids are the same, and one text holds the other"
             name = "stop.rule" if name == "post.trim" and within_stops(inquiry) else name
+            if name == "post.trim" and another_answer(inquiry):
+                proof = "the ids are the same, and each text is that of some answer"
+                return Cause("post.other", "likely", sentence("post.other", difference), proof)
             if name == "post.trim" and told_stops(inquiry.new) and not told_stops(inquiry.old):
                 said = f"{CAUSES['stop.strings']}: {difference.sentence()}"
                 return Cause("stop.strings", "likely", said, "the ids are the same, and the old code cuts by hand")
@@ -514,8 +424,8 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
             return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
         done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
-        pair, lengths = (difference.old, difference.new), {len(row["output_ids"]) for row in inquiry.old.rows}
-        if done and number_gap(*pair) and not multiplied(*pair, lengths):
+        pair = difference.old, difference.new
+        if done and number_gap(*pair) and of_tokens(*pair):
             what = f"numbers among the values are others, where there is {', '.join(done)}"
             said = f"{CAUSES['sampling.processors']}: {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")
@@ -528,16 +438,20 @@ def after_decoding(inquiry: Inquiry) -> Cause:
     raise AssertionError("after_decoding is asked about a value")
 
 
-def multiplied(old: Any, new: Any, lengths: Collection[int]) -> bool:
-    """Whether a number became as many times itself as an answer has tokens, or that part: a sum where a mean was."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return any(multiplied(old[key], new[key], lengths) for key in old.keys() & new.keys())
-    if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
-        return any(multiplied(one, other, lengths) for one, other in zip(old, new))
-    if not isinstance(old, float) or not isinstance(new, float):
-        return False
-    times = (count + more for count in lengths for more in (-1, 0, 1))
-    return not equal(old, new) and any(equal(old * n, new, 1e-3) or equal(new * n, old, 1e-3) for n in times if n > 1)
+def of_tokens(old: Any, new: Any) -> bool:
+    """Whether numbers that differ stand in lists, or beside tokens, as those of tokens do, and not those of answers."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and candidates(old) is None:
+        return any(of_tokens(old[key], new[key]) for key in old.keys() & new.keys())
+    listed = isinstance(old, (Mapping, list, tuple))
+    if listed and (candidates(old) is not None or any(isinstance(part, float) for part in old)):
+        return not equal(old, new)
+    return listed and any(of_tokens(one, other) for one, other in zip(old, new))
+
+
+def another_answer(inquiry: Inquiry) -> bool:
+    """Whether texts that differ are those of other answers of the same case."""
+    texts = {row.get("text") for row in inquiry.new.rows}
+    return all({one, other} <= texts for one, other in other_texts(inquiry))
 
 
 def without_texts(value: Any) -> Any:
@@ -608,7 +522,7 @@ def replays(names: Sequence[str], old: Case, backend: str) -> Iterator[tuple[str
     model = old.rows[0].get("model", {}) if old.rows else {}
     loads: dict[str, Mapping[str, Any]] = {
         "model.dtype": {"dtype": model.get("dtype")},
-        "model.weights": {"model": model.get("path")},
+        "model.weights": {"model": checkpoint_of(old)},
         "model.quant": {"hf_kwargs": {}},
         "model.attn": {"attn_implementation": model.get("attention")},
     }
@@ -664,6 +578,8 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
     exact = all(row.get("model", {}).get("dtype", "float32") == "float32" for row in (*inquiry.old.rows, *rows))
     if inquiry.rerun is None or len(rows) < 2 or (named != () and not exact):
         return None
+    if any(d.counts for _, d in named) and all(is_drawn(row) and not seeds_of(row) for row in rows):
+        return None  # other draws may be the old ones by chance, and something is declared otherwise
     alone = inquiry.rerun({}, frozenset({ALONE}))
     if alone is None or not inquiry.realigned(alone):
         return None

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -300,10 +300,26 @@ SAME = referee.Parting((0, 0), (0, 0), (0, 0))
 def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     """Numbers among the values: log-probabilities may move as far as noise moves them."""
     gap, allowed = number_gap(question.old.value, question.new.value), referee.within_numbers(found.noise)
-    if gap is None or gap > allowed:
+    if gap is None or gap > allowed or rounded_off(question.old.value, question.new.value):
         return question.otherwise
     said = f"the ids are equal, numbers among the values differ by {gap:.1e} at most, rounding explains {allowed:.1e}"
     return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"), ()
+
+
+def rounded_off(old: Any, new: Any) -> bool:
+    """Whether numbers came with all their digits, and come with few: what a code does, and no rounding of a model."""
+    few = [all(float(f"{number:.{DIGITS}f}") == number for number in floats(value)) for value in (old, new)]
+    return few == [False, True]
+
+
+DIGITS = 4  # behind the point: what code rounds to
+
+
+def floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
+        yield from floats(part)
 
 
 UNKNOWN_STEP = CAUSES["sampling.processors"] + ": what chose at step {} was not the model alone"

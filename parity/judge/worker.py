@@ -61,11 +61,10 @@ def settle(*modules: str) -> None:
 def replace_kernels_once() -> None:
     """On a CPU, each of vLLM's engines looks through all that every module names for kernels to replace, a third of its
     load; what the first has replaced stays so, also where a module is imported later."""
-    platform, name = (
-        getattr(sys.modules.get("vllm.platforms"), "current_platform", None),
-        "register_triton_kernel_overrides",
-    )
-    if (replace := getattr(platform, name, None)) is not None and not hasattr(replace, "cache_info"):
+    name = "register_triton_kernel_overrides"
+    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+    replace = getattr(platform, name, None)
+    if replace is not None and not hasattr(replace, "cache_info"):
         setattr(type(platform), name, staticmethod(functools.cache(replace)))
 
 

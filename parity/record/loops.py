@@ -24,6 +24,7 @@ from parity.record.rows import (
     forward_event,
     known_ids,
     lists,
+    pieced,
     placeholder_of,
     process_seed,
     scored_event,
@@ -186,8 +187,9 @@ def begun(model: Any, rows: Sequence[list[int]], width: int = 0) -> tuple[Genera
 def another_text(
     reading: Reading, ids: list[int], whole: list[int], *, cropped: bool, known: Collection[tuple[int, ...]]
 ) -> bool:
-    """Whether ids are no choice but a text on top of an answer, which may end with a choice that was not read yet."""
-    told = tuple(whole) in known or any(tuple(part) in known for part in (ids, ids[1:]))
+    """Whether ids are no choice but a text, or some, on top of an answer, whose last choice may not have been read."""
+    parts = dict.fromkeys(known, "")
+    told = tuple(whole) in known or any(part and pieced(parts, tuple(part)) is not None for part in (ids, ids[1:]))
     return bool(reading.sequence.new_ids) and (cropped or len(ids) > 1) and told
 
 

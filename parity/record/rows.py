@@ -1114,6 +1114,15 @@ class Before:
                     return {"messages": chat, "template": template, "prompt_text": rendered}
         return said
 
+    def cut(self, prompt_ids: Sequence[int]) -> str:
+        """Which part of a text these ids are, where they are its beginning or its end."""
+        ids = collapsed(prompt_ids, self.placeholder)
+        for text in self.texts if ids else ():
+            for end, part in {"first": text[: len(ids)], "last": text[-len(ids) :]}.items():
+                if part == ids:
+                    return f"{end} {len(ids)} of {len(text)}"
+        return ""
+
     def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
         """adapters: all that these ids went through, where there are any; requests with one prompt look alike here."""
         found = self.forwards.get(tuple(prompt_ids))
@@ -1153,6 +1162,8 @@ def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[
     completed(sequence, later)
     said = {**before.stages(sequence.prompt_ids, read=bool(sequence.said.get("scored"))), **decoded_as(sequence, later)}
     said.update({key: value for key, value in sequence.said.items() if value is not None})
+    if said.get("prompt_text") is None and (cut := before.cut(sequence.prompt_ids)):
+        sequence.request["cut"] = cut
     pictures = said.pop("images", None) or before.take_pictures(sequence.prompt_ids)
     text = said.get("prompt_text")
     return {

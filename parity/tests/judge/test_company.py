@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import check, compare, draws, laws, numerics, ties
+from parity.judge import check, compare, draws, laws, numerics, own_loops, ties
 from parity.judge.endings import strange_text
 from parity.judge.explain import (
     Inquiry,
@@ -163,8 +163,8 @@ def test_rows_are_paired_by_prompt_where_some_are_missing() -> None:
 
 def test_ids_that_are_only_read_count_where_both_sides_have_them() -> None:
     read = {**FIRST, "output_ids": [], "scored": True}
-    assert [len(one.rows) for one in compare.of_one_kind(case(FIRST), case(FIRST, read))] == [1, 1]
-    assert [len(one.rows) for one in compare.of_one_kind(case(FIRST, read), case(FIRST, read))] == [2, 2]
+    assert [len(one.rows) for one in own_loops.of_one_kind(case(FIRST), case(FIRST, read))] == [1, 1]
+    assert [len(one.rows) for one in own_loops.of_one_kind(case(FIRST, read), case(FIRST, read))] == [2, 2]
 
 
 @pytest.mark.parametrize(

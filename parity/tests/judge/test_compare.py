@@ -101,6 +101,32 @@ def test_what_changes_nothing_is_no_suspect(path: str, value: Any) -> None:
     assert suspects(OLD, changed(path, value), differences(OLD, changed(path, value))) == []
 
 
+def of(*rows: Any) -> Case:
+    return Case("s", "c", rows=rows, value="x")
+
+
+def test_settings_are_equal_up_to_how_they_were_computed() -> None:
+    drawn = {**ROW, "sampling": {"temperature": said(1.3)}}
+    times = {**ROW, "sampling": {"temperature": said(0.7 + 0.6)}}
+    assert 0.7 + 0.6 != 1.3 and not differences(of(drawn), of(times))
+    assert differences(of(drawn), of({**ROW, "sampling": {"temperature": said(1.31)}}))
+
+
+def test_what_is_drawn_without_a_seed_for_one_prompt_has_no_order() -> None:
+    """Two samples, as likely in the one order as in the other."""
+    drawn = {**ROW, "sampling": {"temperature": said(1.0)}}
+    one, other = {**drawn, "output_ids": [1, 2]}, {**drawn, "output_ids": [3, 2]}
+    assert not [d for d in differences(of(one, other), of(other, one)) if d.field == "order"]
+    mine, theirs = ([{**row, "prompt_ids": [k]} for k, row in enumerate(rows)] for rows in ((one, other), (other, one)))
+    assert [d for d in differences(of(*mine), of(*theirs)) if d.field == "order"], "these are two prompts"
+
+
+def test_ids_that_are_another_part_of_a_text_are_a_cut_prompt() -> None:
+    first, last = ({**ROW, "prompt_text": None, "prompt_ids": ids} for ids in ([1, 2, 3], [4, 5, 6]))
+    told = [{**row, "request": {"cut": f"{end} 3 of 6"}} for row, end in ((first, "first"), (last, "last"))]
+    assert prompt_cause(*told) == "prompt.truncation" != prompt_cause(first, last)
+
+
 def test_rows_are_paired_by_prompt_where_their_order_changed() -> None:
     other = {**ROW, "prompt_ids": [1, 2], "output_ids": [5, 2]}
     old, new = Case("s", "c", rows=(ROW, other), value=1), Case("s", "c", rows=(other, ROW), value=1)
@@ -137,7 +163,12 @@ def test_a_date_in_the_prompt_is_the_clock() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "same"),
     [
-        (1.0, 1.0004, True),
+        (1.0, 1.00001, True),
+        (1.0, 1.0004, False),  # unless rounding is as large at its site
+        (-16.6354, -16.6340, False),  # a token left out of a sum
+        (-1e-6, -2e-6, True),
+        (4e-5, 1e-9, False),
+        (0.0, 1e-9, False),
         (1.0, 1.1, False),
         (True, 1, False),
         ([1], (1,), True),

@@ -484,6 +484,24 @@ def test_what_is_wrong_about_a_moved_loop_is_named(edit: Any, verdict: Any, caus
     assert outcome.verdict in ((verdict,) if verdict else ("DRIFT", "LATENT")) and str(outcome.cause) == cause
 
 
+@pytest.mark.parametrize(
+    ("more", "cause"),
+    [
+        ('stop=["5"]', "stop.strings; confirmed"),
+        ('stop={"token_ids": loaded(path).tokenizer.encode("5")}', "stop.eos_set; likely"),
+        ("", "stop.length; likely"),
+    ],
+)
+def test_where_a_moved_loop_ends_too_soon_says_why(more: str, cause: str, judged: Judged) -> None:
+    most = "max_new_tokens=most" if more else "max_new_tokens=most // 2"
+    edit = (
+        "[chat(question)], max_new_tokens=most)[0].text\n\n\ndef whole",
+        f"[chat(question)], {most}, {more})[0].text\n\n\ndef whole",
+    )
+    outcome = judged("cached", "q2", edit)
+    assert outcome.verdict == "DRIFT" and str(outcome.cause) == cause
+
+
 def test_a_prompt_that_was_read_alone_is_that_of_what_is_scored(judged: Judged) -> None:
     assert judged("sure", "q1").verdict == "TEXT-IDENTICAL"
     assert str(judged("sure", "q1", ("Be brief.", "Be brief!")).cause) == "prompt.messages; likely"
@@ -522,15 +540,14 @@ def test_choices_of_a_loop_that_were_not_the_likeliest_are_not_computed_again() 
     assert not oddity({"loop": CHOSEN, "sampling": {"repetition_penalty": {"value": 1.3}}}), "so says the moved code"
 
 
-def test_record_says_that_a_loop_draws(folder: Path) -> None:
+def test_record_says_what_is_not_seen_of_a_loop(folder: Path) -> None:
     store = Store(folder / "golden")
-    cases = [store.read("drawn", "at-4"), store.read("cached", "q0")]
+    cases = [store.read("drawn", "at-4"), store.read("cached", "q0"), store.read("embedded", "q0")]
     seen = SimpleNamespace(overhead=(0.0, 1.0), failures=[], cases=cases, returncode=0)
     done: Any = SimpleNamespace(seen=seen, written=cases, same=[], refused=[])
     said = recorded_text(done, store)
-    assert (
-        "drawn chooses other tokens than the likeliest in a loop of its own (at-4)" in said and "cached ch" not in said
-    )
+    assert "drawn chooses other tokens than the likeliest in a loop of its own (at-4)" in said
+    assert "embedded gives its model embeddings, not ids" in said and "cached" not in said.partition("recorder")[2]
 
 
 def row(prompt: str, text: str, ids: list[int], **more: Any) -> dict[str, Any]:
@@ -552,6 +569,11 @@ def test_prompts_follow_where_they_differ_as_the_answers_do(after: str, follows:
     new = [row("q", "b", [2]), row(after, "yes", [3])]
     assert set(followers(old, new)) == follows
     assert not followers(old, [row("q", "a", [1]), new[1]]), "the answer was the same"
+    cut = [row("q", "a. And", [1]), row("so a. why?", "yes", [3])]  # by hand, at a stop that the new code was told
+    kept = [row("q", "a.", [1]), row("so a. then why?", "yes", [3])]
+    assert not followers(cut, kept) and not followers(cut, [kept[0], row("so  a. why?", "yes", [3])])
+    kept = [row("q", "a. And", [1]), row("so a. And why?", "yes", [3])]
+    assert followers(cut, kept) == {1: {0: ("a.", "a. And")}}, "the same answer, cut elsewhere"
     beside = [{**one, "request": {"number": k}} for k, one in enumerate(new)]
     assert followers([{**old[0], "request": {"number": 0}}, {**old[1], "request": {"number": 1}}], beside) == {}
 

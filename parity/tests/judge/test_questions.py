@@ -56,7 +56,9 @@ def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
-        ([0.5, "a"], [0.75, "a"], 0.25),
+        ([0.5, "a"], [1.0, "a"], 0.5),
+        ([0.004], [0.005], pytest.approx(0.2)),  # of a small number, a part of it
+        ([0.0], [1e-6], 1e-6),  # as near to zero as float32 tells
         ([[[7, -1.0], [8, -1.5]]], [[[8, -1.25], [7, -1.25]]], 0.25),  # best tokens, in another order
         ({"a": -1.0, "b": -1.5}, {"a": -1.125, "c": -1.5}, 0.125),  # b was no better than c is
         ([("a", -1.0), ("b", -1.5)], [("a", -1.0), ("c", -2.0)], 0.5),  # b fell at least so far
@@ -182,6 +184,8 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
     for far, verdict in ((0.05, "NEAR-TIE"), (2.0, "DRIFT")):
         question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
         assert verdict_of(group(), question)[0] == verdict
+    rounded = case([1], value=[-1.0123456, -2.0123456]), case([1], value=[-1.012, -2.012])
+    assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "DRIFT", "by the code"
 
 
 def test_a_penalty_is_put_on_the_ids_that_it_was_on() -> None:

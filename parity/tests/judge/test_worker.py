@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from parity.__main__ import main
 from parity.golden import Case, Store
 from parity.judge.check import shares
-from parity.judge.worker import Died, Worker
+from parity.judge.worker import Died, Worker, replace_kernels_once
 
 from ..conftest import TEXT
 
@@ -154,6 +156,23 @@ def test_what_cannot_be_imported_could_not_be_judged(
 def count(job: int) -> Iterator[int]:
     yield os.getpid()
     yield from range(job)
+
+
+def test_kernels_are_replaced_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM does for each of its engines on a CPU, for all modules anew."""
+    replaced: list[int] = []
+
+    class Platform:
+        @staticmethod
+        def register_triton_kernel_overrides() -> None:
+            replaced.append(1)
+
+    platforms = SimpleNamespace(current_platform=Platform())
+    monkeypatch.setitem(sys.modules, "vllm.platforms", cast(Any, platforms))
+    for _ in range(2):
+        replace_kernels_once()
+        platforms.current_platform.register_triton_kernel_overrides()
+    assert len(replaced) == 1
 
 
 def test_a_process_is_kept_for_the_next_and_ends_with_its_worker() -> None:

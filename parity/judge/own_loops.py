@@ -1,0 +1,232 @@
+"""Loops over model(...) of the old code's own, whose settings and stops were not seen: what to hold them against.
+
+Their rows are put beside those of the other side (`of_one_kind`), have the settings that it declares (`as_declared`),
+and end where its stops let them; else the ids, or the value's texts, show why not (`own_ends`, `ended_by`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.compare import (
+    Row,
+    by_itself,
+    entry,
+    is_drawn,
+    is_prefix,
+    paired,
+    same_prompt,
+    told_stops,
+)
+from parity.judge.endings import Decode, leaves
+from parity.record.rows import BUT_THE_LAST, LIKELIEST
+from parity.verdict import CAUSES, Cause
+
+# == Rows beside rows ==
+
+
+def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
+    """Rows of ids that were only read say something where both sides have them, or where one side has nothing else: it
+    reads prompts by itself and chooses what comes next. Beside rows of answers they are left out where the other side
+    has none: it was recorded without, or reads another way."""
+    cases = old, new = without_guesses(old, new), without_guesses(new, old)
+    read = [any(row.get("scored") for row in case.rows) for case in cases]
+    if all(read) or (old.rows and new.rows and any(all(map(by_itself, case.rows)) for case in cases)):
+        return as_read(old, new), as_read(new, old)
+    kept = (tuple(row for row in case.rows if not row.get("scored")) for case in cases)
+    mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
+    return mine, theirs
+
+
+def without_guesses(case: Case, other: Case) -> Case:
+    """Without what a code's own loop had another model read beside the one that both sides use: a draft, which only
+    guesses what that one says."""
+    models = {weights_in(row) for row in other.rows}
+    rows = tuple(row for row in case.rows if not by_itself(row) or weights_in(row) in models)
+    return replace(case, rows=rows) if rows else case
+
+
+def weights_in(row: Row) -> Any:
+    model = row.get("model", {})
+    return model.get("files") or model.get("path")
+
+
+def as_read(case: Case, other: Case) -> Case:
+    """To score a response, an engine reads it behind its prompt. Code of one's own may leave out the last id, which
+    nothing follows, or read the prompt alone and pick the next id from its logits, or read what a draft guessed: so do
+    its rows, then."""
+    known = {tuple(row["prompt_ids"]) for row in other.rows}
+
+    def read(row: Row) -> Row:
+        response = (row.get("request") or {}).get("response")
+        ids = row["prompt_ids"]
+        if response is None or tuple(ids) in known:
+            return row
+        shorter = (ids[: len(ids) - count] for count in dict.fromkeys((1, response)))
+        found = next((some for some in shorter if tuple(some) in known), ids)
+        return {**row, "prompt_ids": found}
+
+    return replace(case, rows=tuple(map(read, case.rows)))
+
+
+# == Settings ==
+
+
+def of_own_loop(case: Case) -> bool:
+    """Whether the code chose tokens by itself: by which settings was not seen."""
+    return any(row.get("loop") for row in case.rows)
+
+
+def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]:
+    """Rows of a loop of the code's own have the settings that the other side declares for its requests, by which their
+    ids are then judged; but where it took the likeliest, and the other side does too and parts, nothing changed them.
+    greedy: the loop never takes another one, so what is drawn on the other side is not what it does.
+    """
+    if of_own_loop(old) == of_own_loop(new):
+        return old, new
+    mine, theirs = list(old.rows), list(new.rows)
+    said = {id(row): other for pair in paired(old.rows, new.rows) for row, other in (pair, pair[::-1])}
+    for rows in (mine, theirs):
+        for place, row in enumerate(rows):
+            if row.get("loop") and (other := said.get(id(row))) is not None:
+                parts = greedy if is_drawn(other) else parted(row, other)
+                plain = row["loop"] == LIKELIEST and parts
+                rows[place] = {**row, "sampling": CHOSE_THE_LIKELIEST if plain else settings_of(row, other)}
+    return replace(old, rows=tuple(mine)), replace(new, rows=tuple(theirs))
+
+
+def parted(old: Row, new: Row) -> bool:
+    """Whether another id was chosen somewhere; one answer may be the beginning of the other."""
+    return any(one != other for one, other in zip(old["output_ids"], new["output_ids"]))
+
+
+CHOSE_THE_LIKELIEST = {"temperature": {"value": 0, "from": "default"}}
+
+
+def settings_of(row: Row, other: Row) -> dict[str, Any]:
+    """The other side's, with the seed that a loop's own draws came from, or none, where that was seen; a script's may
+    have been meant for them."""
+    settings, seed = {**other.get("sampling", {})}, (row.get("request") or {}).get("process")
+    if is_drawn(other) and seed is not None and seed["from"] != "script":
+        settings.pop("seed", None)
+        settings |= {"seed": seed} if seed["from"] == "process" else {}
+    return settings
+
+
+# == Ends ==
+
+Reason = tuple[str, str]  # a cause's name, and what it says here
+
+
+def ended_by(old: Case, new: Case, decode: Decode | None) -> Cause | None:
+    """Why each answer that goes on on one side alone ends on the other, as far as it is declared or a loop's ids show
+    it."""
+    apart = [(a, b) for a, b in paired(old.rows, new.rows) if same_prompt(a, b) and a["output_ids"] != b["output_ids"]]
+    given = set(numbers(dict(old.arguments)))
+    found = [reason_to_end(a, b, told_stops(new), decode, given) for a, b in apart]
+    if not found or found[0] is None or None in found:
+        return None
+    return likely(found[0], "one answer is the beginning of the other")
+
+
+def likely(reason: Reason, proof: str) -> Cause:
+    name, said = reason
+    return Cause(name, "likely", f"{CAUSES[name]}: {said}", proof)
+
+
+def numbers(value: Any) -> Iterator[int]:
+    """Every whole number in a value."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from numbers(part)
+
+
+def reason_to_end(
+    old: Row, new: Row, stops: Collection[str], decode: Decode | None, given: Collection[int] = ()
+) -> Reason | None:
+    """stops: that the new code was told.   given: numbers among the arguments."""
+    mine, theirs, ends = old["output_ids"], new["output_ids"], entry(new, "stop", "end_ids") or ()
+    if not mine or not theirs or not is_prefix(mine, theirs):
+        return None
+    own, most = bool(old.get("loop")), entry(new, "stop", "max_new_tokens")
+    if len(theirs) < len(mine):
+        text = decode(theirs, True, False) if decode else ""
+        stopped = next((stop for stop in stops if stop in text), None)
+        if len(theirs) == most:
+            return "stop.length", f"{most} tokens are allowed, the old answer has {len(mine)}"
+        if own and theirs[-1] in ends:
+            return "stop.eos_set", f"the old loop goes on behind id {theirs[-1]}, which ends an answer now"
+        return ("stop.strings", f"the old loop goes on behind {stopped!r}") if own and stopped else None
+    if not own or mine[-1] in ends or any(stop in (old.get("text") or "") for stop in stops):
+        return None
+    if decode and not decode(mine[-1:], True, False):
+        return "stop.eos_set", f"the old loop ends at id {mine[-1]}, behind which the new answer goes on"
+    if stops and len(mine) not in given:
+        return "stop.strings", f"the old loop ended after {len(mine)} tokens, where no stop of the new code is"
+    return "stop.length", f"the old loop ended after {len(mine)} tokens, {most} are allowed"
+
+
+def own_ends(old: Case, new: Case, decode: Decode | None) -> Cause | None:
+    """Why answers that are drawn end elsewhere than the new settings let them, where ids or texts show it."""
+    rows = [(a, b) for a, b in paired(old.rows, new.rows) if a.get("loop") and same_prompt(a, b) and b.get("stop")]
+    texts = [[text for _, text in leaves(case.value)] for case in (old, new)]
+    told = [reason for a, b in rows if (reason := goes_on(a, b, texts[0], decode) or too_long(a, b)) is not None]
+    if not told and rows and all(cut_short(a, b, texts[1], decode) for a, b in rows):
+        told = by_counts(rows)
+    return likely(told[0], "the golden's ids and the new settings say so") if told else None
+
+
+def by_counts(rows: Sequence[tuple[Row, Row]]) -> list[Reason]:
+    """Why answers end that nothing of the new settings ends: by a length of their own, or by an id, which may be the
+    last one of a loop, that was not seen."""
+    counts, (old, new) = {chosen(a) for a, _ in rows}, rows[0]
+    said, most = f"the old loop chose {chosen(old)} tokens", entry(new, "stop", "max_new_tokens")
+    if not entry(new, "stop", "end_ids") and (len(counts) > 1 or old["loop"] == BUT_THE_LAST):
+        return [("stop.eos_set", f"{said}, where no id ends an answer now and {most} are allowed")]
+    seen = old["loop"] != BUT_THE_LAST or (len(rows) > 1 and chosen(old) >= LONG)
+    return [("stop.length", f"{said} and ended nowhere else, {most} are allowed")] if seen and len(counts) == 1 else []
+
+
+LONG = 8  # tokens: that several shorter answers end at one length may be chance
+
+
+def chosen(row: Row) -> int:
+    """How many tokens a loop chose."""
+    return len(row["output_ids"]) + int(row["loop"] == BUT_THE_LAST)
+
+
+def too_long(old: Row, new: Row) -> Reason | None:
+    most = entry(new, "stop", "max_new_tokens")
+    said = f"the old loop chose {chosen(old)} tokens, {most} are allowed"
+    return ("stop.length", said) if most is not None and chosen(old) > most else None
+
+
+def goes_on(old: Row, new: Row, texts: Sequence[str], decode: Decode | None) -> Reason | None:
+    """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a batch whose others go on
+    are cut afterwards."""
+    ids, ends = old["output_ids"], entry(new, "stop", "end_ids")
+    place = next((k for k, i in enumerate(ids[:-1]) if i in ends), None)
+    if place is None or decode is None or entry(new, "stop", "min_new_tokens"):
+        return None
+    seen = within(ids[place + 1 :], texts, decode)
+    return ("stop.eos_set", f"the old loop goes on behind id {ids[place]}, which ends an answer now") if seen else None
+
+
+def cut_short(old: Row, new: Row, texts: Sequence[str], decode: Decode | None) -> bool:
+    """Whether a loop ended where nothing that the new code declares would end it, and the new code cuts nothing off."""
+    ids, most = old["output_ids"], entry(new, "stop", "max_new_tokens")
+    if not ids or decode is None or ids[-1] in entry(new, "stop", "end_ids") or entry(new, "stop", "criteria"):
+        return False
+    text = decode(ids, True, False)
+    stopped = any(stop in text for stop in entry(new, "stop", "strings") or ())
+    return most is not None and chosen(old) < most and not stopped and within(new["output_ids"], texts, decode)
+
+
+def within(ids: Sequence[int], texts: Sequence[str], decode: Decode) -> bool:
+    """Whether some text holds these ids, with or without its special tokens."""
+    wholes = [decode(ids, skip, False).strip() for skip in (True, False)]
+    return any(whole and whole in text for whole in wholes for text in texts)
