@@ -105,7 +105,8 @@ class Judge:
     greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
-        old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), self.only_the_likeliest(old.site))
+        greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
+        old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
         found = self.of_this_release(old, compare.differences(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))

@@ -120,10 +120,10 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> dict[i
         at, one, other = next((found for found in places if found[0] >= 0), (-1, "", ""))
         if at >= 0 and otherwise:
             return held
-        if at < 0:
-            cuts = ((number, cut_by_hand(before, after, first, *pair), pair[1]) for number, *pair in whole)
-            number, (at, one), other = next((found for found in cuts if found[1][0] >= 0), (-1, (-1, ""), ""))
-            held |= {number: (one, other)} if at >= 0 else {}
+        if at < 0 or before[at + len(one) :][:ALIKE] != after[at + len(other) :][:ALIKE]:
+            cuts = ((cut_by_hand(before, after, first, *pair), pair[1], number) for number, *pair in whole)
+            (at, one), other, number = next((c for c in cuts if c[0][0] >= 0), ((at, one), other, -1))
+            held |= {number: (one, other)} if number >= 0 else {}
         if at < 0:
             break
         before, after = before[at + len(one) :], after[at + len(other) :]
@@ -131,8 +131,7 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> dict[i
     last = shared_start(before[first:][::-1], after[first:][::-1])
     mine, theirs = (text[first : len(text) - last] for text in (before, after))
     cut = 0 in (first, last) and any(mine in one and theirs in other for one, other in texts if mine and theirs)
-    follows = before == after or cut
-    return held if follows else None
+    return held if before == after or cut else None
 
 
 def cut_by_hand(before: str, after: str, first: int, one: str, other: str) -> tuple[int, str]:
@@ -492,7 +491,7 @@ def differences(old: Case, new: Case) -> tuple[Difference, ...]:
         found.append(Difference("value", "raised", old.raised, new.raised))
     elif not equal(old.value, new.value):
         found.append(Difference("value", "", old.value, new.value))
-    calls = list(itertools.accumulate(begins_call(row) for row, _ in pairs))
+    calls = list(itertools.accumulate(begins_call(mine) and begins_call(theirs) for mine, theirs in pairs))
 
     def order(d: Difference) -> tuple[int, int, int]:
         """By stage, then by row; prompts by the call that they are of, as later ones may hold earlier answers."""
@@ -571,8 +570,8 @@ def prompt_cause(old: Row, new: Row) -> str:
     first = long[: len(long) - len(short)]
     if first and long[len(first) :] == short and set(long[: max(2, len(first))]) == {long[0]}:
         return "prompt.double_bos"
-    cuts = [(row.get("request") or {}).get("cut") for row in (old, new)]
-    if None not in cuts and cuts[0] != cuts[1]:
+    cuts = [(row.get("request") or {}).get("cut", "").partition(" of ") for row in (old, new)]
+    if cuts[0] != cuts[1] and cuts[0][2] == cuts[1][2] != "":  # two parts of as long a text
         return "prompt.truncation"
     if before is not None and after is not None and before != after:
         if without_clock(before) == without_clock(after):

@@ -115,7 +115,7 @@ class Loops:
         ids, past = given.get("input_ids"), given.get("past_key_values")
         self.state = generator_state() if self.state is None else self.state
         if (count := read_by(past)) > 0:
-            return ([], []) if ids is None else self._on(model, past, count, lists(ids), known_ids(before))
+            return ([], []) if ids is None else self._on(model, past, count, lists(ids), before)
         seen = forward_event(model, given)
         if seen is None:
             new = id(model) not in self.blind and given.get("inputs_embeds") is not None
@@ -132,22 +132,23 @@ class Loops:
         return [seen, event], [old or next(left) for old in readings]
 
     def _on(
-        self, model: Any, past: Any, count: int, rows: Sequence[list[int]], known: Collection[tuple[int, ...]]
+        self, model: Any, past: Any, count: int, rows: Sequence[list[int]], before: Sequence[Event]
     ) -> tuple[list[Event], list[Reading]]:
         readings = next((those for one, those in self.pasts if one() is past), [])
+        pairs, cropped = list(zip(readings, rows)), any(reading.width != count for reading in readings)
         if len(readings) == len(rows):
-            pairs = [(reading, ids, [*reading.up_to(count), *ids]) for reading, ids in zip(readings, rows)]
-            if all(another_text(*pair, cropped=pair[0].width != count, known=known) for pair in pairs):
-                event, found = begun(model, [whole for _, _, whole in pairs], count + len(rows[0]))
+            plain = all(reading.sequence.new_ids and len(ids) == 1 for reading, ids in pairs) and not cropped
+            known = set[tuple[int, ...]]() if plain else known_ids(before)
+            if not plain and all(another_text(reading, ids, count, known) for reading, ids in pairs):
+                event, found = begun(model, [[*one.up_to(count), *ids] for one, ids in pairs], count + len(rows[0]))
                 return [event], found
-        # Rows were taken out of it (which are left?), or ids were taken back.
-        if len(readings) != len(rows) or any(reading.width != count for reading in readings):
-            for reading in readings:
-                reading.lose()
-            return [], []
-        for reading, ids in zip(readings, rows):
-            reading.go_on(ids, known)
-        return [], readings
+            if not cropped:
+                for reading, ids in pairs:
+                    reading.go_on(ids, known)
+                return [], readings
+        for reading in readings:  # rows were taken out of it (which are left?), or ids were taken back
+            reading.lose()
+        return [], []
 
     def _longer(self, model: Any, ids: tuple[int, ...]) -> Reading | None:
         """The sequence that was these ids but the last, and has not gone on by a past."""
@@ -184,18 +185,21 @@ def begun(model: Any, rows: Sequence[list[int]], width: int = 0) -> tuple[Genera
     return event, [Reading(one, [*one.prompt_ids], width, ends, pads) for one in event.sequences]
 
 
-def another_text(
-    reading: Reading, ids: list[int], whole: list[int], *, cropped: bool, known: Collection[tuple[int, ...]]
-) -> bool:
-    """Whether ids are no choice but a text, or some, on top of an answer, whose last choice may not have been read."""
+def another_text(reading: Reading, ids: list[int], count: int, known: Collection[tuple[int, ...]]) -> bool:
+    """Whether ids are no choice but a text, or some, on top of an answer, whose last choice may not have been read.
+    count: the ids of the past.   known: those that a tokenizer gave."""
+    if not reading.sequence.new_ids or (reading.width == count and len(ids) == 1):
+        return False
     parts = dict.fromkeys(known, "")
-    told = tuple(whole) in known or any(part and pieced(parts, tuple(part)) is not None for part in (ids, ids[1:]))
-    return bool(reading.sequence.new_ids) and (cropped or len(ids) > 1) and told
+    told = any(part and pieced(parts, tuple(part)) is not None for part in (ids, ids[1:]))
+    return told or (*reading.up_to(count), *ids) in known
 
 
 def generator_state() -> bytes:
-    """Of the generator that draws are taken from where nothing else is said."""
-    return bytes(sys.modules["torch"].get_rng_state().numpy())
+    """Of the generators that draws are taken from where nothing else is said."""
+    torch = sys.modules["torch"]
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+    return b"".join(bytes(state.numpy()) for state in states)
 
 
 def last_own(given: Mapping[str, Any], row: int, width: int) -> int:

@@ -121,6 +121,20 @@ def test_what_is_drawn_without_a_seed_for_one_prompt_has_no_order() -> None:
     assert [d for d in differences(of(*mine), of(*theirs)) if d.field == "order"], "these are two prompts"
 
 
+def test_of_prompts_that_hold_answers_the_first_call_comes_first() -> None:
+    """Its template is told otherwise; the next call's chat differs, too, as it holds the answer."""
+    call = {**ROW, "request": {"number": 0}}
+    told = {"sha256": "ab", "arguments": {"enable_thinking": True}}
+    old = [call, {**call, "messages": [{"role": "user", "content": "Why 5?"}], "prompt_ids": [1, 2]}]
+    new = [
+        {**call, "template": told, "prompt_text": "<think>Hi", "prompt_ids": [7, 1]},
+        {**old[1], "template": told, "messages": [{"role": "user", "content": "Why 6?"}], "prompt_ids": [1, 3]},
+    ]
+    assert suspects(of(*old), of(*new), differences(of(*old), of(*new)))[0][0] == "prompt.template"
+    new[1] = {**new[1], "request": {"number": 1}}  # asked side by side: it cannot hold the answer
+    assert differences(of(*old), of(*new))[0].stage == "messages"
+
+
 def test_ids_that_are_another_part_of_a_text_are_a_cut_prompt() -> None:
     first, last = ({**ROW, "prompt_text": None, "prompt_ids": ids} for ids in ([1, 2, 3], [4, 5, 6]))
     told = [{**row, "request": {"cut": f"{end} 3 of 6"}} for row, end in ((first, "first"), (last, "last"))]
