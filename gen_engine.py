@@ -2575,8 +2575,7 @@ class VllmBackend:
                 if isinstance(output, GenEngineError):
                     raise output
             count = len(row.response)  # from the end: pictures make the beginning longer than given
-            entries = zip(output.prompt_logprobs[-count:], row.response)
-            logprobs = tuple(entry[token_id].logprob for entry, token_id in entries)
+            logprobs = tuple(one[i].logprob for one, i in zip(output.prompt_logprobs[-count:], row.response))
             scores[row.place] = ScoreResult(row.response, tuple(output.prompt_token_ids[:-count]), logprobs)
             return True
 
@@ -2606,6 +2605,8 @@ class VllmBackend:
         """vLLM's engine with its process groups in place; no request is left behind if the call fails, and no random
         number is taken from the process."""
         engine = self.model.llm_engine
+        if engine.output_processor.request_states:
+            raise EngineError("a plugin asks the engine that runs it", fix="give it another engine, or use hf")
         if self.grouped and not groups_alive():
             restore_groups(engine.vllm_config)
         try:
@@ -2630,8 +2631,7 @@ class VllmBackend:
                         corrupt = getattr(inside, "num_nans_in_logits", 0)
                         if row and take(row, no_token(True, False) if corrupt else output):
                             del running[output.request_id]
-                            if not output.finished:
-                                abort(engine, [internal])
+                            abort(engine, [] if output.finished else [internal])
                     observer.stepped()
                     self._add(engine, more(), running, take)
 

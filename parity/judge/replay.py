@@ -170,6 +170,7 @@ class Replay:
 
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
+        self.used = engine
         together = [[item] for item in items] if ALONE in self.put_back else [items]
         return [score for some in together for score in original(engine, some, **how)]
 

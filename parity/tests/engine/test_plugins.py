@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gen_engine import GenerationEngine, OptionError, Plugin, UnsupportedError
+from gen_engine import GenEngineError, GenerationEngine, OptionError, Plugin, UnsupportedError
 from parity.callsites.plugins import StopAtBalancedJson, SuppressRepeatedObject
 from parity.tasks import drawing, text_tasks
 
 from ..conftest import SMALL, TEXT, VL, Load, chat, of_task, open_engine
 
-COUNT = chat("Count to 25.")
+COUNT, SHORT = chat("Count to 25."), {"max_new_tokens": 12}
 TASKS = text_tasks(60)
 JSON = [task for task in TASKS if task.kind == "json"][:3]
 MIXED = [*JSON, *[task for task in TASKS if task.kind != "json"][:6]]
@@ -92,6 +92,29 @@ def test_logits_hooks_change_what_is_said_and_are_the_same_on_both(shared: Load)
         assert any(a.token_ids != b.token_ids for a, b in zip(free, results[-1]))
         assert all(comma not in result.token_ids for result in results[-1])
     assert [r.token_ids for r in results[0]] == [r.token_ids for r in results[1]]
+
+
+def test_a_plugin_that_asks_its_own_engine_is_answered_or_refused_in_our_words(shared: Load) -> None:
+    """As guidance by another prompt does, where a second model would be too much."""
+
+    class Guided(Plugin):
+        name = "guided"
+
+        def __init__(self, engine: GenerationEngine) -> None:
+            self.engine = engine
+
+        def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
+            [other] = self.engine.score_batch([([7, *token_ids], [0])], logits=True)
+            return logits.log_softmax(-1) + 3 * other.logits[0].log_softmax(-1)
+
+    hf, vllm = (shared(TEXT, backend, logits_hooks=True) for backend in ("hf", "vllm"))
+    [plain], [guided] = (hf.generate_text_batch([COUNT], SHORT, plugins=some) for some in ([], [Guided(hf)]))
+    assert plain.token_ids != guided.token_ids
+    with pytest.raises(GenEngineError, match="a plugin asks the engine that runs it"):
+        vllm.generate_text_batch([COUNT], SHORT, plugins=[Guided(vllm)])
+    assert vllm.generate_text_batch([COUNT], SHORT)[0].token_ids == plain.token_ids, "it answers the next call"
+    [other] = vllm.generate_text_batch([COUNT], SHORT, plugins=[Guided(hf)])
+    assert other.token_ids == guided.token_ids
 
 
 def test_a_second_object_is_suppressed_and_the_first_is_not(hooked: GenerationEngine) -> None:

@@ -646,3 +646,10 @@ def test_special_tokens_that_are_kept_are_told_where_there_are_none(tmp_path: Pa
     assert judged(old, new, tmp_path) == ("LATENT", "decode.skip_special")
     twice = row(output_ids=[4, 5, 4, 5, 4], text="deded", decodes=[{"skip_special_tokens": True}, {}])
     assert judged(replace(case(twice), value=None), new, tmp_path)[0] == "IDENTICAL"  # any of both may be the value's
+
+
+def test_of_code_that_only_scores_the_engine_is_known_too() -> None:
+    """Its numerics can be read, then."""
+    engine, replay = cast(Any, object()), Replay(Engines())
+    assert replay.score(lambda used, items: [used] * len(items), engine, [("a", [1])]) == [engine]
+    assert replay.used is engine
