@@ -246,7 +246,7 @@ def first_divergence(old: Sequence[Any], new: Sequence[Any]) -> int | None:
 
 VALUE_TOLERANCE = 2e-5  # of numbers among the values, as a part of their size: what float32 leaves of a sum
 NEAR_ZERO = 2e-6  # and what it is at least: a log-probability is a difference of logits, and has their rounding
-LEAST_LOGPROB = 5e-8  # float32 has none nearer to zero: such a number is a probability, whose rounding goes by its size
+LEAST_LOGPROB = 5e-8  # float32 has none nearer to zero: below it stand probabilities, whose rounding goes by their size
 
 
 def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: float | None = None) -> bool:
@@ -257,7 +257,7 @@ def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: flo
     if isinstance(old, bool) or isinstance(new, bool):
         return old is new
     if isinstance(old, (int, float)) and isinstance(new, (int, float)):
-        if any(0 < abs(number) < LEAST_LOGPROB for number in (old, new)):
+        if any(0 < number < LEAST_LOGPROB for number in (old, new)):
             tolerance, near_zero = max(tolerance, 1e-3), 0.0
         return math.isclose(old, new, rel_tol=tolerance, abs_tol=near_zero) or (old != old and new != new)
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -120,11 +120,12 @@ class Judge:
         )  # fmt: skip
 
     def only_the_likeliest(self, site: str) -> bool:
-        """Whether a loop of the old code's own never took any other token, over enough of them to say so."""
+        """Whether a loop of the old code's own never took any other token, over enough of them to say so, nor random
+        numbers of the process: what is drawn may well be the likeliest."""
         if site not in self.greedy:
             loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
             enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
-            self.greedy[site] = enough and all(row["loop"] == LIKELIEST for row in loops)
+            self.greedy[site] = enough and all(row["loop"] == LIKELIEST and not compare.drew(row) for row in loops)
         return self.greedy[site]
 
     def goldens(self, site: str) -> Iterator[Case]:

@@ -44,7 +44,6 @@ class Reading:
     pads: frozenset[int]
     best: int | None = None
     likeliest: list[bool] = field(default_factory=list)  # of each id that was chosen
-    penalised: bool = True  # whether each likelier one stood before
     lost: bool = False
 
     def up_to(self, width: int) -> list[int]:
@@ -61,7 +60,6 @@ class Reading:
             said.prompt_ids = said.prompt_ids if said.new_ids else [*self.ids]
             said.new_ids = [*said.new_ids, ids[0]]
             self.likeliest.append(ids[0] == self.best)
-            self.penalised &= ids[0] == self.best or self.best in self.ids
         self.ids += ids
         self.width += len(ids)
         self._tell()
@@ -85,8 +83,7 @@ class Reading:
         said.output_ids = [*own, *last]
         said.whole = [*said.prompt_ids, *said.output_ids]
         said.said = {**said.said, "scored": None, "loop": LIKELIEST if always else BUT_THE_LAST}
-        said.request.pop("penalised", None)
-        said.request |= {"penalised": True} if self.penalised and not always else {}
+        said.request |= {} if always else {"passed": self.likeliest.count(False)}  # likelier ones that were not taken
 
     def _ended(self, ids: list[int]) -> list[int]:
         """Ids without what stands behind the end while others go on; all of them where it goes on behind an end."""

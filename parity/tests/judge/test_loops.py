@@ -86,6 +86,10 @@ def drawn(path, question, temperature=1.0, most=24, seed=None):
     return tokenizer.decode(found, skip_special_tokens=True)
 
 
+def cold(path, question):
+    return drawn(path, question, temperature=0.01)
+
+
 @torch.no_grad()
 def sure(path, question):
     \"""Only the prompt is read, once for both words.\"""
@@ -242,6 +246,10 @@ def drawn(path, question, temperature=1.0, most=24, seed=None):
     return asked(path, [chat(question)], max_new_tokens=most, **options)[0].text
 
 
+def cold(path, question):
+    return drawn(path, question, temperature=0.01)
+
+
 def sure(path, question):
     engine = loaded(path)
     words = [engine.tokenizer.encode(word)[:1] for word in ("yes", "no")]
@@ -301,7 +309,7 @@ def refined(path, question, times=3):
 """
 
 QUESTIONS = ["What is the capital of France?", "Is 28 even?", "Count to 12."]
-ASKED = ("cached", "refined", "sure", "rare", "apart", "embedded")  # of each question
+ASKED = ("cached", "cold", "refined", "sure", "rare", "apart", "embedded")  # of each question
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
 SITES = (*ASKED, "whole", "drawn", "seen", "turns", "guessed", "surprise")
 Judged = Callable[..., Outcome]
@@ -459,6 +467,11 @@ def test_what_is_wrong_beside_the_draws_of_a_loop_is_named(
 ) -> None:
     outcome = judged("drawn", name, edit)
     assert outcome.verdict == "DRIFT" and str(outcome.cause).startswith(cause)
+
+
+def test_a_loop_that_draws_may_take_the_likeliest(judged: Judged) -> None:
+    """As it does where it draws coldly: that the new code draws is no difference."""
+    assert judged("cold", "q0").verdict in ("IDENTICAL", "TEXT-IDENTICAL")
 
 
 def test_a_loop_that_only_takes_the_likeliest_does_not_draw(judged: Judged) -> None:
