@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, collapsed, given_no_ids, runs
+from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, by_itself, collapsed, given_no_ids, runs
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -381,11 +381,6 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
         unsure = "script" in sources or (not theirs and sources[0] == "process" and mine == {0})
         if (mine or theirs) and not same and not unsure:
             yield Difference("sampling", "seed", min(mine, default=None), min(theirs, default=None), number)
-
-
-def by_itself(row: Row) -> bool:
-    """Whether the code called the model by itself, and not its `generate`."""
-    return bool(row.get("loop") or row.get("scored"))
 
 
 def unencoded(keys: Sequence[str], others: Sequence[str]) -> list[str]:

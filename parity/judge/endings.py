@@ -196,16 +196,16 @@ def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
     return score
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Every string in a value, and where it stands."""
-    if isinstance(value, str):
+def leaves(value: Any, path: tuple[Any, ...] = (), kind: type = str) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every string in a value, or what else it holds of this kind, and where it stands."""
+    if type(value) is kind:
         yield path, value
     elif isinstance(value, Mapping):
         for key, part in value.items():
-            yield from leaves(part, (*path, key))
+            yield from leaves(part, (*path, key), kind)
     elif isinstance(value, list):
         for place, part in enumerate(value):
-            yield from leaves(part, (*path, place))
+            yield from leaves(part, (*path, place), kind)
 
 
 def by_hand(case: Case) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ from parity import verdict
 from parity.golden import Case, GoldenError, Store, environment
 from parity.judge import referee, scoring
 from parity.judge.compare import placeholder_in
+from parity.judge.endings import leaves
 from parity.judge.questions import Judged, Question, Row, Step, checkpoint_of, could_not, model_of, number_gap, steps_of
 from parity.judge.replay import pictures_of
 from parity.verdict import CAUSES, Cause, Outcome
@@ -308,18 +309,11 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
 
 def rounded_off(old: Any, new: Any) -> bool:
     """Whether numbers came with all their digits, and come with few: what a code does, and no rounding of a model."""
-    few = [all(float(f"{number:.{DIGITS}f}") == number for number in floats(value)) for value in (old, new)]
-    return few == [False, True]
+    numbers = ([number for _, number in leaves(value, kind=float)] for value in (old, new))
+    return [all(round(number, DIGITS) == number for number in some) for some in numbers] == [False, True]
 
 
 DIGITS = 4  # behind the point: what code rounds to
-
-
-def floats(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ():
-        yield from floats(part)
 
 
 UNKNOWN_STEP = CAUSES["sampling.processors"] + ": what chose at step {} was not the model alone"

@@ -6,14 +6,13 @@ and end where its stops let them; else the ids, or the value's texts, show why n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
 from parity.judge.compare import (
     Row,
-    by_itself,
     entry,
     is_drawn,
     is_prefix,
@@ -22,7 +21,7 @@ from parity.judge.compare import (
     told_stops,
 )
 from parity.judge.endings import Decode, leaves
-from parity.record.rows import BUT_THE_LAST, LIKELIEST
+from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
 from parity.verdict import CAUSES, Cause
 
 # == Rows beside rows ==
@@ -125,7 +124,7 @@ def ended_by(old: Case, new: Case, decode: Decode | None) -> Cause | None:
     """Why each answer that goes on on one side alone ends on the other, as far as it is declared or a loop's ids show
     it."""
     apart = [(a, b) for a, b in paired(old.rows, new.rows) if same_prompt(a, b) and a["output_ids"] != b["output_ids"]]
-    given = set(numbers(dict(old.arguments)))
+    given = {number for _, number in leaves(dict(old.arguments), kind=int)}
     found = [reason_to_end(a, b, told_stops(new), decode, given) for a, b in apart]
     if not found or found[0] is None or None in found:
         return None
@@ -137,16 +136,8 @@ def likely(reason: Reason, proof: str) -> Cause:
     return Cause(name, "likely", f"{CAUSES[name]}: {said}", proof)
 
 
-def numbers(value: Any) -> Iterator[int]:
-    """Every whole number in a value."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        yield value
-    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        yield from numbers(part)
-
-
 def reason_to_end(
-    old: Row, new: Row, stops: Collection[str], decode: Decode | None, given: Collection[int] = ()
+    old: Row, new: Row, stops: Collection[str], decode: Decode | None, given: Collection[int]
 ) -> Reason | None:
     """stops: that the new code was told.   given: numbers among the arguments."""
     mine, theirs, ends = old["output_ids"], new["output_ids"], entry(new, "stop", "end_ids") or ()

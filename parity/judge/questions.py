@@ -180,7 +180,7 @@ def checkpoint_of(case: Case) -> str | None:
     """Where a case's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all, or the
     moved code has loaded the one folder of this name."""
     path: str | None = case.rows[0].get("model", {}).get("path") if case.rows else None
-    said = (text for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
+    said = (str(text) for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
     if (found := next((text for text in said if Path(text).is_dir()), None)) is not None:
         return found
     known = LOADED.get(path or "", ())

@@ -552,8 +552,7 @@ def within_noise(parting: Parting, noise: Noise) -> Parted:
     """Whether a parting step lies within what the site itself measured. No constant decides: a gap of two logits moves
     by the root of two sizes; among n steps that could part the largest is as many sizes as a normal one would be, or
     as the old path's largest errors were."""
-    size = max(math.hypot(noise.old, FLOOR), math.hypot(noise.new, FLOOR))
-    allowed = math.sqrt(2) * max(size * reach(noise), noise.largest)
+    allowed = explained(noise, FLOOR)
     faults = {
         "model": abs(parting.reference[0] - parting.reference[1]),
         "old": parting.old[1] - parting.old[0],
@@ -564,15 +563,15 @@ def within_noise(parting: Parting, noise: Noise) -> Parted:
 
 
 def within_numbers(noise: Noise) -> float:
-    """How far noise moves a log-probability, nats, or a probability as a part of it; `within_noise` of one number, and
-    down to float32's own rounding."""
-    size = max(math.hypot(noise.old, FLOAT32), math.hypot(noise.new, FLOAT32))
-    return math.sqrt(2) * max(size * reach(noise), noise.largest)
+    """How far noise moves a log-probability, nats, or a probability as a part of it."""
+    return explained(noise, FLOAT32)
 
 
-def reach(noise: Noise) -> float:
-    """How many sizes the largest of all errors is."""
-    return math.sqrt(2 * math.log(max(noise.tokens, 20) / 1e-3))
+def explained(noise: Noise, least: float) -> float:
+    """The largest error of so many tokens.   least: of either path, nats."""
+    size = max(math.hypot(noise.old, least), math.hypot(noise.new, least))
+    reach = math.sqrt(2 * math.log(max(noise.tokens, 20) / 1e-3))  # in sizes
+    return math.sqrt(2) * max(size * reach, noise.largest)
 
 
 def penalised(logprob: float, normalizer: float, penalty: float) -> float:

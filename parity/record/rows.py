@@ -1153,9 +1153,9 @@ def completed(sequence: Produced, later: Sequence[Event]) -> None:
         sequence.said["loop"] = CHOSEN
 
 
-def by_itself(sequence: Produced) -> bool:
-    """Whether the code called the model by itself, and not its `generate`."""
-    return bool(sequence.said.get("loop") or sequence.said.get("scored"))
+def by_itself(said: Mapping[str, Any]) -> bool:
+    """Whether the code called the model by itself, and not its `generate`: of a row, or what a sequence says."""
+    return bool(said.get("loop") or said.get("scored"))
 
 
 def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[Event]) -> dict[str, Any]:
@@ -1200,7 +1200,7 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
             continue
         before = Before(events[since:place], event.placeholder)
         since, texts = place, known_ids(events[:place])
-        if any(map(by_itself, event.sequences)):  # whose texts may have been made before another model read something
+        if any(by_itself(one.said) for one in event.sequences):  # their texts may be older than what was read last
             before.know(events[:place])
         for sequence in event.sequences:
             if sequence.said.get("scored") and (response := behind_a_text(sequence.prompt_ids, texts)):

@@ -43,9 +43,8 @@ def rendered(tokenizer, question):
 
 
 @torch.no_grad()
-def cached(path, question, most=24):
-    model, tokenizer = loaded(path)
-    ids, past, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, None, []
+def said(model, tokenizer, ids, past, most):
+    found = []
     while len(found) < most:
         out = model(ids, past_key_values=past, use_cache=True)
         ids, past = out.logits[:, -1].argmax(-1, keepdim=True), out.past_key_values
@@ -53,6 +52,12 @@ def cached(path, question, most=24):
             break
         found.append(ids.item())
     return tokenizer.decode(found, skip_special_tokens=True)
+
+
+def cached(path, question, most=24):
+    model, tokenizer = loaded(path)
+    ids = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids
+    return said(model, tokenizer, ids, None, most)
 
 
 @torch.no_grad()
@@ -110,33 +115,21 @@ def rare(path, question):
 def apart(path, question, most=24):
     \"""The last id of the prompt is read by itself.\"""
     model, tokenizer = loaded(path)
-    given, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, []
-    ids, past = given[:, -1:], model(given[:, :-1], use_cache=True).past_key_values
-    while len(found) < most:
-        ids = model(ids, past_key_values=past, use_cache=True).logits[:, -1:].argmax(-1)
-        if ids.item() in (550, 552):
-            break
-        found.append(ids.item())
-    return tokenizer.decode(found, skip_special_tokens=True)
+    given = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids
+    past = model(given[:, :-1], use_cache=True).past_key_values
+    return said(model, tokenizer, given[:, -1:], past, most)
 
 
-@torch.no_grad()
 def turns(path, questions, most=12):
     \"""One past for a whole chat.\"""
     model, tokenizer = loaded(path)
     past, text, answers, read = transformers.DynamicCache(), "", [], 0
     for question in questions:
         text += f"<|im_start|>user\\n{question}<|im_end|>\\n<|im_start|>assistant\\n"
-        given, found = tokenizer(text, return_tensors="pt").input_ids, []
-        ids = given[:, read:]
-        while len(found) < most:
-            ids = model(ids, past_key_values=past).logits[:, -1:].argmax(-1)
-            if ids.item() == 552:
-                break
-            found.append(ids.item())
+        given = tokenizer(text, return_tensors="pt").input_ids
+        answers.append(said(model, tokenizer, given[:, read:], past, most))
         read = given.shape[1]
         past.crop(read)
-        answers.append(tokenizer.decode(found, skip_special_tokens=True))
         text += f"{answers[-1]}<|im_end|>\\n"
     return answers
 
@@ -414,6 +407,11 @@ def test_what_a_loop_draws_is_known_to_the_end_where_it_was_decoded(folder: Path
 )  # fmt: skip
 def test_loops_that_are_moved_rightly_are_identical(site: str, name: str, judged: Judged) -> None:
     assert judged(site, name).verdict == "IDENTICAL"
+
+
+def test_a_picture_of_a_moved_loop_that_is_another_one_is_named(judged: Judged) -> None:
+    outcome = judged("seen", "circle", ('"image": picture', '"image": picture.transpose(0)'))
+    assert outcome.verdict in ("DRIFT", "LATENT") and str(outcome.cause) == "image.content; confirmed"
 
 
 @pytest.mark.parametrize("site", ["rare", "guessed", "embedded"])
