@@ -578,7 +578,8 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
     exact = all(row.get("model", {}).get("dtype", "float32") == "float32" for row in (*inquiry.old.rows, *rows))
     if inquiry.rerun is None or len(rows) < 2 or (named != () and not exact):
         return None
-    if any(d.counts for _, d in named) and all(is_drawn(row) and not seeds_of(row) for row in rows):
+    apart = [row for old, row in inquiry.pairs if old["output_ids"] != row["output_ids"]] or rows
+    if any(d.counts for _, d in named) and any(is_drawn(row) and not seeds_of(row) for row in apart):
         return None  # other draws may be the old ones by chance, and something is declared otherwise
     alone = inquiry.rerun({}, frozenset({ALONE}))
     if alone is None or not inquiry.realigned(alone):

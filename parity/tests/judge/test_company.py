@@ -477,6 +477,44 @@ def test_texts_of_other_draws_come_from_their_ids_as_the_old_ones_did(told: str,
     assert (found and found.name) == cause
 
 
+@pytest.mark.parametrize("first", [4, 6], ids=["all rows are drawn", "one row is drawn"])
+def test_draws_that_come_back_by_luck_say_nothing_of_company(first: int) -> None:
+    """Something is declared otherwise, and each row by itself happens to draw the old ids."""
+
+    def asked(ids: list[int], top_p: float) -> Case:
+        rows = [drawn([first], None), drawn(ids, None)]
+        for one in rows:
+            one["sampling"] |= {"top_p": {"value": top_p, "from": "caller"}}
+        if first == 6:
+            rows[0]["sampling"] = {"temperature": {"value": 0, "from": "caller"}}
+        return Case("s", "c", rows=tuple(rows), value=[one["output_ids"] for one in rows])
+
+    old, new = asked([5], 1.0), asked([7], 0.5)
+    cause = found_with(new, ALONE, old, company=1e-5)
+    assert cause is not None and cause.name == "sampling.processors"
+
+
+def test_another_sample_that_is_given_back_is_no_text_that_is_cut() -> None:
+    texts = ["de", "dedf"]
+    given = [row(output_ids=[4, 5, 4, 6][: 2 * number], text=text) for number, text in enumerate(texts, 1)]
+    old, new = (case(*given, value=text) for text in texts)
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), None, None, TOOLS))
+    assert cause is not None and (cause.name, cause.certainty) == ("post.other", "likely")
+    alone = [case(given[1], value=text) for text in texts]
+    cause = cause_of(Inquiry(*alone, compare.differences(*alone), None, None, TOOLS))
+    assert cause is not None and cause.name == "post.trim"
+
+
+def test_a_replay_that_cannot_load_is_no_error_of_the_case(tmp_path: Path) -> None:
+    def run(old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        raise GoldenError("no such model")
+
+    new = case({**FIRST, "output_ids": [8, 8, 9], "text": ".."}, SECOND)
+    new = replace(new, rows=tuple({**one, "model": {**one["model"], "dtype": "float64"}} for one in new.rows))
+    outcome = check.Judge(Store(tmp_path), "hf", run).outcome(OLD, new)
+    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "model.dtype; likely"
+
+
 def test_fewer_samples_of_one_prompt_are_another_setting() -> None:
     old, new = (Case("s", "c", rows=(drawn([4], None),) * number, value=["d"] * number) for number in (4, 2))
     cause = cause_of(Inquiry(old, new, compare.differences(old, new)))

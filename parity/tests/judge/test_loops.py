@@ -79,6 +79,48 @@ def whole(path, questions, most=24):
 
 
 @torch.no_grad()
+def leaving(path, questions, most=24):
+    \"""Rows that ended leave the batch.\"""
+    model, tokenizer = loaded(path)
+    given = tokenizer([rendered(tokenizer, one) for one in questions], return_tensors="pt", padding=True)
+    ids, mask, width, there = given.input_ids, given.attention_mask, given.input_ids.shape[1], [*range(len(questions))]
+    texts = [""] * len(questions)
+    for step in range(most):
+        best = model(ids, attention_mask=mask, use_cache=False).logits[:, -1].argmax(-1)
+        ids = torch.cat([ids, best[:, None]], 1)
+        mask = torch.cat([mask, torch.ones_like(best)[:, None]], 1)
+        for row, place in zip(ids, there):
+            texts[place] = tokenizer.decode(row[width:], skip_special_tokens=True)
+        left = best != 552
+        ids, mask, there = ids[left], mask[left], [place for place, on in zip(there, left) if on]
+        if not there:
+            break
+    return texts
+
+
+@torch.no_grad()
+def penalized(path, question, most=24, penalty=2.0):
+    model, tokenizer = loaded(path)
+    ids = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids
+    begin = ids.shape[1]
+    while ids.shape[1] < begin + most and ids[0, -1] != 552:
+        logits = model(ids, use_cache=False).logits[0, -1]
+        seen = ids[0].unique()
+        logits[seen] = torch.where(logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty)
+        ids = torch.cat([ids, logits.argmax()[None, None]], 1)
+    return tokenizer.decode(ids[0, begin:], skip_special_tokens=True)
+
+
+def clipped(path, question, keep=9, most=8):
+    \"""Only the end of a prompt is asked.\"""
+    model, tokenizer = loaded(path)
+    ids = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids[:, -keep:]
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False,
+                           repetition_penalty=1.0, pad_token_id=0)
+    return tokenizer.decode(found[0, keep:], skip_special_tokens=True)
+
+
+@torch.no_grad()
 def drawn(path, question, temperature=1.0, most=24, seed=None):
     model, tokenizer = loaded(path)
     if seed is not None:
@@ -234,6 +276,23 @@ def whole(path, questions, most=24):
     return [answer.text for answer in asked(path, [chat(one) for one in questions], max_new_tokens=most)]
 
 
+leaving = whole
+
+
+def penalized(path, question, most=24, penalty=2.0):
+    return asked(path, [chat(question)], max_new_tokens=most, repetition_penalty=penalty)[0].text
+
+
+def clipped(path, question, keep=9, most=8):
+    engine = loaded(path)
+    text = engine.tokenizer.apply_chat_template(
+        chat(question), tokenize=False, add_generation_prompt=True, enable_thinking=False
+    )
+    ids = engine.tokenizer.encode(text)[-keep:]
+    options = {"temperature": 0, "repetition_penalty": 1.0, "max_new_tokens": most}
+    return engine.generate_text_batch([{"prompt_token_ids": ids}], options)[0].text
+
+
 def drawn(path, question, temperature=1.0, most=24, seed=None):
     options = {"temperature": temperature, "stop": {"ignore_eos": True}, "seed": seed}
     return asked(path, [chat(question)], max_new_tokens=most, **options)[0].text
@@ -302,9 +361,9 @@ def refined(path, question, times=3):
 """
 
 QUESTIONS = ["What is the capital of France?", "Is 28 even?", "Count to 12."]
-ASKED = ("cached", "cold", "refined", "sure", "rare", "apart", "embedded")  # of each question
+ASKED = ("cached", "cold", "refined", "sure", "rare", "apart", "embedded", "penalized", "clipped")  # of each question
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
-SITES = (*ASKED, "whole", "drawn", "seen", "turns", "guessed", "surprise")
+SITES = (*ASKED, "whole", "leaving", "drawn", "seen", "turns", "guessed", "surprise")
 Judged = Callable[..., Outcome]
 
 
@@ -329,6 +388,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 old.seen(str(VL), drawing("red", "circle"))
             with case("all"):
                 old.whole(str(TEXT), QUESTIONS)
+                old.leaving(str(TEXT), QUESTIONS)
                 old.turns(str(TEXT), QUESTIONS)
             for temperature in (1.0, 4.0):
                 with case(f"at-{temperature:.0f}"):
@@ -402,7 +462,8 @@ def test_what_a_loop_draws_is_known_to_the_end_where_it_was_decoded(folder: Path
     ("site", "name"),
     [
         ("cached", "q0"), ("whole", "all"), ("refined", "q0"), ("seen", "circle"),
-        *((site, f"q{number}") for site in ("apart", "surprise") for number in range(3)), ("turns", "all"),
+        *((site, f"q{number}") for site in ("apart", "surprise", "penalized", "clipped") for number in range(3)),
+        ("turns", "all"), ("leaving", "all"),
     ],
 )  # fmt: skip
 def test_loops_that_are_moved_rightly_are_identical(site: str, name: str, judged: Judged) -> None:
@@ -513,6 +574,22 @@ def test_where_a_moved_loop_ends_too_soon_says_why(more: str, cause: str, judged
     assert outcome.verdict == "DRIFT" and str(outcome.cause) == cause
 
 
+def test_rows_that_left_a_batch_have_the_order_in_which_they_came(judged: Judged) -> None:
+    outcome = judged("leaving", "all", ("most)]\n\n\nleaving", "most)][::-1]\n\n\nleaving"))
+    assert outcome.verdict == "DRIFT" and str(outcome.cause) == "batch.order; confirmed"
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_few_tokens_that_were_passed_over_are_a_penalty_and_no_draws(number: int, judged: Judged) -> None:
+    outcome = judged("penalized", f"q{number}", ("repetition_penalty=penalty", "repetition_penalty=1.0"))
+    assert outcome.cause is not None and outcome.cause.name == "sampling.processors"
+
+
+def test_the_other_end_of_a_prompt_is_named(judged: Judged) -> None:
+    outcome = judged("clipped", "q0", ("[-keep:]", "[:keep]"))
+    assert outcome.cause is not None and outcome.cause.name == "prompt.truncation"
+
+
 def test_a_prompt_that_was_read_alone_is_that_of_what_is_scored(judged: Judged) -> None:
     assert judged("sure", "q1").verdict == "TEXT-IDENTICAL"
     assert str(judged("sure", "q1", ("Be brief.", "Be brief!")).cause) == "prompt.messages; likely"
@@ -585,6 +662,12 @@ def test_prompts_follow_where_they_differ_as_the_answers_do(after: str, follows:
     assert not followers(cut, kept) and not followers(cut, [kept[0], row("so  a. why?", "yes", [3])])
     kept = [row("q", "a. And", [1]), row("so a. And why?", "yes", [3])]
     assert followers(cut, kept) == {1: {0: ("a.", "a. And")}}, "the same answer, cut elsewhere"
+    goes_on = row("was it b, or what?", "yes", [3])
+    assert not followers(old, [new[0], goes_on])
+    asked = [{"end_ids": [9], "strings": [], "max_new_tokens": most} for most in (1, 2)]
+    stops = [{name: {"value": value, "from": "caller"} for name, value in one.items()} for one in asked]
+    budgets = [{**old[0], "stop": stops[0]}, old[1]], [{**new[0], "stop": stops[1]}, goes_on]
+    assert followers(*budgets) == {1: {}}, "the first answer was asked for otherwise"
     beside = [{**one, "request": {"number": k}} for k, one in enumerate(new)]
     assert followers([{**old[0], "request": {"number": 0}}, {**old[1], "request": {"number": 1}}], beside) == {}
 
