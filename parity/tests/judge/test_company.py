@@ -500,8 +500,8 @@ def test_another_sample_that_is_given_back_is_no_text_that_is_cut() -> None:
     old, new = (case(*given, value=text) for text in texts)
     cause = cause_of(Inquiry(old, new, compare.differences(old, new), None, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("post.other", "likely")
-    alone = [case(given[1], value=text) for text in texts]
-    cause = cause_of(Inquiry(*alone, compare.differences(*alone), None, None, TOOLS))
+    old, new = (case(given[1], value=text) for text in texts)
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), None, None, TOOLS))
     assert cause is not None and cause.name == "post.trim"
 
 
