@@ -275,7 +275,7 @@ def is_drawn(row: Row) -> bool:
 
 
 def drew(row: Row) -> bool:
-    """Whether random numbers of the process were taken while a loop of one's own chose."""
+    """Whether random numbers were taken while a loop of one's own chose."""
     return bool((row.get("request") or {}).get("process"))
 
 
@@ -299,9 +299,9 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     drawn = is_drawn(old), is_drawn(new)
     held_back = done_to_logits(new) or entry(new, "stop", "min_new_tokens")
     if old.get("loop") in CHOSEN_BY_ITSELF and not drawn[1] and not held_back:
-        few = (old.get("request") or {}).get("passed", len(old["output_ids"])) * 3 < len(old["output_ids"])
-        name = "processors" if few and not drew(old) else "mode"
-        yield Difference("sampling", name, "other tokens than the likeliest", "the likeliest")
+        yield Difference(
+            "sampling", "mode" if drew(old) else "processors", "other tokens than the likeliest", "the likeliest"
+        )
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
         yield Difference("sampling", "mode", before, after)

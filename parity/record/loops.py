@@ -9,6 +9,8 @@ each was the likeliest; the last one was never read, and is known only where all
 
 from __future__ import annotations
 
+import pickle
+import random
 import sys
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +30,7 @@ from parity.record.rows import (
     placeholder_of,
     process_seed,
     scored_event,
+    sourced,
 )
 
 
@@ -83,7 +86,6 @@ class Reading:
         said.output_ids = [*own, *last]
         said.whole = [*said.prompt_ids, *said.output_ids]
         said.said = {**said.said, "scored": None, "loop": LIKELIEST if always else BUT_THE_LAST}
-        said.request |= {} if always else {"passed": self.likeliest.count(False)}  # likelier ones that were not taken
 
     def _ended(self, ids: list[int]) -> list[int]:
         """Ids without what stands behind the end while others go on; all of them where it goes on behind an end."""
@@ -103,14 +105,15 @@ class Loops:
     texts: dict[tuple[int, tuple[int, ...]], list[Reading]] = field(default_factory=dict)
     pasts: list[tuple[Any, list[Reading]]] = field(default_factory=list)
     blind: set[int] = field(default_factory=set)  # models that were given no ids
-    state: bytes | None = None  # of the process's generator, before anything was chosen
+    state: Any = None  # of the process's generators, before anything was chosen
+    drew: dict[str, Any] | None = None  # the seed of what was drawn from, once something was
 
     def begin(
         self, model: Any, given: Mapping[str, Any], before: Sequence[Event] = ()
     ) -> tuple[list[Event], list[Reading]]:
         """A forward, before it: the events that it is, and the sequences that it reads.   before: what led to it."""
         ids, past = given.get("input_ids"), given.get("past_key_values")
-        self.state = generator_state() if self.state is None else self.state
+        self.state = generator_states() if self.state is None else self.state
         if (count := read_by(past)) > 0:
             return ([], []) if ids is None else self._on(model, past, count, lists(ids), before)
         seen = forward_event(model, given)
@@ -159,12 +162,19 @@ class Loops:
             self.texts.setdefault((id(model), ids), []).append(reading)
         return reading
 
+    def draws(self, generator: Any = None) -> None:
+        """Random numbers are taken: from a generator of the code's own, or the process's."""
+        own = generator is not None and generator is not sys.modules["torch"].default_generator
+        self.drew = sourced(generator.initial_seed(), "process") if own else process_seed()
+
     def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
         past, logits = getattr(result, "past_key_values", None), getattr(result, "logits", None)
-        if self.state != generator_state():  # else the draws, if there are any, come from elsewhere
+        if self.drew is None and self.state != generator_states():
+            self.draws()
+        if self.drew is not None:
             for reading in readings:
-                reading.sequence.request["process"] = process_seed()
+                reading.sequence.request["process"] = self.drew
         if past is not None and readings:
             # Not a byte longer than they are wanted; the tuples of old releases have no weak references, one is kept.
             weak = not isinstance(past, tuple)
@@ -192,11 +202,12 @@ def another_text(reading: Reading, ids: list[int], count: int, known: Collection
     return told or (*reading.up_to(count), *ids) in known
 
 
-def generator_state() -> bytes:
+def generator_states() -> list[bytes]:
     """Of the generators that draws are taken from where nothing else is said."""
-    torch = sys.modules["torch"]
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
-    return b"".join(bytes(state.numpy()) for state in states)
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy.random")
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    others = [random.getstate(), *([numpy.get_state()] if numpy else [])]
+    return [*(bytes(state.numpy()) for state in (torch.get_rng_state(), *cuda)), *map(pickle.dumps, others)]
 
 
 def last_own(given: Mapping[str, Any], row: int, width: int) -> int:

@@ -630,6 +630,14 @@ def tap_forward(observer: Observer, original: Any, model: Any, *args: Any, **kwa
         return result
 
 
+def tap_draw(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A draw by the code itself, which may have a generator of its own."""
+    if observer.in_site() and not any(map(observer.within, ("generate", "engine", "vllm", "forward"))):
+        with observer.guarded("a draw"):
+            observer.running().loops.draws(kwargs.get("generator"))
+    return original(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def scored_prompts(backend: Any) -> Iterator[list[Any]]:
     """The prompts that an engine hands to its backend to score, as they come."""
@@ -721,6 +729,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
         "GenerationMixin._get_logits_processor": functools.partial(tap_resolved, "processors"),
         "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
     },
+    "torch": {"multinomial": tap_draw, "Tensor.multinomial": tap_draw},
     "vllm.entrypoints.llm": {"LLM.__init__": tap_loading, "LLM.generate": tap_vllm, "LLM.chat": tap_vllm},
     "vllm.v1.engine.llm_engine": {"LLMEngine.add_request": tap_add_request, "LLMEngine.step": tap_step},
 }

@@ -27,6 +27,7 @@ from parity.verdict import Outcome
 OLD = """
 import functools
 
+import numpy
 import torch
 import transformers
 
@@ -109,6 +110,46 @@ def penalized(path, question, most=24, penalty=2.0):
         logits[seen] = torch.where(logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty)
         ids = torch.cat([ids, logits.argmax()[None, None]], 1)
     return tokenizer.decode(ids[0, begin:], skip_special_tokens=True)
+
+
+@torch.no_grad()
+def private(path, question, seed=3, most=192):
+    \"""Draws from a generator of its own.\"""
+    model, tokenizer = loaded(path)
+    ids, past, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, None, []
+    generator = torch.Generator().manual_seed(seed)
+    while len(found) < most:
+        out = model(ids, past_key_values=past, use_cache=True)
+        ids = (out.logits[:, -1] / 4.0).softmax(-1).multinomial(1, generator=generator)
+        past = out.past_key_values
+        found.append(ids.item())
+    return tokenizer.decode(found, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def dice(path, question, most=24):
+    \"""Draws with numpy.\"""
+    model, tokenizer = loaded(path)
+    ids, past, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, None, []
+    while len(found) < most:
+        out = model(ids, past_key_values=past, use_cache=True)
+        odds = (out.logits[0, -1].double() / 4.0).softmax(-1).numpy()
+        ids, past = torch.tensor([[numpy.random.choice(len(odds), p=odds)]]), out.past_key_values
+        found.append(ids.item())
+    return tokenizer.decode(found, skip_special_tokens=True)
+
+
+@torch.no_grad()
+def guided(path, question, most=24, scale=4.0):
+    \"""Away from what would be said without the question.\"""
+    model, tokenizer = loaded(path)
+    asked, plain = (tokenizer(rendered(tokenizer, one), return_tensors="pt").input_ids for one in (question, ""))
+    found = []
+    while len(found) < most and 552 not in found:
+        more = torch.tensor([found], dtype=torch.long)
+        with_it, without = (model(torch.cat([one, more], 1)).logits[0, -1] for one in (asked, plain))
+        found.append((without + scale * (with_it - without)).argmax().item())
+    return tokenizer.decode(found, skip_special_tokens=True)
 
 
 def clipped(path, question, keep=9, most=8):
@@ -298,6 +339,17 @@ def drawn(path, question, temperature=1.0, most=24, seed=None):
     return asked(path, [chat(question)], max_new_tokens=most, **options)[0].text
 
 
+def private(path, question, seed=3, most=192):
+    return drawn(path, question, 4.0, most, seed)
+
+
+def dice(path, question, most=24):
+    return asked(path, [chat(question)], max_new_tokens=most)[0].text
+
+
+guided = dice
+
+
 def cold(path, question):
     return drawn(path, question, temperature=0.01)
 
@@ -361,7 +413,20 @@ def refined(path, question, times=3):
 """
 
 QUESTIONS = ["What is the capital of France?", "Is 28 even?", "Count to 12."]
-ASKED = ("cached", "cold", "refined", "sure", "rare", "apart", "embedded", "penalized", "clipped")  # of each question
+ASKED = (
+    "cached",
+    "cold",
+    "refined",
+    "sure",
+    "rare",
+    "apart",
+    "embedded",
+    "penalized",
+    "clipped",
+    "private",
+    "dice",
+    "guided",
+)  # of each question
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
 SITES = (*ASKED, "whole", "leaving", "drawn", "seen", "turns", "guessed", "surprise")
 Judged = Callable[..., Outcome]
@@ -583,6 +648,19 @@ def test_rows_that_left_a_batch_have_the_order_in_which_they_came(judged: Judged
 def test_a_few_tokens_that_were_passed_over_are_a_penalty_and_no_draws(number: int, judged: Judged) -> None:
     outcome = judged("penalized", f"q{number}", ("repetition_penalty=penalty", "repetition_penalty=1.0"))
     assert outcome.cause is not None and outcome.cause.name == "sampling.processors"
+
+
+@pytest.mark.parametrize(("site", "cause"), [("guided", "sampling.processors"), ("dice", "sampling.mode")])
+def test_whether_a_loop_draws_is_known_by_the_random_numbers_it_takes(site: str, cause: str, judged: Judged) -> None:
+    outcome = judged(site, "q0")  # it takes the likeliest now
+    assert outcome.verdict == "DRIFT" and outcome.cause is not None and outcome.cause.name == cause
+
+
+def test_a_generator_of_a_loops_own_has_a_seed(folder: Path, judged: Judged) -> None:
+    [drawn] = rows_of(folder, "private", "q0")
+    assert drawn["request"]["process"] == {"value": 3, "from": "process"}
+    assert judged("private", "q0").verdict == "IDENTICAL"
+    assert str(judged("private", "q0", ("4.0, most, seed", "4.0, most, seed + 1")).cause).startswith("rng")
 
 
 def test_the_other_end_of_a_prompt_is_named(judged: Judged) -> None:
