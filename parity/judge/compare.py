@@ -523,6 +523,8 @@ def same_ids(old: Case, new: Case) -> bool:
 
 CLOCK = re.compile(r"\d{4}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w*\b")
 
+MARKER = re.compile(r"<\|[^<|>]+\|>|</?\w+>|\[/?[A-Z]+\]")  # of a chat's parts, in the templates of the field
+
 OF_FIELDS = {
     ("images", "count"): "image.content",
     ("images", "sha256"): "image.content",
@@ -580,6 +582,11 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.messages"
         if old.get("template") != new.get("template") or before.split() == after.split():
             return "prompt.template" if old.get("template") else "prompt.messages"  # blanks: who joined the text?
+        less, more = sorted((before, after), key=len)
+        if more.startswith(less) and MARKER.match(more[len(less) :]):
+            return "prompt.template"  # what an answer begins with
+        if more.endswith(less) and MARKER.match(less) and MARKER.match(more):
+            return "prompt.messages"  # the first ones
     if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
         return "prompt.template"  # cut prompts of two templates
     if before is not None and before == after and len(long) == len(short) + 1 and long[1:] == short:

@@ -135,6 +135,23 @@ def test_of_prompts_that_hold_answers_the_first_call_comes_first() -> None:
     assert differences(of(*old), of(*new))[0].stage == "messages"
 
 
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("<s>a</s><s>b</s>", "prompt.template"),
+        ("<s>b</s><t></t>", "prompt.messages"),
+        ("b</s><t></t>", "prompt.truncation"),
+        ("<s>a</s><s", "prompt.truncation"),
+    ],
+)
+def test_a_prompt_without_parts_of_its_chat_was_not_cut(text: str, cause: str) -> None:
+    whole = "<s>a</s><s>b</s><t></t>"
+    old, new = ({**ROW, "messages": None, "template": None, "prompt_text": one} for one in (whole, text))
+    ids = [ord(c) for c in whole]
+    new |= {"prompt_ids": ids[: len(text)] if whole.startswith(text) else ids[-len(text) :]}
+    assert prompt_cause({**old, "prompt_ids": ids}, new) == cause
+
+
 def test_ids_that_are_another_part_of_a_text_are_a_cut_prompt() -> None:
     first, last = ({**ROW, "prompt_text": None, "prompt_ids": ids} for ids in ([1, 2, 3], [4, 5, 6]))
     told = [{**row, "request": {"cut": f"{end} 3 of 6"}} for row, end in ((first, "first"), (last, "last"))]
