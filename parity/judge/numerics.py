@@ -261,10 +261,10 @@ def answer_of(group: Group, question: Question) -> Judged:
         return unread(question, group.why, steps)
     if found.outcome == "shifted":
         return by_shift(group, found, question)
-    if found.outcome == "cannot tell" or kind == "model":
-        return unread(question, f"numerics of the site: {found}", steps)
     if kind == "floats":
         return by_numbers(found, question)
+    if found.outcome == "cannot tell" or kind == "model":
+        return unread(question, f"numerics of the site: {found}", steps)
     return by_steps(group, found, question, steps) if steps else question.otherwise
 
 
@@ -299,12 +299,19 @@ SAME = referee.Parting((0, 0), (0, 0), (0, 0))
 
 
 def by_numbers(found: referee.Verdict, question: Question) -> Judged:
-    """Numbers among the values: log-probabilities may move as far as noise moves them."""
+    """Numbers among the values: log-probabilities may move as far as noise moves them, and where little is known of it
+    a few times as far."""
     gap, allowed = number_gap(question.old.value, question.new.value), referee.within_numbers(found.noise)
-    if gap is None or gap > allowed or rounded_off(question.old.value, question.new.value):
+    few = found.outcome == "cannot tell"
+    if gap is None or gap > allowed * (FAR if few else 1) or rounded_off(question.old.value, question.new.value):
         return question.otherwise
+    if few:
+        return unread(question, f"numerics of the site: {found}", [])
     said = f"the ids are equal, numbers among the values differ by {gap:.1e} at most, rounding explains {allowed:.1e}"
     return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"), ()
+
+
+FAR = 5  # times what a few tokens say of noise
 
 
 def rounded_off(old: Any, new: Any) -> bool:

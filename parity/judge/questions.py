@@ -132,7 +132,8 @@ def number_gap(old: Any, new: Any) -> float | None:
         return largest(number_gap(old[key], new[key]) for key in old)
     before, after = candidates(old), candidates(new)
     if before is not None and after is not None and len(before) == len(after):
-        return candidates_gap(before, after)
+        others = len(before) > OF_ONE_STEP and not before.keys() & after.keys()
+        return None if others else candidates_gap(before, after)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
         return largest(number_gap(a, b) for a, b in zip(old, new))
     return 0.0 if type(old) is type(new) and old == new else None
@@ -152,6 +153,9 @@ def candidates(value: Any) -> dict[Any, float] | None:
         return None
     found = {key: number for key, number in pairs if isinstance(key, (int, str)) and isinstance(number, float)}
     return found if found and len(found) == len(pairs) else None
+
+
+OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of more than these
 
 
 def candidates_gap(old: Mapping[Any, float], new: Mapping[Any, float]) -> float:

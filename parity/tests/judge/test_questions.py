@@ -64,6 +64,7 @@ def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
         ([("a", -1.0), ("b", -1.5)], [("a", -1.0), ("c", -2.0)], 0.5),  # b fell at least so far
         ([["a", -1.0], ["b", -3.5]], [["b", -3.5], ["a", -1.0]], 2.5),  # worst first
         ([["a", -1.0], ["b", -1.5]], [["a", -1.0]], None),
+        ([["a", -1.0], ["b", -1.5], ["c", -2.0]], [["Ga", -1.0], ["Gb", -1.5], ["Gc", -2.0]], None),
         ({"p": [-1.0, -2.0]}, {"p": [-1.0, -2.5]}, 0.5),
         ([0.5, "a"], [0.75, "b"], None),
         ([0.5], [0.5, 0.5], None),
@@ -184,6 +185,9 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
     for far, verdict in ((0.05, "NEAR-TIE"), (2.0, "DRIFT")):
         question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
         assert verdict_of(group(), question)[0] == verdict
+    for far, verdict in ((0.05, "ERROR"), (0.5, "ERROR"), (4.0, "DRIFT")):  # too few tokens, and yet no rounding
+        question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
+        assert verdict_of(group(rows=2), question)[0] == verdict
     rounded = case([1], value=[-1.0123456, -2.0123456]), case([1], value=[-1.012, -2.012])
     assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "DRIFT", "by the code"
 
