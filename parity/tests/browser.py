@@ -80,7 +80,7 @@ class Browser:
         with contextlib.suppress(BrokenPipeError, EOFError):
             self._session = ""
             self.send("Browser.close")
-        self._process.wait(timeout=20)
+        self._process.wait()
         self._out.close()
         self._in.close()
         shutil.rmtree(self._profile, ignore_errors=True)

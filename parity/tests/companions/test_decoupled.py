@@ -324,7 +324,7 @@ def test_a_drafter_that_hangs_is_ended_and_costs_no_answer(
         coordinator.ray.get(verifier.__ray_call__.remote(lambda self: setattr(self, "patience", 3.0)))
     killing(group, monkeypatch, lambda _: process, lambda process: os.kill(process, signal.SIGSTOP))
     check_lost_drafter(group, shared, tmp_path, OPTIONS["seeded"], "GetTimeoutError")
-    for _ in range(600):
+    for _ in range(6000):
         if not Path(f"/proc/{process}").exists():
             break
         time.sleep(0.1)
