@@ -585,7 +585,7 @@ def prompt_cause(old: Row, new: Row) -> str:
         less, more = sorted((before, after), key=len)
         if more.startswith(less) and MARKER.match(more[len(less) :]):
             return "prompt.template"  # what an answer begins with
-        if more.endswith(less) and MARKER.match(less) and MARKER.match(more):
+        if long[-len(short) :] == short and MARKER.match(before) and MARKER.match(after):
             return "prompt.messages"  # the first ones
     if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
         return "prompt.template"  # cut prompts of two templates
