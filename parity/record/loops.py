@@ -4,7 +4,8 @@ A forward without a past begins a sequence. One that is given the past of anothe
 with it: what it is given then was chosen, and the sequence becomes a row like one of `generate`, as far as it can be
 seen. Its prompt ends where a tokenizer's text does. A past that reads another text on top of an answer, such as the
 next question of a chat, begins a sequence whose prompt is all of it. How ids were chosen cannot be seen, only whether
-each was the likeliest; the last one was never read, and is known only where all were, or all were decoded.
+each was the likeliest, and whether random numbers were taken; the last one was never read, and is known only where all
+were, or all were decoded.
 """
 
 from __future__ import annotations
