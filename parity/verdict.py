@@ -249,6 +249,16 @@ NEAR_ZERO = 2e-6  # and what it is at least: a log-probability is a difference o
 LEAST_LOGPROB = 5e-8  # float32 has none nearer to zero: below it stand probabilities, whose rounding goes by their size
 
 
+LEAST_VECTOR = 8
+
+
+def is_vector(value: Any) -> bool:
+    """Whether a list is one of numbers of either sign, such as a hidden state or logits, which are all as exact as its
+    largest. Probabilities and their logarithms are each as exact as they are large."""
+    numbers = len(value) >= LEAST_VECTOR and all(type(part) is float for part in value)
+    return numbers and min(value) < 0 < max(value)
+
+
 def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: float | None = None) -> bool:
     """Whether two values are the same; floats up to rounding. near_zero: the least that counts (NEAR_ZERO, or the
     tolerance where one is given)."""
@@ -263,5 +273,7 @@ def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: flo
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return old.keys() == new.keys() and all(equal(old[k], new[k], tolerance, near_zero) for k in old)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
+        size = max(map(abs, old)) if is_vector(old) and is_vector(new) else 0.0
+        near_zero = max(near_zero, tolerance * size)
         return len(old) == len(new) and all(equal(a, b, tolerance, near_zero) for a, b in zip(old, new))
     return bool(old == new)

@@ -336,6 +336,9 @@ class Judge:
             record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
             settings = "settings that were not seen" if own_loops.of_own_loop(old) else "equal settings"
             said = f"{settings}, other draws; {why}; {record}"
+            if used and compare.same_backend(old.rows[0], new.rows[0]) and seeded_alike(old, new):
+                said = f"seeds and settings are equal, and what {', '.join(sorted(used))} does is not seen; {said}"
+                return "DRIFT", Cause("sampling.processors", "likely", said), ()
             return "DRIFT", Cause("rng", "unattributed", said), ()
         before = columns(old.samples, paths)
         for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance
@@ -344,6 +347,12 @@ class Judge:
             if p >= ALPHA:
                 return "SAME-DISTRIBUTION", None, (f"by texts: p = {p:.3f} of {len(paths)} texts; {why}",)
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
+
+
+def seeded_alike(old: Case, new: Case) -> bool:
+    """Whether each draw has a seed on both sides, and the same."""
+    seeds = [compare.seeds_of(a) & compare.seeds_of(b) for a, b in compare.paired(old.rows, new.rows)]
+    return bool(seeds) and all(seeds)
 
 
 def in_float32(*cases: Case) -> bool:

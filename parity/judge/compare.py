@@ -589,10 +589,11 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.messages"  # the first ones
     if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
         return "prompt.template"  # cut prompts of two templates
-    if before is not None and before == after and len(long) == len(short) + 1 and long[1:] == short:
-        return "prompt.tokenization"  # the text is whole, and the tokenizer's own first id is missing
+    if len(long) == len(short) + 1 and long[1:] == short:
+        return "prompt.tokenization"  # the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
-        return "prompt.truncation"
+        few = before is not None and after is not None and 0 < abs(len(before) - len(after)) < LEAST_CUT
+        return "prompt.messages" if few and not old.get("template") else "prompt.truncation"
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
     if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
         last = new["prompt_ids"][-1]
@@ -601,6 +602,9 @@ def prompt_cause(old: Row, new: Row) -> str:
     if before == after:
         return "prompt.tokenization"
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
+
+
+LEAST_CUT = 8  # characters: what lacks fewer was written otherwise, and not cut
 
 
 def template_of(row: Row) -> str | None:

@@ -128,7 +128,7 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
             "error", "confirmed", f"the old code raised {old.raised}, the new code returned {brief(new.value)}"
         )
     named = [(refined(name, d, inquiry), d) for name, d in suspects(old, new, inquiry.found) if possible(name, inquiry)]
-    for step in (by_recorded_ids, by_replay, by_cache, by_company, by_law):
+    for step in (by_recorded_ids, by_value, by_replay, by_cache, by_company, by_law):
         cause = step(inquiry, named)
         if cause is not None:
             inquiry.steps.append(f"cause: {cause}: {cause.proof}")
@@ -273,6 +273,20 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -
             proof = "with this alone undone, the recorded ids of both sides are the same"
             return Cause(name, "confirmed", sentence(name, names[name]), proof)
     return None
+
+
+def by_value(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
+    """The same texts in another order, of answers that are the old ones as far as both go."""
+    if any(d.counts for _, d in named) or not all(
+        is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs
+    ):
+        return None
+    if same_ids(inquiry.old, inquiry.new) or not any(text for _, text in leaves(inquiry.old.value)):
+        return None
+    places = permuted(inquiry.old.value, inquiry.new.value)
+    proof = "put back in order, the values are the same"
+    said = f"{CAUSES['batch.order']}: they come as {places}"
+    return Cause("batch.order", "confirmed", said, proof) if places is not None else None
 
 
 def equal_when_cut(old: Row, new: Row) -> bool:
@@ -425,7 +439,8 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             return Cause("post.other", "likely", said, "the ids are the same, and put in order so are the values")
         done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
         pair = difference.old, difference.new
-        if done and number_gap(*pair) and of_tokens(*pair):
+        longest = max((len(row["output_ids"]) for case in (inquiry.old, inquiry.new) for row in case.rows), default=0)
+        if done and number_gap(*pair) and of_tokens(*pair, longest):
             what = f"numbers among the values are others, where there is {', '.join(done)}"
             said = f"{CAUSES['sampling.processors']}: {what}"
             return Cause("sampling.processors", "likely", said, "the ids are the same, and so is all that is no number")
@@ -438,14 +453,15 @@ def after_decoding(inquiry: Inquiry) -> Cause:
     raise AssertionError("after_decoding is asked about a value")
 
 
-def of_tokens(old: Any, new: Any) -> bool:
-    """Whether numbers that differ stand in lists, or beside tokens, as those of tokens do, and not those of answers."""
+def of_tokens(old: Any, new: Any, most: int) -> bool:
+    """Whether numbers that differ stand in lists, or beside tokens, as those of tokens do, and not those of answers, or
+    of a hidden state, which are more.   most: tokens of an answer."""
     if isinstance(old, Mapping) and isinstance(new, Mapping) and candidates(old) is None:
-        return any(of_tokens(old[key], new[key]) for key in old.keys() & new.keys())
+        return any(of_tokens(old[key], new[key], most) for key in old.keys() & new.keys())
     listed = isinstance(old, (Mapping, list, tuple))
     if listed and (candidates(old) is not None or any(isinstance(part, float) for part in old)):
-        return not equal(old, new)
-    return listed and any(of_tokens(one, other) for one, other in zip(old, new))
+        return len(old) <= most + 1 and not equal(old, new)
+    return listed and any(of_tokens(one, other, most) for one, other in zip(old, new))
 
 
 def another_answer(inquiry: Inquiry) -> bool:

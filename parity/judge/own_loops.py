@@ -35,9 +35,19 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     read = [any(row.get("scored") for row in case.rows) for case in cases]
     if all(read) or (old.rows and new.rows and any(all(map(by_itself, case.rows)) for case in cases)):
         return as_read(old, new), as_read(new, old)
-    kept = (tuple(row for row in case.rows if not row.get("scored")) for case in cases)
+    kept = (tuple(row for row in case.rows if not row.get("scored") or asked_alone(row, case, other))
+            for case, other in (cases, cases[::-1]))  # fmt: skip
     mine, theirs = (replace(case, rows=rows) for case, rows in zip((old, new), kept))
     return mine, theirs
+
+
+def asked_alone(row: Row, case: Case, other: Case) -> bool:
+    """Whether a prompt that is read on this side is answered on the other alone, which asked for what may come next."""
+    if len(case.rows) == len(other.rows):
+        return True
+    answered = ({tuple(one["prompt_ids"]) for one in some.rows if not one.get("scored")} for some in (case, other))
+    here, there = (tuple(row["prompt_ids"]) in prompts for prompts in answered)
+    return there and not here
 
 
 def without_guesses(case: Case, other: Case) -> Case:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parity.golden import Case
-from parity.judge.compare import entry, is_drawn, paired, same_ids, same_prompt
+from parity.judge.compare import differences, entry, is_drawn, paired, same_ids, same_prompt, suspects
 from parity.judge.endings import leaves
 from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
 from parity.verdict import Cause, Verdict, equal, first_divergence
@@ -119,9 +119,13 @@ def kind_of(old: Case, new: Case, judged: Judged, always: bool) -> Kind | None:
         return "passing" if always or chosen else None
     if cause is not None and cause.name.startswith("model."):
         return None if cause.certainty == "confirmed" else "model"
-    if verdict == "DRIFT" and cause is not None and cause.name == "post.other" and same_ids(old, new):
-        return "floats" if number_gap(old.value, new.value) else None
+    if verdict == "DRIFT" and cause is not None and cause.name in OF_NUMBERS and same_ids(old, new):
+        declared = any(d.counts for _, d in suspects(old, new, differences(old, new)))
+        return "floats" if number_gap(old.value, new.value) and not declared else None
     return None
+
+
+OF_NUMBERS = ("post.other", "sampling.processors")
 
 
 def number_gap(old: Any, new: Any) -> float | None:

@@ -310,6 +310,8 @@ class Observer:
         with self.guarded(f"patching {module.__name__}"):
             for path, kind in LIBRARY_TAPS.get(module.__name__, {}).items():
                 self.patch(module, path, functools.partial(kind, self))
+            for model in text_models() if module.__name__.startswith(MODELS) else ():
+                self.patch(model, "forward", functools.partial(tap_forward, self))
             if is_engine(module):
                 for path, kind in ENGINE_TAPS.items():
                     self.patch(module, path, functools.partial(kind, self))
@@ -317,7 +319,7 @@ class Observer:
                 if site.module == module.__name__:
                     self.patch(module, site.attribute, functools.partial(tap_site, self, site))
 
-    def patch(self, module: ModuleType, path: str, tap: Callable[..., Any]) -> None:
+    def patch(self, module: ModuleType | type, path: str, tap: Callable[..., Any]) -> None:
         """Replace `path` ("Class.method" or "function") by a wrapper that calls tap(original, *args, **kwargs)."""
         owner: Any = module
         *parents, name = path.split(".")
@@ -599,7 +601,8 @@ def tap_engine(observer: Observer, original: Any, engine: Any, *args: Any, **kwa
     """generate_text_batch or generate_vlm_batch of a vendored gen_engine."""
     with observer.inside("engine") as outermost:
         if not outermost:
-            return original(engine, *args, **kwargs)
+            with observer.inside("another engine"):
+                return original(engine, *args, **kwargs)
         mark = len(observer.running().events)
         observer._local.prompts, observer._local.engine = {}, None
         run = functools.partial(observer.replay.call, original) if observer.replay else original
@@ -683,7 +686,9 @@ def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwar
 
 
 def tap_prompt(observer: Observer, original: Any, engine: Any, index: int, given: Any, *rest: Any) -> Any:
-    """Where an engine turns request `index` into ids and pictures."""
+    """Where an engine turns request `index` into ids and pictures; one that a plugin asks has its own."""
+    if observer.within("another engine"):
+        return original(engine, index, given, *rest)
     mark = len(observer.running().events)
     prompt = original(engine, index, given, *rest)
     if observer.replay is not None:
@@ -743,6 +748,18 @@ ENGINE_TAPS: dict[str, Callable[..., Any]] = {
 }
 
 
+MODELS = ("transformers.models.", "transformers_modules.")
+
+
+def text_models() -> list[type]:
+    """Classes of models that generate, as far as they are loaded: code may call their `forward` and not them."""
+    mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
+    found = [] if mixin is None else [mixin]
+    for kind in found:
+        found += [one for one in kind.__subclasses__() if one not in found]
+    return [kind for kind in found if "forward" in vars(kind)]
+
+
 def is_engine(module: ModuleType) -> bool:
     """Whether a module is a copy of gen_engine.py, whatever it is called."""
     engine = vars(module).get("GenerationEngine")
@@ -762,7 +779,7 @@ class Finder:
 
     def wanted(self, name: str, origin: str | None) -> bool:
         """The libraries' modules that we tap, sites, and everything that belongs to neither library nor Python."""
-        if name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites):
+        if name in LIBRARY_TAPS or name.startswith(MODELS) or any(site.module == name for site in self.observer.sites):
             return True
         if origin is None or not origin.endswith(".py"):
             return False

@@ -1081,11 +1081,12 @@ class Before:
         self.placeholder = placeholder
         self.templates: list[Template] = []
         self.pictures = [p for event in events if isinstance(event, Images) for p in event.pictures]
-        self.forwards: dict[tuple[int, ...], dict[str, Any]] = {}
+        self.forwards: dict[tuple[int, ...], list[dict[str, Any]]] = {}
         for ids, said in (row for event in events if isinstance(event, Forward) for row in event.rows):
-            known = self.forwards.get(ids, {}).get("adapters", ())
-            self.forwards[ids] = {**said, "adapters": sorted({*known, said["adapter"]})}
+            self.forwards.setdefault(ids, []).append(said)
+        self.turns = Counter[tuple[int, ...]]()  # how often these ids were asked for
         self.texts: dict[tuple[int, ...], str] = {}
+        self.unmarked: dict[tuple[int, ...], str] = {}  # without the first id, which may be one that is masked as a pad
         self.know(events)
 
     def know(self, events: Sequence[Event]) -> None:
@@ -1094,12 +1095,13 @@ class Before:
         for event in events:
             if isinstance(event, Tokens):
                 known = (collapsed(ids, self.placeholder) for ids in event.ids)
-                self.texts.update(zip(known, event.texts))
+                self.texts.update(said := dict(zip(known, event.texts)))
+                self.unmarked |= {ids[1:]: text for ids, text in said.items()}
 
     def stages(self, prompt_ids: Sequence[int], read: bool = False) -> dict[str, Any]:
         """read: these ids are only read, a response behind its prompt, whose text is the prompt's."""
         ids = collapsed(prompt_ids, self.placeholder)
-        text = self.texts.get(ids)
+        text = self.texts.get(ids, self.unmarked.get(ids))
         if text is None:  # of ids that are read, the text that they begin with
             begin = max((known for known in self.texts if known and known == ids[: len(known)]), key=len, default=())
             text = self.texts.get(begin)
@@ -1124,10 +1126,15 @@ class Before:
         return ""
 
     def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
-        """adapters: all that these ids went through, where there are any; requests with one prompt look alike here."""
-        found = self.forwards.get(tuple(prompt_ids))
-        hidden = {"adapter"} if found is None or any(found["adapters"]) else {"adapter", "adapters"}
-        return found and {name: value for name, value in found.items() if name not in hidden}
+        """Of rows with one prompt, which may have unlike pictures, each the next.   adapters: all that these ids went
+        through, where there are any."""
+        found, turn = self.forwards.get(tuple(prompt_ids)), self.turns[tuple(prompt_ids)]
+        if found is None:
+            return None
+        self.turns[tuple(prompt_ids)] += 1
+        adapters = sorted({said["adapter"] for said in found})
+        said = {name: value for name, value in found[min(turn, len(found) - 1)].items() if name != "adapter"}
+        return {**said, "adapters": adapters} if any(adapters) else said
 
     def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:
         """The next pictures in order, one per run of image tokens."""

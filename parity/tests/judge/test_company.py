@@ -494,6 +494,36 @@ def test_draws_that_come_back_by_luck_say_nothing_of_company(first: int) -> None
     assert cause is not None and cause.name == "sampling.processors"
 
 
+def test_texts_in_another_order_are_that_though_the_old_answers_go_on() -> None:
+    """As those of a batch do until its last row ends."""
+    longer = [{**one, "output_ids": [*one["output_ids"], 0, 0]} for one in (FIRST, SECOND)]
+    old, new = case(*longer, value=["de", "fg"]), case(FIRST, SECOND, value=["fg", "de"])
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
+
+
+def test_of_rows_with_one_prompt_each_has_its_own_pictures_and_positions() -> None:
+    given = [{"positions": name, "adapter": ""} for name in ("tall", "wide")]
+    before = rows.Before([rows.Forward([((1, 7, 2), one) for one in given])], 7)
+    assert [before.inputs([1, 7, 2]) for _ in range(3)] == [{"positions": name} for name in ("tall", "wide", "wide")]
+    assert before.inputs([1]) is None
+
+
+def test_a_text_whose_first_id_is_masked_is_known() -> None:
+    before = rows.Before([rows.Tokens(["Dear"], [[0, 4, 5]])], None)
+    assert [before.stages(ids)["prompt_text"] for ids in ([0, 4, 5], [4, 5], [5])] == ["Dear", "Dear", None]
+
+
+@pytest.mark.parametrize(("seeds", "cause"), [((3, 3), "sampling.processors"), ((3, None), "rng")])
+def test_other_draws_of_equal_seeds_come_of_what_a_processor_does(seeds: Any, cause: str, tmp_path: Path) -> None:
+    made = [{**drawn([4 + place], seed), "model": OLD.rows[0]["model"]} for place, seed in enumerate(seeds)]
+    for one in made:
+        one["sampling"] |= {"processors": {"value": ["Green"], "from": "caller"}}
+    old, new = (Case("s", "c", rows=(one,), value=one["output_ids"]) for one in made)
+    verdict, found, _ = check.Judge(Store(tmp_path), "hf", lambda *_: None).permuted(old, new, "why")
+    assert verdict == "DRIFT" and found is not None and found.name == cause
+
+
 def test_another_sample_that_is_given_back_is_no_text_that_is_cut() -> None:
     texts = ["de", "dedf"]
     given = [row(output_ids=[4, 5, 4, 6][: 2 * number], text=text) for number, text in enumerate(texts, 1)]

@@ -152,6 +152,13 @@ def test_a_prompt_without_parts_of_its_chat_was_not_cut(text: str, cause: str) -
     assert prompt_cause({**old, "prompt_ids": ids}, new) == cause
 
 
+@pytest.mark.parametrize(("text", "cause"), [('Name: "Ann an', "prompt.messages"), ("Name", "prompt.truncation")])
+def test_a_prompt_that_lacks_a_character_was_written_otherwise(text: str, cause: str) -> None:
+    raw = {**ROW, "template": None, "messages": None}
+    old, new = ({**raw, "prompt_text": one, "prompt_ids": [*map(ord, one)]} for one in ('Name: "Ann and', text))
+    assert prompt_cause(old, new) == cause
+
+
 def test_ids_that_are_another_part_of_a_text_are_a_cut_prompt() -> None:
     first, last = ({**ROW, "prompt_text": None, "prompt_ids": ids} for ids in ([1, 2, 3], [4, 5, 6]))
     told = [{**row, "request": {"cut": f"{end} 3 of 6"}} for row, end in ((first, "first"), (last, "last"))]

@@ -152,6 +152,30 @@ def guided(path, question, most=24, scale=4.0):
     return tokenizer.decode(found, skip_special_tokens=True)
 
 
+@torch.no_grad()
+def direct(path, question):
+    \"""A number, then which of two words is likelier behind it: by `forward` itself.\"""
+    model, tokenizer = loaded(path)
+    given = tokenizer(rendered(tokenizer, question), return_tensors="pt")
+    ids = model.generate(**given, max_new_tokens=3, do_sample=False, repetition_penalty=1.0)
+    yes, no = model.forward(ids).logits[0, -1, [tokenizer.encode(word)[0] for word in ("yes", "no")]]
+    return [tokenizer.decode(ids[0, given.input_ids.shape[1] :]), bool(yes > no)]
+
+
+def proxied(path, other, question):
+    \"""Another model is asked at each step.\"""
+    (model, tokenizer), (small, _) = loaded(path), loaded(other)
+    given = tokenizer(rendered(tokenizer, question), return_tensors="pt")
+
+    class Proxy(transformers.LogitsProcessor):
+        def __call__(self, ids, scores):
+            return scores + 0.1 * small(ids).logits[:, -1]
+
+    ids = model.generate(**given, max_new_tokens=8, do_sample=False, repetition_penalty=1.0,
+                         logits_processor=transformers.LogitsProcessorList([Proxy()]))
+    return tokenizer.decode(ids[0, given.input_ids.shape[1] :], skip_special_tokens=True)
+
+
 def clipped(path, question, keep=9, most=8):
     \"""Only the end of a prompt is asked.\"""
     model, tokenizer = loaded(path)
@@ -339,6 +363,28 @@ def drawn(path, question, temperature=1.0, most=24, seed=None):
     return asked(path, [chat(question)], max_new_tokens=most, **options)[0].text
 
 
+def direct(path, question):
+    engine = loaded(path)
+    first = asked(path, [chat(question)], max_new_tokens=3)[0]
+    ids = [*first.prompt_token_ids, *first.token_ids]
+    [then] = engine.generate_text_batch([{"prompt_token_ids": ids}], {"max_new_tokens": 1, "logits": True})
+    yes, no = then.logits[0][[engine.tokenizer.encode(word)[0] for word in ("yes", "no")]]
+    return [first.text, bool(yes > no)]
+
+
+def proxied(path, other, question):
+    class Proxy(gen_engine.Plugin):
+        name = "proxy"
+
+        def logits(self, token_ids, logits, prompt_token_ids):
+            request = {"prompt_token_ids": [*prompt_token_ids, *token_ids]}
+            [small] = loaded(other).generate_text_batch([request], {"max_new_tokens": 1, "logits": True})
+            return logits + 0.1 * small.logits[0]
+
+    options = {"temperature": 0, "repetition_penalty": 1.0, "max_new_tokens": 8}
+    return loaded(path).generate_text_batch([{"messages": chat(question)}], options, plugins=[Proxy()])[0].text
+
+
 def private(path, question, seed=3, most=192):
     return drawn(path, question, 4.0, most, seed)
 
@@ -426,9 +472,10 @@ ASKED = (
     "private",
     "dice",
     "guided",
+    "direct",
 )  # of each question
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
-SITES = (*ASKED, "whole", "leaving", "drawn", "seen", "turns", "guessed", "surprise")
+SITES = (*ASKED, "proxied", "whole", "leaving", "drawn", "seen", "turns", "guessed", "surprise")
 Judged = Callable[..., Outcome]
 
 
@@ -449,6 +496,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                         getattr(old, name)(str(TEXT), question)
                     old.guessed(str(TEXT), str(DRAFT), question)
                     old.surprise(str(TEXT), question, "1, 2, 3")
+                    old.proxied(str(TEXT), str(DRAFT), question)
             with case("circle"):
                 old.seen(str(VL), drawing("red", "circle"))
             with case("all"):
@@ -528,7 +576,7 @@ def test_what_a_loop_draws_is_known_to_the_end_where_it_was_decoded(folder: Path
     [
         ("cached", "q0"), ("whole", "all"), ("refined", "q0"), ("seen", "circle"),
         *((site, f"q{number}") for site in ("apart", "surprise", "penalized", "clipped") for number in range(3)),
-        ("turns", "all"), ("leaving", "all"),
+        ("turns", "all"), ("leaving", "all"), *(("proxied", f"q{number}") for number in range(3)),
     ],
 )  # fmt: skip
 def test_loops_that_are_moved_rightly_are_identical(site: str, name: str, judged: Judged) -> None:
@@ -661,6 +709,20 @@ def test_a_generator_of_a_loops_own_has_a_seed(folder: Path, judged: Judged) -> 
     assert drawn["request"]["process"] == {"value": 3, "from": "process"}
     assert judged("private", "q0").verdict == "IDENTICAL"
     assert str(judged("private", "q0", ("4.0, most, seed", "4.0, most, seed + 1")).cause).startswith("rng")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_model_whose_forward_is_called_is_seen(number: int, folder: Path, judged: Judged) -> None:
+    """What it reads there, the new code may ask for as an answer."""
+    assert [bool(row.get("scored")) for row in rows_of(folder, "direct", f"q{number}")] == [False, True]
+    assert judged("direct", f"q{number}").verdict in ("IDENTICAL", "TEXT-IDENTICAL")
+    other = judged("direct", f"q{number}", ("*first.token_ids]", "*first.token_ids[:-1]]"))
+    assert other.verdict in ("LATENT", "DRIFT") and other.cause is not None and other.cause.name.startswith("prompt.")
+
+
+def test_a_model_that_a_plugin_asks_hides_nothing(judged: Judged) -> None:
+    other = judged("proxied", "q0", ("Be brief.", "Be brief!"))
+    assert str(other.cause) == "prompt.messages; confirmed"
 
 
 def test_the_other_end_of_a_prompt_is_named(judged: Judged) -> None:

@@ -19,7 +19,7 @@ from parity.judge.numerics import Group, Numerics, answer_of, told
 from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, steps_of
 from parity.judge.referee import Reading
 from parity.judge.scoring import Scored
-from parity.verdict import Cause, Check, Outcome
+from parity.verdict import Cause, Check, Outcome, equal
 
 
 def case(*answers: list[int], value: Any = "x", **sampling: Any) -> Case:
@@ -74,6 +74,21 @@ def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
 )
 def test_only_floats_may_move(old: Any, new: Any, gap: float | None) -> None:
     assert number_gap(old, new) == gap
+
+
+def test_numbers_of_either_sign_are_as_exact_as_the_largest() -> None:
+    state = [6.5, -0.002, 1.0, -2.0, 3.0, 0.5, -0.25, 0.75]
+    assert equal(state, [number + 6e-6 for number in state]) and not equal(state, [number + 6e-4 for number in state])
+    odds = [abs(number) for number in state]
+    assert not equal(odds, [number + 6e-6 for number in odds])
+
+
+@pytest.mark.parametrize(("penalty", "kind"), [(1.0, "floats"), (1.5, None)])
+def test_of_numbers_of_tokens_too_rounding_is_asked(penalty: float, kind: str | None) -> None:
+    """But not where something is declared otherwise, which moves them."""
+    said = Cause("sampling.processors", "likely", "numbers")
+    old, new = (case([1, 2], value=[v], repetition_penalty=p) for v, p in ((-1.0, 1.0), (-1.01, penalty)))
+    assert kind_of(old, new, ("DRIFT", said, ()), False) == kind
 
 
 def test_nothing_is_asked_where_every_id_is_equal_unless_it_is_asked_for() -> None:
