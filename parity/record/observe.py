@@ -281,8 +281,14 @@ class Observer:
         for name, module in list(sys.modules.items()):
             if module is not None and self._finder.wanted(name, getattr(module, "__file__", None)):
                 self.look_at(module)
+        self.look_at_models()
         if self.seed is not None:
             seed_everything(self.seed)
+
+    def look_at_models(self) -> None:
+        """Patch what code may call instead of a model that generates, of all that are loaded."""
+        for model in text_models():
+            self.patch(model, "forward", functools.partial(tap_forward, self))
 
     def sow(self, after: bool = False) -> None:
         """Begin a site's call with the seed. after: behind one, so that a seed given there is not taken for one that a
@@ -310,8 +316,6 @@ class Observer:
         with self.guarded(f"patching {module.__name__}"):
             for path, kind in LIBRARY_TAPS.get(module.__name__, {}).items():
                 self.patch(module, path, functools.partial(kind, self))
-            for model in text_models() if module.__name__.startswith(MODELS) else ():
-                self.patch(model, "forward", functools.partial(tap_forward, self))
             if is_engine(module):
                 for path, kind in ENGINE_TAPS.items():
                     self.patch(module, path, functools.partial(kind, self))
@@ -551,6 +555,13 @@ def look_at_forward(
             handles.pop().remove()
 
 
+def tap_model(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> None:
+    """Where a model is made, its class is known."""
+    with observer.guarded("a model"):
+        observer.look_at_models()
+    original(*args, **kwargs)
+
+
 def tap_resolved(name: str, observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
     """What generate makes of its arguments: the whole list of logits processors, or of stopping criteria."""
     result = original(*args, **kwargs)
@@ -728,7 +739,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
     "transformers.processing_utils": {"ProcessorMixin.apply_chat_template": tap_template},
     "transformers.image_processing_utils": {"BaseImageProcessor.__call__": tap_images},
     "transformers.image_processing_utils_fast": {"BaseImageProcessorFast.__call__": tap_images},
-    "transformers.modeling_utils": {"PreTrainedModel.__call__": tap_forward},
+    "transformers.modeling_utils": {"PreTrainedModel.__init__": tap_model, "PreTrainedModel.__call__": tap_forward},
     "transformers.generation.utils": {
         "GenerationMixin.generate": tap_generate,
         "GenerationMixin._get_logits_processor": functools.partial(tap_resolved, "processors"),
@@ -748,11 +759,8 @@ ENGINE_TAPS: dict[str, Callable[..., Any]] = {
 }
 
 
-MODELS = ("transformers.models.", "transformers_modules.")
-
-
 def text_models() -> list[type]:
-    """Classes of models that generate, as far as they are loaded: code may call their `forward` and not them."""
+    """Classes of models that generate, as far as they are loaded."""
     mixin = getattr(sys.modules.get("transformers.generation.utils"), "GenerationMixin", None)
     found = [] if mixin is None else [mixin]
     for kind in found:
@@ -779,7 +787,7 @@ class Finder:
 
     def wanted(self, name: str, origin: str | None) -> bool:
         """The libraries' modules that we tap, sites, and everything that belongs to neither library nor Python."""
-        if name in LIBRARY_TAPS or name.startswith(MODELS) or any(site.module == name for site in self.observer.sites):
+        if name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites):
             return True
         if origin is None or not origin.endswith(".py"):
             return False
