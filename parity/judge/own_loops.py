@@ -6,6 +6,7 @@ and end where its stops let them; else the ids, or the value's texts, show why n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -51,11 +52,18 @@ def asked_alone(row: Row, case: Case, other: Case) -> bool:
 
 
 def without_guesses(case: Case, other: Case) -> Case:
-    """Without what a code's own loop had another model read beside the one that both sides use: a draft, which only
-    guesses what that one says."""
+    """Without what a code's own loop had another model read beside the one that both sides use, such as a draft, which
+    only guesses what that one says; and an answer once, though a loop chose it by the words of several."""
     models = {weights_in(row) for row in other.rows}
-    rows = tuple(row for row in case.rows if not by_itself(row) or weights_in(row) in models)
-    return replace(case, rows=rows) if rows else case
+    known = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
+    answers, asked = Counter[Any](), Counter(tuple(row["prompt_ids"]) for row in other.rows)
+    rows = []
+    for row in known:
+        name = prompt, _ = tuple(row["prompt_ids"]), tuple(row["output_ids"])
+        answers[name] += bool(row.get("loop"))
+        if answers[name] <= max(1, asked[prompt]):
+            rows.append(row)
+    return replace(case, rows=tuple(rows)) if rows else case
 
 
 def weights_in(row: Row) -> Any:

@@ -502,6 +502,13 @@ def test_texts_in_another_order_are_that_though_the_old_answers_go_on() -> None:
     assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
 
 
+def test_an_answer_that_several_models_chose_together_is_one() -> None:
+    chosen = {**FIRST, "loop": rows.CHOSEN}
+    for count, others in ((1, [FIRST]), (2, [FIRST, FIRST]), (1, [SECOND])):
+        assert len(own_loops.of_one_kind(case(chosen, chosen), case(*others))[0].rows) == count
+    assert len(own_loops.of_one_kind(case(FIRST, FIRST), case(FIRST))[0].rows) == 2
+
+
 def test_of_rows_with_one_prompt_each_has_its_own_pictures_and_positions() -> None:
     given = [{"positions": name, "adapter": ""} for name in ("tall", "wide")]
     before = rows.Before([rows.Forward([((1, 7, 2), one) for one in given])], 7)
