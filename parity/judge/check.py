@@ -339,7 +339,7 @@ class Judge:
             if used and compare.same_backend(old.rows[0], new.rows[0]) and seeded_alike(old, new):
                 said = f"seeds and settings are equal, and what {', '.join(sorted(used))} does is not seen; {said}"
                 return "DRIFT", Cause("sampling.processors", "likely", said), ()
-            return "DRIFT", Cause("rng", "unattributed", said), ()
+            return could_not(said)
         before = columns(old.samples, paths)
         for first in (1, 1 + len(old.samples)):  # a rejection is drawn again: one in a hundred is chance
             seeds = range(first, first + len(old.samples))

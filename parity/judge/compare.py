@@ -593,7 +593,8 @@ def prompt_cause(old: Row, new: Row) -> str:
         return "prompt.tokenization"  # the tokenizer's own first id is missing
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
         few = before is not None and after is not None and 0 < abs(len(before) - len(after)) < LEAST_CUT
-        return "prompt.messages" if few and not old.get("template") else "prompt.truncation"
+        written = few and long[: len(short)] == short and not old.get("template")
+        return "prompt.messages" if written else "prompt.truncation"
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
     if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
         last = new["prompt_ids"][-1]
@@ -604,7 +605,7 @@ def prompt_cause(old: Row, new: Row) -> str:
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
 
 
-LEAST_CUT = 8  # characters: what lacks fewer was written otherwise, and not cut
+LEAST_CUT = 8  # characters: what lacks fewer at its end was written otherwise, and not cut
 
 
 def template_of(row: Row) -> str | None:

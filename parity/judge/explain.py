@@ -388,6 +388,9 @@ def from_other_ids(inquiry: Inquiry) -> tuple[Cause | None, float]:
         found = tuple(d for d in found if d.stage == "value")
         gap = number_gap(inquiry.old.value, forced.value)
         return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
+    if inquiry.new.raised is not None:
+        said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
+        return Cause("error", "likely", said, "the golden's own ids could not be forced"), 0.0
     if (cause := by_endings(inquiry, drawn=True)) is not None:
         return cause, 0.0
     decode = inquiry.decode

@@ -205,7 +205,9 @@ def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
         if seed is None or not is_drawn(row):
             continue
         settings = {**row["sampling"], "seed": None, "n": None}
-        key = json.dumps([row["prompt_ids"], seed, settings, row["stop"], row["model"].get("path")], sort_keys=True)
+        pictures = [picture.get("sha256") for picture in row.get("images", ())]
+        asked = [row["prompt_ids"], pictures, seed, settings, row["stop"], row["model"].get("path")]
+        key = json.dumps(asked, sort_keys=True)
         first = known.setdefault(key, number)
         if rows[first]["output_ids"] != row["output_ids"]:
             return first, number
