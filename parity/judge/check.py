@@ -367,7 +367,9 @@ def asked_otherwise(old: Case, new: Case) -> str:
         return ""
     if before - after:
         return f"of {len(before)} prompts {len(before - after)} did not reach the model"
-    return f"{len(after - before)} prompts reached the model that had not"
+    parts = {ids for ids in after - before if any(ids == whole[: len(ids)] for whole in before)}
+    more = len(after - before - parts)  # what was read as a whole may be asked in parts: a prompt, and its answer
+    return f"{more} prompts reached the model that had not" if more else ""
 
 
 def decoded_once(old: Case, new: Case) -> bool:

@@ -5,6 +5,7 @@ Pure functions of plain data: no model, no file, no clock. explain.py takes it f
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import re
@@ -314,6 +315,24 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
                 yield Difference("sampling", name, before, after)
         elif not equal(before, after, 1e-9) and not (name == "top_k" and {before, after} <= {0, -1, None}):
             yield Difference("sampling", name, before, after)
+    for form, (before, after) in both_structures(old, new).items():
+        if before != after:
+            yield Difference("sampling", form, before, after)
+
+
+def both_structures(old: Row, new: Row) -> dict[str, tuple[Any, Any]]:
+    """Forms that both sides ask for, where they are the same in kind: a schema as data, choices without an order."""
+    mine, theirs = ((row.get("request") or {}).get("structure") or {} for row in (old, new))
+
+    def plain(form: str, value: Any) -> Any:
+        if form == "json" and isinstance(value, str):
+            with contextlib.suppress(ValueError):
+                return json.loads(value)
+        if form == "choice":
+            return sorted(value)
+        return value.strip() if form == "grammar" else value
+
+    return {form: (plain(form, mine[form]), plain(form, theirs[form])) for form in mine if form in theirs}
 
 
 def stop_differences(old: Row, new: Row) -> Iterator[Difference]:

@@ -435,6 +435,8 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             if name == "post.trim" and told_stops(inquiry.new) and not told_stops(inquiry.old):
                 said = f"{CAUSES['stop.strings']}: {difference.sentence()}"
                 return Cause("stop.strings", "likely", said, "the ids are the same, and the old code cuts by hand")
+            if name == "post.trim" and unfinished(difference.old, difference.new):
+                proof = UNFINISHED
             alone = equal(without_texts(difference.old), without_texts(difference.new))
             return Cause(name, "confirmed" if alone else "likely", sentence(name, difference), proof)
         if equal(by_token(difference.old), by_token(difference.new)):
@@ -532,6 +534,18 @@ def kept_more(old: Any, new: Any) -> str | None:
         return "post.strip"
     return "post.trim" if all(a and b and (a in b or b in a) for a, b in texts) else None
 
+
+def unfinished(old: Any, new: Any) -> bool:
+    """Whether texts differ by nothing but a character at their end that is not whole."""
+    theirs = dict(leaves(new))
+    pairs = [(text, theirs.get(path, "")) for path, text in leaves(old)]
+    return all(one.rstrip("\ufffd") == other.rstrip("\ufffd") for one, other in pairs)
+
+
+UNFINISHED = (
+    "the ids are the same, and end within a character: vLLM's own text leaves out what a tokenizer decodes as U+FFFD; "
+    "take text.rstrip('\\ufffd')"
+)
 
 # == With the model ==
 

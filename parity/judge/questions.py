@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from parity.golden import Case
-from parity.judge.compare import differences, entry, is_drawn, paired, same_ids, same_prompt, suspects
+from parity.judge.compare import differences, entry, is_drawn, paired, same_ids, same_prompt, suspects, unseen
 from parity.judge.endings import leaves
 from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
 from parity.verdict import Cause, Verdict, equal, first_divergence
@@ -92,7 +92,7 @@ def steps_of(old: Case, new: Case) -> list[Step]:
 
 def ends_elsewhere(old: Case, new: Case) -> bool:
     """Whether a row is the beginning of its other side: the model chose the same ids, and something else the end."""
-    asked = ((a, b) for a, b in paired(old.rows, new.rows) if same_prompt(a, b))
+    asked = ((a, b) for a, b in paired(old.rows, new.rows) if same_prompt(a, b) and not unseen(a, b))
     unequal = [1 for a, b in asked if a["output_ids"] != b["output_ids"]]
     return len(unequal) > len(steps_of(old, new))
 

@@ -92,12 +92,14 @@ class Site:
 
 @dataclass(slots=True)
 class Call:
-    """A call under observation: of a site, or of the model where no site is around it."""
+    """A call under observation: of a site, or of the model where no site is around it.   files: paths among its
+    arguments -> what stands for them in its value."""
 
     site: str
     case: str
     function: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     events: list[rows.Event] = field(default_factory=list)
     loops: Loops = field(default_factory=Loops)
 
@@ -153,6 +155,33 @@ def keep_path(text: str, blobs: golden.Store | None) -> Any:
         ):
             return {"$scratch": Path(*path.relative_to(TEMPORARY).parts[1:]).as_posix()}
     return text
+
+
+def files_in(given: Any, kept: Any) -> Iterator[tuple[str, str]]:
+    """(path, what stands for it) of each argument that was kept as a file, or as a place for one; also as it is written
+    in full."""
+    if isinstance(given, (str, os.PathLike)) and isinstance(kept, Mapping):
+        text = os.fspath(given)
+        name = f"{kept['$file'][:12]}/{kept['name']}" if "$file" in kept else Path(kept["$scratch"]).name
+        yield from dict.fromkeys([(os.path.abspath(text), name), (text, name)])
+    elif isinstance(given, Mapping) and isinstance(kept, Mapping):
+        yield from (pair for key, entry in given.items() for pair in files_in(entry, kept.get(str(key))))
+    elif isinstance(given, (list, tuple)) and isinstance(kept, list):
+        yield from (pair for entry, part in zip(given, kept) for pair in files_in(entry, part))
+
+
+def by_name(value: Any, files: Mapping[str, str]) -> Any:
+    """A value in which files that were given are called by their content and name: a replay has them elsewhere. Within
+    a longer text only a path with folders is one for sure."""
+    if isinstance(value, str) and files:
+        if value in files:
+            return files[value]
+        for path in sorted(files, key=len, reverse=True):
+            value = value.replace(path, files[path]) if os.sep in path else value
+        return value
+    if isinstance(value, dict):
+        return {by_name(key, files): by_name(entry, files) for key, entry in value.items()}
+    return [by_name(entry, files) for entry in value] if isinstance(value, list) else value
 
 
 def bound(
@@ -408,10 +437,8 @@ class Observer:
         with self.guarded(f"recording {call.site}/{call.case}"), self._lock:
             said = None if raised is None else f"{type(raised).__name__}: {raised}"
             found = tuple(rows.rows_of(call.events, self.store))
-            made = golden.Case(
-                call.site, call.case, call.function, call.arguments, found, keep(value, self.store), said
-            )
-            self.sink(made)
+            kept = by_name(keep(value, self.store), call.files)
+            self.sink(golden.Case(call.site, call.case, call.function, call.arguments, found, kept, said))
 
     def model_called(self) -> None:
         """A model call is over. Outside any site it becomes a case of its own, once its texts are decoded."""
@@ -447,6 +474,7 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
                 for name, value in given.items()
                 if not (name == "cls" and inspect.isclass(value))
             }
+            call.files = dict(files_in(given, call.arguments))
         observer.sow()
         observer.starting(call)
         observer._local.call = call
@@ -581,8 +609,7 @@ def tap_vllm(observer: Observer, original: Any, llm: Any, *args: Any, **kwargs: 
     if outermost:
         with observer.guarded("a call of vLLM"):
             given = bound(original, (llm, *args), kwargs)
-            params = [e for e in observer.events_since(mark) if isinstance(e, rows.Params)]
-            observer.note(rows.vllm_event(llm, given, params, outputs))
+            observer.note(rows.vllm_event(llm, given, observer.events_since(mark), outputs))
             observer.model_called()
     return outputs
 

@@ -68,8 +68,8 @@ class Decode:
 
 @dataclass(slots=True)
 class Params:
-    """One request as vLLM received it.   pictures: sha256 of each, in order.   uuids: the names that the caller gave
-    them.   adapter: (its number, its folder)."""
+    """One request as vLLM received it.   pictures: sha256 of each, in order.   uuids: their names, the caller's or
+    vLLM's own.   adapter: (its number, its folder).   structure: the form that is asked for."""
 
     params: Any
     request_id: str = ""
@@ -77,6 +77,7 @@ class Params:
     pictures: tuple[str, ...] = ()
     adapter: tuple[int, str] | None = None
     uuids: tuple[str | None, ...] = ()
+    structure: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -677,13 +678,48 @@ def request_event(request: Any, params: Any, request_id: str, lora: Any = None) 
     pictures = images if isinstance(images, (list, tuple)) else [images]
     digests = tuple(hashlib.sha256(as_rgb(p).tobytes()).hexdigest() for p in pictures if hasattr(p, "tobytes"))
     adapter = lora and (lora.lora_int_id, str(lora.lora_path))
-    uuids = (said.get("multi_modal_uuids") or {}).get("image") or ()
-    named = tuple([uuids] if isinstance(uuids, str) else uuids)
-    return Params(params, request_id, tuple(said.get("prompt_token_ids") or ()), digests, adapter, named)
+    ids = tuple(said.get("prompt_token_ids") or ())
+    return Params(params, request_id, ids, digests, adapter, picture_names(request), structure_asked(params))
 
 
-def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], outputs: Sequence[Any]) -> Generated:
+def picture_names(request: Any) -> tuple[str | None, ...]:
+    """By which vLLM knows a request's pictures: those that it was given, or made of their content, in order."""
+    if not isinstance(request, dict):  # of older releases, already processed
+        features = sorted(getattr(request, "mm_features", None) or (), key=lambda one: one.mm_position.offset)
+        return tuple(one.identifier for one in features if one.modality == "image")
+    names = (request.get("multi_modal_uuids") or request.get("mm_hashes") or {}).get("image") or ()
+    return tuple([names] if isinstance(names, str) else names)
+
+
+def structure_asked(params: Any) -> dict[str, Any]:
+    """The form that vLLM is asked for, before it rewrites it."""
+    said = getattr(params, "structured_outputs", None) or getattr(params, "guided_decoding", None)
+    found = {form: getattr(said, form, None) for form in ("json", "regex", "choice", "grammar", "json_object")}
+    return {form: value for form, value in found.items() if value not in (None, False)}
+
+
+# LLM -> the name of a picture -> what its image processor made of it, which vLLM keeps.
+_processed: weakref.WeakKeyDictionary[Any, dict[str | None, dict[str, Any]]] = weakref.WeakKeyDictionary()
+
+
+def pictures_asked(llm: Any, inner: Sequence[Event]) -> list[list[dict[str, Any]]]:
+    """The pictures of each request, also those that vLLM knows by their names and does not process again."""
+    asked = [event.uuids for event in inner if isinstance(event, Params)]
+    fresh = [picture for event in inner if isinstance(event, Images) for picture in event.pictures]
+    known, missing, before = _processed.setdefault(llm, {}), list[str | None](), set[str | None]()
+    for names in asked:
+        missing += [name for name in names if name not in before and name not in known]
+        before.update(names)
+    for order in ([name for names in asked for name in names], missing):  # all of them, where it keeps none
+        if len(order) == len(fresh):
+            known.update(zip(order, fresh))
+            break
+    return [[known.get(name, {}) for name in names] for names in asked]
+
+
+def vllm_event(llm: Any, given: Mapping[str, Any], inner: Sequence[Event], outputs: Sequence[Any]) -> Generated:
     """A call of LLM.generate or LLM.chat."""
+    params, pictures = [event for event in inner if isinstance(event, Params)], pictures_asked(llm, inner)
     asked = [event.params for event in params]
     if len(asked) != len(outputs):  # what was asked is not to be had request by request
         said = given.get("sampling_params") or llm.get_default_sampling_params()
@@ -693,7 +729,13 @@ def vllm_event(llm: Any, given: Mapping[str, Any], params: Sequence[Params], out
         for number, (used, output) in enumerate(zip(asked, outputs))
         for answer in output.outputs
     ]
-    return vllm_generated(llm.llm_engine, asked[0] if asked else llm.get_default_sampling_params(), answers)
+    made = vllm_generated(llm.llm_engine, asked[0] if asked else llm.get_default_sampling_params(), answers)
+    for sequence in made.sequences if len(params) == len(outputs) else ():
+        number = sequence.request["number"]
+        sequence.said["images"] = pictures[number] or None
+        if params[number].structure:
+            sequence.request["structure"] = params[number].structure
+    return made
 
 
 def vllm_generated(engine: Any, first: Any, answers: Sequence[tuple[Any, int, Any, Any, Any, str]]) -> Generated:

@@ -533,6 +533,13 @@ def test_other_draws_of_equal_seeds_come_of_what_a_processor_does(seeds: Any, ca
     assert verdict == ("DRIFT" if cause != "error" else "ERROR") and found is not None and found.name == cause
 
 
+def test_a_character_that_is_not_whole_is_told_as_what_vllm_leaves_out() -> None:
+    old = case({**FIRST, "output_ids": [4, 5, 8], "text": "de"}, SECOND, value=["de", "fg"])
+    new = case({**FIRST, "output_ids": [4, 5, 8], "text": "de\ufffd"}, SECOND, value=["de\ufffd", "fg"])
+    cause = found_with(new, "nothing", old)
+    assert cause is not None and cause.name == "post.trim" and "U+FFFD" in cause.proof
+
+
 def test_another_sample_that_is_given_back_is_no_text_that_is_cut() -> None:
     texts = ["de", "dedf"]
     given = [row(output_ids=[4, 5, 4, 6][: 2 * number], text=text) for number, text in enumerate(texts, 1)]

@@ -112,6 +112,24 @@ def test_settings_are_equal_up_to_how_they_were_computed() -> None:
     assert differences(of(drawn), of({**ROW, "sampling": {"temperature": said(1.31)}}))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "same"),
+    [
+        ({"regex": "a+"}, {"regex": "a*"}, False),
+        ({"choice": ["yes", "no"]}, {"choice": ["no", "yes"]}, True),
+        ({"choice": ["yes", "no"]}, {"choice": ["yes"]}, False),
+        ({"json": '{"type": "object"}'}, {"json": {"type": "object"}}, True),
+        ({"grammar": "root ::= a\n"}, {"grammar": "root ::= a"}, True),
+        ({"choice": ["yes", "no"]}, {"regex": "yes|no"}, True),  # two words for it, of which nothing is said
+        ({}, {"regex": "a+"}, True),
+    ],
+)
+def test_a_form_that_both_sides_ask_for_is_a_setting(old: Any, new: Any, same: bool) -> None:
+    mine, theirs = (of({**ROW, "request": {"number": 0, "structure": form}}) for form in (old, new))
+    found = suspects(mine, theirs, differences(mine, theirs))
+    assert [name for name, _ in found] == ([] if same else ["sampling.processors"])
+
+
 def test_what_is_drawn_without_a_seed_for_one_prompt_has_no_order() -> None:
     """Two samples, as likely in the one order as in the other."""
     drawn = {**ROW, "sampling": {"temperature": said(1.0)}}

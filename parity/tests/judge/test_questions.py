@@ -14,7 +14,7 @@ import pytest
 import gen_engine
 from parity.golden import Case, Store
 from parity.judge import questions, referee, replay
-from parity.judge.check import finished
+from parity.judge.check import asked_otherwise, finished
 from parity.judge.numerics import Group, Numerics, answer_of, told
 from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, steps_of
 from parity.judge.referee import Reading
@@ -51,6 +51,22 @@ def test_a_folder_that_the_golden_only_names_is_where_the_moved_code_loaded_one(
 def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
     assert steps_of(case([1, 2]), case([1, 2, 3])) == [] and ends_elsewhere(case([1, 2]), case([1, 2, 3]))
     assert not ends_elsewhere(case([1, 2]), case([1, 3]))
+    only_read = Case("s", "c", rows=tuple({**row, "scored": True, "output_ids": []} for row in case([1, 2]).rows))
+    assert not ends_elsewhere(case([1]), only_read), "an answer that one side alone had"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ([[1, 2, 3]], [[1, 2, 3], [1, 2]], ""),  # read whole, and then asked from within
+        ([[1, 2, 3]], [[1, 2, 3], [1, 4]], "1 prompts reached the model that had not"),
+        ([[1, 2, 3], [4]], [[1, 2, 3]], "of 2 prompts 1 did not reach the model"),
+        ([[1, 2, 3], [1, 2, 3]], [[1, 2, 3]], ""),  # asked twice, answered once
+    ],
+)
+def test_prompts_that_one_side_alone_asks_for(old: list[list[int]], new: list[list[int]], says: str) -> None:
+    sides = [Case("s", "c", rows=tuple({"prompt_ids": ids, "output_ids": []} for ids in side)) for side in (old, new)]
+    assert asked_otherwise(*sides) == says
 
 
 @pytest.mark.parametrize(

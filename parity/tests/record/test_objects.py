@@ -120,3 +120,34 @@ def test_a_misspelt_site_is_guessed_before_the_script_runs(
     assert main(["record", "--site", site, "--", "python", "old.py"]) == 2
     out, err = capfd.readouterr()
     assert says in err and out == ""
+
+
+LISTING = """
+import os
+from pathlib import Path
+
+def listed(pictures, out):
+    sizes = {picture: Path(picture).stat().st_size for picture in pictures}
+    whole = [os.path.abspath(picture) for picture in pictures]
+    return {"read": pictures, "sizes": sizes, "said": f"read {pictures[0]} into {out}", "whole": whole}
+
+if __name__ == "__main__":
+    listed(["pictures/a.png", "pictures/b.png"], "/tmp/somewhere/out")
+    listed([os.path.abspath("pictures/b.png"), "c"], "out")
+"""
+
+
+def test_files_that_a_value_names_are_the_same_where_a_replay_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pictures").mkdir()
+    for length, name in enumerate(("pictures/a.png", "pictures/b.png", "c"), start=1):
+        (tmp_path / name).write_bytes(b"x" * length)
+    (tmp_path / "listing.py").write_text(LISTING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert main(["record", "--site", "listed=listing.py:listed", "--", "python", "listing.py"]) == 4
+    assert main(["check"]) == 0, capfd.readouterr().out
+    assert main(["check", "listed", "--", "python", "listing.py"]) == 0, capfd.readouterr().out
+    (tmp_path / "turned.py").write_text(LISTING.replace('{"read": pictures,', '{"read": pictures[::-1],'))
+    assert main(["check", "--moved", "listing.py=turned.py"]) == 1, "of two files, the other one"
