@@ -6,6 +6,7 @@ Pure functions of plain data: no model, no file, no clock. explain.py takes it f
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 import json
 import re
@@ -114,6 +115,7 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> dict[i
         before, after = (words(row["prompt_ids"]) for row in (old, new))
         texts, whole = [(words(a["output_ids"]), words(b["output_ids"])) for a, b in told], []
     texts.sort(key=lambda pair: -min(map(len, pair)))
+    texts += [(one, other) for one, _ in texts for _, other in texts]  # of another answer, where one is chosen
     otherwise, held = any(map(asked_otherwise, told)), dict[int, tuple[str, str]]()
     while before != after:
         first = shared_start(before, after)
@@ -610,6 +612,9 @@ def prompt_cause(old: Row, new: Row) -> str:
         return "prompt.template"  # cut prompts of two templates
     if len(long) == len(short) + 1 and long[1:] == short:
         return "prompt.tokenization"  # the tokenizer's own first id is missing
+    behind = [(row.get("request") or {}).get("behind") for row in (old, new)]
+    if before == after and behind[0] != behind[1]:
+        return "prompt.messages"  # ids that were put behind a text
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
         few = before is not None and after is not None and 0 < abs(len(before) - len(after)) < LEAST_CUT
         written = few and long[: len(short)] == short and not old.get("template")
@@ -619,6 +624,8 @@ def prompt_cause(old: Row, new: Row) -> str:
         last = new["prompt_ids"][-1]
         ended = last != old["prompt_ids"][-1] and last in (entry(new, "stop", "end_ids") or ())
         return "prompt.tokenization" if ended else "prompt.truncation"
+    if before is None and after is None and (moved := moved_run(short, long)) is not None:
+        return "prompt.truncation" if moved else "prompt.messages"
     if before == after:
         return "prompt.tokenization"
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
@@ -635,6 +642,13 @@ def template_of(row: Row) -> str | None:
 def shared_ends(one: Sequence[int], other: Sequence[int]) -> int:
     """How many ids two prompts share at their beginning, or at their end."""
     return max(shared_start(one, other), shared_start(one[::-1], other[::-1]))
+
+
+def moved_run(one: Sequence[int], other: Sequence[int]) -> bool | None:
+    """Whether the longest run that two prompts share stands elsewhere in each, as in two windows of one text, behind
+    which the same was put; None where they share less than half."""
+    found = difflib.SequenceMatcher(None, one, other, autojunk=False).find_longest_match()
+    return found.a != found.b if found.size * 2 >= len(one) else None
 
 
 def overlap(one: Sequence[int], other: Sequence[int]) -> int:

@@ -133,7 +133,7 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         if cause is not None:
             inquiry.steps.append(f"cause: {cause}: {cause.proof}")
             return cause
-    same = (a["output_ids"] == b["output_ids"] or is_drawn(a) for a, b in inquiry.pairs)
+    same = (a["output_ids"] == b["output_ids"] or is_drawn(a) or unseen(a, b) for a, b in inquiry.pairs)
     read_only = all(row.get("scored") for row in (*old.rows, *new.rows)) and any(d.counts for _, d in named)
     if len(old.rows) != len(new.rows) and all(same) and not read_only:
         said = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}: calls were added, dropped or cached"

@@ -233,7 +233,9 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
             if law in OF_PROMPTS and identity(theirs, tools) not in (None, KEPT):
                 continue  # its stages are those of one request, its ids those of another
             found, before = holds(theirs, tools), holds(mine, tools)
-            cut_otherwise = law == "tokenization" and before != found and mine["prompt_ids"] != theirs["prompt_ids"]
+            cut_otherwise = (
+                law == "tokenization" and mine["prompt_ids"] != theirs["prompt_ids"] and another(before, found)
+            )
             if law == "structure" and before is None:
                 before = KEPT  # the old side says its form in its own way; what it gave is the golden
             if found and found[0] and (before == KEPT or cut_otherwise):
@@ -243,6 +245,14 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
     if (broken := seeds(new.rows)) is not None:
         said = f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
         yield Broken("draws", "rng", broken[1], said)
+
+
+def another(before: Kept, found: Kept) -> bool:
+    """Whether a law that both sides break, or that was not seen of the old side, is broken in another way: ids that
+    were put together by hand are no text's, on either side."""
+    if found is None or before == found:
+        return False
+    return found[0] == "prompt.truncation" or (before is not None and before[0] != found[0])
 
 
 OF_PROMPTS = {"template", "tokenization"}

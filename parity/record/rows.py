@@ -1141,21 +1141,24 @@ class Before:
                 self.unmarked |= {ids[1:]: text for ids, text in said.items()}
 
     def stages(self, prompt_ids: Sequence[int], read: bool = False) -> dict[str, Any]:
-        """read: these ids are only read, a response behind its prompt, whose text is the prompt's."""
+        """read: these ids are only read, a response behind its prompt, whose text is the prompt's.   behind: how many
+        ids stand behind the text of a chat, put there by hand."""
         ids = collapsed(prompt_ids, self.placeholder)
-        text = self.texts.get(ids, self.unmarked.get(ids))
+        text, behind = self.texts.get(ids, self.unmarked.get(ids)), 0
         if text is None:  # of ids that are read, the text that they begin with
             begin = max((known for known in self.texts if known and known == ids[: len(known)]), key=len, default=())
             text = self.texts.get(begin)
             wholes = (folded(one) for event in self.templates for one in event.texts)
             if not read and folded(text or "") not in wholes:
                 text = pieced(self.texts, ids) or text  # markers were tokenized apart from what stands between them
-        said: dict[str, Any] = {"prompt_text": text}
+            elif not read:
+                behind = len(ids) - len(begin)
+        said: dict[str, Any] = {"prompt_text": text, "behind": behind}
         for event in reversed(self.templates):
             for chat, rendered in zip(event.chats, event.texts):
                 if text is not None and folded(rendered) == folded(text):
                     template = {"sha256": event.sha256, "arguments": event.arguments}
-                    return {"messages": chat, "template": template, "prompt_text": rendered}
+                    return {**said, "messages": chat, "template": template, "prompt_text": rendered}
         return said
 
     def cut(self, prompt_ids: Sequence[int]) -> str:
@@ -1213,6 +1216,8 @@ def row_of(sequence: Produced, call: Generated, before: Before, later: Sequence[
     said.update({key: value for key, value in sequence.said.items() if value is not None})
     if said.get("prompt_text") is None and (cut := before.cut(sequence.prompt_ids)):
         sequence.request["cut"] = cut
+    if (behind := said.pop("behind")) and "prompt_text" not in sequence.said:
+        sequence.request["behind"] = behind
     pictures = said.pop("images", None) or before.take_pictures(sequence.prompt_ids)
     text = said.get("prompt_text")
     return {

@@ -210,6 +210,25 @@ def test_pictures_that_generate_encodes_beforehand_are_those_of_a_forward() -> N
     assert {d.field for d in differences(given("image_grid_thw", "pixel_values"), encoded)} == {"keys"}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "name"),
+    [
+        ([*range(10), 91, 92], [*range(4, 14), 91, 92], "prompt.truncation"),  # another window, the same behind it
+        ([1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 6, 7, 8], "prompt.messages"),
+        ([1, 2, 3, 4], [1, 20, 30, 40], "prompt.tokenization"),
+    ],
+)
+def test_prompts_of_ids_alone_are_told_apart_by_what_they_share(old: list[int], new: list[int], name: str) -> None:
+    mine, theirs = ({"prompt_ids": ids} for ids in (old, new))
+    assert prompt_cause(mine, theirs) == name
+
+
+def test_what_was_put_behind_a_text_and_is_missing_was_not_cut() -> None:
+    old = {**ROW, "prompt_ids": [7, 8, 9, 1, 2, 3], "request": {"behind": 3}}
+    assert prompt_cause(old, {**ROW, "request": {"behind": 1}, "prompt_ids": [7, 8, 9, 1]}) == "prompt.messages"
+    assert prompt_cause({**old, "request": {}}, {**ROW, "prompt_ids": [7, 8, 9, 1]}) == "prompt.truncation"
+
+
 def test_a_date_in_the_prompt_is_the_clock() -> None:
     old = {**ROW, "prompt_text": "Today is 2026-01-02. Hi", "prompt_ids": [1, 2]}
     new = {**ROW, "prompt_text": "Today is 2026-11-21. Hi", "prompt_ids": [1, 3]}
