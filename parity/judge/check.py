@@ -186,7 +186,9 @@ class Judge:
             name, difference = named[0]
             proof = "seen directly; on this case the value does not show it"
             own_choice = name == "sampling.mode" and own_loops.of_own_loop(old)  # of which no settings were seen
-            certainty: Certainty = "likely" if own_choice else "confirmed"
+            rows = compare.paired(old.rows, new.rows)[difference.row or 0]
+            unsure = own_choice or compare.may_be_written(name, *rows)
+            certainty: Certainty = "likely" if unsure else "confirmed"
             return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
             proof = "seen directly; the value does not show it"

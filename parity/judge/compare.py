@@ -631,6 +631,12 @@ def prompt_cause(old: Row, new: Row) -> str:
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
 
 
+def may_be_written(name: str, old: Row, new: Row) -> bool:
+    """Whether a prompt that was called cut is only the shorter one of two texts: it may have been written so."""
+    texts = old.get("prompt_text"), new.get("prompt_text")
+    return name == "prompt.truncation" and None not in texts and texts[0] != texts[1]
+
+
 LEAST_CUT = 8  # characters: what lacks fewer at its end was written otherwise, and not cut
 
 

@@ -27,6 +27,7 @@ from parity.judge.compare import (
     followers,
     is_drawn,
     is_prefix,
+    may_be_written,
     paired,
     placeholder_in,
     same_ids,
@@ -592,7 +593,8 @@ def by_replay(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Caus
             if name == "batch.order" and answers_of_others(inquiry.new.rows, again.rows if again else ()) is None:
                 return in_company(inquiry, "a request at a time, the old answer comes back", named)
             proof = f"with the old {' and '.join(sorted(parts)) or ', '.join(load)} put back, the old answer comes back"
-            return Cause(name, "confirmed", sentence(name, known[name]), proof)
+            unsure = may_be_written(name, *inquiry.pairs[known[name].row or 0])
+            return Cause(name, "likely" if unsure else "confirmed", sentence(name, known[name]), proof)
         inquiry.steps.append(f"not {name} alone: putting it back does not bring the old answer back")
     if len(tried) > 1:
         load = {key: value for _, one, _ in tried for key, value in one.items()}

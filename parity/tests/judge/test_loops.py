@@ -808,6 +808,9 @@ def test_prompts_follow_where_they_differ_as_the_answers_do(after: str, follows:
     stops = [{name: {"value": value, "from": "caller"} for name, value in one.items()} for one in asked]
     budgets = [{**old[0], "stop": stops[0]}, old[1]], [{**new[0], "stop": stops[1]}, goes_on]
     assert followers(*budgets) == {1: {}}, "the first answer was asked for otherwise"
+    drawn = [row("q", "ab", [1]), row("q", "cd", [2]), row("it is ab!", "yes", [3])]
+    others = [row("q", "ef", [4]), row("q", "gh", [5]), row("it is gh!", "yes", [3])]
+    assert set(followers(drawn, others)) == {2}, "of the answers another one was chosen"
     beside = [{**one, "request": {"number": k}} for k, one in enumerate(new)]
     assert followers([{**old[0], "request": {"number": 0}}, {**old[1], "request": {"number": 1}}], beside) == {}
 
