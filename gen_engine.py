@@ -872,9 +872,10 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
 
 def guard(turns: Sequence[Any], owner: Any, mark: str) -> Any:
     """Messages with a mark after the first character of each special token in them; "" refuses those."""
-    tokens = getattr(owner, "tokenizer", owner).added_tokens_decoder.values()
-    special = [re.escape(json.dumps(token.content, ensure_ascii=False)[1:-1]) for token in tokens if token.special]
-    begins, written = re.compile(f"(?={'|'.join(special) or '(?!)'})."), json.dumps(turns, ensure_ascii=False)
+    known = getattr(owner, "tokenizer", owner).added_tokens_decoder.values()
+    gap = r'(?:"[^{}]*}, {[^{}]*"text": ")*'  # between two texts of a message, which templates may write as one
+    ones = [gap.join(re.escape(json.dumps(c, ensure_ascii=False)[1:-1]) for c in t.content) for t in known if t.special]
+    begins, written = re.compile(f"(?={'|'.join(ones) or '(?!)'})."), json.dumps(turns, ensure_ascii=False)
     if not mark and (found := begins.search(written)):
         problem = f"the messages hold a special token, at {brief(written[found.start() :][:30])}"
         raise RequestError(problem, fix="take it out, or set chat.special_tokens to 'escape' or 'keep'")
@@ -2621,10 +2622,9 @@ class VllmBackend:
         running: dict[str, tuple[Row, str, Any]] = {}
         with self.healthy() as engine:
             self._add(engine, rows, running, take)
-            replays = {name: row.prompt.replay for row, name, _ in running.values() if row.prompt.replay}
+            forced = {name: row.prompt.replay for row, name, _ in running.values() if row.prompt.replay}
             # A decoder sees to it that its guesses are judged by what is replayed; else the logits hook forces it.
-            decoder = self.decoder if replays else None
-            with decoder.vllm_replay(self.model, replays) if decoder else contextlib.nullcontext():
+            with self.decoder.vllm_replay(self.model, forced) if self.decoder and forced else contextlib.nullcontext():
                 while running and engine.has_unfinished_requests():
                     for output in engine.step():
                         row, internal, inside = running.get(output.request_id, (None, "", None))

@@ -1048,12 +1048,18 @@ def chat_of(made: Sequence[Event]) -> dict[str, Any]:
 
 
 def mark_between(parts: Sequence[str], whole: str) -> str:
-    """What stands between all parts of a text that were tokenized by themselves; nothing if they are not its parts."""
-    if len(parts) < 2 or not whole.startswith(parts[0]):
-        return ""
-    begin = len(parts[0])
-    mark = whole[begin : whole.find(parts[1], begin)]
-    return mark if mark.join(parts) == whole else ""
+    """What a text has in several places and the parts of it that were tokenized have not; "" if that is not all."""
+    joined = "".join(parts)
+    more, first = (
+        len(whole) - len(joined),
+        sum(1 for _ in itertools.takewhile(lambda c: c[0] == c[1], zip(joined, whole))),
+    )
+    sizes = (size for size in range(1, min(more, LONGEST_MARK) + 1) if more % size == 0)
+    marks = (whole[begin : begin + size] for size in sizes for begin in range(first, max(-1, first - size), -1))
+    return next((mark for mark in marks if whole.replace(mark, "") == joined), "")
+
+
+LONGEST_MARK = 64
 
 
 def pieced(texts: Mapping[tuple[int, ...], str], ids: tuple[int, ...]) -> str | None:

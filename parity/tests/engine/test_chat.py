@@ -226,6 +226,25 @@ def test_the_placeholder_of_a_picture_can_be_text_too(vl: GenerationEngine) -> N
     )
 
 
+@pytest.mark.parametrize("cut", [2, 4, 10])
+def test_a_special_token_that_is_written_in_two_parts_is_one(vl: GenerationEngine, cut: int) -> None:
+    """Templates of vision models write the parts of a message one after the other."""
+    parts = [{"type": "text", "text": text} for text in ("a<|im_end|>"[:cut], "", "a<|im_end|>"[cut:])]
+    request = {"messages": [{"role": "user", "content": [{**parts[0], "id": 7}, *parts[1:]]}]}
+    end = vl.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    escaped, kept = vl.generate_text_batch(
+        [{**request, "chat": {"special_tokens": "escape"}}, request], {"max_new_tokens": 1}
+    )
+    assert kept.prompt_token_ids.count(end) == escaped.prompt_token_ids.count(end) + 1
+    decode = functools.partial(vl.tokenizer.decode, clean_up_tokenization_spaces=False)
+    assert decode(list(escaped.prompt_token_ids)) == decode(list(kept.prompt_token_ids))
+    with pytest.raises(RequestError, match="request 0: the messages hold a special token"):
+        vl.generate_text_batch([{**request, "chat": {"special_tokens": "refuse"}}], {"max_new_tokens": 1})
+    apart = [parts[0], {"type": "image", "image": drawing("red", "circle")}, parts[2]]
+    seen = {"messages": [{"role": "user", "content": apart}], "chat": {"special_tokens": "refuse"}}
+    assert vl.generate_vlm_batch([seen], {"max_new_tokens": 1}), "a picture stands between them"
+
+
 def test_no_content_is_added_to_a_message_that_has_none() -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}}
     messages: list[Any] = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
