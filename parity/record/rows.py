@@ -1050,10 +1050,8 @@ def chat_of(made: Sequence[Event]) -> dict[str, Any]:
 def mark_between(parts: Sequence[str], whole: str) -> str:
     """What a text has in several places and the parts of it that were tokenized have not; "" if that is not all."""
     joined = "".join(parts)
-    more, first = (
-        len(whole) - len(joined),
-        sum(1 for _ in itertools.takewhile(lambda c: c[0] == c[1], zip(joined, whole))),
-    )
+    more, same = len(whole) - len(joined), (one == other for one, other in zip(joined, whole))
+    first = sum(1 for _ in itertools.takewhile(bool, same))
     sizes = (size for size in range(1, min(more, LONGEST_MARK) + 1) if more % size == 0)
     marks = (whole[begin : begin + size] for size in sizes for begin in range(first, max(-1, first - size), -1))
     return next((mark for mark in marks if whole.replace(mark, "") == joined), "")

@@ -12,7 +12,7 @@ import pytest
 from parity.judge.check import REPLAYS, Replays
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed
-from parity.record.rows import vllm_sampling
+from parity.record.rows import mark_between, vllm_sampling
 
 ABOVE = """
 class Announced:
@@ -60,3 +60,16 @@ def test_what_vllm_masks_besides_a_structure_is_a_processor(mask: dict[str, Any]
     params = importlib.import_module("vllm").SamplingParams
     assert vllm_sampling(params(**mask))["processors"] == {"value": [*mask], "from": "caller"}
     assert vllm_sampling(params())["processors"] == {"value": [], "from": "default"}
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole", "mark"),
+    [
+        (["a<", "b c<", "b"], "a<4fb c<4fb", "4f"),
+        (["a<b c<b"], "a<4fb c<4fb", "4f"),  # put together again before it was tokenized
+        (["a", "b"], "ab", ""),
+        (["a", "c"], "a4fb", ""),
+    ],
+)
+def test_a_mark_is_what_a_text_has_and_its_parts_have_not(parts: list[str], whole: str, mark: str) -> None:
+    assert mark_between(parts, whole) == mark
