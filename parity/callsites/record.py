@@ -27,7 +27,7 @@ LOAD: dict[str, Any] = {
 
 # Fewer places than a case has rows, so that rows join others.
 FEW = {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3, "gpu_memory_utilization": 0.3}  # several engines at once
-LOADS = {"plain": {"vllm": {"max_model_len": 512, "vllm_kwargs": FEW}}}
+LOADS = {"plain": {"vllm": {"vllm_kwargs": FEW}}}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
 BACKENDS = {"rollout_worker": ["vllm"]}

@@ -140,6 +140,7 @@ def text_cases(ask: Any) -> None:
     ask("stop-id-kept", SURE, chat(COUNT), stop_ids=[21], include_stop=True)
     ask("enough", SURE, chat(COUNT, FRANCE), enough=7)
     ask("enough-llama", LLAMA, raw(*RAGGED), enough=5, logprobs=0)
+    ask("until", SURE, chat(COUNT, FRANCE), until=", 6")
     ask("enough-by-criterion", SURE, chat(COUNT, FRANCE), enough=7, of_transformers=True)
     ask("banned-by-processor", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), of_transformers=True)
     ask("changed-after", SURE, chat(FRANCE, COUNT), then=["x", "upper", "x", "!"], max_new_tokens=16)
@@ -159,6 +160,7 @@ def text_cases(ask: Any) -> None:
     ask("penalty-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.8, max_new_tokens=20)
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
     ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
+    ask("no-repeats-of-the-prompt", SURE, chat("1, 2, 3, 4. Count to 12.", COUNT), no_repeat_ngram_size=4)
     ask("never-twice", GPT2, raw(*RAGGED), never_twice=True, max_new_tokens=20)
     once = {"never_twice": True, "of_transformers": True, "stop_ids": list(range(30))}  # the longest prompt ends first
     ask("never-twice-by-processor", GPT2, raw(*RAGGED[:3]), **once, max_new_tokens=24)
@@ -175,7 +177,8 @@ def text_cases(ask: Any) -> None:
     ask("no-opening", SURE, chat(FRANCE, COUNT), opening=False, max_new_tokens=16)
     ask("tools", SURE, chat("What is the weather in Oslo?", FRANCE, tools=[TOOL]), max_new_tokens=48)
     said = [{"role": "user", "content": COUNT}, {"role": "assistant", "content": "1, 2, 3"}]
-    ask("continued", SURE, [{"messages": said, "continue": True}], max_new_tokens=32)
+    begun = [said, [said[0], {"role": "assistant", "content": "1, 2, "}]]
+    ask("continued", SURE, [{"messages": one, "continue": True} for one in begun], max_new_tokens=32)
     ask("second-turn", SURE, [{"messages": [*said, {"role": "user", "content": FRANCE}]}], max_new_tokens=32)
     systems = ("Answer in one word.", "", "Answer in one word.")
     ask("system", SURE, [chat(q, system=s)[0] for q, s in zip((FRANCE, FRANCE, COUNT), systems)], max_new_tokens=32)
@@ -196,6 +199,7 @@ def text_cases(ask: Any) -> None:
     ask("adapters", SURE, [{**chat(FRANCE)[0], "adapter": a} for a in (None, *adapters, None)], logprobs=0)
     ask("beyond-ascii", SURE, chat("Draw a family.", "What is the capital of Iceland?"), max_new_tokens=32)
     ask("last-ids", SURE, chat("You know this. " * 8 + FRANCE, COUNT), keep_last=30)
+    ask("window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64)
     ask("last-ids-llama", LLAMA, raw(*RAGGED), keep_last=6, max_new_tokens=12)
     many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]  # enough to tell the size of rounding
     ask("bfloat16-best-tokens", LLAMA, raw(*many), dtype="bfloat16", max_new_tokens=8, logprobs=3)

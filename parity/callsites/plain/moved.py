@@ -11,6 +11,7 @@ from PIL import Image
 
 from gen_engine import GenerationEngine, ModelLoadConfig, load
 
+WINDOW = 512  # of every checkpoint here
 PLACES = 3  # rows at a time, so that rows of a case join those that are under way
 OPTIONS = {
     "max_new_tokens", "min_new_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
@@ -27,15 +28,20 @@ LOADED: dict[tuple[Any, ...], GenerationEngine] = {}
 
 
 def engine(
-    model_path: str, dtype: str | None, hooks: bool = False, cached: bool = False, adapters: tuple[str, ...] = ()
+    model_path: str,
+    dtype: str | None,
+    hooks: bool = False,
+    cached: bool = False,
+    adapters: tuple[str, ...] = (),
+    window: int = WINDOW,
 ) -> GenerationEngine:
     """One of the six that were used last; the one before them is closed."""
-    key = model_path, dtype, hooks, cached, adapters
+    key = model_path, dtype, hooks, cached, adapters, window
     model = LOADED.pop(key, None)
     if model is None:
         if len(LOADED) == 6:
             LOADED.pop(next(iter(LOADED))).close()
-        config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES)
+        config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES, max_model_len=window)
         adapted = {Path(path).name: path for path in adapters}
         model = load(config, logits_hooks=hooks, cache=ANSWERS if cached else None, adapters=adapted)
     LOADED[key] = model
@@ -84,7 +90,8 @@ def picture_as(form: str | None, path: str) -> Any:
 def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
     stop = {there: how[here] for here, there in STOPS.items() if here in how}
     decode = {there: how[here] for here, there in DECODES.items() if here in how}
-    cut = {"max_prompt_tokens": how["keep_last"], "truncate_prompt": True} if how.get("keep_last") else {}
+    cut = {"truncate_prompt": bool(how.get("keep_last") or how.get("window"))}
+    cut |= {"max_prompt_tokens": how["keep_last"]} if how.get("keep_last") else {}
     own = {name: how[name] for name in OPTIONS & how.keys()}
     return {"max_new_tokens": 24, **own, **cut, "stop": stop, "decode": decode}
 
@@ -113,6 +120,18 @@ class EnoughOfTransformers:
     def ends(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         self.first = self.first or input_ids.shape[1]  # asked for the first time with one token
         return input_ids.new_full((len(input_ids),), input_ids.shape[1] - self.first + 1 >= self.tokens).bool()
+
+
+class Until:
+    """A plugin that ends a row as soon as its text says this."""
+
+    name = "until"
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+
+    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:
+        return self.said in text
 
 
 class Then:
@@ -192,11 +211,14 @@ def answers(
 ) -> list[list[dict[str, Any]]]:
     banned, adapters = settings.get("banned", ()), sorted({row["adapter"] for row in rows if row.get("adapter")})
     hooks = any(settings.get(name) for name in ("banned", "never_twice", "no_repeat_ngram_size"))
-    model = engine(model_path, settings.get("dtype", "float32"), hooks, cached, tuple(adapters))
+    model = engine(
+        model_path, settings.get("dtype", "float32"), hooks, cached, tuple(adapters), settings.get("window", WINDOW)
+    )
     requests = [request_of(row, settings) for row in rows]
     theirs = settings.get("of_transformers") and model.config.backend == "hf"
     plugins: list[Any] = [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
     plugins += [(EnoughOfTransformers if theirs else Enough)(settings["enough"])] if settings.get("enough") else []
+    plugins += [Until(settings["until"])] if settings.get("until") else []
     plugins += [NeverTwiceOfTransformers() if theirs else NeverTwice()] if settings.get("never_twice") else []
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch

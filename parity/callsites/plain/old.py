@@ -63,8 +63,9 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
         budget: dict[str, Any] = {"size": how["pixels"]} if how.get("pixels") else {}
         budget |= {"do_resize": False} if how.get("as_it_is") else {}
         given = dict(processor(text=[text], images=[images], return_tensors="pt", **budget))
-    if how.get("keep_last"):
-        given = {name: value[:, -how["keep_last"] :] for name, value in given.items()}
+    if how.get("keep_last") or how.get("window"):  # which is to hold the answer, too
+        last = how.get("keep_last") or how["window"] - how.get("max_new_tokens", 24)
+        given = {name: value[:, -last:] for name, value in given.items()}
     return given
 
 
@@ -114,6 +115,17 @@ class Enough(transformers.StoppingCriteria):  # type: ignore[misc]
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.tokens)
 
 
+class Until(transformers.StoppingCriteria):  # type: ignore[misc]
+    """As soon as the answer says this."""
+
+    def __init__(self, said: str, length: int, tokenizer: Any) -> None:
+        self.said, self.length, self.tokenizer = said, length, tokenizer
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        [text] = self.tokenizer.batch_decode(input_ids[:, self.length :], skip_special_tokens=True)
+        return torch.tensor([self.said in text])
+
+
 class NeverTwice(transformers.LogitsProcessor):  # type: ignore[misc]
     """No token of the answer comes again in it; those of the prompt may."""
 
@@ -139,6 +151,8 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
             more = {"stop_strings": list(how["stop"]), "tokenizer": tokenizer}
         if how.get("enough"):
             more["stopping_criteria"] = [Enough(length + enough(how))]
+        if how.get("until"):
+            more["stopping_criteria"] = [Until(how["until"], length, tokenizer)]
         if how.get("form"):
             more["logits_processor"] = [grammar(how["form"], model, tokenizer, ends)]
         if how.get("never_twice"):
@@ -187,6 +201,8 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
     said["reason"], said["stop"] = "length", None
     if len(ids) == enough(how):
         said["reason"], said["stop"] = "plugin", "enough"
+    elif how.get("until") and how["until"] in text:
+        said["reason"], said["stop"] = "plugin", "until"
     elif ended and not stop:
         said["reason"], said["stop"] = ("stop", ids[-1]) if by_id else ("eos", None)
     elif stop:
