@@ -249,7 +249,8 @@ def score(
     items: list[Any] = []
     for pair in pairs:
         request = {name: value for name, value in request_of(pair, {}).items() if value is not None}
-        items.append((pair.get("prompt", request), pair["response"]))
+        bare = pair.get("prompt") or (pair["messages"] if pair.keys() == {"messages", "response"} else None)
+        items.append((bare or request, pair["response"]))
     adapters = tuple(sorted({pair["adapter"] for pair in pairs if pair.get("adapter")}))
     scores = engine(model_path, dtype, bool(adapters) or best, adapters=adapters).score_batch(items, logits=best)
     return [
