@@ -188,10 +188,10 @@ def bound(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], without: str = "self"
 ) -> dict[str, Any]:
     """Arguments by name; *args and **kwargs under their own names. Without `self`."""
-    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    signature = inspect.signature(function)
     flat: dict[str, Any] = {}
-    for name, value in given.items():
-        kind = inspect.signature(function).parameters[name].kind
+    for name, value in signature.bind(*args, **kwargs).arguments.items():
+        kind = signature.parameters[name].kind
         if name == without:
             continue
         flat.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
@@ -797,8 +797,10 @@ def text_models() -> list[type]:
 
 def is_engine(module: ModuleType) -> bool:
     """Whether a module is a copy of gen_engine.py, whatever it is called."""
-    engine = vars(module).get("GenerationEngine")
-    return getattr(engine, "__module__", None) == module.__name__ and "truncate_at_stops" in vars(module)
+    inside = vars(module)
+    if "GenerationEngine" not in inside or "truncate_at_stops" not in inside:
+        return False  # of thousands that are looked at, nearly all
+    return getattr(inside["GenerationEngine"], "__module__", None) == module.__name__
 
 
 # == Modules that are loaded later ==
@@ -814,11 +816,10 @@ class Finder:
 
     def wanted(self, name: str, origin: str | None) -> bool:
         """The libraries' modules that we tap, sites, and everything that belongs to neither library nor Python."""
-        if name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites):
-            return True
-        if origin is None or not origin.endswith(".py"):
-            return False
-        return not any(part in origin for part in self._libraries) and not origin.startswith(self._standard)
+        if origin is not None and origin.endswith(".py") and not origin.startswith(self._standard):
+            if not any(part in origin for part in self._libraries):
+                return True
+        return name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         for finder in sys.meta_path:
