@@ -816,10 +816,11 @@ class Finder:
 
     def wanted(self, name: str, origin: str | None) -> bool:
         """The libraries' modules that we tap, sites, and everything that belongs to neither library nor Python."""
-        if origin is not None and origin.endswith(".py") and not origin.startswith(self._standard):
-            if not any(part in origin for part in self._libraries):
-                return True
-        return name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites)
+        if name in LIBRARY_TAPS or any(site.module == name for site in self.observer.sites):
+            return True
+        if origin is None or not origin.endswith(".py") or origin.startswith(self._standard):
+            return False
+        return not any(part in origin for part in self._libraries)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         for finder in sys.meta_path:
