@@ -93,7 +93,8 @@ class Site:
 @dataclass(slots=True)
 class Call:
     """A call under observation: of a site, or of the model where no site is around it.   files: paths among its
-    arguments -> what stands for them in its value."""
+    arguments -> what stands for them in its value.   branches: its threads, with how many events were there when each
+    was begun.   parent: the call that a thread works for.   depths: what is running in the thread."""
 
     site: str
     case: str
@@ -102,6 +103,39 @@ class Call:
     files: dict[str, str] = field(default_factory=dict)
     events: list[rows.Event] = field(default_factory=list)
     loops: Loops = field(default_factory=Loops)
+    branches: list[tuple[int, Call]] = field(default_factory=list)
+    parent: Call | None = None
+    depths: dict[str, int] = field(default_factory=dict)
+
+    def told(self) -> list[rows.Event]:
+        """Its events, and those of its threads where they were begun: in this order each time."""
+        found, last = list[rows.Event](), 0
+        for place, branch in self.branches:
+            found += [*self.events[last:place], *branch.told()]
+            last = place
+        return found + self.events[last:]
+
+    def so_far(self) -> list[rows.Event]:
+        """Its events, behind those of the calls that it works for."""
+        return (self.parent.so_far() if self.parent else []) + self.told()
+
+    def asks(self) -> bool:
+        """Whether a thread of it is in a model call."""
+        return any(branch.asks() or branch.depths.get("asking") for _, branch in self.branches)
+
+
+MODEL_CALLS = ("generate", "vllm", "engine", "forward")
+
+
+def to_its_end(tap: Callable[..., Any]) -> Callable[..., Any]:
+    """A tap on a model call, during which `Call.asks` says so: until what it gave is noted."""
+
+    @functools.wraps(tap)
+    def whole(observer: Observer, *args: Any, **kwargs: Any) -> Any:
+        with observer.inside("asking"):
+            return tap(observer, *args, **kwargs)
+
+    return whole
 
 
 # == Values as a golden keeps them ==
@@ -294,6 +328,7 @@ class Observer:
         self._local = threading.local()
         self._lock = threading.RLock()
         self._finder = Finder(self)
+        self.hooks = Hooks()
 
     # -- life --
 
@@ -332,6 +367,7 @@ class Observer:
         self.flush()
         ACTIVE.remove(self)
         sys.meta_path.remove(self._finder)
+        self.hooks.close()
         for owner, name, original in reversed(self._patched):
             if original is None:  # it was inherited
                 delattr(owner, name)
@@ -427,6 +463,25 @@ class Observer:
             return stem if count == 1 else f"{stem}-{count}"
         return f"{stem}-{count:03d}"
 
+    def carried(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        """`work`, for another thread: what it does there belongs to the call that is running in this one."""
+        call = self._local.__dict__.get("call")
+        if call is None or any(map(self.within, (*MODEL_CALLS, "loading"))):
+            return work
+        branch = Call(call.site, call.case, parent=call)
+        call.branches.append((len(call.events), branch))
+
+        def working(*args: Any, **kwargs: Any) -> Any:
+            there = self._local.__dict__
+            before, there["call"] = there.get("call"), branch
+            branch.depths = there.setdefault("depths", {})
+            try:
+                return work(*args, **kwargs)
+            finally:
+                there["call"] = before
+
+        return working
+
     def events_since(self, mark: int) -> list[rows.Event]:
         return self.running().events[mark:]
 
@@ -434,9 +489,11 @@ class Observer:
 
     def finish(self, call: Call, value: Any = None, raised: BaseException | None = None) -> None:
         """Hand a call over."""
+        while call.asks():  # a thread that nobody waited for: what streams an answer may stop reading
+            time.sleep(0.001)
         with self.guarded(f"recording {call.site}/{call.case}"), self._lock:
             said = None if raised is None else f"{type(raised).__name__}: {raised}"
-            found = tuple(rows.rows_of(call.events, self.store))
+            found = tuple(rows.rows_of(call.told(), self.store))
             kept = by_name(keep(value, self.store), call.files)
             self.sink(golden.Case(call.site, call.case, call.function, call.arguments, found, kept, said))
 
@@ -502,6 +559,18 @@ LATER = ("__next__", "__anext__", "__await__")  # generators, iterators, corouti
 # == Taps on the libraries ==
 
 
+def tap_thread(observer: Observer, original: Any, thread: threading.Thread) -> None:
+    """A thread that is started."""
+    if (carried := observer.carried(thread.run)) != thread.run:
+        thread.run = carried  # type: ignore[method-assign]
+    original(thread)
+
+
+def tap_pool(observer: Observer, original: Any, pool: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a pool of threads is given to do; its threads may be older than the call, and live longer."""
+    return original(pool, observer.carried(work), *args, **kwargs)
+
+
 def tap_template(observer: Observer, original: Any, owner: Any, conversation: Any, *args: Any, **kwargs: Any) -> Any:
     mark = len(observer.running().events)
     with observer.inside("template") as outermost:
@@ -541,6 +610,7 @@ def tap_images(observer: Observer, original: Any, processor: Any, images: Any, *
     return result
 
 
+@to_its_end
 def tap_generate(observer: Observer, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     with observer.inside("generate") as outermost:
         if outermost:
@@ -551,7 +621,7 @@ def tap_generate(observer: Observer, original: Any, model: Any, *args: Any, **kw
     if outermost:
         with observer.guarded("a call of generate"):
             given = bound(original, (model, *args), kwargs)
-            resolved, known = observer._local.resolved, rows.known_ids(observer.running().events)
+            resolved, known = observer._local.resolved, rows.known_ids(observer.running().so_far())
             observer.note(rows.generate_event(model, given, resolved, result, nested=nested, known=known))
             observer.model_called()
     return result
@@ -561,26 +631,75 @@ def tap_generate(observer: Observer, original: Any, model: Any, *args: Any, **kw
 def look_at_forward(
     observer: Observer, model: Any, *, stays: bool = False, all_of_them: bool = False
 ) -> Iterator[None]:
-    """Note what reaches the model's forward in the first step. stays: the step is made after the block, by an engine
-    that `generate` prepares the batch for; the hook goes when it has seen one.   all_of_them: each is a first step."""
-    handles: list[Any] = []
+    """Note what reaches the model's forward in the first step of this thread. stays: the step is made after the block,
+    by an engine that `generate` prepares the batch for.   all_of_them: each is a first step."""
+    looks = list[Any]()
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        while handles and not all_of_them:
-            handles.pop().remove()
+        if not all_of_them:
+            leave()
         with observer.guarded("a forward"):
             given = bound(module.forward, args, kwargs)
             event = rows.forward_event(model, {**given, **kwargs})
             if event is not None:
                 observer.note(event)
 
+    def leave() -> None:
+        if look in looks:
+            looks.remove(look)
+            if stays:
+                observer.hooks.let_go(model)
+
     with observer.guarded("watching the forward"):
-        handles.append(model.register_forward_pre_hook(look, with_kwargs=True))
+        looks = observer.hooks.looks_at(model)
+        looks.append(look)
     try:
         yield
     finally:
-        while handles and not stays:
-            handles.pop().remove()
+        if not stays:
+            leave()
+            observer.hooks.let_go(model)
+
+
+class Hooks:
+    """One hook on each model that somebody looks at, in whatever thread: torch adds and takes away no hook while
+    another thread is in the model's forward."""
+
+    def __init__(self) -> None:
+        self._lock, self._local = threading.Lock(), threading.local()
+        self._held: dict[int, tuple[Any, int]] = {}
+
+    def looks_at(self, model: Any) -> list[Any]:
+        """What is to be told of the model's forward in this thread; the model keeps its hook until `let_go`."""
+        local = self._local
+        with self._lock:
+            handle, count = self._held.get(id(model), (None, 0))
+
+            def hook(module: Any, args: Any, kwargs: Any = None) -> None:
+                for look in [] if kwargs is None else list(looks_in(local).get(module, ())):
+                    look(module, args, kwargs)
+
+            handle = handle or model.register_forward_pre_hook(hook, with_kwargs=True)
+            self._held[id(model)] = handle, count + 1
+        return looks_in(local).setdefault(model, [])
+
+    def let_go(self, model: Any) -> None:
+        with self._lock:
+            handle, count = self._held.pop(id(model), (None, 0))
+            if count > 1:
+                self._held[id(model)] = handle, count - 1
+            elif handle is not None:
+                handle.remove()
+
+    def close(self) -> None:
+        for handle, _ in self._held.values():
+            handle.remove()
+        self._held.clear()
+
+
+def looks_in(local: threading.local) -> weakref.WeakKeyDictionary[Any, list[Any]]:
+    found: weakref.WeakKeyDictionary[Any, list[Any]] = local.__dict__.setdefault("looks", weakref.WeakKeyDictionary())
+    return found
 
 
 def tap_model(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> None:
@@ -601,6 +720,7 @@ def tap_resolved(name: str, observer: Observer, original: Any, *args: Any, **kwa
     return result
 
 
+@to_its_end
 def tap_vllm(observer: Observer, original: Any, llm: Any, *args: Any, **kwargs: Any) -> Any:
     """LLM.generate and LLM.chat; chat calls generate's inner parts, not generate."""
     mark = len(observer.running().events)
@@ -635,6 +755,7 @@ def tap_step(observer: Observer, original: Any, engine: Any) -> Any:
     return outputs
 
 
+@to_its_end
 def tap_engine(observer: Observer, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """generate_text_batch or generate_vlm_batch of a vendored gen_engine."""
     with observer.inside("engine") as outermost:
@@ -663,7 +784,7 @@ def tap_forward(observer: Observer, original: Any, model: Any, *args: Any, **kwa
         loops, readings, given = observer.running().loops, list[Reading](), dict[str, Any]()
         with observer.guarded("a forward"):
             given = {**bound(model.forward, args, kwargs), **kwargs}
-            events, readings = loops.begin(model, given, observer.running().events)
+            events, readings = loops.begin(model, given, observer.running().so_far())
             observer.note_all(events)
         result = original(model, *args, **kwargs)
         with observer.guarded("what a forward gave"):
@@ -695,6 +816,7 @@ def scored_prompts(backend: Any) -> Iterator[list[Any]]:
         vars(backend).pop("score", None)  # of two calls at once, the first to end takes it away
 
 
+@to_its_end
 def tap_score(observer: Observer, original: Any, engine: Any, *args: Any, **kwargs: Any) -> Any:
     """score_batch of a vendored gen_engine."""
     with observer.inside("engine") as outermost:
@@ -756,6 +878,8 @@ def tap_loading(observer: Observer, original: Any, *args: Any, **kwargs: Any) ->
 
 
 LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
+    "threading": {"Thread.start": tap_thread},
+    "concurrent.futures.thread": {"ThreadPoolExecutor.submit": tap_pool},
     "transformers.tokenization_utils_base": {
         "PreTrainedTokenizerBase.apply_chat_template": tap_template,
         "PreTrainedTokenizerBase.__call__": tap_tokens,
