@@ -433,8 +433,13 @@ class Observer:
         finally:
             depths[kind] -= 1
 
+    def depth(self, kind: str) -> int:
+        """How many calls of its kind are running in this thread, each inside the one before."""
+        depths: dict[str, int] = self._local.__dict__.get("depths", {})
+        return depths.get(kind, 0)
+
     def within(self, kind: str) -> bool:
-        return bool(self._local.__dict__.get("depths", {}).get(kind))
+        return self.depth(kind) > 0
 
     def note(self, event: rows.Event) -> None:
         """Add an event to the call that is running in this thread."""
@@ -712,11 +717,12 @@ def tap_model(observer: Observer, original: Any, *args: Any, **kwargs: Any) -> N
 def tap_resolved(name: str, observer: Observer, original: Any, *args: Any, **kwargs: Any) -> Any:
     """What generate makes of its arguments: the whole list of logits processors, or of stopping criteria."""
     result = original(*args, **kwargs)
-    with observer.guarded(f"resolved {name}"):
-        given = bound(original, args, kwargs)
-        observer._local.__dict__.setdefault("resolved", {}).update(
-            {name: list(result), "config": given["generation_config"]}
-        )
+    if observer.depth("generate") == 1:  # and not of a model that guesses for it
+        with observer.guarded(f"resolved {name}"):
+            given = bound(original, args, kwargs)
+            observer._local.__dict__.setdefault("resolved", {}).update(
+                {name: list(result), "config": given["generation_config"]}
+            )
     return result
 
 

@@ -12,9 +12,10 @@ from parity.judge.check import Session
 from parity.judge.compare import differences, suspects
 from parity.record.observe import Observer
 from parity.tasks import drawing
-from parity.tests.conftest import ROOT, VL, Load
+from parity.tests.conftest import ROOT, TEXT, VL, Load
 
 QUESTION = "What do you see?"
+DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +109,17 @@ def test_pictures_of_foreign_vllm_code_stand_with_their_requests(shared: Load) -
         _, case = seen(lambda: llm.generate(prompts(green, red), use_tqdm=False))
         assert [picture["size"] for picture in case.rows[0]["images"]] == [[160, 64], [96, 64]]
         assert all(picture["sha256"] for picture in case.rows[0]["images"])
+
+
+def test_a_model_that_guesses_for_another_leaves_its_settings_alone() -> None:
+    """It is asked for a few tokens at a time, inside the other's call."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TEXT)
+    model, draft = (transformers.AutoModelForCausalLM.from_pretrained(path).eval() for path in (TEXT, DRAFT))
+    inputs = tokenizer("1, 2, 3,", return_tensors="pt")
+    how = {"max_new_tokens": 24, "do_sample": False}
+    alone = seen(lambda: model.generate(**inputs, **how).tolist())[1].rows
+    guessed = seen(lambda: model.generate(**inputs, **how, assistant_model=draft).tolist())[1].rows
+    assert [row["stop"] for row in guessed] == [row["stop"] for row in alone]
+    assert [row["sampling"] for row in guessed] == [row["sampling"] for row in alone]
