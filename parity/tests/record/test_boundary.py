@@ -93,21 +93,22 @@ def test_a_picture_that_is_scored_again_is_seen_again(backend: str, monkeypatch:
 
 
 def test_pictures_of_foreign_vllm_code_stand_with_their_requests(shared: Load) -> None:
-    """vLLM processes a picture that it knows no second time, in this call or in one before."""
-    red, blue, green = (drawing("red", "circle", width=width) for width in (96, 128, 160))
+    """vLLM processes a picture that it knows no second time, in this call or in one before. These no other test shows
+    it: what it was shown before there was an observer, nobody can see."""
+    red, blue, green = (drawing("red", "circle", width=width) for width in (288, 320, 352))
 
     def prompts(*shown: Any) -> list[dict[str, Any]]:
         text = "".join("<|vision_start|><|image_pad|><|vision_end|>" for _ in shown)
         return [{"prompt": text + QUESTION, "multi_modal_data": {"image": list(shown)}}]
 
     with shared(VL, "vllm").bare() as llm:
-        sizes = [[[96, 64], [128, 64]], [[128, 64], [96, 64]], [[96, 64]], []]
+        sizes = [[[288, 64], [320, 64]], [[320, 64], [288, 64]], [[288, 64]], []]
         for _ in range(2):
             pairs = prompts(red, blue) + prompts(blue, red) + prompts(red) + [{"prompt": QUESTION}]
             _, case = seen(lambda given=pairs: llm.generate(given, use_tqdm=False))
             assert [[picture["size"] for picture in row.get("images", ())] for row in case.rows] == sizes
         _, case = seen(lambda: llm.generate(prompts(green, red), use_tqdm=False))
-        assert [picture["size"] for picture in case.rows[0]["images"]] == [[160, 64], [96, 64]]
+        assert [picture["size"] for picture in case.rows[0]["images"]] == [[352, 64], [288, 64]]
         assert all(picture["sha256"] for picture in case.rows[0]["images"])
 
 
