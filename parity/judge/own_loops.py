@@ -71,6 +71,9 @@ def weights_in(row: Row) -> Any:
     return model.get("files") or model.get("path")
 
 
+OF_ALL_IDS = ("marks", "positions")  # of a forward: digests over its ids, which those of fewer ids do not equal
+
+
 def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out the last id, which
     nothing follows, or read the prompt alone and pick the next id from its logits, or read what a draft guessed: so do
@@ -83,8 +86,11 @@ def as_read(case: Case, other: Case) -> Case:
         if response is None or tuple(ids) in known:
             return row
         shorter = (ids[: len(ids) - count] for count in dict.fromkeys((1, response)))
-        found = next((some for some in shorter if tuple(some) in known), ids)
-        return {**row, "prompt_ids": found}
+        found = next((some for some in shorter if tuple(some) in known), None)
+        if found is None:
+            return row
+        inputs = {name: value for name, value in row.get("inputs", {}).items() if name not in OF_ALL_IDS}
+        return {**row, "prompt_ids": found, **({"inputs": inputs} if "inputs" in row else {})}
 
     return replace(case, rows=tuple(map(read, case.rows)))
 

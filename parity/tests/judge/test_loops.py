@@ -298,6 +298,17 @@ def seen(path, picture, most=12):
     return processor.tokenizer.decode(found, skip_special_tokens=True)
 
 
+@torch.no_grad()
+def looked(path, picture, options):
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(path, dtype="float32").eval()
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which colour?"}]}]
+    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    logits = model(**processor(text=[text], images=[picture], return_tensors="pt")).logits[0, -1]
+    ids = [processor.tokenizer.encode(option)[0] for option in options]
+    return logits[ids].softmax(-1).tolist()
+
+
 def refined(path, question, times=3):
     \"""Each answer is in the next prompt.\"""
     model, tokenizer = loaded(path)
@@ -449,6 +460,15 @@ def seen(path, picture, most=12):
     return loaded(path).generate_vlm_batch([request], options)[0].text
 
 
+def looked(path, picture, options):
+    engine = loaded(path)
+    ids = [engine.tokenizer.encode(option)[0] for option in options]
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "Which colour?"}]
+    request = {"messages": [{"role": "user", "content": content}]}
+    [score] = engine.score_batch([(request, ids[:1])], logits=True)
+    return score.logits[0][ids].softmax(-1).tolist()
+
+
 def refined(path, question, times=3):
     turns = [{"role": "user", "content": question}]
     for _ in range(times):
@@ -475,7 +495,7 @@ ASKED = (
     "direct",
 )  # of each question
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
-SITES = (*ASKED, "proxied", "whole", "leaving", "drawn", "seen", "turns", "guessed", "surprise")
+SITES = (*ASKED, "proxied", "whole", "leaving", "drawn", "seen", "looked", "turns", "guessed", "surprise")
 Judged = Callable[..., Outcome]
 
 
@@ -499,6 +519,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                     old.proxied(str(TEXT), str(DRAFT), question)
             with case("circle"):
                 old.seen(str(VL), drawing("red", "circle"))
+                old.looked(str(VL), drawing("red", "circle"), ["red", "blue", "A"])
             with case("all"):
                 old.whole(str(TEXT), QUESTIONS)
                 old.leaving(str(TEXT), QUESTIONS)
@@ -574,7 +595,7 @@ def test_what_a_loop_draws_is_known_to_the_end_where_it_was_decoded(folder: Path
 @pytest.mark.parametrize(
     ("site", "name"),
     [
-        ("cached", "q0"), ("whole", "all"), ("refined", "q0"), ("seen", "circle"),
+        ("cached", "q0"), ("whole", "all"), ("refined", "q0"), ("seen", "circle"), ("looked", "circle"),
         *((site, f"q{number}") for site in ("apart", "surprise", "penalized", "clipped") for number in range(3)),
         ("turns", "all"), ("leaving", "all"), *(("proxied", f"q{number}") for number in range(3)),
     ],
