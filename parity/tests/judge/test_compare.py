@@ -48,6 +48,21 @@ def changed(path: str, value: Any, **more: Any) -> Case:
 OLD = Case("s", "c", rows=(ROW,), value="ab")
 
 
+def test_stops_that_were_meant_for_other_rows_are_a_difference() -> None:
+    """A row that names none may be cut by hand, but not at what its code tells the library."""
+    stops = [
+        {**ROW, "prompt_ids": [7, 8, k], "stop": {**ROW["stop"], "strings": said(s)}} for k, s in ((1, [","]), (2, []))
+    ]
+    old = Case("s", "c", rows=tuple(stops), value="ab")
+
+    def counted(strings: list[str]) -> bool:
+        other = {**stops[1], "stop": {**ROW["stop"], "strings": said(strings)}}
+        [found] = differences(old, Case("s", "c", rows=(stops[0], other), value="ab"))
+        return found.counts
+
+    assert counted([","]) and not counted(["."])
+
+
 def test_ids_that_are_no_whole_text_were_cut() -> None:
     old, new = ({**ROW, "prompt_text": text, "prompt_ids": [first, 8, 9]} for text, first in ((None, 7), ("b", 3)))
     assert prompt_cause(old, new) == "prompt.truncation"
