@@ -79,6 +79,7 @@ class Case:
     """One recorded call of a call site: arguments, rows, and what it finally returned or raised.
 
     repeats: False where the old code gave something else when it was run again, None where that was not tried.
+    changing: parts of the value that were others each time, with the same rows (parity/record/changing.py).
     samples: values of further runs with other seeds, for comparing distributions.
     """
 
@@ -90,6 +91,7 @@ class Case:
     value: Any = None
     raised: str | None = None
     repeats: bool | None = None
+    changing: tuple[Mapping[str, Any], ...] = ()
     samples: tuple[Any, ...] = ()
     environment: str = ""
 
@@ -97,7 +99,12 @@ class Case:
         """Plain values in the order of the file."""
         said = {
             "format": FORMAT,
-            **{f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("rows", "samples")},
+            **{
+                f.name: getattr(self, f.name)
+                for f in dataclasses.fields(self)
+                if f.name not in ("rows", "changing", "samples")
+            },
+            "changing": list(self.changing),
             "rows": [{key: row[key] for key in ROW_KEYS if row.get(key) is not None} for row in self.rows],
             "samples": list(self.samples),
         }
@@ -109,7 +116,7 @@ class Case:
         for place, problem in case_faults(said):
             raise TypeError(f"{place} {problem}")
         rest = {key: value for key, value in said.items() if key != "format"}
-        return cls(**{**rest, "rows": tuple(rest.get("rows", ())), "samples": tuple(rest.get("samples", ()))})
+        return cls(**{**rest, **{name: tuple(rest.get(name, ())) for name in ("rows", "changing", "samples")}})
 
 
 # == What a case may hold ==
@@ -117,7 +124,7 @@ class Case:
 KINDS: dict[type, str] = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
-    "samples": list, "environment": str,
+    "changing": list, "samples": list, "environment": str,
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
@@ -136,6 +143,13 @@ def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
             return
     for number, row in enumerate(said.get("rows", ())):
         yield from ((f"rows[{number}]{place}", problem) for place, problem in row_faults(row))
+    for number, part in enumerate(said.get("changing", ())):
+        if (
+            not isinstance(part, dict)
+            or not isinstance(part.get("at"), list)
+            or len({*part} & {"before", "after"}) == 1
+        ):
+            yield f"changing[{number}]", "does not say where in the value it stands"
     yield from object_faults(said.get("arguments", {}), "arguments")
 
 

@@ -57,9 +57,10 @@ from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
+from parity.record.changing import changing, place_name, unchanged
 from parity.record.recorder import Starting
 from parity.record.rows import LIKELIEST, STRUCTURED
-from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict
+from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict, equal
 from parity.verdict import Numerics as Measurement
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class Judge:
         found = self.of_this_release(old, compare.differences(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
+        if old.changing:
+            parts = ", ".join(place_name(part["at"]) for part in old.changing)
+            notes = (*notes, f"not compared, for the old code gives another one each time: {parts}")
         accepted = accepted_by(self.store, old, self.backend, cause, self.today)
         also: tuple[str, ...] = ()
         if cause is not None and verdict in ("DRIFT", "LATENT"):
@@ -171,6 +175,11 @@ class Judge:
             return beside
         first = up_to_followers(inquiry)
         cause = cause_of(first)
+        if cause is not None and cause.name == "post.other" and (parts := self.changing(old, new)):
+            return could_not(
+                f"the new code gives another {', '.join(parts)} each time that it is run, and of the old code that is "
+                "not known; record it with --repeat 2"
+            )
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
 
     def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
@@ -179,6 +188,19 @@ class Judge:
             return self.run(old, load, parts)
         except GoldenError:
             return None
+
+    def changing(self, old: Case, new: Case) -> list[str]:
+        """Parts of the new value that are others when the new code is run again, if they are all that differs."""
+        time.sleep(1)  # for a clock of whole seconds
+        again = self.again(old, {}, frozenset())
+        if again is None or not compare.same_ids(new, again) or not compare.same_ids(old, new):
+            return []
+        try:
+            parts = changing([new.value, again.value])
+        except ValueError:
+            return []
+        same = equal(old.value, unchanged(parts, old.value, new.value))
+        return [place_name(part["at"]) for part in parts] if same else []
 
     def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
@@ -585,7 +607,7 @@ class Session:
         new = self.found[-1]
         if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
             raise GoldenError(f"the moved code could not be run here: {new.raised}")
-        return dataclasses.replace(new, case=old.case, samples=())
+        return dataclasses.replace(new, case=old.case, value=unchanged(old.changing, old.value, new.value), samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
         """The arguments of a call. One that was an object comes from its factory, or is left out if nobody takes it."""
@@ -1172,7 +1194,7 @@ def put_again(session: Session, old: Case, function: str, into: Store) -> None:
     for blob in blob_names(new):
         into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
-    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments))
+    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments, changing=old.changing))
 
 
 def refuse_itself(old: Case, job: Again) -> None:

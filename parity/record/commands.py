@@ -14,6 +14,7 @@ from typing import Any
 
 from parity.golden import Store, objects_in
 from parity.record import observe
+from parity.record.changing import place_name
 from parity.record.recorder import Recorded, functions_in, record
 from parity.record.rows import CHOSEN_BY_ITSELF, given_no_ids
 
@@ -160,6 +161,9 @@ def recorded_text(done: Recorded, store: Store) -> str:
             f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing is seen, and its model "
             "and its value are all that is held"
         )
+    for site in sorted({case.site for case in done.written if case.changing}):
+        parts = {place_name(part["at"]) for case in done.written if case.site == site for part in case.changing}
+        lines.append(f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared")
     unstable = [case.case for case in done.written if case.repeats is False]
     if unstable:
         lines.append(f"the old code does not repeat itself on: {', '.join(unstable)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import contextlib
 import dataclasses
 import functools
 import json
@@ -31,6 +32,7 @@ from typing import Any
 from parity import golden
 from parity.golden import Case, Store, environment
 from parity.record import observe
+from parity.record.changing import Part, changing, unchanged
 from parity.verdict import equal
 
 VARIABLE = "PARITY_OBSERVE"
@@ -257,12 +259,19 @@ def record(
 
 
 def completed(case: Case, again: Sequence[Seen], drawn: Sequence[Seen]) -> Case:
-    def values(runs: Sequence[Seen]) -> list[Any]:
+    def same_case(runs: Sequence[Seen]) -> list[Case]:
         found = ({(c.site, c.case): c for c in run.cases}.get((case.site, case.case)) for run in runs)
-        return [other.value for other in found if other is not None]
+        return [other for other in found if other is not None]
 
-    repeats = all(equal(case.value, value, 1e-6) for value in values(again)) if again else None
-    return dataclasses.replace(case, repeats=repeats, samples=tuple(values(drawn)))
+    samples = tuple(other.value for other in same_case(drawn))
+    if not again:
+        return dataclasses.replace(case, samples=samples)
+    others, known = same_case(again), list[Part]()
+    repeats = all(equal(case.value, other.value, 1e-6) for other in others)
+    if all([row["output_ids"] for row in case.rows] == [row["output_ids"] for row in other.rows] for other in others):
+        with contextlib.suppress(ValueError):
+            known, repeats = changing([case.value, *(other.value for other in others)]), True
+    return dataclasses.replace(case, repeats=repeats, changing=tuple(known), samples=samples)
 
 
 def put(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool) -> Recorded:
@@ -300,7 +309,8 @@ def same_golden(store: Store, case: Case) -> bool:
         old = store.read(case.site, case.case)
     except golden.GoldenError:
         return False
-    apart = {"environment", "repeats", "samples"}  # of the recording, not of the code
+    apart = {"environment", "repeats", "changing", "samples"}  # of the recording, not of the code
+    case = dataclasses.replace(case, value=unchanged(old.changing, old.value, case.value))
     mine, theirs = (golden.decoded(golden.coded(c.to_json())) for c in (old, case))
     before, after = ({k: v for k, v in said.items() if k not in apart} for said in (mine, theirs))
     return equal(before, after, 1e-5)
