@@ -423,6 +423,10 @@ class Numerics:
         for group in self.groups:
             if not group.path:
                 group.why = "the golden does not say which checkpoint it was"
+            if not group.rows and not group.why:
+                group.why = (
+                    "its rows choose and score no token, so its rounding cannot be measured; record calls that do"
+                )
             if not group.new and not group.why:
                 read_foreign(group)
         ready = [group for group in self.groups if not group.why]

@@ -12,6 +12,7 @@ Map: questions, partings, when to ask, lookups.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,9 +146,11 @@ def number_gap(old: Any, new: Any) -> float | None:
 
 def distance(old: float, new: float) -> float:
     """How far numbers are apart, in what rounding is measured in: as a log-probability's nats are nats, those of a
-    probability are a part of it, and near to zero those of both are."""
+    probability, or of a perplexity, are a part of it, and near to zero those of both are."""
     apart, size = abs(old - new), max(abs(old), abs(new))
-    return apart if size >= 1 or equal(old, new) else apart / size
+    if size < 1:
+        return apart if equal(old, new) else apart / size
+    return min(apart, abs(math.log(old / new))) if min(old, new) > 1 else apart
 
 
 def candidates(value: Any) -> dict[Any, float] | None:

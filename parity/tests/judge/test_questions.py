@@ -74,6 +74,8 @@ def test_prompts_that_one_side_alone_asks_for(old: list[list[int]], new: list[li
     [
         ([0.5, "a"], [1.0, "a"], 0.5),
         ([0.004], [0.005], pytest.approx(0.2)),  # of a small number, a part of it
+        ([100.0], [101.0], pytest.approx(0.00995, abs=1e-5)),  # of a perplexity, too
+        ([-100.0], [-101.0], 1.0),  # and of a sum of log-probabilities what it is
         ([0.0], [1e-6], 1e-6),  # as near to zero as float32 tells
         ([[[7, -1.0], [8, -1.5]]], [[[8, -1.25], [7, -1.25]]], 0.25),  # best tokens, in another order
         ({"a": -1.0, "b": -1.5}, {"a": -1.125, "c": -1.5}, 0.125),  # b was no better than c is
@@ -284,3 +286,10 @@ class Reads:
 
     def score_batch(self, items: Any) -> list[Any]:
         return [SimpleNamespace(logprobs=[-1.0] * len(answer)) for _, answer in items]
+
+
+def test_rows_that_only_read_their_prompts_say_why_nothing_is_measured(tmp_path: Path) -> None:
+    numerics = Numerics(Store(tmp_path))
+    numerics.groups.append(Group("s", "hf", "m", {"dtype": "bfloat16"}, {}))
+    numerics.judge()
+    assert "choose and score no token" in numerics.groups[0].why
