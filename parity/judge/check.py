@@ -52,7 +52,17 @@ from parity.judge.explain import (
     up_to_followers,
 )
 from parity.judge.laws import Tools
-from parity.judge.questions import Judged, Question, checkpoint_of, could_not, ends_elsewhere, kind_of, steps_of
+from parity.judge.questions import (
+    OF_SEVERAL,
+    Judged,
+    Question,
+    checkpoint_of,
+    could_not,
+    ends_elsewhere,
+    kind_of,
+    place_of,
+    steps_of,
+)
 from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
@@ -231,8 +241,11 @@ class Judge:
         if self.numerics is None or not old.rows or not new.rows:
             return judged
         kind = kind_of(old, new, judged, self.numerics.always)
-        if kind is not None:
-            self.numerics.ask(Question(old, new, self.backend, kind, judged))
+        if kind is None:
+            return judged
+        if (place := place_of(old, new, kind)) is None:
+            return could_not(OF_SEVERAL)
+        self.numerics.ask(Question(old, new, self.backend, kind, judged, place=place))
         return judged
 
     def readings(self, old: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
@@ -267,13 +280,13 @@ class Judge:
             if (cause := own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)) is not None:
                 return "DRIFT", cause, ()
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
-        models = [row.get("model", {}) for row in inquiry.old.rows]
-        if len({(model.get("path"), model.get("dtype")) for model in models}) > 1:
-            return could_not("its rows are of several models, whose numerics are not one")
+        if (place := place_of(inquiry.old, inquiry.new, "parted")) is None:
+            return could_not(OF_SEVERAL)
         judged = could_not("the numerics of its site were not read")
         if self.numerics is not None:
             company, beside = by_company(inquiry), beside_rounding(whole)
-            self.numerics.ask(Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, *beside))
+            asked = Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, *beside, place=place)
+            self.numerics.ask(asked)
         return judged
 
     def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
@@ -647,9 +660,9 @@ class Session:
         assert new is not None
         return new
 
-    def used(self) -> Any:
-        """The engine of the last call as it ran, or None."""
-        return None if self.replay is None else self.replay.used
+    def ran(self) -> list[Any]:
+        """The engines of the last call as they ran, one of each model."""
+        return [] if self.replay is None else [*self.replay.ran.values()]
 
     def engine(self) -> Any:
         """The engine of the last call, loaded so that logits can be read."""
@@ -954,7 +967,7 @@ def check_site(
 
     ledgers: what the site's draws have shown, for `judged_together`.
     """
-    engines: dict[str, Any] = {}  # only those that are read; the moved code may drop a hundred
+    engines: dict[str, list[Any]] = {}  # only those that are read; the moved code may drop a hundred
     for name in names:
         started = time.perf_counter()
         try:
@@ -962,12 +975,12 @@ def check_site(
             function, loads = new_function(old.function, settings["moved"]), settings.get("load", {})
             run = functools.partial(call_on, session, backend, function, loads)
             new = run(old, {}, frozenset())
-            seconds, used = time.perf_counter() - started, session.used()
+            seconds, ran = time.perf_counter() - started, session.ran()
             again = functools.partial(session.resample, run)
             judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again, ledgers=ledgers)
             outcome = judge.outcome(old, new, seconds)
             if numerics.wants(old, backend, engines):
-                engines[name] = used
+                engines[name] = ran
         except COULD_NOT_JUDGE as error:
             outcome = error_outcome(site, name, backend, error)
         except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others

@@ -21,9 +21,11 @@ Map: rows, the moved path, the reference, answers, what reports show.
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from parity import verdict
@@ -32,7 +34,7 @@ from parity.judge import referee, scoring
 from parity.judge.compare import placeholder_in
 from parity.judge.endings import leaves
 from parity.judge.questions import Judged, Question, Row, Step, checkpoint_of, could_not, model_of, number_gap, steps_of
-from parity.judge.replay import pictures_of
+from parity.judge.replay import loaded_from, pictures_of
 from parity.verdict import CAUSES, Cause, Outcome
 
 CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)
@@ -105,13 +107,18 @@ class Group:
                 case = store.read(self.site, name)
             except GoldenError:
                 continue  # said when its turn comes
-            if checkpoint_of(case) == self.path and model_of(case).get("dtype", "float32") == self.dtype:
-                self.take(case, store)
+            self.take(case, store)
 
     def take(self, case: Case, store: Store) -> None:
-        """A case's rows; equal ones of other cases are not read again, unless they part there."""
-        known = {(row.ids, row.start) for row in self.rows}
+        """A case's rows of this model; equal ones of other cases are not read again, unless they part there."""
+        known, paths = {(row.ids, row.start) for row in self.rows}, dict[Any, str | None]()
         for number, row in enumerate(case.rows):
+            model = model_of(case, number)
+            name = model.get("path")
+            if name not in paths:
+                paths[name] = checkpoint_of(case, number)
+            if paths[name] != self.path or model.get("dtype", "float32") != self.dtype:
+                continue
             step = self.steps.get((case.case, number))
             given = given_row(row, store, step)
             if given is not None and (step is not None or (given.ids, given.start) not in known):
@@ -270,7 +277,7 @@ def answer_of(group: Group, question: Question) -> Judged:
 
 def unread(question: Question, why: str, steps: Sequence[Step]) -> Judged:
     """The numerics say nothing: what was declared stays, and so does what passes with equal ids; no other case does."""
-    exact = question.kind == "floats" and model_of(question.old).get("dtype") == "float32"
+    exact = question.kind == "floats" and question.weights[1] == "float32"
     if question.kind == "model" or exact or (question.kind == "passing" and not steps):
         return with_note(question.otherwise, why)
     return could_not(why)
@@ -315,12 +322,24 @@ FAR = 5  # times what a few tokens say of noise
 
 
 def rounded_off(old: Any, new: Any) -> bool:
-    """Whether numbers came with all their digits, and come with few: what a code does, and no rounding of a model."""
-    numbers = ([number for _, number in leaves(value, kind=float)] for value in (old, new))
-    return [all(round(number, DIGITS) == number for number in some) for some in numbers] == [False, True]
+    """Whether numbers came with all their digits, or bits, and come with few: what a code does, and no rounding of a
+    model. Zeros and ones have few of both, whatever was done."""
+    before, after = ([n for _, n in leaves(value, kind=float) if n not in (0, 1)] for value in (old, new))
+    return bool(after) and any(
+        all(map(few, after)) and not all(map(few, before)) for few in (of_few_digits, of_few_bits)
+    )
 
 
 DIGITS = 4  # behind the point: what code rounds to
+BITS = 11  # float16 holds as many, bfloat16 eight
+
+
+def of_few_digits(number: float) -> bool:
+    return round(number, DIGITS) == number
+
+
+def of_few_bits(number: float) -> bool:
+    return math.frexp(number)[0] * 2**BITS % 1 == 0
 
 
 UNKNOWN_STEP = CAUSES["sampling.processors"] + ": what chose at step {} was not the model alone"
@@ -366,8 +385,14 @@ def by_steps(group: Group, found: referee.Verdict, question: Question, steps: Se
 # == All of a check ==
 
 
-def weights_of(case: Case) -> tuple[str | None, Any]:
-    return checkpoint_of(case), model_of(case).get("dtype")
+def engine_of(questions: Sequence[Question], engines: Mapping[str, Sequence[Any]]) -> Any:
+    """The last engine that ran one of these cases with the model that is asked about, or None."""
+    for question in questions:
+        ran, model = engines.get(question.old.case, ()), question.moved
+        wanted = Path(str(model.get("path"))).name, model.get("dtype")
+        if found := [engine for engine in ran if len(ran) == 1 or loaded_from(engine) == wanted]:
+            return found[-1]
+    return None
 
 
 @dataclass
@@ -388,30 +413,31 @@ class Numerics:
         found = dict[tuple[Any, Any], list[Question]]()
         for question in self.open:
             if (question.old.site, question.backend) == (site, backend):
-                found.setdefault(weights_of(question.old), []).append(question)
+                found.setdefault(question.weights, []).append(question)
         return found
 
-    def wants(self, old: Case, backend: str, engines: Mapping[str, Any]) -> bool:
-        """Whether the engine that ran this case is to be kept until `read`: one for each checkpoint with a question."""
-        same = {question.old.case for question in self.of(old.site, backend).get(weights_of(old), [])}
-        return old.case in same and all(engines.get(case) is None for case in same)
+    def wants(self, old: Case, backend: str, engines: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether the engines that ran this case are to be kept until `read`: one for each model with a question."""
+        asked = self.of(old.site, backend).values()
+        return any(engine_of(same, engines) is None for same in asked if any(q.old.case == old.case for q in same))
 
-    def read(self, site: str, backend: str, engines: Mapping[str, Any], ours: Any = None) -> None:
-        """The moved path of a site's open questions.   engines: case -> the engine that ran it, or None.   ours: where
-        an engine that was closed is loaded again (`replay.Engines`)."""
+    def read(self, site: str, backend: str, engines: Mapping[str, Sequence[Any]], ours: Any = None) -> None:
+        """The moved path of a site's open questions.   engines: case -> those that ran it.   ours: where an engine
+        that was closed is loaded again (`replay.Engines`)."""
         for same in self.of(site, backend).values():
             group = self.group_of(same)
-            engine = next((e for q in same if (e := engines.get(q.old.case)) is not None), None)
+            engine = engine_of(same, engines)
             if engine is not None:
                 read_moved(group, engine, ours)
             else:
-                group.moved = checkpoint_of(same[-1].new), model_of(same[-1].new)
+                group.moved = checkpoint_of(same[-1].new, same[-1].there), same[-1].moved
         self.open = [q for q in self.open if (q.old.site, q.backend) != (site, backend)]
 
     def group_of(self, questions: Sequence[Question]) -> Group:
         first = questions[0]
         steps = {(q.old.case, step.row): step for q in questions for step in steps_of(q.old, q.new)}
-        group = Group(first.old.site, first.backend, checkpoint_of(first.old) or "", model_of(first.old), steps)
+        model = model_of(first.old, first.place)
+        group = Group(first.old.site, first.backend, first.weights[0] or "", model, steps)
         group.environments = {q.old.case: self.store.environment_of(q.old) for q in questions}
         group.fill(self.store)
         self.groups.append(group)

@@ -41,6 +41,7 @@ class Question:
     otherwise: its verdict where the numerics say nothing.   company: the cause, if each row alone gives the old answer.
     beside: what differs, too, and is the cause where rounding explains that the ids part.   apart: if not 0, it is
     numbers alone, and this is how far they are apart at the golden's own ids, which rounding may explain, too.
+    place: of the row whose model it is about, for a case may ask several.
     """
 
     old: Case
@@ -51,10 +52,28 @@ class Question:
     company: Cause | None = None
     beside: Cause | None = None
     apart: float = 0.0
+    place: int = 0
 
     @property
     def key(self) -> tuple[str, str, str]:
         return self.old.site, self.old.case, self.backend
+
+    @property
+    def weights(self) -> tuple[str | None, str | None]:
+        """Where the golden's checkpoint is, and its dtype."""
+        return checkpoint_of(self.old, self.place), model_of(self.old, self.place).get("dtype")
+
+    @property
+    def there(self) -> int:
+        """The place among the new rows; of a row that is not there, the first."""
+        mine = self.old.rows[self.place]
+        theirs = [new for old, new in paired(self.old.rows, self.new.rows) if old is mine]
+        return next((k for k, row in enumerate(self.new.rows) if theirs and row is theirs[0]), 0)
+
+    @property
+    def moved(self) -> Row:
+        """The model of the new code."""
+        return model_of(self.new, self.there)
 
 
 # == Partings ==
@@ -76,8 +95,8 @@ class Step:
 
 def steps_of(old: Case, new: Case) -> list[Step]:
     """Where the rows of a case part. A row that is the beginning of the other one does not: no other id was chosen."""
-    found = []
-    for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
+    found, places = [], {id(row): place for place, row in enumerate(old.rows)}
+    for mine, theirs in paired(old.rows, new.rows):
         if not same_prompt(mine, theirs):
             continue
         before, after = mine["output_ids"], theirs["output_ids"]
@@ -87,7 +106,7 @@ def steps_of(old: Case, new: Case) -> list[Step]:
         penalty = float(entry(mine, "sampling", "repetition_penalty") or 1)
         seen = frozenset((*mine["prompt_ids"], *before[:step])) if penalty != 1 else frozenset[int]()
         position = len(mine["prompt_ids"]) + step
-        found.append(Step(number, step, position, (before[step], after[step]), penalty, seen, oddity(mine)))
+        found.append(Step(places[id(mine)], step, position, (before[step], after[step]), penalty, seen, oddity(mine)))
     return found
 
 
@@ -127,6 +146,17 @@ def kind_of(old: Case, new: Case, judged: Judged, always: bool) -> Kind | None:
 
 
 OF_NUMBERS = ("post.other", "sampling.processors")
+
+
+def place_of(old: Case, new: Case, kind: Kind) -> int | None:
+    """Of the row whose model a question is about; None where it is about several models, which have no numerics in
+    common."""
+    places = [step.row for step in steps_of(old, new)] or [*range(len(old.rows))]
+    models = {(model_of(old, place).get("path"), model_of(old, place).get("dtype")) for place in places}
+    return None if len(models) > 1 and kind in ("parted", "floats") else places[0]
+
+
+OF_SEVERAL = "what differs is of several models, whose numerics are not one"
 
 
 def number_gap(old: Any, new: Any) -> float | None:
@@ -187,10 +217,10 @@ def largest(gaps: Iterable[float | None]) -> float | None:
 LOADED: dict[str, set[str]] = {}  # name of a folder -> where the moved code loaded such a one, in this process
 
 
-def checkpoint_of(case: Case) -> str | None:
-    """Where a case's checkpoint is. Of a folder elsewhere a golden holds the name; an argument may hold it all, or the
-    moved code has loaded the one folder of this name."""
-    path: str | None = case.rows[0].get("model", {}).get("path") if case.rows else None
+def checkpoint_of(case: Case, place: int = 0) -> str | None:
+    """Where the checkpoint of a case's row is. Of a folder elsewhere a golden holds the name; an argument may hold it
+    all, or the moved code has loaded the one folder of this name."""
+    path: str | None = model_of(case, place).get("path")
     said = (str(text) for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
     if (found := next((text for text in said if Path(text).is_dir()), None)) is not None:
         return found
@@ -198,8 +228,8 @@ def checkpoint_of(case: Case) -> str | None:
     return next(iter(known)) if len(known) == 1 and path and not Path(path).is_dir() else path
 
 
-def model_of(case: Case) -> Row:
-    model: Row = case.rows[0].get("model", {}) if case.rows else {}
+def model_of(case: Case, place: int = 0) -> Row:
+    model: Row = case.rows[place].get("model", {}) if case.rows else {}
     return model
 
 

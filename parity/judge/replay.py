@@ -76,7 +76,7 @@ class Replay:
     put_back: frozenset[str] = frozenset()
     rows: Sequence[Row] = ()
     store: golden.Store | None = None
-    used: Any = None  # the engine of the last call
+    ran: dict[tuple[str, str], Any] = field(default_factory=dict)  # the last engine of each model, as they were asked
     asked: int = 0
     answered: int = 0  # of the rows, where their answers are put back
     offset: int = 0  # of the requests of this call among those of the call site's, where each is asked alone
@@ -87,6 +87,17 @@ class Replay:
         """The rows, one per request: samples of one prompt are one request."""
         count = entry(self.rows[0], "sampling", "n") if self.rows else 1
         return self.rows[:: max(1, int(count or 1))]
+
+    @property
+    def used(self) -> Any:
+        """The engine of the last call, or None."""
+        return next(reversed(self.ran.values()), None)
+
+    def asks(self, engine: Any) -> Any:
+        """This engine, which is about to be asked."""
+        self.ran.pop(loaded_from(engine), None)
+        self.ran[loaded_from(engine)] = engine
+        return engine
 
     def place(self, index: int) -> int:
         """Of which of the call site's requests a prompt is."""
@@ -123,7 +134,7 @@ class Replay:
         """generate_*_batch, changed."""
         fields = as_fields(options)
         hooked = any(getattr(plugin, "logits", None) for plugin in how.get("plugins", ()))
-        self.used = self.engine(engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back)
+        self.asks(self.engine(engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back))
         for part in sorted(self.put_back & OPTIONS.keys()):
             if self.asked < len(self.requested):
                 options = fields = OPTIONS[part](fields, self.requested[self.asked])
@@ -170,7 +181,7 @@ class Replay:
 
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
-        self.used = engine
+        self.asks(engine)
         together = [[item] for item in items] if ALONE in self.put_back else [items]
         return [score for some in together for score in original(engine, some, **how)]
 
@@ -198,6 +209,11 @@ class Replay:
         tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
         text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
+
+
+def loaded_from(engine: Any) -> tuple[str, str]:
+    """What tells models of one case apart: name of the checkpoint, dtype."""
+    return Path(engine.config.model).name, engine.checkpoint.dtype
 
 
 def pictures_of(row: Row, store: golden.Store) -> list[Any]:

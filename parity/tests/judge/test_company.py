@@ -355,10 +355,14 @@ def test_a_site_of_which_no_row_can_be_read_again_is_read_all_the_same(monkeypat
     assert (group.new, group.apart, group.why) == ([], 0.0, "")
 
 
+def an_engine(dtype: str = "float32") -> Any:
+    return SimpleNamespace(config=SimpleNamespace(model="models/tiny"), checkpoint=SimpleNamespace(dtype=dtype))
+
+
 def test_scores_are_asked_alone_too() -> None:
     together, alone = (Replay(Engines(), put_back=parts) for parts in (frozenset[str](), frozenset({ALONE})))
     for replay, wanted in ((together, [2, 2]), (alone, [1, 1])):
-        assert replay.score(lambda engine, items: [len(items)] * len(items), None, ["a", "b"]) == wanted
+        assert replay.score(lambda engine, items: [len(items)] * len(items), an_engine(), ["a", "b"]) == wanted
 
 
 @pytest.mark.parametrize(
@@ -384,7 +388,7 @@ def test_requests_are_asked_alone_until_one_parts_from_the_golden(
     monkeypatch.setattr(Replay, "engine", lambda replay, engine, **how: engine)
     with contextlib.suppress(PartedAlone):
         replay = Replay(Engines(), put_back=frozenset({ALONE}), rows=OLD.rows)
-        assert replay.call(answer, None, ["0", "1"]) == told
+        assert replay.call(answer, an_engine(), ["0", "1"]) == told
     assert len(seen) == asked
 
 
@@ -734,6 +738,13 @@ def test_special_tokens_that_are_kept_are_told_where_there_are_none(tmp_path: Pa
 
 def test_of_code_that_only_scores_the_engine_is_known_too() -> None:
     """Its numerics can be read, then."""
-    engine, replay = cast(Any, object()), Replay(Engines())
+    engine, replay = an_engine(), Replay(Engines())
     assert replay.score(lambda used, items: [used] * len(items), engine, [("a", [1])]) == [engine]
     assert replay.used is engine
+
+
+def test_the_last_engine_of_each_model_is_known() -> None:
+    replay, engines = Replay(Engines()), [an_engine(), an_engine("bfloat16"), an_engine()]
+    for engine in engines:
+        replay.asks(engine)
+    assert [*replay.ran.values()] == engines[1:] and replay.used is engines[2]

@@ -16,7 +16,7 @@ from parity.golden import Case, Store
 from parity.judge import questions, referee, replay
 from parity.judge.check import asked_otherwise, finished
 from parity.judge.numerics import Group, Numerics, answer_of, told
-from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, steps_of
+from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, place_of, steps_of
 from parity.judge.referee import Reading
 from parity.judge.scoring import Scored
 from parity.verdict import Cause, Check, Outcome, equal
@@ -221,8 +221,11 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
     for far, verdict in ((0.05, "ERROR"), (0.5, "ERROR"), (4.0, "DRIFT")):  # too few tokens, and yet no rounding
         question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
         assert verdict_of(group(rows=2), question)[0] == verdict
-    rounded = case([1], value=[-1.0123456, -2.0123456]), case([1], value=[-1.012, -2.012])
-    assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "DRIFT", "by the code"
+    for numbers in ([-1.012, -2.012], [-1.0078125, -2.015625]):  # as bfloat16 holds them
+        rounded = case([1], value=[-1.0123456, -2.0123456, 1.0]), case([1], value=[*numbers, 1.0])
+        assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "DRIFT", "by the code"
+        rounded = rounded[::-1]
+        assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "NEAR-TIE", "more digits were lost by none"
 
 
 def test_a_penalty_is_put_on_the_ids_that_it_was_on() -> None:
@@ -252,7 +255,7 @@ def test_without_the_weights_nothing_is_judged(tmp_path: Path) -> None:
     store.write(old)
     asked = Numerics(store)
     asked.ask(ask(old=old, new=new))
-    asked.read("s", "vllm", {"c": Reads()})
+    asked.read("s", "vllm", {"c": [Reads()]})
     check = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0)
     [outcome], [numerics] = check.outcomes, check.numerics
     assert check.exit_code == 3 and outcome.cause is not None
@@ -281,10 +284,13 @@ class EngineError(GenEngineError): ...
 class Reads:
     """An engine as far as it is read here; `GenEngineError` stands beside it, as in gen_engine.py."""
 
-    checkpoint = SimpleNamespace(window=None)
-    backend = SimpleNamespace(name="vllm")
+    backend, config = SimpleNamespace(name="vllm"), SimpleNamespace(model="models/m")
+
+    def __init__(self, dtype: str = "bfloat16") -> None:
+        self.checkpoint, self.asked = SimpleNamespace(window=None, dtype=dtype), list[Any]()
 
     def score_batch(self, items: Any) -> list[Any]:
+        self.asked += items
         return [SimpleNamespace(logprobs=[-1.0] * len(answer)) for _, answer in items]
 
 
@@ -293,3 +299,24 @@ def test_rows_that_only_read_their_prompts_say_why_nothing_is_measured(tmp_path:
     numerics.groups.append(Group("s", "hf", "m", {"dtype": "bfloat16"}, {}))
     numerics.judge()
     assert "choose and score no token" in numerics.groups[0].why
+
+
+def test_of_a_case_that_asks_two_models_the_one_whose_rows_part_is_read(tmp_path: Path) -> None:
+    """By the engine that ran it, and over rows of that model alone."""
+    store, exact, half = Store(tmp_path), {"path": "m", "dtype": "float32"}, {"path": "m", "dtype": "bfloat16"}
+    sides = []
+    for ids in ([1, 2, 3], [1, 9, 9]):
+        first, second = case([1, 2, 3], ids).rows
+        sides.append(dataclasses.replace(OLD, rows=({**first, "model": exact}, {**second, "model": half})))
+    old, new = sides
+    store.write(old)
+    place = place_of(old, new, "parted")
+    assert place == 1 and place_of(old, old, "floats") is None, "of equal ids the numbers may be any model's"
+    numerics = Numerics(store)
+    numerics.ask(dataclasses.replace(ask(old=old, new=new), place=1))
+    engines = [Reads("float32"), Reads("bfloat16"), Reads("float32")]
+    assert numerics.wants(old, "vllm", {}) and not numerics.wants(old, "vllm", {"c": engines})
+    numerics.read("s", "vllm", {"c": engines})
+    [made] = numerics.groups
+    assert made.dtype == "bfloat16" and [*made.places] == [("c", 1)] and made.why == ""
+    assert [len(engine.asked) > 0 for engine in engines] == [False, True, False]
