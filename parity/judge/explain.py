@@ -189,10 +189,38 @@ def by_cache(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -> 
     rows = [k for k, (_, row) in enumerate(inquiry.pairs) if (row.get("request") or {}).get("cached")]
     if not rows or inquiry.rerun is None:
         return None
-    if inquiry.realigned(inquiry.rerun({}, frozenset({UNCACHED}))):
+    again = inquiry.rerun({}, frozenset({UNCACHED}))
+    if inquiry.realigned(again):
         said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
         return Cause("cache.key", "confirmed", said, "without the cache the old answer comes back")
+    if again is not None and again.raised is None and (taken := of_another_model(inquiry.new, again)):
+        said = f"{CAUSES['cache.key']}: row {taken[0]} was answered by the cache as another model had answered before"
+        return Cause("cache.key", "likely", said, "without the cache it gets another answer")
     return None
+
+
+def of_another_model(new: Case, again: Case) -> list[int]:
+    """Rows out of a cache whose answers are not their model's, by a run without the cache, but all those of others that
+    were asked the same: between two dtypes rounding might explain the ids."""
+
+    def weights(row: Row) -> Any:
+        return row.get("model", {}).get("path"), row.get("model", {}).get("dtype")
+
+    pairs = enumerate(paired(new.rows, again.rows))
+    parted = [
+        (place, row)
+        for place, (row, own) in pairs
+        if (row.get("request") or {}).get("cached") and not is_drawn(row) and row["output_ids"] != own["output_ids"]
+    ]
+    known = [
+        any(
+            one["prompt_ids"] == row["prompt_ids"] and one["output_ids"] == row["output_ids"]
+            for one in new.rows[:place]
+            if weights(one) != weights(row)
+        )
+        for place, row in parted
+    ]
+    return [place for place, _ in parted] if all(known) else []
 
 
 STAGE_OF = {

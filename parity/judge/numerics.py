@@ -339,7 +339,7 @@ def of_few_digits(number: float) -> bool:
 
 
 def of_few_bits(number: float) -> bool:
-    return math.frexp(number)[0] * 2**BITS % 1 == 0
+    return float.is_integer(math.frexp(number)[0] * 2**BITS)
 
 
 UNKNOWN_STEP = CAUSES["sampling.processors"] + ": what chose at step {} was not the model alone"

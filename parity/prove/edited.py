@@ -130,7 +130,8 @@ def lend_engines() -> None:
         made = original(**given)
         _kept.append(made)  # or its end would do the same
         made.llm_engine.engine_core.shutdown = lambda *a, **k: None  # of threads and groups that a fork does not have
-        if "logits_processors" not in given:  # a class of gen_engine.py itself, another one in each fork
+        # A class of gen_engine.py itself, another one in each fork; adapters, which it knows by number.
+        if not {"logits_processors", "enable_lora"} & given.keys():
             known[key] = made
         return made
 

@@ -200,6 +200,9 @@ def text_cases(ask: Any) -> None:
     ask("beyond-ascii", SURE, chat("Draw a family.", "What is the capital of Iceland?"), max_new_tokens=32)
     ask("last-ids", SURE, chat("You know this. " * 8 + FRANCE, COUNT), keep_last=30)
     ask("window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64)
+    ask("last-ids-of-a-window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64, keep_last=50)
+    narrow = {"window": 64, "dtype": "bfloat16"}
+    ask("by-the-spare", SURE, chat("You know this. " * 8 + FRANCE, COUNT), enough=7, spare=True, **narrow)
     ask("last-ids-llama", LLAMA, raw(*RAGGED), keep_last=6, max_new_tokens=12)
     many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]  # enough to tell the size of rounding
     ask("bfloat16-best-tokens", LLAMA, raw(*many), dtype="bfloat16", max_new_tokens=8, logprobs=3)
@@ -291,6 +294,8 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     often("then-hotter", LLAMA, (one, {**warm, "temperature": 0.3}), (one, {**warm, "temperature": 2.0}))
     often("then-at-least", SURE, (chat(FRANCE), {}), (chat(FRANCE), {"min_new_tokens": 20}))
     often("then-another-model", SURE, (rows, short), (rows, short, VL))
+    many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]
+    often("then-bfloat16", LLAMA, (raw(*many), short), (raw(*many), {**short, "dtype": "bfloat16"}))
     often(
         "then-more-text",
         SURE,
@@ -302,6 +307,10 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     often("seeded-alone", LLAMA, (four, fresh), (four[::-1], fresh), (four[1:2], fresh))
     often("seeds-of-samples", LLAMA, (raw("The", seed=0), {**fresh, "n": 3}), (seeded(raw(*["The"] * 3), 0), fresh))
     often("twice-with-logprobs", LLAMA, (one, {"logprobs": 2}), (one, {"logprobs": 2}))
+    penalised = {"max_new_tokens": 8, "best": True, "repetition_penalty": 1.4}
+    often("twice-with-best-tokens", LLAMA, (raw("The", "a"), penalised), (raw("The", "a"), penalised))
+    one_and_two = [(chat(FRANCE, adapter=f"{MODELS}random-adapters/{name}"), short) for name in ("one", "two")]
+    often("then-another-adapter", SURE, *one_and_two)
     often("then-seeds", LLAMA, (raw("The", seed=3), warm), (raw("The", seed=4), warm), (raw("The", seed=3), warm))
     often("seeded-twice", LLAMA, (seeded(raw(*RAGGED[:4]), 0), warm), (seeded(raw(*RAGGED[:4]), 0)[::-1], warm))
     often("samples-of-seeds", LLAMA, (raw("The", seed=0), {**warm, "n": 3}), (seeded(raw(*["The"] * 3), 0), warm))

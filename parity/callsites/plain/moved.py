@@ -34,26 +34,30 @@ def engine(
     cached: bool = False,
     adapters: tuple[str, ...] = (),
     window: int = WINDOW,
+    spare: str | None = None,
 ) -> GenerationEngine:
     """One of the six that were used last; the one before them is closed."""
-    key = model_path, dtype, hooks, cached, adapters, window
+    key = model_path, dtype, hooks, cached, adapters, window, spare
     model = LOADED.pop(key, None)
     if model is None:
         if len(LOADED) == 6:
             LOADED.pop(next(iter(LOADED))).close()
         config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES, max_model_len=window)
-        adapted = {Path(path).name: path for path in adapters}
-        model = load(config, logits_hooks=hooks, cache=ANSWERS if cached else None, adapters=adapted)
+        adapted = {name: path for path, name in names_of(adapters).items()}
+        how = {"logits_hooks": hooks, "adapters": adapted, "fallback_backend": spare}
+        model = load(config, cache=ANSWERS if cached else None, **how)
     LOADED[key] = model
     return model
 
 
-def request_of(row: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def names_of(adapters: Sequence[str]) -> dict[str, str]:
+    """Folder -> name: the same names for the adapters of each call."""
+    return {path: f"adapter-{place}" for place, path in enumerate(adapters)}
+
+
+def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Sequence[str]) -> dict[str, Any]:
     how = {**settings, **row}
-    request: dict[str, Any] = {
-        "seed": row.get("seed"),
-        "adapter": Path(how["adapter"]).name if how.get("adapter") else None,
-    }
+    request: dict[str, Any] = {"seed": row.get("seed"), "adapter": names_of(adapters).get(how.get("adapter", ""))}
     if "messages" in row:
         chat = {"enable_thinking": how.get("thinking", False), "add_generation_prompt": how.get("opening", True)}
         chat |= {"template": how.get("template"), "kwargs": how.get("variables", {})}
@@ -93,6 +97,7 @@ def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
     cut = {"truncate_prompt": bool(how.get("keep_last") or how.get("window"))}
     cut |= {"max_prompt_tokens": how["keep_last"]} if how.get("keep_last") else {}
     own = {name: how[name] for name in OPTIONS & how.keys()}
+    own |= {"logits": True} if how.get("best") else {}
     return {"max_new_tokens": 24, **own, **cut, "stop": stop, "decode": decode}
 
 
@@ -196,6 +201,8 @@ class NeverTwiceOfTransformers:
 def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:
     said = {"text": result.text, "tokens": result.completion_tokens, "prompt": result.prompt_tokens}
     said |= {"raw": result.raw_text, "reason": result.finish_reason, "stop": result.stop_reason}
+    if how.get("best"):
+        said["best"] = [] if result.logits is None else result.logits.argmax(-1).tolist()
     if "logprobs" in how:
         said["logprobs"] = list(result.logprobs or ())
         said["top"] = [[[i, v] for i, v in best.items()] for best in result.top_logprobs or () if best]
@@ -209,13 +216,13 @@ def ask(model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -
 def answers(
     model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any], *, cached: bool
 ) -> list[list[dict[str, Any]]]:
-    banned, adapters = settings.get("banned", ()), sorted({row["adapter"] for row in rows if row.get("adapter")})
-    hooks = any(settings.get(name) for name in ("banned", "never_twice", "no_repeat_ngram_size"))
-    model = engine(
-        model_path, settings.get("dtype", "float32"), hooks, cached, tuple(adapters), settings.get("window", WINDOW)
-    )
-    requests = [request_of(row, settings) for row in rows]
-    theirs = settings.get("of_transformers") and model.config.backend == "hf"
+    banned, adapters = settings.get("banned", ()), tuple(sorted({row["adapter"] for row in rows if row.get("adapter")}))
+    hooks = any(settings.get(name) for name in ("banned", "never_twice", "no_repeat_ngram_size", "best"))
+    dtype, window = settings.get("dtype", "float32"), settings.get("window", WINDOW)
+    spare = "hf" if settings.get("spare") else None  # for what is of transformers
+    model = engine(model_path, dtype, hooks, cached, adapters, window, spare)
+    requests = [request_of(row, settings, adapters) for row in rows]
+    theirs = spare or (settings.get("of_transformers") and model.config.backend == "hf")
     plugins: list[Any] = [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
     plugins += [(EnoughOfTransformers if theirs else Enough)(settings["enough"])] if settings.get("enough") else []
     plugins += [Until(settings["until"])] if settings.get("until") else []
@@ -246,12 +253,11 @@ def score(
     model_path: str, pairs: list[dict[str, Any]], dtype: str = "float32", best: bool = False
 ) -> list[dict[str, Any]]:
     """Log-probability of each token of each given response. best: and the token that the model would have said."""
-    items: list[Any] = []
+    items, adapters = list[Any](), tuple(sorted({pair["adapter"] for pair in pairs if pair.get("adapter")}))
     for pair in pairs:
-        request = {name: value for name, value in request_of(pair, {}).items() if value is not None}
+        request = {name: value for name, value in request_of(pair, {}, adapters).items() if value is not None}
         bare = pair.get("prompt") or (pair["messages"] if pair.keys() == {"messages", "response"} else None)
         items.append((bare or request, pair["response"]))
-    adapters = tuple(sorted({pair["adapter"] for pair in pairs if pair.get("adapter")}))
     scores = engine(model_path, dtype, bool(adapters) or best, adapters=adapters).score_batch(items, logits=best)
     return [
         {

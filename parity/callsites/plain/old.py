@@ -64,7 +64,8 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
         budget |= {"do_resize": False} if how.get("as_it_is") else {}
         given = dict(processor(text=[text], images=[images], return_tensors="pt", **budget))
     if how.get("keep_last") or how.get("window"):  # which is to hold the answer, too
-        last = how.get("keep_last") or how["window"] - how.get("max_new_tokens", 24)
+        room = how["window"] - how.get("max_new_tokens", 24) if how.get("window") else how["keep_last"]
+        last = min(how.get("keep_last", room), room)
         given = {name: value[:, -last:] for name, value in given.items()}
     return given
 
@@ -207,6 +208,8 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
         said["reason"], said["stop"] = ("stop", ids[-1]) if by_id else ("eos", None)
     elif stop:
         said["reason"], said["stop"] = "stop", stop
+    if how.get("best"):
+        said["best"] = torch.stack(made.logits, dim=1)[0, : len(ids)].argmax(-1).tolist()
     if "logprobs" in how:
         steps = torch.stack(made.logits, dim=1)[0].float().log_softmax(-1)  # [tokens, vocabulary]
         said["logprobs"] = [float(step[i]) for step, i in zip(steps, ids)]

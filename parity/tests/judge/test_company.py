@@ -18,6 +18,7 @@ from parity.judge.explain import (
     Inquiry,
     answers_of_others,
     beside_rounding,
+    by_cache,
     by_endings,
     cause_of,
     permuted,
@@ -145,6 +146,24 @@ def test_an_answer_out_of_a_cache_that_the_model_would_not_give_is_the_caches() 
     wrong = case(FIRST, {**SECOND, "output_ids": [4, 5, 9], "text": "de", "request": {"number": 1, "cached": True}})
     cause = found_with(wrong, UNCACHED)
     assert cause is not None and (cause.name, cause.certainty) == ("cache.key", "confirmed")
+
+
+@pytest.mark.parametrize(("before", "own", "cause"), [([4, 8], [4, 5], "cache.key"), ([4, 8], [4, 8], None),
+                                                    ([4, 7], [4, 5], None)])  # fmt: skip
+def test_an_answer_out_of_a_cache_that_another_model_gave_is_the_caches(
+    before: list[int], own: list[int], cause: str | None
+) -> None:
+    """Though rounding may explain it: the old code's is not what comes without the cache."""
+    half = {"model": {"path": "m", "dtype": "bfloat16"}, "text": "d"}
+    old = case({**FIRST, "output_ids": before}, {**FIRST, **half, "output_ids": [4, 6]})
+    cached, alone = (
+        {**half, "output_ids": ids, "request": {"number": 1, "cached": out}}
+        for ids, out in (([4, 8], True), (own, False))
+    )
+    sides = [case({**FIRST, "output_ids": before}, {**FIRST, **one}, value="d!") for one in (cached, alone)]
+    asked = Inquiry(old, sides[0], compare.differences(old, sides[0]), TOOLS.decode, lambda *_: sides[1], TOOLS)
+    found = by_cache(asked)
+    assert (found and found.name) == cause
 
 
 def test_a_row_of_another_requests_ids_breaks_no_law_of_prompts() -> None:
