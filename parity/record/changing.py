@@ -32,7 +32,7 @@ def parts(values: Sequence[Any], at: tuple[str | int, ...]) -> Iterator[Part]:
         for place in range(len(first)):
             yield from parts([value[place] for value in values], (*at, place))
     elif kinds == {float} and not all(
-        other == first if isinstance(first, int) else equal(first, other, 1e-6) for other in others
+        other == first if isinstance(first, int) else equal(first, other, 1e-6, 1e-9) for other in others
     ):
         yield {"at": [*at]}
     elif kinds == {str} and len({*values}) > 1:

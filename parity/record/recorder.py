@@ -252,10 +252,16 @@ def record(
         base = folder or Path(scratch)
         how: dict[str, Any] = {"sites": sites, "loose": loose}
         seen = run_observed(command, base / "0", seed=seed, **how)
-        again = [run_observed(command, base / str(k), seed=seed, **how) for k in range(1, repeat)]
+        again = [run_later(command, base / str(k), seed=seed, **how) for k in range(1, repeat)]
         drawn = [run_observed(command, base / f"s{k}", seed=(seed or 0) + k, **how) for k in range(1, samples + 1)]
         cases = [completed(case, again, drawn) for case in seen.cases]
         return put(seen, cases, store, overwrite)
+
+
+def run_later(command: Sequence[str], folder: Path, **how: Any) -> Seen:
+    """run_observed(), when a clock of whole seconds says something else."""
+    time.sleep(1)
+    return run_observed(command, folder, **how)
 
 
 def completed(case: Case, again: Sequence[Seen], drawn: Sequence[Seen]) -> Case:

@@ -457,11 +457,12 @@ def hf_stop(given: Mapping[str, Any], resolved: Mapping[str, Any], checkpoint: A
         elif kind not in ("MaxLengthCriteria", "MaxTimeCriteria"):
             others.append(kind)
     budget = config.max_new_tokens if config.max_new_tokens is not None else config.max_length - length
+    least = max(config.min_new_tokens or 0, (config.min_length or 0) - length)  # either way of saying it
     return {
         "end_ids": sourced(sorted(ends), source_in(given, checkpoint, "eos_token_id", config.eos_token_id)),
         "strings": sourced(strings, "caller" if strings else "default"),
         "max_new_tokens": sourced(budget, source_in(given, checkpoint, "max_new_tokens", config.max_new_tokens)),
-        "min_new_tokens": sourced(config.min_new_tokens or 0, "caller" if config.min_new_tokens else "default"),
+        "min_new_tokens": sourced(least, "caller" if least else "default"),
         "criteria": sourced(others, "caller" if others else "default"),
     }
 
@@ -514,16 +515,22 @@ def padding(
     unmasked: bool,
     known: Collection[tuple[int, ...]] = (),
     bos: int | None = None,
+    ragged: bool = False,
 ) -> tuple[list[int], dict[str, Any]]:
     """A padded prompt -> its own ids, and how it was padded. Padding that the mask lets through is padding, too.
 
     known: ids that a tokenizer gave; a row that is one of them holds no padding. bos: where it is the pad id, the last
-    of the pads before a text is its beginning.
+    of the pads before a text is its beginning. ragged: beside a row that is one of them, what stands before those of
+    another is padding with whatever id, which the model may not know as its own.
     """
     inner = [k for k, m in enumerate(mask) if m]
     first, last = (inner[0], inner[-1] + 1) if inner else (0, len(ids))
     side, masked = ("left" if first else "right" if last < len(ids) else "none"), True
     own = [ids[k] for k in inner]
+    if side == "none" and ragged and tuple(own) not in known and own:
+        same = next((k for k, i in enumerate(own) if i != own[0]), len(own))
+        if (pads := next((k for k in range(1, same + 1) if tuple(own[k:]) in known), 0)) and own[0] != bos:
+            return own[pads:], {"side": "left", "pads": pads, "masked": False}
     if side == "none" and unmasked and pad is not None:
         while len(own) > 1 and own[0] == pad and tuple(own) not in known and (bos != pad or own[1] == pad):
             own, side, masked = own[1:], "left", False
@@ -655,16 +662,15 @@ def generate_event(
     inferred = mask is None and pad is not None and pad not in stop["end_ids"]["value"]
     masks = [[int(not inferred or i != pad) for i in row] for row in prompts] if mask is None else lists(mask)
     copies = max(1, len(whole) // max(1, len(prompts)))
-    sequences = []
+    sequences, bos, ragged = [], first_id(config.bos_token_id), any(tuple(ids) in known for ids in prompts)
     for number, ids in enumerate(whole):
-        own, batch = padding(
-            prompts[number // copies], masks[number // copies], pad, not inferred, known, first_id(config.bos_token_id)
-        )
+        asked = number // copies
+        own, batch = padding(prompts[asked], masks[asked], pad, not inferred, known, bos, ragged)
         batch = {"rows": len(prompts), **batch}
         if given.get("position_ids") is not None:
             batch["positions"] = "given"
         new = ids[length:]
-        request = {"number": number // copies, "sample": number % copies}
+        request = {"number": asked, "sample": number % copies}
         mine = ended(new, stop["end_ids"]["value"], pad)
         sequences.append(Produced(own, mine, new, ids, batch, request=request))
     sampling = hf_sampling(given, resolved, checkpoint)

@@ -167,6 +167,16 @@ def test_a_beginning_that_is_the_pad_id_is_no_padding() -> None:
     assert rows.padding([0, 5, 6], [1, 1, 1], pad, True)[0] == [5, 6]
 
 
+def test_padding_that_the_tokenizer_alone_knows_is_padding() -> None:
+    """Its pad id was set by hand, the model's is another one."""
+    known, unmasked = {(5, 6), (5, 6, 7, 8)}, {"side": "left", "pads": 2, "masked": False}
+    for infers in (True, False):
+        assert rows.padding([0, 0, 5, 6], [1] * 4, 9, infers, known, ragged=True) == ([5, 6], unmasked)
+    assert rows.padding([5, 6, 7, 8], [1] * 4, 9, True, known, ragged=True)[0] == [5, 6, 7, 8]
+    assert rows.padding([0, 1, 5, 6], [1] * 4, 9, True, known, ragged=True)[0] == [0, 1, 5, 6], "no run of one id"
+    assert rows.padding([3, 5, 6], [1] * 3, 9, True, known, bos=3, ragged=True)[0] == [3, 5, 6], "a beginning"
+
+
 def test_a_processor_that_does_not_resize_says_so_itself() -> None:
     class Processor:
         do_resize = False

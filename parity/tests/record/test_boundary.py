@@ -124,3 +124,12 @@ def test_a_model_that_guesses_for_another_leaves_its_settings_alone() -> None:
     guessed = seen(lambda: model.generate(**inputs, **how, assistant_model=draft).tolist())[1].rows
     assert [row["stop"] for row in guessed] == [row["stop"] for row in alone]
     assert [row["sampling"] for row in guessed] == [row["sampling"] for row in alone]
+
+
+def test_a_least_length_that_counts_the_prompt_is_one_of_the_answer(plain: tuple[Any, Any]) -> None:
+    model, processor = plain
+    inputs = processor.tokenizer("One, two", return_tensors="pt")
+    length = inputs["input_ids"].shape[1]
+    for how, least in (({"min_length": length + 2}, 2), ({"min_length": 1}, 0), ({"min_new_tokens": 3}, 3)):
+        _, case = seen(lambda how=how: model.generate(**inputs, max_new_tokens=4, do_sample=False, **how))
+        assert case.rows[0]["stop"]["min_new_tokens"]["value"] == least

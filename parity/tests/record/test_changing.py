@@ -38,6 +38,7 @@ if __name__ == "__main__":
         ("/tmp/a1/out", "/tmp/b2/out", [{"at": [], "before": "/tmp/", "after": "/out"}]),
         (["took 0.3 s in all"], ["took 0.4 s in all"], [{"at": [0], "before": "took ", "after": " s in all"}]),
         ("a a", "a a a", [{"at": [], "before": "a ", "after": ""}]),
+        ([1.7e-4, 0.5], [1.705e-4, 0.5], [{"at": [0]}]),  # seconds, which may be few
     ],
 )
 def test_texts_and_numbers_that_change_are_found(first: object, second: object, parts: list[object]) -> None:
