@@ -53,15 +53,18 @@ from parity.judge.explain import (
 )
 from parity.judge.laws import Tools
 from parity.judge.questions import (
+    NO_ADAPTER,
     OF_SEVERAL,
     Judged,
     Question,
+    asked_models,
     checkpoint_of,
     could_not,
     ends_elsewhere,
     kind_of,
     place_of,
     steps_of,
+    weights_of,
 )
 from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
@@ -248,7 +251,14 @@ class Judge:
         self.numerics.ask(Question(old, new, self.backend, kind, judged, place=place))
         return judged
 
-    def readings(self, old: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
+    def old_path(self, old: Case, new: Case, place: int) -> ties.OldPath:
+        """What answered a golden's row, loaded again. Raises GoldenError."""
+        weights = weights_of(old, new, place)
+        if weights.adapter is None:
+            raise GoldenError(NO_ADAPTER)
+        return ties.OldPath({**old.rows[place]["model"], "path": weights.path}, self.store, weights.adapter)
+
+    def readings(self, old: Case, new: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
         """(number, row, old logits, new logits) of every row. Raises GoldenError where they cannot be had."""
         engine = self.engine()
         if engine is None:
@@ -256,8 +266,10 @@ class Judge:
         for row in old.rows:
             if why := ties.unreadable(row):
                 raise GoldenError(why)
-        path = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store)
-        for number, (row, logits) in enumerate(zip(old.rows, ties.new_logits(engine, old.rows, self.store))):
+        if len(asked_models(old, range(len(old.rows)))) > 1:
+            raise GoldenError(OF_SEVERAL)
+        path, adapter = self.old_path(old, new, 0), weights_of(old, new, 0).adapter or ""
+        for number, (row, logits) in enumerate(zip(old.rows, ties.new_logits(engine, old.rows, self.store, adapter))):
             yield number, row, path.logits(row), logits
 
     def company(self, old: Case) -> float | None:
@@ -314,7 +326,7 @@ class Judge:
     def judged_draws(self, old: Case, new: Case) -> Judged:
         """Other draws under equal settings: do they follow them? (draws.py)"""
         try:
-            theirs, mine = self.samples(old, old), self.samples(old, new)
+            theirs, mine = self.samples(old, new, old), self.samples(old, new, new)
         except COULD_NOT_JUDGE as error:
             return self.permuted(old, new, str(error))
         ledger = self.ledger(old.site)
@@ -333,7 +345,7 @@ class Judge:
             ledger.own[old.case] = theirs
             return "SAME-SETTINGS", None, (evidence.sentence(),)  # until all are judged together
         with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
-            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old) if compare.is_drawn(row)]
+            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old, new) if compare.is_drawn(row)]
             if in_float32(old, new) and (said := next((said for same, said in seen if not same), "")):
                 if not ties.tells_its_logits(self.engine(), old.rows, self.store):
                     said = f"{CAUSES['post.other']}: the logits that it tells are not those of its log-probabilities"
@@ -341,18 +353,23 @@ class Judge:
                 return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), ()
         return ("SAME-DISTRIBUTION" if evidence.tells else "SAME-SETTINGS"), None, (evidence.sentence(),)
 
-    def samples(self, old: Case, case: Case) -> list[draws.Sample]:
-        """What a case's drawn rows say under the golden's settings. Raises GoldenError where that cannot be had."""
-        path, found = ties.OldPath({**old.rows[0]["model"], "path": checkpoint_of(old)}, self.store), []
-        sources = draws.streams(case.rows)
-        asked_as = {id(new): golden for golden, new in compare.paired(old.rows, case.rows)}
+    def samples(self, old: Case, new: Case, case: Case) -> list[draws.Sample]:
+        """What a case's drawn rows, of one of both, say under the golden's settings. Raises GoldenError where that
+        cannot be had."""
+        paths, found = dict[Any, ties.OldPath](), list[draws.Sample]()
+        sources, places = draws.streams(case.rows), {id(row): place for place, row in enumerate(old.rows)}
+        asked_as = {id(row): places[id(golden)] for golden, row in compare.paired(old.rows, case.rows)}
         for row, source in zip(case.rows, sources):
-            golden = asked_as.get(id(row), old.rows[0])
+            place = asked_as.get(id(row), 0)
+            golden = old.rows[place]
             asked = {**golden, "prompt_ids": row["prompt_ids"], "output_ids": row["output_ids"]}
             if why := draws.unreadable(asked):
                 raise GoldenError(why)
             if compare.is_drawn(golden):
-                found.append(draws.sample_of(asked, path.logits(asked), source))
+                [model] = asked_models(old, [place])
+                if model not in paths:
+                    paths[model] = self.old_path(old, new, place)
+                found.append(draws.sample_of(asked, paths[model].logits(asked), source))
         return found
 
     def ledger(self, site: str) -> draws.Ledger:

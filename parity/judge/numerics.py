@@ -33,8 +33,21 @@ from parity.golden import Case, GoldenError, Store, environment
 from parity.judge import referee, scoring
 from parity.judge.compare import placeholder_in
 from parity.judge.endings import leaves
-from parity.judge.questions import Judged, Question, Row, Step, checkpoint_of, could_not, model_of, number_gap, steps_of
-from parity.judge.replay import loaded_from, pictures_of
+from parity.judge.questions import (
+    NO_ADAPTER,
+    Judged,
+    Question,
+    Row,
+    Step,
+    Weights,
+    adapters_of,
+    checkpoint_of,
+    could_not,
+    model_of,
+    number_gap,
+    steps_of,
+)
+from parity.judge.replay import adapter_named, loaded_from, pictures_of
 from parity.verdict import CAUSES, Cause, Outcome
 
 CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)
@@ -65,6 +78,7 @@ def given_row(row: Row, store: Store, step: Step | None) -> scoring.Given | None
 class Group:
     """All goldens' rows of a site on one checkpoint, for one backend, and what each path makes of them.
 
+    adapters: what its rows say of theirs, adapter: the folder.
     places: (case, row) -> its number among `rows`.   moved: the new path's model, where no engine of ours ran.
     why: why the numerics could not be judged.   apart: how far the new path reads some rows otherwise alone, nats.
     """
@@ -74,6 +88,8 @@ class Group:
     path: str
     model: Row
     steps: Mapping[tuple[str, int], Step]
+    adapters: tuple[str, ...] = ()
+    adapter: str = ""
     rows: list[scoring.Given] = field(default_factory=list)
     places: dict[tuple[str, int], int] = field(default_factory=dict)
     new: list[scoring.Scored] = field(default_factory=list)
@@ -97,9 +113,9 @@ class Group:
         return any(here.get(name) != version for name, version in there.items() if name in here) or not there
 
     @property
-    def source(self) -> tuple[str, str, str | None]:
+    def source(self) -> tuple[str, str, str | None, str]:
         """What one reading of the reference has in common."""
-        return self.path, self.dtype, self.model.get("attention")
+        return self.path, self.dtype, self.model.get("attention"), self.adapter
 
     def fill(self, store: Store) -> None:
         for name in store.names(self.site):
@@ -117,7 +133,8 @@ class Group:
             name = model.get("path")
             if name not in paths:
                 paths[name] = checkpoint_of(case, number)
-            if paths[name] != self.path or model.get("dtype", "float32") != self.dtype:
+            mine = paths[name], model.get("dtype", "float32"), adapters_of(row)
+            if mine != (self.path, self.dtype, self.adapters):
                 continue
             step = self.steps.get((case.case, number))
             given = given_row(row, store, step)
@@ -130,13 +147,16 @@ class Group:
 # == The moved path ==
 
 
-def readable(engine: Any, engines: Any) -> Any:
-    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays."""
-    module = sys.modules[type(engine).__module__]
+def readable(engine: Any, engines: Any, hooked: bool) -> Any:
+    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays.   hooked:
+    with its hook for logits, without which vLLM scores nothing beside adapters."""
+    module, config = sys.modules[type(engine).__module__], engine.config
+    if hooked and engine.backend.name == "vllm" and not config.logits_hooks:
+        return engines.get(module, dataclasses.replace(config, logits_hooks=True))
     try:
         engine.score_batch([])
     except module.EngineError:
-        return engines.get(module, engine.config)
+        return engines.get(module, config)
     return engine
 
 
@@ -144,11 +164,12 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
     """What the engine that ran makes of the rows."""
     failures = (*CANNOT_READ, sys.modules[type(engine).__module__].GenEngineError)
     try:
-        engine = readable(engine, engines)
-        group.new = scoring.read_engine(engine, group.rows)
+        engine = readable(engine, engines, hooked=bool(group.adapter))
+        adapter = adapter_named(engine, group.adapter) if group.adapter else None
+        group.new = scoring.read_engine(engine, group.rows, adapter=adapter)
         by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
         some = [*by_length[:2], *by_length[-1:]]  # the short ones are padded beside the long one
-        alone = scoring.read_engine(engine, [group.rows[k] for k in some], at_once=1)
+        alone = scoring.read_engine(engine, [group.rows[k] for k in some], at_once=1, adapter=adapter)
         group.apart = max((scoring.furthest(group.new[k], one) for k, one in zip(some, alone)), default=0.0)
     except failures as error:
         group.why = f"the moved path could not be read: {error}"
@@ -164,7 +185,8 @@ def read_foreign(group: Group) -> None:
         )
         return
     try:
-        with scoring.Reader(path, str(model["dtype"]), attention=model.get("attention")) as reader:
+        attention, adapter = model.get("attention"), group.adapter
+        with scoring.Reader(path, str(model["dtype"]), attention=attention, adapter=adapter) as reader:
             group.new = reader.read(group.rows, most_rows=scoring.OLD_ROWS, side="left", what="moved code")
     except CANNOT_READ as error:
         group.why = f"the moved path could not be read: {error}"
@@ -175,12 +197,12 @@ def read_foreign(group: Group) -> None:
 
 def read_reference(groups: Sequence[Group]) -> None:
     """Groups of one checkpoint: the reference and the old path, each loaded once."""
-    path, dtype, attention = groups[0].source
+    path, dtype, attention, adapter = groups[0].source
     rows = [row for group in groups for row in group.rows]
     try:
         if groups[0].model.get("quantization"):
             raise scoring.CannotJudge("the golden's weights are quantized: there is no float32 of them to compare with")
-        read = scoring.read_reference(path, dtype, rows, attention=attention)
+        read = scoring.read_reference(path, dtype, rows, attention=attention, adapter=adapter)
     except CANNOT_READ as error:
         for group in groups:
             group.why = str(error)
@@ -277,7 +299,7 @@ def answer_of(group: Group, question: Question) -> Judged:
 
 def unread(question: Question, why: str, steps: Sequence[Step]) -> Judged:
     """The numerics say nothing: what was declared stays, and so does what passes with equal ids; no other case does."""
-    exact = question.kind == "floats" and question.weights[1] == "float32"
+    exact = question.kind == "floats" and question.weights.dtype == "float32"
     if question.kind == "model" or exact or (question.kind == "passing" and not steps):
         return with_note(question.otherwise, why)
     return could_not(why)
@@ -408,9 +430,9 @@ class Numerics:
     def ask(self, question: Question) -> None:
         self.open.append(question)
 
-    def of(self, site: str, backend: str) -> dict[tuple[Any, Any], list[Question]]:
+    def of(self, site: str, backend: str) -> dict[Weights, list[Question]]:
         """A site's open questions, by what was loaded."""
-        found = dict[tuple[Any, Any], list[Question]]()
+        found = dict[Weights, list[Question]]()
         for question in self.open:
             if (question.old.site, question.backend) == (site, backend):
                 found.setdefault(question.weights, []).append(question)
@@ -426,6 +448,8 @@ class Numerics:
         that was closed is loaded again (`replay.Engines`)."""
         for same in self.of(site, backend).values():
             group = self.group_of(same)
+            if group.why:
+                continue
             engine = engine_of(same, engines)
             if engine is not None:
                 read_moved(group, engine, ours)
@@ -437,7 +461,9 @@ class Numerics:
         first = questions[0]
         steps = {(q.old.case, step.row): step for q in questions for step in steps_of(q.old, q.new)}
         model = model_of(first.old, first.place)
-        group = Group(first.old.site, first.backend, first.weights[0] or "", model, steps)
+        group = Group(first.old.site, first.backend, first.weights.path or "", model, steps)
+        group.adapters = adapters_of(first.old.rows[first.place])
+        group.adapter, group.why = first.weights.adapter or "", NO_ADAPTER if first.weights.adapter is None else ""
         group.environments = {q.old.case: self.store.environment_of(q.old) for q in questions}
         group.fill(self.store)
         self.groups.append(group)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from parity.golden import Case
 from parity.judge.compare import differences, entry, is_drawn, paired, same_ids, same_prompt, suspects, unseen
@@ -59,16 +59,13 @@ class Question:
         return self.old.site, self.old.case, self.backend
 
     @property
-    def weights(self) -> tuple[str | None, str | None]:
-        """Where the golden's checkpoint is, and its dtype."""
-        return checkpoint_of(self.old, self.place), model_of(self.old, self.place).get("dtype")
+    def weights(self) -> Weights:
+        return weights_of(self.old, self.new, self.place)
 
     @property
     def there(self) -> int:
-        """The place among the new rows; of a row that is not there, the first."""
-        mine = self.old.rows[self.place]
-        theirs = [new for old, new in paired(self.old.rows, self.new.rows) if old is mine]
-        return next((k for k, row in enumerate(self.new.rows) if theirs and row is theirs[0]), 0)
+        """The place among the new rows."""
+        return new_place(self.old, self.new, self.place)
 
     @property
     def moved(self) -> Row:
@@ -152,8 +149,13 @@ def place_of(old: Case, new: Case, kind: Kind) -> int | None:
     """Of the row whose model a question is about; None where it is about several models, which have no numerics in
     common."""
     places = [step.row for step in steps_of(old, new)] or [*range(len(old.rows))]
-    models = {(model_of(old, place).get("path"), model_of(old, place).get("dtype")) for place in places}
-    return None if len(models) > 1 and kind in ("parted", "floats") else places[0]
+    return None if len(asked_models(old, places)) > 1 and kind in ("parted", "floats") else places[0]
+
+
+def asked_models(case: Case, places: Iterable[int]) -> set[Any]:
+    """What tells the models of some rows apart, as the golden says it."""
+    models = ((place, model_of(case, place)) for place in places)
+    return {(model.get("path"), model.get("dtype"), adapters_of(case.rows[place])) for place, model in models}
 
 
 OF_SEVERAL = "what differs is of several models, whose numerics are not one"
@@ -220,7 +222,10 @@ LOADED: dict[str, set[str]] = {}  # name of a folder -> where the moved code loa
 def checkpoint_of(case: Case, place: int = 0) -> str | None:
     """Where the checkpoint of a case's row is. Of a folder elsewhere a golden holds the name; an argument may hold it
     all, or the moved code has loaded the one folder of this name."""
-    path: str | None = model_of(case, place).get("path")
+    return located(case, model_of(case, place).get("path"))
+
+
+def located(case: Case, path: str | None) -> str | None:
     said = (str(text) for _, text in leaves(dict(case.arguments)) if path and text.endswith(f"/{path}"))
     if (found := next((text for text in said if Path(text).is_dir()), None)) is not None:
         return found
@@ -231,6 +236,43 @@ def checkpoint_of(case: Case, place: int = 0) -> str | None:
 def model_of(case: Case, place: int = 0) -> Row:
     model: Row = case.rows[place].get("model", {}) if case.rows else {}
     return model
+
+
+def adapters_of(row: Row) -> tuple[str, ...]:
+    """What a row says of the adapters that it went through: their fingerprints, or the folder that it asked for."""
+    prints = tuple(sorted({one for one in row.get("inputs", {}).get("adapters", ()) if one}))
+    asked = (row.get("request") or {}).get("adapter")
+    return prints or ((asked,) if asked and asked != "another" else ())
+
+
+class Weights(NamedTuple):
+    """What a golden's row was answered by.   path: of the checkpoint.   adapter: its folder, "" where there is none,
+    None where it is not known."""
+
+    path: str | None
+    dtype: str | None
+    adapter: str | None
+
+
+def weights_of(old: Case, new: Case, place: int) -> Weights:
+    """The golden names the adapters of transformers by fingerprints; where they are is known of the moved code."""
+    rows = [old.rows[place], *([new.rows[new_place(old, new, place)]] if new.rows else [])]
+    folder = next((asked for row in rows[::-1] if (asked := (row.get("request") or {}).get("adapter"))), None)
+    adapter: str | None = ""
+    if any(map(adapters_of, rows)):
+        known = located(new, folder) if folder and len(adapters_of(rows[0])) < 2 else None
+        adapter = known if known and Path(known).is_dir() else None
+    return Weights(checkpoint_of(old, place), model_of(old, place).get("dtype"), adapter)
+
+
+def new_place(old: Case, new: Case, place: int) -> int:
+    """The place of a golden's row among the new rows; of one that is not there, the first."""
+    mine = old.rows[place]
+    theirs = [row for golden, row in paired(old.rows, new.rows) if golden is mine]
+    return next((k for k, row in enumerate(new.rows) if theirs and row is theirs[0]), 0)
+
+
+NO_ADAPTER = "its rows went through an adapter, and where that is cannot be seen"
 
 
 def could_not(why: str, notes: tuple[str, ...] = ()) -> Judged:

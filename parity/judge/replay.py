@@ -117,8 +117,9 @@ class Replay:
         """config() of an engine that is about to be loaded, whose libraries are not to be looked through each time."""
         wanted = self.config(config)
         settle_once(*LIBRARIES[wanted.backend])
-        if Path(wanted.model).is_dir():
-            LOADED.setdefault(Path(wanted.model).name, set()).add(str(Path(wanted.model).resolve()))
+        for folder in map(Path, (wanted.model, *wanted.adapters.values())):
+            if folder.is_dir():
+                LOADED.setdefault(folder.name, set()).add(str(folder.resolve()))
         return wanted
 
     def engine(self, engine: Any, *, hooked: bool = False) -> Any:
@@ -214,6 +215,16 @@ class Replay:
 def loaded_from(engine: Any) -> tuple[str, str]:
     """What tells models of one case apart: name of the checkpoint, dtype."""
     return Path(engine.config.model).name, engine.checkpoint.dtype
+
+
+def adapter_named(engine: Any, folder: str) -> str:
+    """What an engine calls the adapter of this folder. Raises GoldenError."""
+    known = {
+        str(name) for name, path in engine.config.adapters.items() if Path(path).resolve() == Path(folder).resolve()
+    }
+    if not known:
+        raise golden.GoldenError(f"the moved code loaded no adapter from {folder}")
+    return min(known)
 
 
 def pictures_of(row: Row, store: golden.Store) -> list[Any]:

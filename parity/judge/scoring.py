@@ -188,7 +188,13 @@ class Reader:
     """Plain transformers on one checkpoint. A context manager; frees the model when it closes."""
 
     def __init__(
-        self, path: str, dtype: str = "float32", *, device: str | None = None, attention: str | None = None
+        self,
+        path: str,
+        dtype: str = "float32",
+        *,
+        device: str | None = None,
+        attention: str | None = None,
+        adapter: str = "",
     ) -> None:
         import torch
         import transformers
@@ -203,6 +209,8 @@ class Reader:
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         try:
             loaded = auto.from_pretrained(place, dtype=getattr(torch, dtype), local_files_only=True, **more)
+            if adapter:
+                loaded.load_adapter(adapter)
         except OSError as error:
             raise WeightsMissing(f"{path}: {error}") from error
         self.model: Any = loaded.eval().to(self.device)
@@ -441,21 +449,27 @@ class Reference:
 
 
 def read_reference(
-    path: str, dtype: str, rows: Sequence[Given], *, attention: str | None = None, device: str | None = None
+    path: str,
+    dtype: str,
+    rows: Sequence[Given],
+    *,
+    attention: str | None = None,
+    adapter: str = "",
+    device: str | None = None,
 ) -> Reference:
     """Load a golden's checkpoint as the reference, read, close, and again as the old path.
 
-    dtype, attention: the golden's. Where float32 does not fit, the old path stands for the truth, and the same with
-    another attention implementation for the old path. Raises CannotJudge.
+    dtype, attention, adapter (a folder): the golden's. Where float32 does not fit, the old path stands for the truth,
+    and the same with another attention implementation for the old path. Raises CannotJudge.
     """
     source = source_of(path, dtype, attention=attention, device=device)
     probes: dict[str, list[Scored]] = {}
     first, second = (None, attention) if source.exact else (attention, source.other)
-    with Reader(path, source.dtype, device=source.device, attention=first) as reader:
+    with Reader(path, source.dtype, device=source.device, attention=first, adapter=adapter) as reader:
         truth = reader.read(rows) if source.exact else reader.read(rows, most_rows=OLD_ROWS, side="left")
         if source.exact:
             probes = read_probes(reader, rows)
-    with Reader(path, dtype, device=source.device, attention=second) as reader:
+    with Reader(path, dtype, device=source.device, attention=second, adapter=adapter) as reader:
         old = reader.read(rows, most_rows=OLD_ROWS, side="left", what="old path")
     return Reference(source, truth, old, probes)
 
@@ -491,8 +505,10 @@ def parting(truth: Scored, old: Scored, new: Scored) -> Parting:
 Pair = tuple[Mapping[str, Any], tuple[int, ...]]  # a request, and the answer that is scored
 
 
-def read_engine(engine: Any, rows: Sequence[Given], *, at_once: int = 64, what: str = "moved code") -> list[Scored]:
-    """The same through `engine.score_batch`, on either backend, with no logits hook.
+def read_engine(
+    engine: Any, rows: Sequence[Given], *, at_once: int = 64, adapter: str | None = None, what: str = "moved code"
+) -> list[Scored]:
+    """The same through `engine.score_batch`, on either backend, with no logits hook.   adapter: its name there.
 
     Another candidate at a parting step is asked as an answer of one token. A step beyond the engine's window is None:
     vLLM needs a place for one more token than it is given. Raises what score_batch raises.
@@ -503,9 +519,11 @@ def read_engine(engine: Any, rows: Sequence[Given], *, at_once: int = 64, what: 
     ]
     asked += [(k, n, item) for k, row in enumerate(rows) for n, item in enumerate(candidates(row, window)) if item]
     logprobs: dict[tuple[int, int | None], tuple[float, ...]] = {}
+    named = {"adapter": adapter} if adapter else {}
     with progress(sum(len(item[1]) for *_, item in asked), what) as done:
         for some in (asked[k : k + at_once] for k in range(0, len(asked), at_once)):
-            for (k, n, item), scored in zip(some, engine.score_batch([item for *_, item in some])):
+            pairs = [({**request, **named}, answer) for *_, (request, answer) in some]
+            for (k, n, item), scored in zip(some, engine.score_batch(pairs)):
                 logprobs[k, n] = tuple(scored.logprobs)
                 done(len(item[1]))
     return [assembled(k, row, logprobs) for k, row in enumerate(rows)]

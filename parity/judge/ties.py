@@ -12,7 +12,7 @@ from typing import Any
 
 from parity import golden
 from parity.judge.compare import entry, is_drawn, placeholder_in
-from parity.judge.replay import budget_kwargs, pictures_of
+from parity.judge.replay import adapter_named, budget_kwargs, pictures_of
 from parity.record.rows import collapsed
 from parity.verdict import equal
 
@@ -24,7 +24,7 @@ SAME_DRAWS = 1e-3  # total variation of two distributions that rounding alone ma
 class OldPath:
     """Plain transformers on a golden's checkpoint."""
 
-    def __init__(self, model: Mapping[str, Any], store: golden.Store) -> None:
+    def __init__(self, model: Mapping[str, Any], store: golden.Store, adapter: str = "") -> None:
         import torch
         import transformers
 
@@ -34,7 +34,10 @@ class OldPath:
         auto = transformers.AutoModelForImageTextToText if self.vision else transformers.AutoModelForCausalLM
         self.processor = transformers.AutoProcessor.from_pretrained(self.path) if self.vision else None
         dtype = getattr(torch, model.get("dtype", "float32"))
-        self.model = auto.from_pretrained(self.path, dtype=dtype).eval()
+        self.model = auto.from_pretrained(self.path, dtype=dtype)
+        if adapter:
+            self.model.load_adapter(adapter)
+        self.model.eval()
 
     def logits(self, row: Row) -> Any:
         """Logits of each generated token of a row. float32 [tokens, vocabulary]."""
@@ -64,9 +67,10 @@ class OldPath:
         return kept
 
 
-def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store) -> list[Any]:
-    """Logits of the golden's tokens on the moved path. One float32 [tokens, vocabulary] per row."""
-    pairs = [(request_of(row, store), row["output_ids"]) for row in rows]
+def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store, adapter: str = "") -> list[Any]:
+    """Logits of the golden's tokens on the moved path, one float32 [tokens, vocabulary] per row. adapter: a folder."""
+    named = {"adapter": adapter_named(engine, adapter)} if adapter else {}
+    pairs = [({**request_of(row, store), **named}, row["output_ids"]) for row in rows]
     return [score.logits.float() for score in engine.score_batch(pairs, logits=True)]
 
 

@@ -741,6 +741,8 @@ def vllm_event(llm: Any, given: Mapping[str, Any], inner: Sequence[Event], outpu
         sequence.said["images"] = pictures[number] or None
         if params[number].structure:
             sequence.request["structure"] = params[number].structure
+        if adapter := params[number].adapter:
+            sequence.request["adapter"] = shown_path(_named.setdefault(llm, {}).setdefault(*adapter))
     return made
 
 
@@ -927,9 +929,11 @@ def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...],
 
 
 def adapter_told(engine: Any, prompt: Any, used: Mapping[tuple[int, ...], set[str]]) -> dict[str, Any]:
-    """What a request says of its adapter: nothing, unless vLLM was seen to use another one."""
+    """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
     folder = str(engine.config.adapters[prompt.adapter]) if prompt.adapter else ""
-    return {"adapter": "another"} if folder not in used.get(tuple(prompt.token_ids), {folder}) else {}
+    if folder not in used.get(tuple(prompt.token_ids), {folder}):
+        return {"adapter": "another"}
+    return {"adapter": shown_path(folder)} if folder else {}
 
 
 def engine_event(

@@ -12,7 +12,8 @@ SURE, VL = f"{MODELS}tiny-qwen3", f"{MODELS}tiny-qwen3-vl"
 LLAMA, GPT2, MISTRAL = (f"{MODELS}random-{name}" for name in ("llama", "gpt2", "mistral"))
 DIFFERS: dict[str, str] = {}
 SAMPLED = frozenset(
-    f"hot{name}" for name in ("", "-top-k", "-top-p", "-min-p", "-all", "-penalty", "-samples", "-chat", "-logprobs")
+    f"hot{name}"
+    for name in ("", "-top-k", "-top-p", "-min-p", "-all", "-penalty", "-samples", "-chat", "-logprobs", "-adapters")
 ) | {"warm", "cold", "unseeded", "unseeded-twice"}
 
 RAGGED = ["The", "One two three four five six seven", "a", "Oslo is the", "Draw", "\n\n", "red red red", "12, 13, 14"]
@@ -207,6 +208,8 @@ def text_cases(ask: Any) -> None:
     many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]  # enough to tell the size of rounding
     ask("bfloat16-best-tokens", LLAMA, raw(*many), dtype="bfloat16", max_new_tokens=8, logprobs=3)
     ask("bfloat16", SURE, chat(COUNT, FRANCE, COLOURS), dtype="bfloat16", max_new_tokens=32)
+    tuned = chat(COUNT, FRANCE, COLOURS, "Is 17 even?", "Draw a cat.", adapter=adapters[1])
+    ask("adapters-bfloat16", SURE, tuned, dtype="bfloat16", max_new_tokens=96, go_on=True)
 
 
 def drawn_cases(ask: Any) -> None:
@@ -226,6 +229,9 @@ def drawn_cases(ask: Any) -> None:
     far = [{"prompt": "The", "seed": 1 + (place << 16)} for place in range(6)]
     ask("own-seeds", LLAMA, far, seed=7, temperature=1.5)
     ask("samples-of-a-seed", LLAMA, raw("The"), seed=7, n=6, temperature=1.5, first_again=True)
+    tuned = [f"{MODELS}random-adapters/{name}" for name in ("one", "two")]
+    both = [{**row, "adapter": tuned[k % 2]} for k, row in enumerate(chat(COUNT, FRANCE, COLOURS, "Is 17 even?") * 2)]
+    ask("hot-adapters", SURE, seeded(both), temperature=0.9)
     ask("hot-chat", SURE, seeded(chat(DIE, DIE, DIE, DIE)), temperature=1.0, max_new_tokens=20)
 
 

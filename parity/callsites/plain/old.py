@@ -30,10 +30,10 @@ def loaded(model_path: str, dtype: str) -> tuple[Any, Any, Any]:
 
 
 @functools.cache
-def adapted(model_path: str, adapter: str) -> Any:
+def adapted(model_path: str, adapter: str, dtype: str) -> Any:
     from peft import PeftModel
 
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=getattr(torch, dtype))
     return PeftModel.from_pretrained(model, adapter).eval()
 
 
@@ -140,8 +140,9 @@ class NeverTwice(transformers.LogitsProcessor):  # type: ignore[misc]
 def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The samples of one row."""
     how = {**settings, **row}
-    model, tokenizer, processor = loaded(model_path, how.get("dtype", "float32"))
-    model = adapted(model_path, how["adapter"]) if how.get("adapter") else model
+    dtype = how.get("dtype", "float32")
+    model, tokenizer, processor = loaded(model_path, dtype)
+    model = adapted(model_path, how["adapter"], dtype) if how.get("adapter") else model
     given, ends = inputs_of(row, how, tokenizer, processor), ends_of(how, model)
     length, samples = given["input_ids"].shape[1], []
     for number in range(how.get("n", 1)):
@@ -256,7 +257,7 @@ def score(
     found = []
     for pair in pairs:
         given = inputs_of(pair, pair, tokenizer, processor)
-        reader = adapted(model_path, pair["adapter"]) if pair.get("adapter") else model
+        reader = adapted(model_path, pair["adapter"], dtype) if pair.get("adapter") else model
         response = tokenizer(pair["response"], add_special_tokens=False)["input_ids"]
         ids = torch.tensor([[*given["input_ids"][0].tolist(), *response]])
         more = {k: v for k, v in given.items() if k not in ("input_ids", "attention_mask", "mm_token_type_ids")}

@@ -356,7 +356,7 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
         rows.adapter_told(engine, SimpleNamespace(adapter=name, token_ids=ids), used)
         for name, ids in (("one", [0]), ("two", [1]), ("two", [2]), (None, [2]), (None, [3]))
     ]
-    assert told == [{}, {"adapter": "another"}, {}, {"adapter": "another"}, {}]
+    assert told == [{"adapter": "a"}, {"adapter": "another"}, {"adapter": "b"}, {"adapter": "another"}, {}]
     found = compare.differences(case(FIRST), case({**FIRST, "request": told[1]}))
     assert [compare.cause_name(d, FIRST, FIRST) for d in found] == ["model.weights"]
 

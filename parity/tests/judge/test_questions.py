@@ -16,7 +16,17 @@ from parity.golden import Case, Store
 from parity.judge import questions, referee, replay
 from parity.judge.check import asked_otherwise, finished
 from parity.judge.numerics import Group, Numerics, answer_of, told
-from parity.judge.questions import Kind, Question, could_not, ends_elsewhere, kind_of, number_gap, place_of, steps_of
+from parity.judge.questions import (
+    Kind,
+    Question,
+    could_not,
+    ends_elsewhere,
+    kind_of,
+    number_gap,
+    place_of,
+    steps_of,
+    weights_of,
+)
 from parity.judge.referee import Reading
 from parity.judge.scoring import Scored
 from parity.verdict import Cause, Check, Outcome, equal
@@ -320,3 +330,31 @@ def test_of_a_case_that_asks_two_models_the_one_whose_rows_part_is_read(tmp_path
     [made] = numerics.groups
     assert made.dtype == "bfloat16" and [*made.places] == [("c", 1)] and made.why == ""
     assert [len(engine.asked) > 0 for engine in engines] == [False, True, False]
+
+
+def test_where_a_goldens_adapter_is_is_known_of_the_moved_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The golden holds its fingerprint; the moved code, the folder that its request asked for."""
+    monkeypatch.setattr(questions, "LOADED", {"tuned": {str(tmp_path)}})
+    [plain], went, asked = OLD.rows, {"inputs": {"adapters": ["1f"]}}, {"request": {"adapter": "tuned"}}
+
+    def side(*said: Any) -> Case:
+        model = {"path": "m", "dtype": "bfloat16"}
+        return dataclasses.replace(OLD, rows=tuple({**plain, "model": model, **one} for one in said))
+
+    def adapters(old: Any, new: Any) -> str | None:
+        return weights_of(side(old), side(new), 0).adapter
+
+    assert adapters({}, {}) == "" and adapters(went, asked) == adapters(asked, asked) == str(tmp_path)
+    assert adapters(went, went) is None, "code without gen_engine"
+    assert adapters({"inputs": {"adapters": ["1f", "2e"]}}, asked) is None, "of two it is not known which"
+    assert adapters(went, {"request": {"adapter": "gone"}}) is None
+    assert place_of(side({}, went), side({}, {**went, "output_ids": [9]}), "parted") == 1
+    assert place_of(side({}, went), side({"output_ids": [9]}, {"output_ids": [9]}), "parted") is None
+    store, old, new = Store(tmp_path), side({}, went), side({}, {**went, "output_ids": [1, 9, 9]})
+    store.write(old)
+    for side_of_new, why in ((new, questions.NO_ADAPTER), (side({}, {**new.rows[1], **asked}), "")):
+        numerics = Numerics(store)
+        numerics.ask(dataclasses.replace(ask(old=old, new=side_of_new), place=1))
+        numerics.read("s", "vllm", {})
+        [made] = numerics.groups
+        assert (made.why, made.adapter, [*made.places]) == (why, "" if why else str(tmp_path), [("c", 1)])
