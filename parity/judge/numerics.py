@@ -150,13 +150,13 @@ class Group:
 def readable(engine: Any, engines: Any, hooked: bool) -> Any:
     """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays.   hooked:
     with its hook for logits, without which vLLM scores nothing beside adapters."""
-    module, config = sys.modules[type(engine).__module__], engine.config
-    if hooked and engine.backend.name == "vllm" and not config.logits_hooks:
-        return engines.get(module, dataclasses.replace(config, logits_hooks=True))
+    module = sys.modules[type(engine).__module__]
+    if hooked and engine.backend.name == "vllm" and not engine.config.logits_hooks:
+        return engines.get(module, dataclasses.replace(engine.config, logits_hooks=True))
     try:
         engine.score_batch([])
     except module.EngineError:
-        return engines.get(module, config)
+        return engines.get(module, engine.config)
     return engine
 
 
