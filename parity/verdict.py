@@ -112,7 +112,11 @@ class Difference:
     def sentence(self) -> str:
         where = "" if self.row is None else f" of row {self.row}"
         name = self.stage if not self.field else f"{self.stage}.{self.field}"
-        return f"{name}{where} was {brief(self.old)}, is {brief(self.new)}"
+        was, now = brief(self.old), brief(self.new)
+        if was == now:
+            place = first_divergence(*(pair := [str(self.old), str(self.new)])) or 0
+            was, now = ("… " + text[max(0, place - 30) :][:60] for text in pair)
+        return f"{name}{where} was {was}, is {now}"
 
 
 @dataclass(frozen=True, slots=True)

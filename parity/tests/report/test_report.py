@@ -141,6 +141,21 @@ def test_the_console_tells_a_failing_case_in_full() -> None:
     )
 
 
+def test_an_end_that_differs_is_seen_in_a_long_value() -> None:
+    said = Difference("value", "", ["a" * 90 + "e", "z" * 90], ["a" * 90 + "e\ufffd", "z" * 90]).sentence()
+    was, now = said.removeprefix("value was ").split(", is ")
+    assert was != now and "\ufffd" in now and len(said) < 160, said
+
+
+def test_of_an_answer_drawn_anew_the_console_shows_no_draw_where_the_cause_lies_after_decoding() -> None:
+    drawn = {"temperature": {"value": 0.8, "from": "caller"}}
+    old, new = case("hot", "one ", sampling=drawn), case("hot", "two", sampling=drawn, output_ids=[1, 2])
+    why = Cause("post.strip", "confirmed", "value was 'one ', is 'one'")
+    for cause, shown in ((why, False), (dataclasses.replace(why, name="stop.eos_set"), True)):
+        said = report.case_text(Outcome("summaries", "hot", "hf", "DRIFT", cause=cause, old=old, new=new))
+        assert ("▸" in said) == shown, said
+
+
 def test_the_console_is_silent_about_what_passes() -> None:
     said = report.console(Check(tuple(quiet(f"case{k}") for k in range(30)), seconds=2))
     assert said.splitlines() == [
