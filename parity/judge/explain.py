@@ -565,15 +565,15 @@ def kept_more(old: Any, new: Any) -> str | None:
 
 
 def unfinished(old: Any, new: Any) -> bool:
-    """Whether texts differ by nothing but a character at their end that is not whole."""
+    """Whether texts differ by nothing but a character at the new one's end that is not whole."""
     theirs = dict(leaves(new))
     pairs = [(text, theirs.get(path, "")) for path, text in leaves(old)]
-    return all(one.rstrip("\ufffd") == other.rstrip("\ufffd") for one, other in pairs)
+    return all(one in (other, other.rstrip("\ufffd")) for one, other in pairs)
 
 
 UNFINISHED = (
     "the ids are the same, and end within a character: vLLM's own text leaves out what a tokenizer decodes as U+FFFD; "
-    "take text.rstrip('\\ufffd')"
+    "take text.rstrip('\\ufffd') where no stop string ended it"
 )
 
 # == With the model ==

@@ -561,6 +561,8 @@ def test_a_character_that_is_not_whole_is_told_as_what_vllm_leaves_out() -> None
     new = case({**FIRST, "output_ids": [4, 5, 8], "text": "de\ufffd"}, SECOND, value=["de\ufffd", "fg"])
     cause = found_with(new, "nothing", old)
     assert cause is not None and cause.name == "post.trim" and "U+FFFD" in cause.proof
+    cause = found_with(case(*old.rows, value=["d", "fg"]), "nothing", case(*old.rows, value=["d\ufffd", "fg"]))
+    assert cause is not None and cause.name == "post.trim" and "U+FFFD" not in cause.proof
 
 
 def test_another_sample_that_is_given_back_is_no_text_that_is_cut() -> None:
