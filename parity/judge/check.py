@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
-from parity.judge import compare, draws, own_loops, ties
+from parity.judge import compare, draws, laws, own_loops, ties
 from parity.judge.endings import leaves
 from parity.judge.explain import (
     Inquiry,
@@ -117,6 +117,7 @@ class Judge:
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
     ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
     greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
+    paths: dict[Any, ties.OldPath] = dataclasses.field(default_factory=dict)  # what the site's goldens were asked of
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
@@ -225,6 +226,10 @@ class Judge:
             unsure = own_choice or compare.may_be_written(name, *rows)
             certainty: Certainty = "likely" if unsure else "confirmed"
             return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        if broken := next(laws.broken_by_new(old, new, tools_of(old)), None):
+            proof = f"the law of the stage '{broken.law}' is broken by the new side alone; the value does not show it"
+            said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
+            return "LATENT", Cause(broken.cause, "likely", said, proof), ()
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
             proof = "seen directly; the value does not show it"
             return "LATENT", Cause("post.other", "likely", said, proof), ()
@@ -252,11 +257,15 @@ class Judge:
         return judged
 
     def old_path(self, old: Case, new: Case, place: int) -> ties.OldPath:
-        """What answered a golden's row, loaded again. Raises GoldenError."""
+        """What answered a golden's row, loaded again, once a site. Raises GoldenError."""
         weights = weights_of(old, new, place)
         if weights.adapter is None:
             raise GoldenError(NO_ADAPTER)
-        return ties.OldPath({**old.rows[place]["model"], "path": weights.path}, self.store, weights.adapter)
+        model = {**old.rows[place]["model"], "path": weights.path}
+        key = weights.path, weights.adapter, model.get("dtype")
+        if key not in self.paths:
+            self.paths[key] = ties.OldPath(model, self.store, weights.adapter)
+        return self.paths[key]
 
     def readings(self, old: Case, new: Case) -> Iterator[tuple[int, Mapping[str, Any], Any, Any]]:
         """(number, row, old logits, new logits) of every row. Raises GoldenError where they cannot be had."""
@@ -356,7 +365,7 @@ class Judge:
     def samples(self, old: Case, new: Case, case: Case) -> list[draws.Sample]:
         """What a case's drawn rows, of one of both, say under the golden's settings. Raises GoldenError where that
         cannot be had."""
-        paths, found = dict[Any, ties.OldPath](), list[draws.Sample]()
+        found = list[draws.Sample]()
         sources, places = draws.streams(case.rows), {id(row): place for place, row in enumerate(old.rows)}
         asked_as = {id(row): places[id(golden)] for golden, row in compare.paired(old.rows, case.rows)}
         for row, source in zip(case.rows, sources):
@@ -366,10 +375,7 @@ class Judge:
             if why := draws.unreadable(asked):
                 raise GoldenError(why)
             if compare.is_drawn(golden):
-                [model] = asked_models(old, [place])
-                if model not in paths:
-                    paths[model] = self.old_path(old, new, place)
-                found.append(draws.sample_of(asked, paths[model].logits(asked), source))
+                found.append(draws.sample_of(asked, self.old_path(old, new, place).logits(asked), source))
         return found
 
     def ledger(self, site: str) -> draws.Ledger:
@@ -985,6 +991,7 @@ def check_site(
     ledgers: what the site's draws have shown, for `judged_together`.
     """
     engines: dict[str, list[Any]] = {}  # only those that are read; the moved code may drop a hundred
+    paths: dict[Any, ties.OldPath] = {}
     for name in names:
         started = time.perf_counter()
         try:
@@ -994,7 +1001,16 @@ def check_site(
             new = run(old, {}, frozenset())
             seconds, ran = time.perf_counter() - started, session.ran()
             again = functools.partial(session.resample, run)
-            judge = Judge(session.store, backend, run, numerics, engine=session.engine, resample=again, ledgers=ledgers)
+            judge = Judge(
+                session.store,
+                backend,
+                run,
+                numerics,
+                engine=session.engine,
+                resample=again,
+                ledgers=ledgers,
+                paths=paths,
+            )
             outcome = judge.outcome(old, new, seconds)
             if numerics.wants(old, backend, engines):
                 engines[name] = ran

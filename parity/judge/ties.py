@@ -7,7 +7,7 @@ The old path is plain transformers on the golden's checkpoint, in the golden's d
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parity import golden
@@ -67,11 +67,13 @@ class OldPath:
         return kept
 
 
-def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store, adapter: str = "") -> list[Any]:
-    """Logits of the golden's tokens on the moved path, one float32 [tokens, vocabulary] per row. adapter: a folder."""
+def new_logits(engine: Any, rows: Sequence[Row], store: golden.Store, adapter: str = "") -> Iterator[Any]:
+    """Logits of the golden's tokens on the moved path, one float32 [tokens, vocabulary] per row. adapter: a folder.
+    A row at a time: of all of them together they could fill the memory."""
     named = {"adapter": adapter_named(engine, adapter)} if adapter else {}
-    pairs = [({**request_of(row, store), **named}, row["output_ids"]) for row in rows]
-    return [score.logits.float() for score in engine.score_batch(pairs, logits=True)]
+    for row in rows:
+        [score] = engine.score_batch([({**request_of(row, store), **named}, row["output_ids"])], logits=True)
+        yield score.logits.float()
 
 
 def tells_its_logits(engine: Any, rows: Sequence[Row], store: golden.Store) -> bool:

@@ -116,6 +116,7 @@ def text_cases(ask: Any) -> None:
     ask("goes-on", SURE, chat(FRANCE, "Is 17 even?"), go_on=True, max_new_tokens=30)
     ask("goes-on-to-a-stop", SURE, chat(FRANCE, COUNT), go_on=True, stop=[", 5"], max_new_tokens=30)
     ask("at-least", SURE, chat(FRANCE, "Is 17 even?"), min_new_tokens=20, max_new_tokens=28)
+    ask("at-least-with-best-tokens", SURE, chat(FRANCE, COUNT), min_new_tokens=20, max_new_tokens=24, logprobs=2)
     ask("at-least-exactly", SURE, chat(FRANCE, COUNT), min_new_tokens=12, max_new_tokens=12)
     ask("stop-behind-the-least", SURE, chat(COUNT), stop=[", 2"], min_new_tokens=4, max_new_tokens=24)
     ask("stop-across-the-least", SURE, chat(COUNT), stop=[", 2"], min_new_tokens=3, max_new_tokens=24)
@@ -166,6 +167,8 @@ def text_cases(ask: Any) -> None:
     once = {"never_twice": True, "of_transformers": True, "stop_ids": list(range(30))}  # the longest prompt ends first
     ask("never-twice-by-processor", GPT2, raw(*RAGGED[:3]), **once, max_new_tokens=24)
     ask("banned", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), max_new_tokens=12, logprobs=0)
+    ask("banned-with-best-tokens", LLAMA, raw(*RAGGED[:4]), banned=list(range(0, 500, 2)), best=True, max_new_tokens=8)
+    ask("banned-and-never-twice", GPT2, raw(*RAGGED[:4]), banned=list(range(0, 500, 2)), never_twice=True)
     ask("choice", SURE, chat(FRANCE, COLOURS), form={"choice": ["yes", "no", "perhaps"]})
     ask("choice-llama", LLAMA, raw(*RAGGED), form={"choice": ["yes", "no", "perhaps"]})
     mixed = [{**row, "form": {"choice": ["yes", "no"]}} if k % 2 else row for k, row in enumerate(chat(*[FRANCE] * 4))]
@@ -284,6 +287,7 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     often("then-another-template", SURE, (rows, short), (rows, {**short, "template": BARE}), (rows, short))
     often("then-thinking", SURE, (rows, short), (rows, {**short, "thinking": True}))
     often("then-a-system-turn", SURE, (rows, short), (chat(COUNT, FRANCE, system="Answer in one word."), short))
+    often("then-two-more", SURE, (chat(COUNT), short), (chat(COUNT, FRANCE, COLOURS), short))
     often("then-a-stop", SURE, (rows, {}), (rows, {"stop": [", 4"]}), (rows, {"stop": [", 4"], "include_stop": True}))
     often("then-other-stops", SURE, (rows, {"stop": [", 6"]}), (rows, {"stop": [", 4"]}))
     often("then-a-stop-id", SURE, (rows, {}), (rows, {"stop_ids": [16]}), (rows, {"go_on": True}))
@@ -334,6 +338,7 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
     chats = [{**row, "response": answer} for row, answer in zip(chat(COUNT, FRANCE, "Is 17 even?"), answers)]
     names = [None, *(f"{MODELS}random-adapters/{name}" for name in ("two", "one", "two")), None]
     adapted = [{**chats[place % 3], "adapter": name} for place, name in enumerate(names)]
+    behind = [{**chats[1], "response": "Paris.<|im_end|>\nRome."}, chats[2]]
     red, blue = pictures.drawing("red", "circle", seed=1), pictures.drawing("blue", "square", seed=2)
     shown = [{**seen("What do you see?", red, blue), "response": "a red circle"}, {**chats[0]}]
     return [
@@ -341,6 +346,7 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
         ("scores-llama", {"model_path": LLAMA, "pairs": pairs}),
         ("scores-adapters", {"model_path": SURE, "pairs": adapted}),
         ("scores-best-tokens", {"model_path": LLAMA, "pairs": pairs, "best": True}),
+        ("scores-behind-an-end", {"model_path": SURE, "pairs": behind, "best": True}),
         ("scores-gpt2", {"model_path": GPT2, "pairs": pairs}),
         ("scores-pictures", {"model_path": VL, "pairs": shown}),
     ]

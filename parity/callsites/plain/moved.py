@@ -93,6 +93,8 @@ def picture_as(form: str | None, path: str) -> Any:
 
 def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
     stop = {there: how[here] for here, there in STOPS.items() if here in how}
+    if len(stop.get("strings", ())) == 1:  # one is taken as it is, too
+        [stop["strings"]] = stop["strings"]
     decode = {there: how[here] for here, there in DECODES.items() if here in how}
     cut = {"truncate_prompt": bool(how.get("keep_last") or how.get("window"))}
     cut |= {"max_prompt_tokens": how["keep_last"]} if how.get("keep_last") else {}

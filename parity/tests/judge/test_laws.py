@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from parity.golden import Case
-from parity.judge import laws
+from parity.golden import Case, Store
+from parity.judge import check, laws
 from parity.judge.compare import differences, string_lists, suspects
 from parity.judge.explain import Inquiry, cause_of
 from parity.record import rows
@@ -95,6 +96,19 @@ def test_only_what_the_new_side_alone_breaks_is_a_finding() -> None:
     sides = [Case("s", "c", rows=(each,)) for each in (row(), short)]
     assert [b.cause for b in laws.broken_by_new(sides[0], sides[1], TOOLS)] == ["stop.length"]
     assert list(laws.broken_by_new(sides[1], sides[1], TOOLS)) == []
+
+
+def test_a_law_that_the_new_side_alone_breaks_is_told_where_no_value_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
+    old, new = (
+        Case("s", "c", rows=(row(output_ids=ids, text=decode(ids, True, False)),), value="de")  # the site cuts the text
+        for ids in ([4, 5, 4, 5, 4], [4, 5, 4, 5])
+    )
+    outcome = check.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(old, new)
+    assert (outcome.verdict, str(outcome.cause)) == ("LATENT", "stop.length; likely")
+    assert check.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(old, old).verdict == "IDENTICAL"
 
 
 # == Causes ==
