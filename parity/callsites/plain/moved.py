@@ -160,8 +160,7 @@ class Without:
         self.ids = list(ids)
 
     def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
-        logits[self.ids] = -float("inf")
-        return logits
+        return logits.index_fill(0, logits.new_tensor(self.ids).long(), -float("inf"))
 
 
 class WithoutOfTransformers:
