@@ -173,6 +173,8 @@ class Judge:
             return "UNSTABLE", Cause("nondeterminism", "confirmed", said), ()
         if old.raised is not None and new.raised is not None and old.raised != new.raised:
             return "DRIFT", raised_cause(old.raised, new.raised, steps), ()
+        if (followed := self.followed_draws(old, new, found, steps)) is not None:
+            return followed
         if not any(d.stage == "value" for d in found):
             return self.same_value(old, new, found)
         tools = tools_of(old)
@@ -195,6 +197,25 @@ class Judge:
                 "not known; record it with --repeat 2"
             )
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
+
+    def followed_draws(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged | None:
+        """Draws that are others, where more was asked with what they gave: those draws are judged, and of the golden's
+        own ones the new code is to ask for, and to make, what the old code did."""
+        if (parts := compare.up_to_draws(old, new)) is None:
+            return None
+        tools, differences = tools_of(old), compare.differences(*parts)
+        if not self.only_drawn(*parts, differences) or any(laws.broken_by_new(*parts, tools)):
+            return None
+        verdict, cause, notes = self.judged_draws(*parts)
+        if verdict not in DRAWN_ALIKE:
+            return verdict, cause, notes
+        again = functools.partial(self.again, old)
+        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
+        steps.append(f"up to row {len(parts[0].rows) - 1} nothing but draws differs, and the rest follows from them")
+        texts, gap = from_other_ids(inquiry, followed=True)
+        return (
+            (verdict, None, notes) if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, notes)
+        )
 
     def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         """A replay; None where it cannot be made."""
@@ -234,7 +255,8 @@ class Judge:
             proof = "seen directly; the value does not show it"
             return "LATENT", Cause("post.other", "likely", said, proof), ()
         for difference in found:
-            if (difference.stage, difference.field) == ("decode", "skip_special_tokens") and decoded_once(old, new):
+            kept = (difference.stage, difference.field, difference.new) == ("decode", "skip_special_tokens", False)
+            if kept and decoded_once(old, new):  # the other way round an engine's raw text may have been taken
                 name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
                 return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         if self.only_drawn(old, new, found):
@@ -425,8 +447,10 @@ def asked_otherwise(old: Case, new: Case) -> str:
     plugins = any(compare.entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
     if before == after or (plugins and own_loops.of_own_loop(old)):
         return ""
-    if before - after:
-        return f"of {len(before)} prompts {len(before - after)} did not reach the model"
+    read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
+    gone = {ids for ids in before - after if ids not in read or not any(ids == whole[: len(ids)] for whole in after)}
+    if gone:  # not one that was only read, and is read as the beginning of another one
+        return f"of {len(before)} prompts {len(gone)} did not reach the model"
     parts = {ids for ids in after - before if any(ids == whole[: len(ids)] for whole in before)}
     more = len(after - before - parts)  # what was read as a whole may be asked in parts: a prompt, and its answer
     return f"{more} prompts reached the model that had not" if more else ""

@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
@@ -23,7 +24,7 @@ Row = Mapping[str, Any]
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt; of
-    pictures of another size, by the pictures."""
+    pictures of another size, by the pictures. Where one side has more rows, by likeness of the prompts."""
     for name_of in (whole_prompt, prompt_with_pictures):
         mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
         if mine == theirs:
@@ -31,7 +32,34 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
         fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
         if fewer and not fewer - more:
             return by_name(old, new, mine, theirs)
+    if len(old) != len(new) and len(old) * len(new) <= MOST_COMPARED:
+        return by_likeness(old, new)
     return list(zip(old, new))
+
+
+MOST_COMPARED = 10_000  # prompts with prompts: of more, the order has to do
+
+
+def by_likeness(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Each row of the side that has fewer, and the row of the other whose prompt is its own, or most like it."""
+    fewer, more = (old, new) if len(old) < len(new) else (new, old)
+    left, chosen = list(range(len(more))), dict[int, int]()
+    for exact in (True, False):
+        for number, row in enumerate(fewer):
+            places = [k for k in left if not exact or more[k]["prompt_ids"] == row["prompt_ids"]]
+            if number not in chosen and places:
+                chosen[number] = max(places, key=lambda k, row=row: likeness(row, more[k]))  # type: ignore[misc]
+                left.remove(chosen[number])
+    pairs = [(number, place) if fewer is old else (place, number) for number, place in chosen.items()]
+    return [(old[one], new[other]) for one, other in sorted(pairs)]
+
+
+def likeness(one: Row, other: Row) -> int:
+    """How many ids two prompts share at their beginning and at their end."""
+    mine, theirs = one["prompt_ids"], other["prompt_ids"]
+    first = shared_start(mine, theirs)
+    last = shared_start(mine[first:][::-1], theirs[first:][::-1])
+    return first + last - max(len(mine), len(theirs))
 
 
 def whole_prompt(row: Row) -> Any:
@@ -91,6 +119,21 @@ def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tup
     return found
 
 
+def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
+    """Both up to the call in which the first draws are others, where nothing differs before and more is asked behind:
+    what that is may be anything, for it follows from what was drawn."""
+    pairs = list(zip(old.rows, new.rows))
+    alike = (same_prompt(a, b) and a["output_ids"] == b["output_ids"] for a, b in pairs)
+    first = next((place for place, same in enumerate(alike) if not same), len(pairs))
+    last = first + 1
+    while last < len(pairs) and not all(map(begins_call, pairs[last])):
+        last += 1
+    drawn = pairs[first:last] and all(is_drawn(a) and is_drawn(b) and same_prompt(a, b) for a, b in pairs[first:last])
+    if not drawn or last == len(old.rows) == len(new.rows):
+        return None
+    return replace(old, rows=old.rows[:last]), replace(new, rows=new.rows[:last])
+
+
 def begins_call(row: Row) -> bool:
     """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
     request = row.get("request") or {}
@@ -113,7 +156,8 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> dict[i
         whole = [(number, written(one)[1:-1], written(other)[1:-1]) for number, one, other in whole]
     elif before is None or after is None:  # ids that were put behind ids
         before, after = (words(row["prompt_ids"]) for row in (old, new))
-        texts, whole = [(words(a["output_ids"]), words(b["output_ids"])) for a, b in told], []
+        ids, whole = [(a["output_ids"], b["output_ids"]) for a, b in told], []
+        texts = [(words(one[:end]), words(other[:end])) for one, other in ids for end in (None, -1)]  # the last, unread
     texts.sort(key=lambda pair: -min(map(len, pair)))
     texts += [(one, other) for one, _ in texts for _, other in texts]  # of another answer, where one is chosen
     otherwise, held = any(map(asked_otherwise, told)), dict[int, tuple[str, str]]()
@@ -224,8 +268,12 @@ def template_differences(old: Row, new: Row, counts: bool) -> Iterator[Differenc
             yield Difference("template", name, before, after, counts=counts)
 
 
+def backends_of(*rows: Row) -> set[Any]:
+    return {row.get("model", {}).get("backend") for row in rows}
+
+
 def same_backend(old: Row, new: Row) -> bool:
-    return bool(old.get("model", {}).get("backend") == new.get("model", {}).get("backend"))
+    return len(backends_of(old, new)) == 1
 
 
 def image_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -440,8 +488,11 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
     which of them had which is not to be seen."""
     found: dict[tuple[int, ...], tuple[int, set[str], set[str]]] = {}
     for number, (old, new) in enumerate(pairs):
-        if (new.get("request") or {}).get("adapter") == "another":
+        named = [(row.get("request") or {}).get("adapter") for row in (old, new)]
+        if named[1] == "another":
             yield Difference("model", "adapters", "the one asked for", "another", number)
+        elif named[0] != named[1] and backends_of(old, new) == {"vllm"}:
+            yield Difference("model", "adapters", named[0], named[1], number)
         if "inputs" in old and "inputs" in new:
             _, mine, theirs = found.setdefault(tuple(old["prompt_ids"]), (number, set(), set()))
             mine.update(old["inputs"].get("adapters", [""]))
@@ -612,8 +663,8 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.messages"  # the first ones
     if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
         return "prompt.template"  # cut prompts of two templates
-    if len(long) == len(short) + 1 and long[1:] == short:
-        return "prompt.tokenization"  # the tokenizer's own first id is missing
+    if (before == after or None in (before, after)) and without(long[:1], long) == without(long[:1], short):
+        return "prompt.tokenization"  # the tokenizer's own first id is missing, here or in a later turn
     behind = [(row.get("request") or {}).get("behind") for row in (old, new)]
     if before == after and behind[0] != behind[1]:
         return "prompt.messages"  # ids that were put behind a text
@@ -631,6 +682,10 @@ def prompt_cause(old: Row, new: Row) -> str:
     if before == after:
         return "prompt.tokenization"
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
+
+
+def without(some: Sequence[int], ids: Sequence[int]) -> list[int]:
+    return [i for i in ids if i not in some]
 
 
 def may_be_written(name: str, old: Row, new: Row) -> bool:

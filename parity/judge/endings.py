@@ -215,10 +215,11 @@ def by_hand(case: Case) -> tuple[str, ...]:
 
 @dataclass
 class Row2Text:
-    """A row's decoded texts by the ways to decode it, each made once."""
+    """A row's decoded texts by the ways to decode it, each made once. whole: with the prompt before it."""
 
     row: Any
     decode: Decode
+    whole: bool = False
     made: dict[tuple[bool, bool, bool], str] = dataclasses.field(default_factory=dict)
 
     def decoded(self, way: Recipe) -> str:
@@ -226,7 +227,9 @@ class Row2Text:
         if key not in self.made:
             ids = self.row["output_ids"]
             ended = bool(ids) and ids[-1] in (entry(self.row, "stop", "end_ids") or ())
-            self.made[key] = self.decode(ids if way.end or not ended else ids[:-1], way.skip_special, way.clean_up)
+            own = ids if way.end or not ended else ids[:-1]
+            before = self.row["prompt_ids"] if self.whole else []
+            self.made[key] = self.decode([*before, *own], way.skip_special, way.clean_up)
         return self.made[key]
 
     def text(self, way: Recipe) -> str:
@@ -242,7 +245,9 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
     given = [text for _, text in leaves(dict(old.arguments))]
     known = [without(before, after, given) for before, after in known]
     recorded = [(a["text"], b["text"]) for a, b in pairs if "text" in a and "text" in b]
-    rows = [(Row2Text(a, decode), Row2Text(b, decode)) for a, b in pairs]
+    wholes = [a.get("decode", {}).get("ids") == "whole" for a, _ in pairs]
+    rows = [(Row2Text(a, decode, w), Row2Text(b, decode, w)) for (a, b), w in zip(pairs, wholes)]
+    rows += [(Row2Text(a, decode), Row2Text(b, decode)) for (a, b), w in zip(pairs, wholes) if w]
     for texts, of_value in ((known, True), (recorded, False)):
         if not of_value and any(a != b and any(r.text(way) == a for r, _ in rows for way in ways) for a, b in known):
             break  # a text of the value is a decoded one, and became what no way of ours gives

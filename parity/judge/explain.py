@@ -134,12 +134,13 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         if cause is not None:
             inquiry.steps.append(f"cause: {cause}: {cause.proof}")
             return cause
-    same = (a["output_ids"] == b["output_ids"] or is_drawn(a) or unseen(a, b) for a, b in inquiry.pairs)
-    read_only = all(row.get("scored") for row in (*old.rows, *new.rows)) and any(d.counts for _, d in named)
-    if len(old.rows) != len(new.rows) and all(same) and not read_only:
+    same = [a["output_ids"] == b["output_ids"] or is_drawn(a) or unseen(a, b) for a, b in inquiry.pairs]
+    upstream = any(d.counts for _, d in named)
+    if len(old.rows) != len(new.rows) and all(same) and (moved := in_other_places(inquiry)):
+        return moved
+    if len(old.rows) != len(new.rows) and all(same) and not upstream:
         said = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}: calls were added, dropped or cached"
         return Cause("sampling.processors" if other_samples(old, new) else "post.other", "likely", said)
-    upstream = any(d.counts for _, d in named)
     if same_ids(old, new) and not (upstream and (number_gap(old.value, new.value) or by_endings(inquiry) is None)):
         return after_decoding(inquiry)
     if not any(difference.counts for _, difference in named) and (cause := by_endings(inquiry)):
@@ -163,6 +164,10 @@ def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
     a template that is another one, or is told something else, comes before them."""
     if difference.stage == "template" and all(row.get("template") for row in inquiry.pairs[difference.row or 0]):
         return name
+    if name.startswith("prompt.") and inquiry.decode is not None:
+        one, other = (row["prompt_ids"] for row in inquiry.pairs[difference.row or 0])
+        if one != other and inquiry.decode(one, False, False) == inquiry.decode(other, False, False):
+            return "prompt.tokenization"
     of_ids = [b.cause for b in inquiry.broken if b.law in OF_PROMPTS]
     return of_ids[0] if of_ids and name.startswith("prompt.") else name
 
@@ -315,7 +320,7 @@ def by_value(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause
     places = permuted(inquiry.old.value, inquiry.new.value)
     proof = "put back in order, the values are the same"
     said = f"{CAUSES['batch.order']}: they come as {places}"
-    return Cause("batch.order", "confirmed", said, proof) if places is not None else None
+    return Cause("batch.order", "confirmed", said, proof) if places not in (None, sorted(places or ())) else None
 
 
 def equal_when_cut(old: Row, new: Row) -> bool:
@@ -398,10 +403,11 @@ def stops_of(case: Case) -> set[str]:
     return told_stops(case) or set(by_hand(case))
 
 
-def from_other_ids(inquiry: Inquiry) -> tuple[Cause | None, float]:
+def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause | None, float]:
     """Where ids are others, as they may be: the golden's own ids, forced, are to become the golden's value. Where they
     cannot be forced, each text is to come from its own ids in the way that the golden's did. With it, where nothing but
-    numbers differ: how far they do, at most; they come of the model's scores, and rounding may explain it."""
+    numbers differ: how far they do, at most; they come of the model's scores, and rounding may explain it.
+    followed: the new code asked on with other ids, so that its own rows say nothing of the golden's."""
     if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
         return None, 0.0
     forced = inquiry.rerun({}, frozenset({ANSWERS})) if inquiry.rerun else None
@@ -417,6 +423,8 @@ def from_other_ids(inquiry: Inquiry) -> tuple[Cause | None, float]:
         found = tuple(d for d in found if d.stage == "value")
         gap = number_gap(inquiry.old.value, forced.value)
         return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
+    if followed:
+        return None, 0.0
     if inquiry.new.raised is not None:
         said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
         return Cause("error", "likely", said, "the golden's own ids could not be forced"), 0.0
@@ -446,6 +454,8 @@ def after_decoding(inquiry: Inquiry) -> Cause:
     if not best and several and (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
         proof = "put back in order, the values are the same"
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
+    if not best and (moved := in_other_places(inquiry)):
+        return moved
     if any(unseen(a, b) for a, b in inquiry.pairs):
         [difference] = (found for found in inquiry.found if found.stage == "value")
         proof = "nothing else that was seen differs; of the old code only what it reads was seen, not what it chose"
@@ -536,11 +546,45 @@ def permuted(old: Any, new: Any) -> list[int] | None:
             places.append(place)
         else:
             return places
+        if (fields := exchanged(old, new)) is not None:
+            return permuted(*fields)
         pairs = list(zip(old, new)) if len(old) == 1 else []  # an order within an answer is not one of answers
     elif isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
         pairs = [(old[key], new[key]) for key in old]
     found = [permuted(one, other) for one, other in pairs if not equal(one, other)]
     return found[0] if found and None not in found else None
+
+
+def exchanged(old: Sequence[Any], new: Sequence[Any]) -> tuple[list[Any], list[Any]] | None:
+    """Of records that stand in their order, the fields that differ, if others are the same: answers may have been put
+    into the wrong ones."""
+    if not all(isinstance(part, Mapping) and part.keys() == old[0].keys() for part in (*old, *new)):
+        return None
+    names = [name for name in old[0] if any(not equal(a[name], b[name]) for a, b in zip(old, new))]
+    columns = [[[part[name] for name in names] for part in parts] for parts in (old, new)]
+    return (columns[0], columns[1]) if 0 < len(names) < len(old[0]) else None
+
+
+def shuffled(old: Any, new: Any) -> bool:
+    """Whether the texts and numbers of a list are all there, and some stand in another of its parts."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        pairs = [(old[key], new[key]) for key in old if not equal(old[key], new[key])]
+        return bool(pairs) and all(shuffled(*pair) for pair in pairs)
+    if not isinstance(old, list) or not isinstance(new, list) or len(old) != len(new) or len(old) < 2:
+        return False
+
+    def held(value: Any) -> list[Any]:
+        return [sorted(part for _, part in leaves(value, kind=kind)) for kind in (str, float)]
+
+    return equal(held(old), held(new)) and not all(equal(held(a), held(b)) for a, b in zip(old, new))
+
+
+def in_other_places(inquiry: Inquiry) -> Cause | None:
+    """Parts of answers that stand in other ones."""
+    if len(inquiry.old.rows) < 2 or not shuffled(inquiry.old.value, inquiry.new.value):
+        return None
+    said = f"{CAUSES['batch.order']}: parts of the value have changed places"
+    return Cause("batch.order", "likely", said, "all that the value held is there, and stands elsewhere")
 
 
 REASONS = {"eos", "eos_token", "stop", "stop_sequence", "end_turn", "length", "max_tokens", "plugin"}

@@ -43,8 +43,13 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
 
 
 def asked_alone(row: Row, case: Case, other: Case) -> bool:
-    """Whether a prompt that is read on this side is answered on the other alone, which asked for what may come next."""
+    """Whether a prompt that is read on this side is answered on the other alone, which asked for what may come next; or
+    may be one of those, if the other asked for a single token each of prompts that this side has not."""
     if len(case.rows) == len(other.rows):
+        return True
+    known = [one["prompt_ids"] for one in case.rows]
+    strangers = [one for one in other.rows if one["prompt_ids"] not in known]
+    if strangers and all(entry(one, "stop", "max_new_tokens") == 1 for one in strangers):
         return True
     answered = ({tuple(one["prompt_ids"]) for one in some.rows if not one.get("scored")} for some in (case, other))
     here, there = (tuple(row["prompt_ids"]) in prompts for prompts in answered)
@@ -200,6 +205,8 @@ def by_counts(rows: Sequence[tuple[Row, Row]]) -> list[Reason]:
     last one of a loop, that was not seen."""
     counts, (old, new) = {chosen(a) for a, _ in rows}, rows[0]
     said, most = f"the old loop chose {chosen(old)} tokens", entry(new, "stop", "max_new_tokens")
+    if all(entry(b, "stop", "max_new_tokens") == chosen(a) + 1 for a, b in rows):
+        return [("stop.length", f"{said}, {most} are allowed")]
     if not entry(new, "stop", "end_ids") and (len(counts) > 1 or old["loop"] == BUT_THE_LAST):
         return [("stop.eos_set", f"{said}, where no id ends an answer now and {most} are allowed")]
     seen = old["loop"] != BUT_THE_LAST or (len(rows) > 1 and chosen(old) >= LONG)

@@ -1,0 +1,188 @@
+"""What follows from what: later prompts from draws and ids; answers in other records; prompts that are only read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.golden import Case, Store
+from parity.judge import check, compare, own_loops
+from parity.judge.endings import explain_text
+from parity.judge.explain import Inquiry, cause_of
+from parity.record.rows import LIKELIEST
+from parity.verdict import Cause
+
+from .test_company import FIRST, OLD, SECOND, case
+from .test_laws import TOOLS, decode, row
+
+
+def cause(old: Case, new: Case) -> Cause:
+    found = cause_of(Inquiry(old, new, compare.differences(old, new), decode, tools=TOOLS))
+    assert found is not None
+    return found
+
+
+def drawn(ids: list[int], number: int = 0, **more: Any) -> dict[str, Any]:
+    sampling = {"temperature": {"value": 1.0, "from": "caller"}, "processors": {"value": [], "from": "default"}}
+    text = decode(ids, True, False)
+    return row(output_ids=ids, text=text, request={"number": number, "sample": 0}, sampling=sampling, **more)
+
+
+ASKED_ON: dict[str, Any] = {"prompt_ids": [2, 3, 4], "prompt_text": "bcd", "messages": ["b", "c", "d"]}
+OTHERWISE: dict[str, Any] = {"prompt_ids": [2, 3, 7], "prompt_text": "bcg", "messages": ["b", "c", "g"]}
+GOLDEN = case(drawn([4, 5, 9]), drawn([6, 9], **ASKED_ON), value=["de", "f"])
+
+
+@pytest.mark.parametrize("turns", [[drawn([7, 9]), drawn([6, 9], **OTHERWISE)], [drawn([7, 9])]])
+def test_what_is_asked_with_other_draws_is_no_difference(
+    turns: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
+    monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: ("SAME-SETTINGS", None, ("few",)))
+    new = case(*turns, value=["g"])
+    parts = compare.up_to_draws(GOLDEN, new)
+    assert parts is not None and [len(part.rows) for part in parts] == [1, 1]
+    forced = {"faithful": GOLDEN, "another value": replace(GOLDEN, value=["de", "F"])}
+    verdicts = {
+        name: check.Judge(Store(tmp_path), "hf", lambda *_, again=again: again).outcome(GOLDEN, new).verdict
+        for name, again in forced.items()
+    }
+    assert verdicts == {"faithful": "SAME-SETTINGS", "another value": "DRIFT"}
+
+
+def test_what_differs_before_the_draws_is_one() -> None:
+    assert compare.up_to_draws(GOLDEN, case(drawn([7, 9], **OTHERWISE), drawn([6, 9]))) is None
+    assert compare.up_to_draws(GOLDEN, case(row(output_ids=[7, 9]), drawn([6, 9], **OTHERWISE))) is None  # greedy
+    beside = drawn([6, 9], 1, **OTHERWISE)  # of one call with the first
+    assert compare.up_to_draws(GOLDEN, case(drawn([7, 9]), beside)) is None
+
+
+def test_rows_of_the_side_that_has_more_are_those_most_like_the_others() -> None:
+    old = [{"prompt_ids": ids} for ids in ([4, 5, 6, 7], [4, 5, 8, 8])]
+    new = [{"prompt_ids": ids} for ids in ([4, 5], [4, 5], [1, 4, 5, 8, 8], [1, 4, 5, 6, 7])]
+    assert compare.paired(old, new) == [(old[0], new[3]), (old[1], new[2])]
+    assert compare.paired(new, old) == [(new[2], old[1]), (new[3], old[0])]
+
+
+def test_a_prompt_that_differs_comes_before_how_many_were_asked() -> None:
+    other = {**FIRST, **OTHERWISE}
+    assert cause(OLD, case(other, SECOND, SECOND, value=["x"])).name == "prompt.messages"
+    assert cause(OLD, case(FIRST, SECOND, SECOND, value=["x"])).name == "post.other"
+
+
+@pytest.mark.parametrize(
+    ("new", "name"),
+    [
+        ([{"id": 1, "said": "b"}, {"id": 2, "said": "a"}], "batch.order; confirmed"),
+        ([{"id": 2, "said": "b"}, {"id": 1, "said": "a"}], "batch.order; confirmed"),
+        ([{"id": 1, "said": "a"}, {"id": 2, "said": "x"}], "post.other; likely"),
+    ],
+)
+def test_answers_in_other_records_are_those_of_others(new: list[dict[str, Any]], name: str) -> None:
+    old = [{"id": 1, "said": "a"}, {"id": 2, "said": "b"}]
+    assert str(cause(replace(OLD, value=old), replace(OLD, value=new))) == name
+
+
+def test_numbers_that_stand_in_another_answer_have_changed_places() -> None:
+    old = [{"scores": [1.5, 2.5], "best": 0}, {"scores": [3.5], "best": 0}]
+    moved = [{"scores": [3.5, 1.5], "best": 1}, {"scores": [2.5], "best": 0}]
+    within = [{"scores": [2.5, 1.5], "best": 0}, {"scores": [3.5], "best": 0}]
+    assert str(cause(replace(OLD, value=old), replace(OLD, value=moved))) == "batch.order; likely"
+    assert cause(replace(OLD, value=old), replace(OLD, value=within)).name != "batch.order"
+
+
+def read(ids: list[int]) -> dict[str, Any]:
+    return {"prompt_ids": ids, "output_ids": [], "scored": True, "model": FIRST.get("model", {})}
+
+
+def test_what_was_only_read_may_be_read_as_a_beginning() -> None:
+    old = Case("s", "c", rows=(read([2, 3]), read([2, 3, 4])))
+    assert check.asked_otherwise(old, Case("s", "c", rows=(read([2, 3, 4]),))) == ""
+    assert "1 did not reach" in check.asked_otherwise(old, Case("s", "c", rows=(read([2, 3]),)))
+
+
+def test_what_reads_its_prompts_by_one_token_each_is_held_against_what_only_reads() -> None:
+    once = row(prompt_ids=[2, 3], output_ids=[7], stop={"max_new_tokens": 1})
+    old = Case("s", "c", rows=(once,))
+    new = Case("s", "c", rows=(read([1, 2, 3]), row(prompt_ids=[1, 2], output_ids=[4, 5, 9])))
+    assert len(own_loops.of_one_kind(old, new)[1].rows) == 2
+    answered = Case("s", "c", rows=(row(prompt_ids=[2, 3], output_ids=[4, 5, 9]),))
+    assert len(own_loops.of_one_kind(answered, new)[1].rows) == 1
+
+
+def test_special_tokens_that_only_the_old_code_kept_may_be_those_of_the_raw_text(tmp_path: Path) -> None:
+    kept, dropped = (
+        Case("s", "c", rows=(row(decode={"ids": "ended", "skip_special_tokens": skip, "clean_up": False}),), value="x")
+        for skip in (False, True)
+    )
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
+    assert judge.outcome(kept, dropped).verdict == "IDENTICAL"
+    assert str(judge.outcome(dropped, kept).cause) == "decode.skip_special; confirmed"
+
+
+def test_a_text_with_its_prompt_is_explained_as_one() -> None:
+    whole = {"ids": "whole", "skip_special_tokens": True, "clean_up": False}
+    old = Case("s", "c", rows=(row(prompt_ids=[9, 2, 3], decode=whole),), value=["bcde"])
+    new = Case("s", "c", rows=(row(prompt_ids=[9, 2, 3]),), value=["#bcde#"])
+    found = explain_text(old, new, compare.paired(old.rows, new.rows), decode)
+    assert found is not None and found.cause == "decode.skip_special"
+
+
+@pytest.mark.parametrize(("before", "after", "differ"), [("one", None, 1), ("one", "two", 1), ("one", "one", 0)])
+def test_an_adapter_that_vllm_is_not_told_of_is_a_difference(before: Any, after: Any, differ: int) -> None:
+    pairs = [
+        tuple({"prompt_ids": [2], "model": {"backend": "vllm"}, "request": {"adapter": one}} for one in (before, after))
+    ]
+    found = list(compare.adapter_differences(pairs))  # type: ignore[arg-type]
+    assert len(found) == differ and all(d.field == "adapters" for d in found)
+
+
+@pytest.mark.parametrize("later", [[1, 6, 7], [8, 8, 6]])
+def test_a_first_id_that_is_missing_in_a_later_turn_is_the_tokenizers(later: list[int]) -> None:
+    text = {"prompt_text": "of both turns"}
+    told = compare.prompt_cause({"prompt_ids": [1, 4, 5, *later], **text}, {"prompt_ids": [1, 4, 5, *later[1:]]})
+    assert (told == "prompt.tokenization") == (later[0] == 1)
+
+
+def test_other_ids_of_one_text_are_the_tokenizers() -> None:
+    tools = replace(TOOLS, encode=None, render=None)
+    old, new = ({**FIRST, "template": None, "prompt_text": None, "prompt_ids": ids} for ids in ([2, 3, 4], [8, 4]))
+    old, new = ({k: v for k, v in one.items() if v is not None} for one in (old, new))
+
+    def text(ids: Any, skip: bool, clean: bool) -> str:
+        return decode(ids, skip, clean).replace("#", "").replace(".", "bc")
+
+    before, after = case(old, value=["de"]), case(new, value=["x"])
+    found = cause_of(Inquiry(before, after, compare.differences(before, after), text, tools=tools))
+    assert found is not None and found.name == "prompt.tokenization"
+
+
+def test_ids_of_an_answer_whose_last_one_was_not_read_lead_to_a_prompt() -> None:
+    def asked(answer: list[int]) -> list[Mapping[str, Any]]:
+        first = {"prompt_ids": [2], "output_ids": answer, "request": {"number": 0}}
+        later = {"prompt_ids": [2, *answer[:-1], 3], "output_ids": [5], "request": {"number": 0}}
+        return [first, later]
+
+    assert list(compare.followers(asked([6, 7, 8]), asked([6, 8, 8]))) == [1]
+    other = asked([6, 8, 8])
+    assert list(compare.followers(asked([6, 7, 8]), [other[0], {**other[1], "prompt_ids": [2, 4, 4, 3]}])) == []
+
+
+def test_a_token_more_than_the_old_loop_chose_is_a_length() -> None:
+    old = {**row(output_ids=[4, 5, 4]), "loop": LIKELIEST}
+    for most, name in ((4, "stop.length"), (9, "stop.eos_set")):
+        new = row(output_ids=[6, 7, 6, 7], stop={"max_new_tokens": most, "end_ids": []})
+        other = {**old, "output_ids": [4, 5] if name == "stop.eos_set" else old["output_ids"]}
+        [(said, _), *_] = own_loops.by_counts([(old, new), (other, new)])
+        assert said == name
+
+
+def test_one_answer_has_no_order() -> None:
+    """Its value is the same, though an id more was chosen."""
+    old, new = case(row(output_ids=[4, 5, 4]), value=["de"]), case(row(output_ids=[4, 5]), value=["de"])
+    found = cause_of(Inquiry(old, new, compare.differences(old, new), decode, tools=TOOLS))
+    assert found is None or found.name != "batch.order"
