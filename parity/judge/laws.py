@@ -129,7 +129,7 @@ def end(row: Row, tools: Tools) -> Kept:
         return "stop.length", f"{len(ids)} tokens, where {most} are allowed"
     if strings and tools.decode is None:
         return None
-    stopped = completed(ids, strings, tools.decode) if tools.decode else None
+    stopped = completed(ids, strings, tools.decode, least) if tools.decode else None
     if stopped is not None and stopped < len(ids):
         return "stop.rule", f"a stop was complete after {stopped} tokens, and the row went on to {len(ids)}"
     if others or (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
@@ -138,11 +138,15 @@ def end(row: Row, tools: Tools) -> Kept:
     return name, f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
 
 
-def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., str]) -> int | None:
-    """After how many tokens the first stop is complete, in text without special tokens."""
-    if not any(stop in decode(ids, True, False) for stop in strings):
-        return None
-    return next(k for k in range(1, len(ids) + 1) if any(stop in decode(ids[:k], True, False) for stop in strings))
+def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., str], least: int = 0) -> int | None:
+    """After how many tokens the first stop is complete, in text without special tokens; behind the least number."""
+    since = len(decode(ids[:least], True, False))
+
+    def stops(count: int) -> bool:
+        made = decode(ids[:count], True, False)
+        return any(made.find(stop, max(0, since - len(stop) + 1)) >= 0 for stop in strings)
+
+    return next(filter(stops, range(least + 1, len(ids) + 1)), None) if stops(len(ids)) else None
 
 
 def text(row: Row, tools: Tools) -> Kept:

@@ -72,6 +72,9 @@ def row(**changes: Any) -> dict[str, Any]:
         ("end", {"output_ids": [4, 9, 5]}, "stop.eos_set"),
         ("end", {"output_ids": [4, 5], "stop": {"strings": ["e"]}}, ""),
         ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"]}}, "stop.rule"),
+        ("end", {"output_ids": [4, 5, 4], "stop": {"strings": ["e"], "min_new_tokens": 2}}, "stop.rule"),
+        ("end", {"output_ids": [4, 5, 4, 5], "stop": {"strings": ["e"], "min_new_tokens": 2}}, ""),
+        ("end", {"output_ids": [4, 5, 6], "stop": {"strings": ["ef"], "min_new_tokens": 2}}, ""),  # across it
         ("end", {"output_ids": [4, 5], "stop": {"criteria": ["Mine"]}}, ""),
         ("text", {}, ""),
         ("text", {"text": "de#"}, "decode.skip_special"),
