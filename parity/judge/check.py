@@ -26,6 +26,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import signal
 import sys
 import tempfile
 import threading
@@ -71,7 +72,7 @@ from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
 from parity.record.changing import changing, place_name, unchanged
-from parity.record.recorder import Starting
+from parity.record.recorder import Seen, Starting
 from parity.record.rows import LIKELIEST, STRUCTURED
 from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict, equal
 from parity.verdict import Numerics as Measurement
@@ -745,6 +746,14 @@ def error_outcome(site: str, case: str, backend: str, error: BaseException | str
     return Outcome(site, case, backend, "ERROR", cause=cause)
 
 
+def of_one_case(error: Exception) -> str:
+    """What is said of an error that ends one case: its words where they are meant for this, else also where it was."""
+    if isinstance(error, COULD_NOT_JUDGE):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+
+
 Item = tuple[str, str, str]  # backend, site, case
 
 TIME_LIMIT = 600.0  # seconds that one case may take, with loading its model
@@ -998,12 +1007,8 @@ def check_site(
             outcome = judge.outcome(old, new, seconds)
             if numerics.wants(old, backend, engines):
                 engines[name] = ran
-        except COULD_NOT_JUDGE as error:
-            outcome = error_outcome(site, name, backend, error)
         except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-            outcome = error_outcome(site, name, backend, said)
+            outcome = error_outcome(site, name, backend, of_one_case(error))
         yield outcome
     numerics.read(site, backend, engines, session.engines)
 
@@ -1048,10 +1053,9 @@ def data_of(case: Case) -> dict[str, Any]:
     return {name: value for name, value in case.arguments.items() if not objects_in(value)}
 
 
-def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> list[tuple[Case | None, Case | None]]:
-    """Goldens and calls that belong together: by arguments, else by name. Raises GoldenError."""
+def paired_cases(goldens: Sequence[Case], found: Sequence[Case]) -> list[tuple[Case | None, Case | None]]:
+    """Goldens and calls that belong together: by arguments, else by name."""
     left = {(case.site, case.case): case for case in found}
-    goldens = [store.read(site, name) for site in sites for name in store.names(site)]
     pairs: list[tuple[Case | None, Case | None]] = []
     by_arguments = {}
     for old in goldens if any(case.arguments for case in found) else ():
@@ -1066,17 +1070,17 @@ def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> l
 
 def check_script(
     store: Store,
-    observed: Callable[[Starting], Sequence[Case]],
+    observed: Callable[[Starting], Seen],
     *,
     sites: Sequence[str],
     backend: str | None = None,
     policy: Policy | None = None,
     numerics: bool = False,
 ) -> Check:
-    """A whole script. observed: runs it, with what is called before each call, and gives its calls.
+    """A whole script. observed: runs it, with what is called before each call, and tells what it did.
 
-    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. The script runs once:
-    what it does beside asking models is not done again to prove a cause.
+    The script runs once: what it does beside asking models is not done again to prove a cause. One that ended with an
+    error that was not there when it was recorded, or was not wholly seen, is an ERROR of each site beside its cases.
     A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. Its engines are in another
     process: where a site's numerics are asked for, plain transformers stands for a script that used them.
     """
@@ -1096,17 +1100,42 @@ def check_script(
         return None
 
     judge, label = Judge(store, backend or "hf", run, asked_of), backend or "hf"
-    for old, new in paired_cases(store, observed((REPLAYS, base)), sites):
+    seen, (goldens, broken) = observed((REPLAYS, base)), store.read_all(sites)
+    for site in sites:
+        expected = store.settings().get(site, {}).get("exit_code", 0)
+        outcomes += [error_outcome(site, "*", label, said) for said in script_faults(seen, site, expected)]
+    outcomes += [error_outcome(*place, label, error) for place, error in broken.items()]
+    for old, new in paired_cases(goldens, seen.cases):
         if new is None:
             assert old is not None
             outcomes.append(Outcome(old.site, old.case, label, "UNUSED", notes=("the script did not reach it",)))
+        elif old is None and (new.site, new.case) in broken:
+            continue  # said already
         elif old is None:
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
-            outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
+            try:
+                outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
+            except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
+                outcomes.append(error_outcome(old.site, old.case, label, of_one_case(error)))
     for site in sites:
         asked_of.read(site, label, {})
     return finished(store, asked_of, judged_together(outcomes, judge.ledgers), policy, started)
+
+
+def script_faults(seen: Seen, site: str, expected: int) -> Iterator[str]:
+    """Why what was seen of a script is not all that there was to see, or ended in an error. expected: its exit code."""
+    code = seen.returncode
+    if seen.stopped:
+        yield f"the script {seen.stopped} and was ended with its children; --time-limit says another time"
+    elif code not in (0, expected):
+        how = f"with exit code {code}" if code > 0 else f"by signal {-code} ({signal.Signals(-code).name})"
+        yield (
+            f"the script ended {how}, and with {expected} when it was recorded; it may have said why above. If it is "
+            f'to end so, write into sites.json: "{site}": {{"exit_code": {code}}}'
+        )
+    if seen.failures:
+        yield f"not all could be observed: {'; '.join(dict.fromkeys(seen.failures))}"
 
 
 # == --ab ==

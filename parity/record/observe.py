@@ -316,6 +316,7 @@ class Observer:
         self.sown = rows.NOBODY
         self.replay = replay  # a parity.judge.replay.Replay, which changes what an engine is asked
         self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
+        self.asked: Callable[[], None] = lambda: None  # told of every model call outside any site
         self.main_code: Callable[[str, Any], Any] = lambda name, loader: loader.get_code(name)
         self.failures: list[str] = []
         self.stepped = rows.Stepped()
@@ -506,6 +507,7 @@ class Observer:
         """A model call is over. Outside any site it becomes a case of its own, once its texts are decoded."""
         if self._local.__dict__.get("call") is not None or self.loose is None:
             return
+        self.asked()
         calls = sum(isinstance(event, rows.MODEL_EVENTS) for event in self.running().events)
         if calls > PENDING:
             self.flush(keep=PENDING // 2)

@@ -168,7 +168,7 @@ def test_accepting_covers_one_cause_until_a_day(store: Store) -> None:
 def test_files_that_no_case_uses_are_found(store: Store) -> None:
     used, unused = store.put_blob(b"used", ".png"), store.put_blob(b"unused", ".png")
     store.write(dataclasses.replace(CASE, arguments={"image": {"$image": used}}))
-    assert [path.name for path in store.unused_blobs()] == [unused]
+    assert [path.name for path in store.unused(store.read_all(["site"])[0])] == [unused]
 
 
 @dataclasses.dataclass(frozen=True)
