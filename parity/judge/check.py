@@ -947,12 +947,13 @@ def judged_apart(
     deaths: dict[tuple[str, str], int] = {}
     items = list(job.items)
     while items:
+        share, whole = tuple(items), False
         try:
-            for found in worker.run(JUDGED, dataclasses.replace(job, items=tuple(items)), time_limit):
+            for found in worker.run(JUDGED, dataclasses.replace(job, items=share), time_limit):
                 if isinstance(found, dict):
                     machine = max(machine, found, key=len)
                     continue
-                if isinstance(found, Measured):
+                if whole := isinstance(found, Measured):
                     measured = Measured((*measured.told, *found.told), {**measured.settled, **found.settled})
                     continue
                 outcomes.append(found)
@@ -960,9 +961,12 @@ def judged_apart(
                 if progress:
                     progress(f"{found.backend} {found.label} {found.verdict}")
         except Died as death:
-            backend, site, name = items.pop(0) if items else job.items[-1]
-            if len(outcomes) == len(job.items):
-                break  # in tidying up, when all was judged
+            if not items:
+                said = f"the process of the moved code ended before its cases were judged together: {death}"
+                pairs = [] if whole else dict.fromkeys(item[:2] for item in share)
+                outcomes += [error_outcome(site, "*", backend, said) for backend, site in pairs]
+                break
+            backend, site, name = items.pop(0)
             outcomes.append(error_outcome(site, name, backend, f"the moved code did not come back: {death}"))
             deaths[backend, site] = deaths.get((backend, site), 0) + 1
             if deaths[backend, site] == MOST_DEATHS:
