@@ -1148,14 +1148,14 @@ def script_faults(seen: Seen, site: str, expected: int) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class Again:
     """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
-    it must come from, or None."""
+    it must come from, and the one that this stands for, or None."""
 
     root: str
     into: str
     items: tuple[tuple[str, str], ...]
     settings: Mapping[str, Mapping[str, Any]]
     functions: Mapping[str, str]
-    old: str | None = None
+    old: tuple[str, str] | None = None
 
 
 def check_again(
@@ -1183,11 +1183,15 @@ def check_again(
             if named_function(golden, settings[site]) == golden.function and old is None:
                 raise ValueError(ITSELF.format(golden.function))
             functions[golden.function] = old_place(golden.function, old)
+            if old is not None:
+                for _, text in leaves(golden.arguments):
+                    old.lend(text)
             items.append((site, name))
         except GoldenError as error:
             errors[site, name] = error
-    job = Again(str(store.root), str(into.root), tuple(items), settings, functions, str(old.worktree) if old else None)
-    with Worker(old.path(sys.path)) if old else contextlib.nullcontext(Worker.shared()) as worker:
+    roots = str(store.root.absolute()), str(into.root.absolute())
+    job = Again(*roots, tuple(items), settings, functions, (str(old.worktree), str(old.top)) if old else None)
+    with Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared()) as worker:
         errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
@@ -1241,7 +1245,7 @@ def recorded_again(job: Again) -> Iterator[str]:
             try:
                 old = store.read(site, name)
                 refuse_itself(old, job)
-                put_again(session, old, job.functions[old.function], into)
+                put_again(session, old, job, into)
                 yield ""
             except COULD_NOT_JUDGE as error:
                 yield str(error)
@@ -1250,10 +1254,14 @@ def recorded_again(job: Again) -> Iterator[str]:
 AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
 
 
-def put_again(session: Session, old: Case, function: str, into: Store) -> None:
+def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     for blob in set(blob_names(old)):
         into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
-    new = session.call(old, function, {}, {}, frozenset())
+    new = session.call(old, job.functions[old.function], {}, {}, frozenset())
+    if job.old is not None:  # paths as they are now
+        told = functools.partial(observe.by_name, files=dict([job.old]))
+        rows = tuple(told(dict(row)) for row in new.rows)
+        new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=told(new.raised))
     for blob in blob_names(new):
         into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
@@ -1264,7 +1272,7 @@ def refuse_itself(old: Case, job: Again) -> None:
     """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
     code = source_of(loaded(job.functions[old.function]))
     if job.old is not None:
-        if code is None or not Path(code[0]).resolve().is_relative_to(job.old):
+        if code is None or not Path(code[0]).resolve().is_relative_to(job.old[0]):
             where = code[0] if code else "no Python file"
             raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
         return

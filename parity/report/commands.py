@@ -88,7 +88,7 @@ def run_ab(args: argparse.Namespace, store: Store) -> int:
     sites, cases = split_cases(known_names(store, args.cases))
     policy = Policy(strict=not args.lenient)
     with contextlib.ExitStack() as stack:
-        old = stack.enter_context(checked_out(args.old)) if args.old is not None else None
+        old = stack.enter_context(checked_out(args.old, store.root)) if args.old is not None else None
         into = Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-ab-")))
         tell = stack.enter_context(progress())
         check = check_again(
