@@ -48,6 +48,7 @@ import base64
 import dataclasses
 import datetime
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -57,9 +58,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 FORMAT = 1
@@ -243,22 +245,39 @@ def objects_in(value: Any, key: str = "$object") -> list[str]:
 
 
 def record_of(name: str, fields: Mapping[str, Any]) -> Any:
-    """A dataclass's instance as it was. No code of it runs: the class must be one that is imported already.
+    """A dataclass's instance as it was. No code of it runs, neither now nor when it is gone: the class must be one that
+    is imported already, and has none for that.
 
     Raises GoldenError where it is not, or has not these fields."""
     module = max((known for known in sys.modules if name.startswith(f"{known}.")), key=len, default="")
     kind: Any = sys.modules.get(module)
     for part in name[len(module) + 1 :].split("."):
-        kind = getattr(kind, part, None)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or set(kind.__dataclass_fields__) != set(fields):
-        raise GoldenError(
-            f"an argument was a {name}, a dataclass of the fields {', '.join(fields)}, which the moved code does not "
-            'import; say in sites.json what makes that argument, "arguments": {"NAME": "pkg.setup:make"}'
-        )
-    made = object.__new__(kind)
-    for own, value in fields.items():
-        object.__setattr__(made, own, value)
-    return made
+        kind = vars(kind).get(part) if isinstance(kind, (type, ModuleType)) else None
+    known = inspect.getattr_static(kind, "__dataclass_fields__", None) if isinstance(kind, type) else None
+    why = "which the moved code does not import" if known is None or {*known} != {*fields} else code_in(kind, fields)
+    if not why:
+        try:
+            made = object.__new__(kind)
+            for own, value in fields.items():
+                object.__setattr__(made, own, value)
+            return made
+        except (TypeError, AttributeError) as error:  # a kind of what C has made, or without a place for a field
+            why = f"which cannot be made of them: {error}"
+    raise GoldenError(
+        f"an argument was a {name}, a dataclass of the fields {', '.join(fields)}, {why}; say in sites.json what makes "
+        'that argument, "arguments": {"NAME": "pkg.setup:make"}'
+    )
+
+
+def code_in(kind: type, fields: Iterable[str]) -> str:
+    """What of a class would run when an instance of these fields is made, or is gone; "" if nothing."""
+    for name in ("__del__", *fields):
+        found = inspect.getattr_static(kind, name, None)
+        if name == "__del__" and found is not None:
+            return "which has a __del__"
+        if hasattr(type(found), "__set__") and not isinstance(found, (MemberDescriptorType, GetSetDescriptorType)):
+            return f"whose field {name} is a {type(found).__name__}"
+    return ""
 
 
 # == Writing and reading one file ==
