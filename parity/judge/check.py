@@ -71,7 +71,7 @@ from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
-from parity.record.changing import changing, place_name, unchanged
+from parity.record.changing import as_recorded, changing, place_name, unchanged
 from parity.record.recorder import Seen, Starting
 from parity.record.rows import LIKELIEST, STRUCTURED
 from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict, equal
@@ -638,7 +638,7 @@ class Session:
         new = self.found[-1]
         if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
             raise GoldenError(f"the moved code could not be run here: {new.raised}")
-        return dataclasses.replace(new, case=old.case, value=unchanged(old.changing, old.value, new.value), samples=())
+        return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
         """The arguments of a call. One that was an object comes from its factory, or is left out if nobody takes it."""
@@ -1119,7 +1119,7 @@ def check_script(
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
             try:
-                outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
+                outcomes.append(judge.outcome(old, dataclasses.replace(as_recorded(old, new), case=old.case)))
             except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
                 outcomes.append(error_outcome(old.site, old.case, label, of_one_case(error)))
     for site in sites:

@@ -498,7 +498,7 @@ class Observer:
         while call.asks():  # a thread that nobody waited for: what streams an answer may stop reading
             time.sleep(0.001)
         with self.guarded(f"recording {call.site}/{call.case}"), self._lock:
-            said = None if raised is None else f"{type(raised).__name__}: {raised}"
+            said = None if raised is None else by_name(f"{type(raised).__name__}: {raised}", call.files)
             found = tuple(rows.rows_of(call.told(), self.store))
             kept = by_name(keep(value, self.store), call.files)
             self.sink(golden.Case(call.site, call.case, call.function, call.arguments, found, kept, said))

@@ -33,7 +33,7 @@ from typing import Any
 from parity import golden
 from parity.golden import Case, Store, environment
 from parity.record import observe
-from parity.record.changing import Part, changing, unchanged
+from parity.record.changing import Part, as_recorded, changing, told
 from parity.verdict import equal
 
 VARIABLE = "PARITY_OBSERVE"
@@ -317,10 +317,10 @@ def completed(case: Case, again: Sequence[Seen], drawn: Sequence[Seen]) -> Case:
     if not again:
         return dataclasses.replace(case, samples=samples)
     others, known = same_case(again), list[Part]()
-    repeats = all(equal(case.value, other.value, 1e-6) for other in others)
+    repeats = all(equal(told(case), told(as_recorded(case, other)), 1e-6) for other in others)
     if all([row["output_ids"] for row in case.rows] == [row["output_ids"] for row in other.rows] for other in others):
         with contextlib.suppress(ValueError):
-            known, repeats = changing([case.value, *(other.value for other in others)]), True
+            known, repeats = changing([told(as_recorded(case, other)) for other in (case, *others)]), True
     return dataclasses.replace(case, repeats=repeats, changing=tuple(known), samples=samples)
 
 
@@ -362,7 +362,7 @@ def same_golden(store: Store, case: Case) -> bool:
     except golden.GoldenError:
         return False
     apart = {"environment", "repeats", "changing", "samples"}  # of the recording, not of the code
-    case = dataclasses.replace(case, value=unchanged(old.changing, old.value, case.value))
+    case = as_recorded(old, case)
     mine, theirs = (golden.decoded(golden.coded(c.to_json())) for c in (old, case))
     before, after = ({k: v for k, v in said.items() if k not in apart} for said in (mine, theirs))
     return equal(before, after, 1e-5)
