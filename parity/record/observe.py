@@ -913,6 +913,9 @@ ENGINE_TAPS: dict[str, Callable[..., Any]] = {
     "GenerationEngine.generate_text_batch": tap_engine,
     "GenerationEngine.generate_vlm_batch": tap_engine,
     "GenerationEngine.score_batch": tap_score,
+    "generate_text_batch": tap_engine,  # the same functions under the module's name
+    "generate_vlm_batch": tap_engine,
+    "score_batch": tap_score,
     "GenerationEngine._prompt": tap_prompt,
     "GenerationEngine.__init__": tap_open,
 }
