@@ -48,6 +48,7 @@ import base64
 import dataclasses
 import datetime
 import hashlib
+import inspect
 import io
 import json
 import math
@@ -57,9 +58,10 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 FORMAT = 1
@@ -121,7 +123,9 @@ class Case:
 
 # == What a case may hold ==
 
-KINDS: dict[type, str] = {str: "a text", dict: "an object", list: "a list", bool: "true or false"}
+KINDS: dict[type, str] = {
+    str: "a text", dict: "an object", list: "a list", bool: "true or false", int: "a whole number",
+}  # fmt: skip
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
     "changing": list, "samples": list, "environment": str,
@@ -241,22 +245,39 @@ def objects_in(value: Any, key: str = "$object") -> list[str]:
 
 
 def record_of(name: str, fields: Mapping[str, Any]) -> Any:
-    """A dataclass's instance as it was. No code of it runs: the class must be one that is imported already.
+    """A dataclass's instance as it was. No code of it runs, neither now nor when it is gone: the class must be one that
+    is imported already, and has none for that.
 
     Raises GoldenError where it is not, or has not these fields."""
     module = max((known for known in sys.modules if name.startswith(f"{known}.")), key=len, default="")
     kind: Any = sys.modules.get(module)
     for part in name[len(module) + 1 :].split("."):
-        kind = getattr(kind, part, None)
-    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)) or set(kind.__dataclass_fields__) != set(fields):
-        raise GoldenError(
-            f"an argument was a {name}, a dataclass of the fields {', '.join(fields)}, which the moved code does not "
-            'import; say in sites.json what makes that argument, "arguments": {"NAME": "pkg.setup:make"}'
-        )
-    made = object.__new__(kind)
-    for own, value in fields.items():
-        object.__setattr__(made, own, value)
-    return made
+        kind = vars(kind).get(part) if isinstance(kind, (type, ModuleType)) else None
+    known = inspect.getattr_static(kind, "__dataclass_fields__", None) if isinstance(kind, type) else None
+    why = "which the moved code does not import" if known is None or {*known} != {*fields} else code_in(kind, fields)
+    if not why:
+        try:
+            made = object.__new__(kind)
+            for own, value in fields.items():
+                object.__setattr__(made, own, value)
+            return made
+        except (TypeError, AttributeError) as error:  # a kind of what C has made, or without a place for a field
+            why = f"which cannot be made of them: {error}"
+    raise GoldenError(
+        f"an argument was a {name}, a dataclass of the fields {', '.join(fields)}, {why}; say in sites.json what makes "
+        'that argument, "arguments": {"NAME": "pkg.setup:make"}'
+    )
+
+
+def code_in(kind: type, fields: Iterable[str]) -> str:
+    """What of a class would run when an instance of these fields is made, or is gone; "" if nothing."""
+    for name in ("__del__", *fields):
+        found = inspect.getattr_static(kind, name, None)
+        if name == "__del__" and found is not None:
+            return "which has a __del__"
+        if hasattr(type(found), "__set__") and not isinstance(found, (MemberDescriptorType, GetSetDescriptorType)):
+            return f"whose field {name} is a {type(found).__name__}"
+    return ""
 
 
 # == Writing and reading one file ==
@@ -380,7 +401,9 @@ class Accepted:
         return same and today <= datetime.date.fromisoformat(self.until)
 
 
-SETTINGS: dict[str, type] = {"moved": dict, "functions": list, "arguments": dict, "backends": list, "load": dict}
+SETTINGS: dict[str, type] = {
+    "moved": dict, "functions": list, "arguments": dict, "backends": list, "load": dict, "exit_code": int,
+}  # fmt: skip
 
 
 def settings_faults(said: Any) -> Iterator[Fault]:
@@ -394,7 +417,7 @@ def settings_faults(said: Any) -> Iterator[Fault]:
             inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
             if not isinstance(found, kind):
                 yield f"{site}.{name}", f"is not {KINDS[kind]}"
-            elif name != "load" and not all(isinstance(text, str) for text in inner):
+            elif name not in ("load", "exit_code") and not all(isinstance(text, str) for text in inner):
                 yield f"{site}.{name}", "holds something that is not a text"
 
 
@@ -423,8 +446,9 @@ class Store:
         return dict(said)
 
     def set_site(self, site: str, **changes: Any) -> None:
+        """Change what belongs to a site; None takes a name away."""
         said = self.settings()
-        said[site] = {**said.get(site, {}), **changes}
+        said[site] = {name: entry for name, entry in {**said.get(site, {}), **changes}.items() if entry is not None}
         write_json(self.root / "sites.json", dict(sorted(said.items())))
 
     def path(self, site: str, case: str) -> Path:
@@ -447,6 +471,16 @@ class Store:
         if (golden.site, golden.case) != (site, case):
             raise GoldenError(f"{path} says it is {golden.site}/{golden.case}; it was moved by hand, move it back")
         return golden
+
+    def read_all(self, sites: Sequence[str]) -> tuple[list[Case], dict[tuple[str, str], GoldenError]]:
+        """The goldens of some sites, and (site, case) -> what is wrong with one that cannot be read."""
+        found, broken = list[Case](), dict[tuple[str, str], GoldenError]()
+        for site, name in ((each, name) for each in sites for name in self.names(each)):
+            try:
+                found.append(self.read(site, name))
+            except GoldenError as error:
+                broken[site, name] = error
+        return found, broken
 
     def write(self, case: Case) -> Path:
         if case.site in RESERVED or "/" in case.site + case.case or case.case.startswith("."):
@@ -514,16 +548,12 @@ class Store:
             return record_of(value["$record"], {name: self.restore(v, folder) for name, v in value["fields"].items()})
         return {key: self.restore(entry, folder) for key, entry in value.items()}
 
-    def used_blobs(self) -> set[str]:
-        return {
-            name for site in self.sites() for case in self.names(site) for name in blob_names(self.read(site, case))
-        }
-
-    def unused_blobs(self) -> list[Path]:
-        """Blobs that no case refers to."""
-        used = self.used_blobs()
-        found = self.blobs().iterdir() if self.blobs().is_dir() else ()
-        return sorted(path for path in found if path.name not in used)
+    def unused(self, cases: Sequence[Case]) -> list[Path]:
+        """Blobs and environments that none of these cases refers to."""
+        used = {name for case in cases for name in (case.environment, *blob_names(case))}
+        blobs = self.blobs().iterdir() if self.blobs().is_dir() else ()
+        found = [path for path in blobs if path.name not in used]
+        return sorted(found) + sorted(p for p in (self.root / "environments").glob("*.json") if p.stem not in used)
 
     # -- what is accepted --
 
@@ -554,9 +584,11 @@ class Store:
         return name
 
     def environment_of(self, case: Case) -> dict[str, Any]:
-        """Where a case was recorded; {} where that is not known."""
+        """Where a case was recorded; {} where that is not known. Raises GoldenError."""
         path = self.root / "environments" / f"{case.environment}.json"
-        said: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+        said = read_json(path) if path.is_file() else {}
+        if not isinstance(said, dict):
+            raise GoldenError(f"{path} is no object of versions; restore it from version control")
         return said
 
 

@@ -26,6 +26,7 @@ import functools
 import hashlib
 import inspect
 import itertools
+import signal
 import sys
 import tempfile
 import threading
@@ -70,8 +71,8 @@ from parity.judge.replay import Engines, Replay
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
-from parity.record.changing import changing, place_name, unchanged
-from parity.record.recorder import Starting
+from parity.record.changing import as_recorded, changing, place_name, unchanged
+from parity.record.recorder import Seen, Starting
 from parity.record.rows import LIKELIEST, STRUCTURED
 from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict, equal
 from parity.verdict import Numerics as Measurement
@@ -668,7 +669,7 @@ class Session:
         new = self.found[-1]
         if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
             raise GoldenError(f"the moved code could not be run here: {new.raised}")
-        return dataclasses.replace(new, case=old.case, value=unchanged(old.changing, old.value, new.value), samples=())
+        return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
         """The arguments of a call. One that was an object comes from its factory, or is left out if nobody takes it."""
@@ -774,6 +775,14 @@ def missing(site: str, case: str, backend: str, why: str) -> Outcome:
 def error_outcome(site: str, case: str, backend: str, error: BaseException | str) -> Outcome:
     cause = Cause("error", "unattributed", f"could not judge: {error}")
     return Outcome(site, case, backend, "ERROR", cause=cause)
+
+
+def of_one_case(error: Exception) -> str:
+    """What is said of an error that ends one case: its words where they are meant for this, else also where it was."""
+    if isinstance(error, COULD_NOT_JUDGE):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
 
 
 Item = tuple[str, str, str]  # backend, site, case
@@ -969,12 +978,13 @@ def judged_apart(
     deaths: dict[tuple[str, str], int] = {}
     items = list(job.items)
     while items:
+        share, whole = tuple(items), False
         try:
-            for found in worker.run(JUDGED, dataclasses.replace(job, items=tuple(items)), time_limit):
+            for found in worker.run(JUDGED, dataclasses.replace(job, items=share), time_limit):
                 if isinstance(found, dict):
                     machine = max(machine, found, key=len)
                     continue
-                if isinstance(found, Measured):
+                if whole := isinstance(found, Measured):
                     measured = Measured((*measured.told, *found.told), {**measured.settled, **found.settled})
                     continue
                 outcomes.append(found)
@@ -982,9 +992,12 @@ def judged_apart(
                 if progress:
                     progress(f"{found.backend} {found.label} {found.verdict}")
         except Died as death:
-            backend, site, name = items.pop(0) if items else job.items[-1]
-            if len(outcomes) == len(job.items):
-                break  # in tidying up, when all was judged
+            if not items:
+                said = f"the process of the moved code ended before its cases were judged together: {death}"
+                pairs = [] if whole else dict.fromkeys(item[:2] for item in share)
+                outcomes += [error_outcome(site, "*", backend, said) for backend, site in pairs]
+                break
+            backend, site, name = items.pop(0)
             outcomes.append(error_outcome(site, name, backend, f"the moved code did not come back: {death}"))
             deaths[backend, site] = deaths.get((backend, site), 0) + 1
             if deaths[backend, site] == MOST_DEATHS:
@@ -1039,12 +1052,8 @@ def check_site(
             outcome = judge.outcome(old, new, seconds)
             if numerics.wants(old, backend, engines):
                 engines[name] = ran
-        except COULD_NOT_JUDGE as error:
-            outcome = error_outcome(site, name, backend, error)
         except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
-            outcome = error_outcome(site, name, backend, said)
+            outcome = error_outcome(site, name, backend, of_one_case(error))
         yield outcome
     numerics.read(site, backend, engines, session.engines)
 
@@ -1089,10 +1098,9 @@ def data_of(case: Case) -> dict[str, Any]:
     return {name: value for name, value in case.arguments.items() if not objects_in(value)}
 
 
-def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> list[tuple[Case | None, Case | None]]:
-    """Goldens and calls that belong together: by arguments, else by name. Raises GoldenError."""
+def paired_cases(goldens: Sequence[Case], found: Sequence[Case]) -> list[tuple[Case | None, Case | None]]:
+    """Goldens and calls that belong together: by arguments, else by name."""
     left = {(case.site, case.case): case for case in found}
-    goldens = [store.read(site, name) for site in sites for name in store.names(site)]
     pairs: list[tuple[Case | None, Case | None]] = []
     by_arguments = {}
     for old in goldens if any(case.arguments for case in found) else ():
@@ -1107,17 +1115,17 @@ def paired_cases(store: Store, found: Sequence[Case], sites: Sequence[str]) -> l
 
 def check_script(
     store: Store,
-    observed: Callable[[Starting], Sequence[Case]],
+    observed: Callable[[Starting], Seen],
     *,
     sites: Sequence[str],
     backend: str | None = None,
     policy: Policy | None = None,
     numerics: bool = False,
 ) -> Check:
-    """A whole script. observed: runs it, with what is called before each call, and gives its calls.
+    """A whole script. observed: runs it, with what is called before each call, and tells what it did.
 
-    A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. The script runs once:
-    what it does beside asking models is not done again to prove a cause.
+    The script runs once: what it does beside asking models is not done again to prove a cause. One that ended with an
+    error that was not there when it was recorded, or was not wholly seen, is an ERROR of each site beside its cases.
     A golden that the script did not reach is UNUSED, a call that has no golden is MISSING. Its engines are in another
     process: where a site's numerics are asked for, plain transformers stands for a script that used them.
     """
@@ -1137,17 +1145,42 @@ def check_script(
         return None
 
     judge, label = Judge(store, backend or "hf", run, asked_of), backend or "hf"
-    for old, new in paired_cases(store, observed((REPLAYS, base)), sites):
+    seen, (goldens, broken) = observed((REPLAYS, base)), store.read_all(sites)
+    for site in sites:
+        expected = store.settings().get(site, {}).get("exit_code", 0)
+        outcomes += [error_outcome(site, "*", label, said) for said in script_faults(seen, site, expected)]
+    outcomes += [error_outcome(*place, label, error) for place, error in broken.items()]
+    for old, new in paired_cases(goldens, seen.cases):
         if new is None:
             assert old is not None
             outcomes.append(Outcome(old.site, old.case, label, "UNUSED", notes=("the script did not reach it",)))
+        elif old is None and (new.site, new.case) in broken:
+            continue  # said already
         elif old is None:
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
-            outcomes.append(judge.outcome(old, dataclasses.replace(new, case=old.case)))
+            try:
+                outcomes.append(judge.outcome(old, dataclasses.replace(as_recorded(old, new), case=old.case)))
+            except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
+                outcomes.append(error_outcome(old.site, old.case, label, of_one_case(error)))
     for site in sites:
         asked_of.read(site, label, {})
     return finished(store, asked_of, judged_together(outcomes, judge.ledgers), policy, started)
+
+
+def script_faults(seen: Seen, site: str, expected: int) -> Iterator[str]:
+    """Why what was seen of a script is not all that there was to see, or ended in an error. expected: its exit code."""
+    code = seen.returncode
+    if seen.stopped:
+        yield f"the script {seen.stopped} and was ended with its children; --time-limit says another time"
+    elif code not in (0, expected):
+        how = f"with exit code {code}" if code > 0 else f"by signal {-code} ({signal.Signals(-code).name})"
+        yield (
+            f"the script ended {how}, and with {expected} when it was recorded; it may have said why above. If it is "
+            f'to end so, write into sites.json: "{site}": {{"exit_code": {code}}}'
+        )
+    if seen.failures:
+        yield f"not all could be observed: {'; '.join(dict.fromkeys(seen.failures))}"
 
 
 # == --ab ==
@@ -1156,14 +1189,14 @@ def check_script(
 @dataclass(frozen=True, slots=True)
 class Again:
     """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
-    it must come from, or None."""
+    it must come from, and the one that this stands for, or None."""
 
     root: str
     into: str
     items: tuple[tuple[str, str], ...]
     settings: Mapping[str, Mapping[str, Any]]
     functions: Mapping[str, str]
-    old: str | None = None
+    old: tuple[str, str] | None = None
 
 
 def check_again(
@@ -1191,11 +1224,15 @@ def check_again(
             if named_function(golden, settings[site]) == golden.function and old is None:
                 raise ValueError(ITSELF.format(golden.function))
             functions[golden.function] = old_place(golden.function, old)
+            if old is not None:
+                for _, text in leaves(golden.arguments):
+                    old.lend(text)
             items.append((site, name))
         except GoldenError as error:
             errors[site, name] = error
-    job = Again(str(store.root), str(into.root), tuple(items), settings, functions, str(old.worktree) if old else None)
-    with Worker(old.path(sys.path)) if old else contextlib.nullcontext(Worker.shared()) as worker:
+    roots = str(store.root.absolute()), str(into.root.absolute())
+    job = Again(*roots, tuple(items), settings, functions, (str(old.worktree), str(old.top)) if old else None)
+    with Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared()) as worker:
         errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
@@ -1249,7 +1286,7 @@ def recorded_again(job: Again) -> Iterator[str]:
             try:
                 old = store.read(site, name)
                 refuse_itself(old, job)
-                put_again(session, old, job.functions[old.function], into)
+                put_again(session, old, job, into)
                 yield ""
             except COULD_NOT_JUDGE as error:
                 yield str(error)
@@ -1258,10 +1295,14 @@ def recorded_again(job: Again) -> Iterator[str]:
 AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
 
 
-def put_again(session: Session, old: Case, function: str, into: Store) -> None:
+def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     for blob in set(blob_names(old)):
         into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
-    new = session.call(old, function, {}, {}, frozenset())
+    new = session.call(old, job.functions[old.function], {}, {}, frozenset())
+    if job.old is not None:  # paths as they are now
+        told = functools.partial(observe.by_name, files=dict([job.old]))
+        rows = tuple(told(dict(row)) for row in new.rows)
+        new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=told(new.raised))
     for blob in blob_names(new):
         into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
@@ -1272,7 +1313,7 @@ def refuse_itself(old: Case, job: Again) -> None:
     """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
     code = source_of(loaded(job.functions[old.function]))
     if job.old is not None:
-        if code is None or not Path(code[0]).resolve().is_relative_to(job.old):
+        if code is None or not Path(code[0]).resolve().is_relative_to(job.old[0]):
             where = code[0] if code else "no Python file"
             raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
         return

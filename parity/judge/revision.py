@@ -2,11 +2,15 @@
 
 with checked_out("HEAD~1") as old:
     old.path(sys.path)      # a sys.path on which imports give the old code
+    old.folder()            # a working directory in which relative paths give the old files
+
+What git does not track (models, caches, photos) has no revision: the worktree has links to it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,17 +30,48 @@ class Revision:
         """Where a path of the repository lies in the worktree; any other path is itself."""
         whole = Path(path).resolve()
         inside = whole.is_relative_to(self.top) and not {"site-packages", "dist-packages"} & set(whole.parts)
-        return self.worktree / whole.relative_to(self.top) if inside else Path(path)
+        return self.worktree / whole.relative_to(self.top) if inside else Path(os.path.abspath(path))
 
     def path(self, entries: Sequence[str]) -> list[str]:
         """A sys.path on which the repository's modules are the old ones."""
         return [str(self.place(entry or ".")) for entry in entries]
 
+    def folder(self) -> Path:
+        """The working directory, as it was."""
+        folder = self.place(".")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def lend(self, path: str) -> None:
+        """Link what a relative path names now and named nothing then, such as a golden's argument."""
+        if not os.path.isabs(path) and os.path.lexists(path):
+            place = self.place(path)
+            if place.is_relative_to(self.worktree) and not os.path.lexists(place):
+                link(Path(path).resolve(), place)
+
+
+APART = {"__pycache__"}  # what was compiled of files as they are now
+
+
+def link(source: Path, place: Path) -> None:
+    """A link at `place`; where a folder is there already, in it. What is there stays."""
+    if source.name in APART:
+        return
+    if not os.path.lexists(place):
+        with contextlib.suppress(FileExistsError, NotADirectoryError):  # a file, where a folder is now
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(source)
+    elif all(path.is_dir() and not path.is_symlink() for path in (source, place)):
+        for inner in source.iterdir():
+            link(inner, place / inner.name)
+
 
 def git(*words: str, folder: Path | None = None) -> str:
     """What git says. Raises ValueError with its complaint."""
     try:
-        done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, errors="surrogateescape", check=False
+        )
     except FileNotFoundError:
         raise ValueError("--old takes code from a git revision, and there is no git; install it") from None
     if done.returncode:
@@ -45,22 +80,26 @@ def git(*words: str, folder: Path | None = None) -> str:
 
 
 @contextlib.contextmanager
-def checked_out(name: str) -> Iterator[Revision]:
+def checked_out(name: str, beside: Path) -> Iterator[Revision]:
     """The repository of the working directory at a revision, in a temporary folder that is gone afterwards.
 
-    Raises ValueError where there is no such revision, or its Python files are those of now.
+    Raises ValueError where there is no such revision, or its files are those of now, but for those below `beside`.
     """
     top = Path(git("rev-parse", "--show-toplevel")).resolve()
     try:
         commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except ValueError:
         raise ValueError(f"--old {name!r} is no revision of {top}") from None
-    if not git("diff", "--name-only", commit, "--", "*.py", folder=top):
-        raise ValueError(f"--old {name}: no Python file of {top} differs from it; name a revision before the change")
+    differs = git("diff", "--name-only", "-z", commit, folder=top).split("\0")
+    if all((top / path).is_relative_to(beside.resolve()) for path in differs if path):
+        raise ValueError(f"--old {name}: no file of {top} differs from it; name a revision before the change")
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         worktree = Path(folder).resolve() / "old"
         git("worktree", "add", "--quiet", "--detach", "--force", str(worktree), commit, folder=top)
         try:
+            for path in git("ls-files", "--others", "--directory", "-z", folder=top).split("\0"):
+                if path:
+                    link(top / path, worktree / path)
             yield Revision(name, top, worktree)
         finally:
             git("worktree", "remove", "--force", str(worktree), folder=top)

@@ -214,7 +214,8 @@ class Reader:
         except OSError as error:
             raise WeightsMissing(f"{path}: {error}") from error
         self.model: Any = loaded.eval().to(self.device)
-        self.processor = transformers.AutoProcessor.from_pretrained(place) if self.vision else None
+        processor = transformers.AutoProcessor
+        self.processor = processor.from_pretrained(place, local_files_only=True) if self.vision else None
         self.piece = max(1, PIECE // int(config.get_text_config().vocab_size))  # steps whose logits are made at once
         self.head = head_of(self.model)
 

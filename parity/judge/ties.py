@@ -29,12 +29,13 @@ class OldPath:
         import transformers
 
         self.store, self.path = store, model["path"]
-        config = transformers.AutoConfig.from_pretrained(self.path)
+        here = {"local_files_only": True}  # a golden names the path
+        config = transformers.AutoConfig.from_pretrained(self.path, **here)
         self.vision = hasattr(config, "vision_config")
         auto = transformers.AutoModelForImageTextToText if self.vision else transformers.AutoModelForCausalLM
-        self.processor = transformers.AutoProcessor.from_pretrained(self.path) if self.vision else None
+        self.processor = transformers.AutoProcessor.from_pretrained(self.path, **here) if self.vision else None
         dtype = getattr(torch, model.get("dtype", "float32"))
-        self.model = auto.from_pretrained(self.path, dtype=dtype)
+        self.model = auto.from_pretrained(self.path, dtype=dtype, **here)
         if adapter:
             self.model.load_adapter(adapter)
         self.model.eval()

@@ -73,12 +73,13 @@ class Died(Exception):
 
 
 class Worker:
-    """One process, started when it is needed. path: what sys.path is there (None: as here)."""
+    """One process, started when it is needed. path: what sys.path is there.   folder: its working directory (None: as
+    here)."""
 
     _shared: Worker | None = None
 
-    def __init__(self, path: Sequence[str] | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Sequence[str] | None = None, folder: Path | None = None) -> None:
+        self.path, self.folder = path, folder
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
         self._setting: Any = None
@@ -140,7 +141,7 @@ class Worker:
         command = [sys.executable, *flags, "-c", code]
         # A session of its own: what it leaves behind is ended with it.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, cwd=self.folder
         )
         theirs.close()
         self._pipe, self._setting = ours, setting

@@ -1,19 +1,43 @@
 """Parts of a value that are others each time the code runs: times, ids, names of files. They are not compared.
 
-A part is {"at": where it stands in the value}, of a text also {"before", "after"}: what it begins and ends with.
+A part is {"at": where it stands in the value}, of a text also {"before", "after"}: what it begins and ends with. What
+was raised instead of a value stands at "raised"; addresses in it, and the folder of a file, are never compared.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from parity.golden import Case
 from parity.verdict import equal
 
 Part = Mapping[str, Any]
 WORD_ENDS = re.compile(r"[\s/\"'(),=\[\]{}]")
+OF_THIS_RUN = re.compile(
+    r"(?<=\bat )0x[0-9a-f]+|\b0x[0-9a-f]{9,16}\b"  # <object at 0x7f…>, and long ones elsewhere
+    r"|(?<=<)[\w.]+\.(?=\w+ object at 0x)|(?<=<class ')[\w.]+\.(?=\w+'>)"  # the module, which may have moved
+    r"|\b[0-9a-f]{12}/",  # the folder that a file of the arguments is called by (observe.by_name)
+    re.IGNORECASE,
+)
 DAY_OR_HOUR = re.compile(r"\d{4}-\d\d-\d\d|\d\d?:\d\d(:\d\d)?")  # the same in two runs, and not tomorrow
+
+
+def told(case: Case) -> Any:
+    """A case's value, or what it raised."""
+    return case.value if case.raised is None else {"raised": case.raised}
+
+
+def as_recorded(old: Case, new: Case) -> Case:
+    """The new case, with what changes from run to run as the old one has it, where both are of that form."""
+    kept = unchanged(old.changing, told(old), told(new))
+    if new.raised is None:
+        return dataclasses.replace(new, value=kept)
+    raised = kept["raised"]
+    alike = old.raised is not None and OF_THIS_RUN.sub("", old.raised) == OF_THIS_RUN.sub("", raised)
+    return dataclasses.replace(new, raised=old.raised if alike else raised)
 
 
 def changing(values: Sequence[Any]) -> list[Part]:

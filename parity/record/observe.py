@@ -316,6 +316,7 @@ class Observer:
         self.sown = rows.NOBODY
         self.replay = replay  # a parity.judge.replay.Replay, which changes what an engine is asked
         self.starting: Callable[[Call], None] = lambda call: None  # told of every call of a site before it runs
+        self.asked: Callable[[], None] = lambda: None  # told of every model call outside any site
         self.main_code: Callable[[str, Any], Any] = lambda name, loader: loader.get_code(name)
         self.failures: list[str] = []
         self.stepped = rows.Stepped()
@@ -497,7 +498,7 @@ class Observer:
         while call.asks():  # a thread that nobody waited for: what streams an answer may stop reading
             time.sleep(0.001)
         with self.guarded(f"recording {call.site}/{call.case}"), self._lock:
-            said = None if raised is None else f"{type(raised).__name__}: {raised}"
+            said = None if raised is None else by_name(f"{type(raised).__name__}: {raised}", call.files)
             found = tuple(rows.rows_of(call.told(), self.store))
             kept = by_name(keep(value, self.store), call.files)
             self.sink(golden.Case(call.site, call.case, call.function, call.arguments, found, kept, said))
@@ -506,6 +507,7 @@ class Observer:
         """A model call is over. Outside any site it becomes a case of its own, once its texts are decoded."""
         if self._local.__dict__.get("call") is not None or self.loose is None:
             return
+        self.asked()
         calls = sum(isinstance(event, rows.MODEL_EVENTS) for event in self.running().events)
         if calls > PENDING:
             self.flush(keep=PENDING // 2)
@@ -911,6 +913,9 @@ ENGINE_TAPS: dict[str, Callable[..., Any]] = {
     "GenerationEngine.generate_text_batch": tap_engine,
     "GenerationEngine.generate_vlm_batch": tap_engine,
     "GenerationEngine.score_batch": tap_score,
+    "generate_text_batch": tap_engine,  # the same functions under the module's name
+    "generate_vlm_batch": tap_engine,
+    "score_batch": tap_score,
     "GenerationEngine._prompt": tap_prompt,
     "GenerationEngine.__init__": tap_open,
 }

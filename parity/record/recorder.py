@@ -18,6 +18,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ from typing import Any
 from parity import golden
 from parity.golden import Case, Store, environment
 from parity.record import observe
-from parity.record.changing import Part, changing, unchanged
+from parity.record.changing import Part, as_recorded, changing, told
 from parity.verdict import equal
 
 VARIABLE = "PARITY_OBSERVE"
@@ -65,6 +66,7 @@ def observe_this_process() -> None:
     if said["starting"]:
         maker, settings = said["starting"]
         observer.starting = observe.load_function(maker)(observer, **settings)
+    observer.asked = lambda: line("asked", {})  # a case of it comes later: what watches sees that something goes on
     ACTIVE_SITES[:] = sites
     observer.main_code = module_code
 
@@ -139,7 +141,8 @@ def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one run of a script gave. overhead: the recorder's own time and that of the whole, in seconds."""
+    """What one run of a script gave. overhead: the recorder's own time and that of the whole, in seconds.
+    stopped: why it was ended; "" where it ended by itself."""
 
     cases: tuple[Case, ...]
     blobs: Path
@@ -147,6 +150,7 @@ class Seen:
     environment: Mapping[str, Any]
     returncode: int
     overhead: tuple[float, float]
+    stopped: str = ""
 
 
 def run_observed(
@@ -157,8 +161,11 @@ def run_observed(
     loose: str | None,
     seed: int | None,
     starting: Starting | None = None,
+    limits: tuple[float, float] | None = None,
 ) -> Seen:
-    """Run a command with the observer in every Python process below it. Its output and input are its own."""
+    """Run a command with the observer in every Python process below it. Its output and input are its own.
+
+    limits: seconds without a call, and in all, after which it is ended with its children."""
     folder.mkdir(parents=True, exist_ok=True)
     command = with_main(list(command), sites)
     said = {
@@ -170,8 +177,43 @@ def run_observed(
     }
     before = os.environ.get("PYTHONPATH")
     path = os.pathsep.join([str(HOOK), *([before] if before else [])])
-    ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(said)}, check=False)
-    return collected(folder, ran.returncode)
+    environ = {**os.environ, "PYTHONPATH": path, VARIABLE: json.dumps(said)}
+    if limits is None:
+        return collected(folder, subprocess.run(command, env=environ, check=False).returncode)
+    process, stopped = subprocess.Popen(command, env=environ, start_new_session=True), ""
+    try:
+        stopped = watched(process, folder, *limits)
+        at = time.time_ns()
+        if stopped:  # its calls outside any site are told when Python ends
+            with contextlib.suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(PATIENCE)
+    finally:
+        if process.poll() is None or stopped:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    seen = collected(folder, process.returncode, before=at if stopped else None)
+    return dataclasses.replace(seen, stopped=stopped)
+
+
+PATIENCE, TICK = 5.0, 0.2  # seconds: for ending when it is asked to; between two looks
+
+
+def watched(process: subprocess.Popen[bytes], folder: Path, silence: float, whole: float) -> str:
+    """Wait for the end of a process; "" when it comes, or why it is not waited for any more."""
+    began = last = time.monotonic()
+    written = 0
+    while process.poll() is None:
+        now, size = time.monotonic(), sum(file.stat().st_size for file in folder.glob("*.jsonl"))
+        last, written = (now, size) if size != written else (last, written)
+        if now - last >= silence:
+            return f"made no call for {silence:g} seconds"
+        if now - began >= whole:
+            return f"had no end after {whole:g} seconds, time for each golden and one more"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(TICK)
+    return ""
 
 
 def with_main(command: list[str], sites: Sequence[observe.Site]) -> list[str]:
@@ -183,11 +225,13 @@ def with_main(command: list[str], sites: Sequence[observe.Site]) -> list[str]:
     return command
 
 
-def collected(folder: Path, returncode: int) -> Seen:
-    """Every process's lines, by rank and time."""
-    lines = [
-        json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text("utf-8").splitlines()
-    ]
+def collected(folder: Path, returncode: int, before: int | None = None) -> Seen:
+    """Every process's lines, by rank and time. before: when it was interrupted; no site's call is over then."""
+    texts = [file.read_text("utf-8") for file in sorted(folder.glob("*.jsonl"))]
+    whole = [text[: text.rfind("\n") + 1] for text in texts]  # the last line of a process that was killed may be cut
+    lines = [json.loads(line) for text in whole for line in text.splitlines()]
+    if before is not None:
+        lines = [line for line in lines if line["at"] < before or not line["content"].get("function")]
     lines.sort(key=lambda line: (line["rank"], line["at"]))
     said = [line["content"] for line in lines if line["kind"] == "process"]
     ranks = {line["rank"] for line in lines}
@@ -273,10 +317,10 @@ def completed(case: Case, again: Sequence[Seen], drawn: Sequence[Seen]) -> Case:
     if not again:
         return dataclasses.replace(case, samples=samples)
     others, known = same_case(again), list[Part]()
-    repeats = all(equal(case.value, other.value, 1e-6) for other in others)
+    repeats = all(equal(told(case), told(as_recorded(case, other)), 1e-6) for other in others)
     if all([row["output_ids"] for row in case.rows] == [row["output_ids"] for row in other.rows] for other in others):
         with contextlib.suppress(ValueError):
-            known, repeats = changing([case.value, *(other.value for other in others)]), True
+            known, repeats = changing([told(as_recorded(case, other)) for other in (case, *others)]), True
     return dataclasses.replace(case, repeats=repeats, changing=tuple(known), samples=samples)
 
 
@@ -297,8 +341,10 @@ def put(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool) -> Rec
             shutil.copyfile(seen.blobs / blob, store.blobs() / blob)
         store.write(case)
         written.append(case)
-    for site in {case.site for case in (*written, *same) if case.function}:
-        name_functions(store, site, {case.function for case in cases if case.site == site})
+    for site in sorted({case.site for case in (*written, *same)}):
+        name_functions(store, site, {case.function for case in cases if case.site == site} - {""})
+        if store.settings().get(site, {}).get("exit_code", 0) != seen.returncode:
+            store.set_site(site, exit_code=seen.returncode or None)
     return Recorded(seen, tuple(written), tuple(same), tuple(refused))
 
 
@@ -316,7 +362,7 @@ def same_golden(store: Store, case: Case) -> bool:
     except golden.GoldenError:
         return False
     apart = {"environment", "repeats", "changing", "samples"}  # of the recording, not of the code
-    case = dataclasses.replace(case, value=unchanged(old.changing, old.value, case.value))
+    case = as_recorded(old, case)
     mine, theirs = (golden.decoded(golden.coded(c.to_json())) for c in (old, case))
     before, after = ({k: v for k, v in said.items() if k not in apart} for said in (mine, theirs))
     return equal(before, after, 1e-5)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Accepted, Case, Store, split_cases
+from parity.golden import Accepted, GoldenError, Store, split_cases
 from parity.judge.check import TIME_LIMIT, check_again, check_script, check_sites, new_function
 from parity.judge.revision import checked_out
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
-from parity.record.recorder import Starting, run_observed
+from parity.record.recorder import Seen, Starting, run_observed
 from parity.report import report
 from parity.verdict import Check, Outcome, Policy
 
@@ -88,7 +88,7 @@ def run_ab(args: argparse.Namespace, store: Store) -> int:
     sites, cases = split_cases(known_names(store, args.cases))
     policy = Policy(strict=not args.lenient)
     with contextlib.ExitStack() as stack:
-        old = stack.enter_context(checked_out(args.old)) if args.old is not None else None
+        old = stack.enter_context(checked_out(args.old, store.root)) if args.old is not None else None
         into = Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-ab-")))
         tell = stack.enter_context(progress())
         check = check_again(
@@ -106,22 +106,30 @@ def script_sites(args: argparse.Namespace, store: Store) -> list[observe.Site]:
     wanted = list(dict.fromkeys(site.name for site in named)) or known_names(store, args.cases)
     if whole := [name for name in wanted if "/" in name]:
         raise ValueError(f"{whole[0]!r} is a case; a script is compared as a whole: name the site alone")
-    old = [(name, store.read(name, case).function) for name in wanted for case in store.names(name)]
+    goldens, broken = store.read_all(wanted)
+    functions = {site: store.settings().get(site, {}).get("functions", ()) for site, _ in broken}
+    old = [(golden.site, golden.function) for golden in goldens] + [
+        (s, f) for s, some in functions.items() for f in some
+    ]
     now = {(name, new_function(f, moved)): f.rpartition(":")[2] for name, f in old if f}
     if named:
         return [dataclasses.replace(site, stem=now.get((site.name, site.function), "")) for site in named]
+    if not now and not args.name:
+        why = "; ".join(map(str, broken.values())) or "record the old code first"
+        raise GoldenError(f"no golden under {store.root} says a function of {', '.join(wanted)}: {why}")
     return [observe.Site(name, function, stem) for (name, function), stem in now.items()]
 
 
 def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> Check:
     sites = script_sites(args, store)
     loose = None if sites else args.name
-    names = [site.name for site in sites] or [args.name]
+    names = list(dict.fromkeys(site.name for site in sites)) or [args.name]
+    limits = args.time_limit, args.time_limit * (1 + sum(len(store.names(name)) for name in names))
 
-    def observed(starting: Starting) -> Sequence[Case]:
+    def observed(starting: Starting) -> Seen:
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-            into = Path(folder)
-            return run_observed(command, into, sites=sites, loose=loose, seed=observe.SEED, starting=starting).cases
+            how: dict[str, Any] = {"sites": sites, "loose": loose, "seed": observe.SEED, "starting": starting}
+            return run_observed(command, Path(folder), limits=limits, **how)
 
     policy = Policy(strict=not args.lenient)
     how: dict[str, Any] = {"sites": names, "policy": policy, "numerics": args.numerics}
@@ -247,7 +255,8 @@ def add_check_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS",
-        help=f"what one case may take, with loading its model, before its process is ended (default: {TIME_LIMIT:g})",
+        help="what one case may take, with loading its model, before its process is ended; of a script, the time from "
+        f"call to call (default: {TIME_LIMIT:g})",
     )  # fmt: skip
     parser.add_argument(
         "--jobs", type=positive, default=1, metavar="N",

@@ -349,8 +349,9 @@ def markdown_cause(name: str, outcomes: Sequence[Outcome]) -> str:
     lines = [f"### {markdown_text(name)}: {len(outcomes)}{told}", "", CAUSES.get(name, ""), ""]
     lines += ["| case | backend | verdict | what |", "|---|---|---|---|"]
     for o in outcomes[:MOST_CASES]:
-        cells = map(markdown_text, (o.label, o.backend, o.verdict, sentence(o)))
-        lines.append("| " + " | ".join(cells) + " |")
+        cells = [markdown_text(text) for text in (o.label, o.backend, o.verdict, sentence(o))]
+        also = f"; also differs: {markdown_text(', '.join(o.also))}" if o.also else ""
+        lines.append("| " + " | ".join(cells) + also + " |")
     if len(outcomes) > MOST_CASES:
         lines.append(f"\n… and {len(outcomes) - MOST_CASES} more.")
     return "\n".join([*lines, "", f"`{explain_command(outcomes[0]).replace('`', '')}`", ""])
@@ -420,7 +421,7 @@ def json_text(check: Check) -> str:
 
     {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out", "counts": {verdict: n},
      "outcomes": [
-        {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "steps", "seconds",
+        {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "also", "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
          "differences": [{"stage", "field", "row", "old", "new", "counts", "sentence"}],
          "old", "new": the two recordings as in parity.golden, or null}],
@@ -615,7 +616,7 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
     """One page with everything in it. blobs: the folder of the goldens' pictures; failing cases show them."""
     failing = {id(o) for o in check.failing()}
     cases = [case_json(o, id(o) in failing) for o in check.outcomes]
-    named = {case["cause"]["name"] for case in cases if case["cause"]}
+    named = {name for case in cases for name in (*case["also"], *([case["cause"]["name"]] if case["cause"] else []))}
     page = {
         "final": final_line(check),
         "exit_code": check.exit_code,

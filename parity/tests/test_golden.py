@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gc
 import json
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -168,7 +171,7 @@ def test_accepting_covers_one_cause_until_a_day(store: Store) -> None:
 def test_files_that_no_case_uses_are_found(store: Store) -> None:
     used, unused = store.put_blob(b"used", ".png"), store.put_blob(b"unused", ".png")
     store.write(dataclasses.replace(CASE, arguments={"image": {"$image": used}}))
-    assert [path.name for path in store.unused_blobs()] == [unused]
+    assert [path.name for path in store.unused(store.read_all(["site"])[0])] == [unused]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,3 +201,77 @@ def test_what_is_no_dataclass_of_the_code_is_not_built(tmp_path: Path, change: d
     kept = observe.keep(Found("a"), None, paths=True)
     with pytest.raises(GoldenError, match="say in sites.json what makes"):
         Store(tmp_path).restore({**kept, **change})
+
+
+@dataclasses.dataclass
+class Goes:
+    name: str
+
+    def __del__(self) -> None:
+        BUILT.append(self.name)
+
+
+@dataclasses.dataclass
+class GoesToo(Goes):
+    pass
+
+
+class Tells:
+    def __get__(self, owner: Any, kind: Any = None) -> str:
+        return "told"
+
+    def __set__(self, owner: Any, value: Any) -> None:
+        BUILT.append(value)
+
+
+@dataclasses.dataclass
+class Told:
+    name: Tells = Tells()
+
+
+@dataclasses.dataclass(init=False)
+class Titled:
+    name: str
+
+    @property  # type: ignore[no-redef]
+    def name(self) -> str:
+        return ""
+
+    @name.setter
+    def name(self, value: str) -> None:
+        BUILT.append(value)
+
+
+@dataclasses.dataclass
+class Raised(Exception):
+    name: str
+
+
+@pytest.mark.parametrize("kind", [Goes, GoesToo, Told, Titled, Raised, "golden_lazy.Found"])
+def test_no_code_of_a_dataclass_runs_with_what_a_golden_says(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy = ModuleType("golden_lazy")  # makes what it is asked for, as modules of large libraries do
+    lazy.__getattr__ = BUILT.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "golden_lazy", lazy)
+    BUILT.clear()
+    said = kind if isinstance(kind, str) else f"{__name__}.{kind.__name__}"
+    with pytest.raises(GoldenError, match="say in sites.json what makes"):
+        Store(tmp_path).restore({"$record": said, "fields": {"name": "evil"}})
+    gc.collect()
+    assert BUILT == []
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slotted:
+    name: str
+    size: int = 3
+
+
+class Below(Found):
+    """No dataclass by a decorator of its own."""
+
+
+def test_slots_are_no_code(tmp_path: Path) -> None:
+    for given in (Slotted("a"), Below("a")):
+        assert Store(tmp_path).restore(observe.keep(given, None, paths=True)) == given

@@ -20,8 +20,9 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Store
+from parity.tasks import drawing
 
-from .conftest import ROOT, TEXT
+from .conftest import ROOT, TEXT, VL
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SECTION = README.partition("## Migrate a call site in ten minutes\n")[2].partition("\n## ")[0]
@@ -193,6 +194,92 @@ def test_6_the_fixture_says_the_same(acme: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "pytest", *asked], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "post.strip; confirmed" in done.stdout, done.stdout
     assert "1 failed, 1 passed" in done.stdout and "FAILED test_parity.py::test_answers" in done.stdout
+
+
+INFER = """
+import sys
+from pathlib import Path
+
+from PIL import Image
+from setup_parity import load_model, load_processor
+
+
+def infer_one_image(model, processor, image, question):
+    chat = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": question}]}]
+    text = processor.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+    inputs = processor(text=[text], images=[image], return_tensors="pt")
+    ids = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    return processor.batch_decode(ids[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)[0]
+
+
+if __name__ == "__main__":
+    model, processor = load_model(), load_processor()
+    for path in sorted(Path(sys.argv[1]).iterdir()):
+        print(infer_one_image(model, processor, Image.open(path), "What do you see?"))
+"""
+DESCRIBE = """
+import sys
+from functools import cache
+from pathlib import Path
+
+from PIL import Image
+
+from acme.engine import load
+
+engine = cache(load)
+
+
+def describe(image, question):
+    content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+    options = {"max_new_tokens": 32, "repetition_penalty": 1.05}
+    request = {"messages": [{"role": "user", "content": content}]}
+    [result] = engine("models/tiny-qwen3-vl").generate_vlm_batch([request], options)
+    return result.text
+
+
+if __name__ == "__main__":
+    for path in sorted(Path(sys.argv[1]).iterdir()):
+        print(describe(Image.open(path), "What do you see?"))
+"""
+
+
+def readme_block(begin: str) -> str:
+    """README's block without a language that begins so."""
+    found: str
+    [found] = [code.strip() for kind, code in BLOCKS if not kind and code.startswith(begin)]
+    return found
+
+
+def test_7_code_that_takes_objects(parity: Said, acme: Path) -> None:
+    """`(model, processor, …)` on the real model: the old function by the factories of README's block, the moved one
+    without them, on both backends, wrong, and as README's whole script."""
+    (acme / "models/tiny-qwen3-vl").symlink_to(VL)
+    (acme / "photos").mkdir()
+    for colour, shape in (("red", "circle"), ("blue", "square")):
+        drawing(colour, shape).save(acme / f"photos/{colour}.png")
+    (acme / "infer.py").write_text(INFER)
+    code, said = parity("python -m parity record --site images=infer.py:infer_one_image -- python infer.py photos")
+    assert code == 4 and "2 cases, 2 model rows" in said, said
+    for name in ("model", "processor"):
+        assert re.search(rf"images: the argument '{name}' is a .*, which no golden can hold", said), said
+    store, settings = Store("golden"), json.loads("{" + readme_block('"images"') + "}")
+    assert list(settings) == ["images"]
+    store.set_site("images", **settings["images"])
+    code, said = parity("python -m parity check images --backend hf")
+    assert code == 0 and "2 IDENTICAL" in said, said
+    (acme / "new.py").write_text(DESCRIBE)
+    store.set_site("images", moved={"infer.py:infer_one_image": "new.py:describe"}, load={"vllm": SMALL})
+    code, said = parity("python -m parity check images --backend hf --backend vllm")
+    assert code == 0 and re.search(r"images +hf .* 2 IDENTICAL", said) and re.search(r"images +vllm", said), said
+    (acme / "new.py").write_text(
+        DESCRIBE.replace('"user", "content": content}]', '"user", "content": content}], "vlm": {"max_pixels": 32 * 32}')
+    )
+    code, said = parity("python -m parity check images --backend hf")
+    assert code == 1 and len(re.findall(r"image.pixel_budget; confirmed", said)) == 2, said
+    (acme / "new.py").write_text(DESCRIBE)
+    store.set_site("images", moved=None)
+    code, said = parity(readme_block("python -m parity check images"))
+    assert code == 0 and "2 IDENTICAL" in said, said
 
 
 # == Processes, ranks, and runs that end badly ==

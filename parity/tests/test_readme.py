@@ -8,6 +8,7 @@ import re
 import pytest
 
 import gen_engine
+from parity.verdict import CAUSES
 
 from .conftest import ROOT
 
@@ -24,6 +25,15 @@ def test_an_example_prints_what_it_says(
     printed = capsys.readouterr().out.strip()
     said = "\n".join(line[2:] for line in example.splitlines() if line.startswith("# "))
     assert printed == said or not said
+
+
+def test_the_causes_are_those_that_are_looked_for_in_their_order() -> None:
+    said = " ".join(README.partition("\nCauses, in the order")[2].partition(".\n")[0].partition(": ")[2].split())
+    named: list[str] = []
+    for part in said.split(" · "):
+        word, names = re.fullmatch(r"`([\w.]+)`(?: (.*))?", part).groups()  # type: ignore[union-attr]
+        named += [word] if names is None else [word + name for name in names.split(", ")]
+    assert named == list(CAUSES)
 
 
 def test_the_tables_name_every_field() -> None:

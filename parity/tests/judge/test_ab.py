@@ -56,7 +56,7 @@ def test_nothing_is_compared_with_itself(store: Store, capsys: pytest.CaptureFix
     assert main(["check", "--ab"]) == 2
     assert "`check --ab --old HEAD~1`" in capsys.readouterr().err
     assert main(["check", "--ab", "--old", "HEAD"]) == 2
-    assert "no Python file of" in capsys.readouterr().err
+    assert "no file of" in capsys.readouterr().err
     assert main(["check", "--ab", "--old", "nowhere"]) == 2
     assert "is no revision" in capsys.readouterr().err
     assert main(["check", "--old", "HEAD"]) == 2
@@ -72,3 +72,77 @@ def test_old_code_that_ends_the_process_is_an_error_of_its_cases(
     Path("acme/answers.py").write_text(OLD.replace("return", "import os; os._exit(0)\n    return"))
     assert main(["check", "answers", "--ab", "--moved", "acme.answers=acme.new"]) == 3
     assert "the old code: it did not come back" in " ".join(capsys.readouterr().out.split())
+
+
+READS = """
+import os
+from pathlib import Path
+
+def answer(word, folder="photos"):
+    said = {str(path): path.read_text() for path in sorted(Path(".").glob("*/**/*.txt"))}
+    return [word, said, os.path.abspath("out"), sorted(os.listdir(folder)), sorted(os.listdir("models"))]
+"""
+
+
+@pytest.fixture
+def reads(store: Store) -> Store:
+    """Its old code reads files by relative paths: tracked ones, ignored ones beside them, and untracked folders."""
+    Path("acme/answers.py").write_text(READS)
+    files = {"prompts/p.txt": "old", "prompts/gone.txt": "there", "photos/a.txt": "a", ".gitignore": "*.bin\ncache/\n"}
+    for name, text in {**files, "prompts/sub/q.txt": "q", "models/weights.bin": "1", "cache/c.txt": "c"}.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    git("add", "acme", "prompts", "photos", ".gitignore")
+    git("commit", "-qm", "prompts")
+    Path("prompts/cached.bin").write_text("cached")
+    store.path("scripts", "a").unlink()
+    return store
+
+
+def checked(capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(["check", "answers", "--ab", "--old", "HEAD"])
+    assert git("worktree", "list").count("\n") == 1, "nothing is left of it"
+    assert Path("models/weights.bin").read_text() == "1" and Path("cache/c.txt").read_text() == "c"
+    return code, " ".join(capsys.readouterr().out.split())
+
+
+def test_old_code_reads_the_files_of_its_revision(reads: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("acme/words.py").write_text("# as it was\n" + WORDS)
+    assert checked(capsys)[0] == 0, "and finds what git does not track, under the paths that there are now"
+    for path, text in (("prompts/p.txt", "new"), ("prompts/sub/q.txt", "n")):
+        before = Path(path).read_text()
+        Path(path).write_text(text)
+        code, said = checked(capsys)
+        assert code == 1 and "DRIFT answers/a" in said, said
+        Path(path).write_text(before)
+    git("rm", "-q", "prompts/gone.txt")
+    assert checked(capsys)[0] == 1, "a file that is gone was there"
+
+
+def test_a_changed_file_of_another_kind_is_a_change(reads: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prompts/p.txt").write_text("new")
+    assert checked(capsys)[0] == 1
+    git("add", "golden")
+    git("commit", "-qam", "and its goldens")
+    Path("golden/answers/b.json").write_text(Path("golden/answers/a.json").read_text().replace('"a"', '"b"'))
+    git("add", "golden")
+    assert main(["check", "answers", "--ab", "--old", "HEAD"]) == 2, "goldens are no code"
+
+
+def test_paths_among_arguments_are_found_where_the_old_code_runs(
+    reads: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("acme/answers.py").write_text(READS.replace("*/**/*.txt", "p*/p*.txt"))
+    git("commit", "-qam", "reads less")
+    Path("later/deep/er").mkdir(parents=True)
+    Path("later/deep/er/new.txt").write_text("tracked now, unknown then")
+    git("add", "later")
+    for case, folder in (("a", "models"), ("b", "later/deep"), ("c", "prompts")):
+        reads.write(Case("answers", case, "acme.answers:answer", {"word": "w", "folder": folder}, value="stale"))
+    assert checked(capsys)[0] == 0
+    Path("prompts/new.txt").write_text("new")
+    git("add", "prompts")
+    code, said = checked(capsys)
+    assert code == 1 and "2 IDENTICAL 1 DRIFT" in said, said
+    monkeypatch.chdir("later")  # where both find no models
+    assert main(["--goldens", "../golden", "check", "answers/c", "--ab", "--old", "HEAD"]) == 0

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from parity.__main__ import main
 from parity.golden import Case, Store
-from parity.tests.conftest import ROOT
+from parity.judge import scoring, ties
+from parity.tests.conftest import ROOT, VL
 from parity.verdict import equal
 
 MOVED = """
@@ -110,6 +112,22 @@ def test_exceptions_of_both_sides_are_compared(
         store.write(Case("answers", "bad", "moved:answer", {"word": "bad"}, rows=rows, raised=raised))
         assert main(["check", "answers/bad"]) == code or rows
     assert says in said_by(capsys)
+
+
+def test_nothing_that_a_golden_names_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    for name in ("AutoConfig", "AutoProcessor", "AutoModelForImageTextToText"):
+        auto = getattr(transformers, name)
+
+        def from_pretrained(*args: Any, real: Any = auto.from_pretrained, **how: Any) -> Any:
+            asked.append(how.get("local_files_only"))
+            return real(*args, **how)
+
+        monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
+    ties.OldPath({"path": str(VL)}, Store(tmp_path))
+    assert len(asked) >= 3 and all(asked)
+    with scoring.Reader(str(VL), "float32"):
+        assert len(asked) >= 6 and all(asked)
 
 
 def floats(value: Any) -> list[float]:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +16,7 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Case, Store
-from parity.judge.check import shares
+from parity.judge.check import Measured, check_sites, shares
 from parity.judge.worker import Died, Worker, replace_kernels_once
 
 from ..conftest import TEXT
@@ -96,6 +96,25 @@ def test_a_library_that_is_broken_is_the_error_of_each_case(acme: Store, capsys:
 def test_an_exit_that_the_old_code_made_too_is_its_answer(acme: Store) -> None:
     acme.write(Case("answers", "exits", "moved:answer", {"word": "exit"}, raised="SystemExit: 0"))
     assert main(["check", "answers/exits"]) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_process_that_ends_before_the_cases_are_judged_together_does_not_pass(when: str, acme: Store) -> None:
+    """Rounding, and draws of several cases, are judged when all engines are closed."""
+
+    class Dies(Worker):
+        def run(self, task: str, job: Any, limit: float) -> Generator[Any, None, None]:
+            for found in super().run(task, job, limit):
+                if not isinstance(found, Measured) or when == "after":
+                    yield found
+            raise Died("it crashed its process: signal 11 (SIGSEGV)")
+
+    with Dies() as worker:
+        check = check_sites(acme, cases=["answers/0-first", "later/0-first"], sites=["answers", "later"], worker=worker)
+    verdicts = {o.label: o.verdict for o in check.outcomes}
+    lost = {"answers/*": "ERROR", "later/*": "ERROR"} if when == "before" else {}
+    assert verdicts == {"answers/0-first": "IDENTICAL", "later/0-first": "IDENTICAL", **lost}
+    assert check.exit_code == (3 if when == "before" else 0)
 
 
 DROPS = """

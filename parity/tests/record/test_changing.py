@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from parity.__main__ import main
 from parity.golden import GoldenError, Store
 from parity.judge.check import check_sites
 from parity.record.changing import changing, unchanged
@@ -97,6 +99,71 @@ def test_only_what_was_seen_to_change_is_left_out(
             assert "--repeat 2" in outcome.cause.sentence
         if verdict == "IDENTICAL":
             assert "not compared" in " ".join(outcome.notes) and "value.seconds" in " ".join(outcome.notes)
+
+
+RAISES = """
+import os, tempfile, time
+
+class Thing:
+    pass
+
+def answer(text):
+    if text == "address":
+        raise ValueError(f"no {Thing()} and no {Thing}, 0x7f3a2c1d5e80")
+    if text == "folder":
+        raise ValueError(f"nothing in {tempfile.mkdtemp()}/out")
+    if text == "clock":
+        raise ValueError(f"too late at {time.time()}")
+    raise ValueError(f"cannot read '{text}', which is {os.path.abspath(text)}, with status 0x1f")
+
+if __name__ == "__main__":
+    for text in ("address", "folder", "clock", "photos/a.jpg", "b.jpg"):
+        try:
+            answer(text)
+        except ValueError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("repeat", ["1", "2"])
+def test_what_an_exception_says_of_this_run_is_not_compared(
+    repeat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Addresses, and where a file of the arguments lies; with a second run also what else was another one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "photos").mkdir()
+    for name in ("photos/a.jpg", "b.jpg"):
+        (tmp_path / name).write_text(name)
+    script, command = tmp_path / "raises.py", ["--", "python", "raises.py"]
+    script.write_text(RAISES)
+    record_it = ["record", "--repeat", repeat, "--site", "r=raises.py:answer", *command]
+    assert main(record_it) == 4
+    assert ("gives another value.raised each time, which is not compared" in capfd.readouterr().out) == (repeat == "2")
+    changing_ones = {"r/answer-002", "r/answer-003"}
+    for words in (["check"], ["check", "r", *command]):
+        code = main(words)
+        said = capfd.readouterr().out
+        assert (code == 0) == (repeat == "2"), said
+        assert set(re.findall(r"^DRIFT  (\S+)", said, re.M)) == (changing_ones if repeat == "1" else set())
+    assert main(record_it) == (0 if repeat == "2" else 1)
+    for edit in (("no {Thing}", "not {Thing}"), ("/out", "/in"), ("too late", "late"), ("0x1f", "0x2f")):
+        script.write_text(RAISES.replace(*edit))
+        capfd.readouterr()
+        assert main(["check"]) == 1
+        drifts = set(re.findall(r"DRIFT  (\S+)", capfd.readouterr().out))
+        assert drifts - (changing_ones if repeat == "1" else set()) or edit[0] in ("/out", "too late"), edit
+
+
+def test_a_value_that_changes_is_not_compared_in_a_script_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clock.py").write_text(OLD)
+    command = ["--", "python", "clock.py"]
+    assert main(["record", "--repeat", "2", "--site", "clock=clock.py:answer", *command]) == 4
+    assert main(["check", "clock", *command]) == 0, capfd.readouterr().out
 
 
 def test_a_part_that_says_no_place_is_no_golden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

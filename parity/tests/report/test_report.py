@@ -15,7 +15,7 @@ from PIL import Image
 
 from parity.golden import Case, image_bytes
 from parity.report import report
-from parity.verdict import Cause, Check, Difference, Numerics, Outcome
+from parity.verdict import CAUSES, Cause, Check, Difference, Numerics, Outcome
 
 from ..browser import Browser
 
@@ -101,9 +101,12 @@ def evil_case() -> Outcome:
     return Outcome("summaries", "evil", "hf", "DRIFT", differences, why, *sides, notes=(EVIL,))
 
 
+ALSO = ("prompt.template", "decode.skip_special")
+
+
 def mixed(blobs: tuple[str, str] = ("0" * 64 + ".png", "1" * 64 + ".png")) -> Check:
     """One of each verdict."""
-    latent = dataclasses.replace(babbler("latent"), verdict="LATENT", new=babbler().old)
+    latent = dataclasses.replace(babbler("latent"), verdict="LATENT", new=babbler().old, also=ALSO)
     accepted = dataclasses.replace(babbler("wanted"), verdict="ACCEPTED", accepted="the old stop was a bug")
     return Check(
         (
@@ -283,6 +286,9 @@ def test_markdown_groups_by_cause_and_escapes() -> None:
     assert said.index("### stop.eos") < said.index("### post.other")  # the most frequent cause first
     table = [line for line in said.splitlines() if line.startswith("|")]
     assert all(line.count("|") == 5 for line in table)
+    [latent] = [line for line in table if "/latent" in line]
+    assert latent.endswith("; also differs: prompt.template, decode.skip&#95;special |")
+    assert said.count("also differs") == 1
     assert "<img" not in said and "`code`" not in said and "\x1b" not in said
 
 
@@ -411,6 +417,24 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(browser: Browser) -> list[str]:
     script = "[...document.querySelectorAll('.case')].filter(n => n.checkVisibility()).map(n => n.dataset.label)"
     return list(browser.run(script))
+
+
+def test_the_page_holds_what_else_differs() -> None:
+    said = report.html_page(mixed())
+    [payload] = re.findall(r'"also":(\[[^\]]+\])', said)
+    assert json.loads(payload) == [*ALSO]
+    assert "Also differs" in said and "c.also.length" in said
+
+
+def test_a_card_tells_what_else_differs(browser: Browser, page: Path) -> None:
+    browser.open(page.as_uri())
+    open_case(browser, "summaries/babbles")
+    assert browser.run("document.querySelectorAll('[data-label=\"summaries/babbles\"] .also').length") == 0
+    said = open_case(browser, "summaries/latent")
+    assert all(name in said for name in ALSO)
+    assert browser.run("document.querySelector('.also code').title") == CAUSES["prompt.template"]
+    content = "getComputedStyle(document.querySelector('.also'), '::before').content"
+    assert browser.run(content) == '"Also differs  "'
 
 
 def open_case(browser: Browser, label: str) -> str:
