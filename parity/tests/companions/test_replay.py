@@ -91,12 +91,12 @@ def test_vllm_refuses_a_replay_that_it_could_not_follow(shared: Load) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"replay": [[5], [6]]}, "1 requests, but ids to replay for 2"),
+        ({"replay": [[5], [6]]}, "1 requests, but replays for 2"),
         ({"replay": [[]]}, "one token id or more"),
         ({"replay": [["5"]]}, "one token id or more"),
         ({"replay": [[5]], "n": 2}, "replay does not go with n"),
         ({"replay": [[10**7]]}, "outside the vocabulary"),
-        ({"replay": [[5, 6]], "max_new_tokens": 1}, "2 tokens to replay, but max_new_tokens is 1"),
+        ({"replay": [[5, 6]], "max_new_tokens": 1}, "the options end the answer after 1"),
         ({"replay": [[5, 6, 7]], "stop": {"token_ids": [6]}}, "after 2 \\(stop at 6\\)"),
     ],
 )
@@ -131,7 +131,7 @@ def test_plugins_and_structures_do_not_go_with_a_replay(hooked: GenerationEngine
 
     with pytest.raises(OptionError, match="replay does not go with plugins"):
         hooked.generate_text_batch([chat("Hi")], {"replay": [[5]]}, plugins=[Shout()])
-    with pytest.raises(OptionError, match="replay does not go with a structure"):
+    with pytest.raises(OptionError, match="replay, logprobs and logits of a structure"):
         hooked.generate_text_batch([chat("Hi", structured={"regex": "a"})], {"replay": [[5]]})
 
 
