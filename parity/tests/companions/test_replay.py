@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +164,30 @@ def test_a_case_file_is_whole_and_is_checked(tmp_path: Path, hooked: GenerationE
     if trace.unwritable:
         with pytest.raises(RequestError, match="request 0: its prompt's ids are not those of their text"):
             trace.save_cases(tmp_path / "d.parquet")
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/cases.parquet", "gs://bucket/cases.parquet", "hdfs://host/cases"])
+def test_a_case_file_is_of_this_machine_whatever_its_name(
+    place: str, shared: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pyarrow opens the network for such a name, from C++: it is never given a name."""
+    parquet, opened = importlib.import_module("pyarrow.parquet"), list[Any]()
+    read, write = parquet.read_table, parquet.write_table
+    monkeypatch.setattr(socket.socket, "connect", lambda *given: opened.append(given))
+
+    def seen(file: Any) -> Any:
+        opened.append(file)
+        return file
+
+    monkeypatch.setattr(parquet, "read_table", lambda file, **how: read(seen(file), **how))
+    monkeypatch.setattr(parquet, "write_table", lambda table, file: write(table, seen(file)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="there is no case file"):
+        replay(shared(TEXT, "hf"), place)
+    with pytest.raises(EngineError, match="cannot be written to"):
+        write_cases(place, [Case(0, "a", None, (5,), "b")])
+    assert opened == []
+    Path(place).parent.mkdir(parents=True)  # "s3:", a folder here
+    write_cases(place, [Case(0, "a", None, (5,), "b")])
+    assert read_cases(place) == [Case(0, "a", None, (5,), "b")]
+    assert len(opened) == 2 and all(hasattr(file, "fileno") for file in opened)

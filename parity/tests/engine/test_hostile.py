@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import dataclasses
 import importlib
@@ -361,13 +362,19 @@ def test_a_thousand_bad_rows_are_a_thousand_errors(shared: Load) -> None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: Path) -> None:
-    os = importlib.import_module("os")
+def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: Path, monkeypatch: Any) -> None:
+    os, eps = importlib.import_module("os"), importlib.import_module("PIL.EpsImagePlugin")
     os.mkfifo(tmp_path / "pipe")
+    started: list[Any] = []
+    monkeypatch.setattr(eps, "Ghostscript", lambda *given, **named: started.append(given))
+    monkeypatch.setattr(eps, "has_ghostscript", lambda: True)
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n"
     for source in (script, str(tmp_path / "pipe"), tmp_path / "pipe", "/dev/zero", "/no/such.png"):
         with pytest.raises(ImageError):
             load_image(source)
+    with pytest.raises(ImageError):
+        load_image("data:image/png;base64," + base64.b64encode(script).decode())
+    assert started == []  # with or without a Ghostscript on this machine
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
@@ -386,6 +393,33 @@ def test_a_damaged_file_is_a_load_error(edited: Any, name: str) -> None:
     with pytest.raises(LoadError) as caught:
         load(model)
     assert caught.value.fix and caught.value.__cause__ is not None
+
+
+class Owns:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.folder / "owned",)
+
+
+def test_weights_that_are_a_pickle_are_read_and_no_code_of_theirs_runs(
+    edited: Any, tmp_path: Path, backend: str
+) -> None:
+    model, torch = edited(TEXT, {}), importlib.import_module("torch")
+    weights = importlib.import_module("safetensors.torch").load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    torch.save(weights, model / "pytorch_model.bin")
+    with open_engine(model, backend) as engine:  # such a file is read
+        assert engine.generate_text_batch([FRANCE])[0].text == "The capital of France is Paris."
+    torch.save({**weights, "owns": Owns(tmp_path)}, model / "pytorch_model.bin")
+    with pytest.raises(LoadError) as caught:
+        open_engine(model, backend)
+    assert not (tmp_path / "owned").exists(), caught.value
+    torch.load(model / "pytorch_model.bin", weights_only=False)  # as it would have been
+    assert (tmp_path / "owned").exists()
 
 
 def test_a_mistyped_path_is_said_in_our_words() -> None:
@@ -442,6 +476,47 @@ def test_no_error_is_long_and_both_of_its_ends_can_be_read(text: GenerationEngin
     error = pickle.loads(pickle.dumps(RequestError(LONG, fix=LONG, index=3)))
     assert str(error).startswith("request 3: begins here xxx") and str(error).endswith("ends here.")
     assert RequestError("x" * 900).problem == "x" * 900
+
+
+@pytest.mark.parametrize("field", ["n", "max_new_tokens"])
+def test_work_without_end_is_refused(text: GenerationEngine, field: str) -> None:
+    with pytest.raises(GenEngineError, match="n is 1000000000. It must be a whole number|leaves 0"):
+        text.generate_text_batch([FRANCE], {"max_new_tokens": 4, field: 10**9})
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def circle() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def asking(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
+    return {"messages": [*FRANCE["messages"], *turns]}
+
+
+NO_JSON = {
+    "arguments 5,000 deep": asking(nested(5000)),
+    "arguments of a set": asking({"a": {1}}),
+    "a schema of a set": chat("x", structured={"json": {"enum": {1, 2}}}),
+    "a schema of bytes": chat("x", structured={"json": {"const": b"x"}}),
+    "a schema in a circle": chat("x", structured={"json": {"enum": circle()}}),
+    "a schema 5,000 deep": chat("x", structured={"json": nested(5000)}),
+}
+
+
+@pytest.mark.parametrize("bad", NO_JSON.values(), ids=NO_JSON)
+def test_what_no_json_can_say_costs_its_row(text: GenerationEngine, bad: Any) -> None:
+    error = beside(text, bad, {"max_new_tokens": 4})
+    assert "chat template failed" in str(error) or "a JSON schema as a mapping or a string" in str(error)
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:
