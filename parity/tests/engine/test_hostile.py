@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import gen_engine
 from gen_engine import (
     EngineError,
     GenEngineError,
@@ -86,6 +87,19 @@ def test_a_structure_too_deep_for_its_engine_is_refused_in_few_words(shared: Loa
     brackets = '"[[[[{{{{\\"[[[['  # in a string they are text
     fine = {"json": {"enum": [brackets * 50]}}
     assert engine.generate_text_batch([chat("x", structured=fine)], {"max_new_tokens": 2})
+
+
+def test_a_schema_is_taken_up_to_a_hundred_brackets_deep_and_a_grammar_up_to_its_bound() -> None:
+    def asked(**form: Any) -> str:
+        return gen_engine.grammar_of(gen_engine.build(gen_engine.StructuredOptions, form))
+
+    null = '{"anyOf":[', '{"type":"null"}', "]}"
+    assert "null" in asked(json=null[0] * 49 + null[1] + null[2] * 49)
+    with pytest.raises(RequestError, match="xgrammar would take minutes for a schema 103 deep. Stay within 100"):
+        asked(json=null[0] * 51 + null[1] + null[2] * 51)
+    properties = {f"p{number}": {"type": "string"} for number in range(3000)}
+    with pytest.raises(RequestError, match="xgrammar would take minutes for the json, [0-9]+ letters of EBNF"):
+        asked(json={"properties": properties})
 
 
 def test_the_grammars_that_are_kept_have_a_bound(shared: Load) -> None:
@@ -478,10 +492,11 @@ def test_no_error_is_long_and_both_of_its_ends_can_be_read(text: GenerationEngin
     assert RequestError("x" * 900).problem == "x" * 900
 
 
-@pytest.mark.parametrize("field", ["n", "max_new_tokens"])
-def test_work_without_end_is_refused(text: GenerationEngine, field: str) -> None:
-    with pytest.raises(GenEngineError, match="n is 1000000000. It must be a whole number|leaves 0"):
-        text.generate_text_batch([FRANCE], {"max_new_tokens": 4, field: 10**9})
+def test_samples_without_end_are_refused() -> None:
+    assert GenerationOptions(n=1 << 14).n == 16_384
+    for number in ((1 << 14) + 1, 10**9):  # options alone: no engine shall begin with them
+        with pytest.raises(OptionError, match=f"n is {number}. It must be a whole number >= 1 and <= 16384"):
+            GenerationOptions(n=number)
 
 
 def nested(depth: int) -> Any:
