@@ -91,13 +91,19 @@ log = logging.getLogger("gen_engine")
 # == 1. Errors =========================================================================================================
 
 
+def both_ends(text: str, most: int) -> str:
+    """A long text without its middle."""
+    end = most // 4
+    return text if len(text) <= most else f"{text[: most - end]} [... {len(text) - most} letters ...] {text[-end:]}"
+
+
 class GenEngineError(Exception):
-    """Base of every error raised here on purpose: `where: problem. fix`.
+    """Base of every error raised here on purpose: `where: problem. fix`, of bounded length, whatever it quotes.
     `index` is the position of the request at fault in the call, or None when no single request is."""
 
     def __init__(self, problem: str, *, fix: str = "", index: int | None = None) -> None:
-        super().__init__(problem)  # the one positional argument: pickle and copy make an error anew from these
-        self.problem, self.fix, self.index = problem, fix, index
+        self.problem, self.fix, self.index = both_ends(problem, 1000), both_ends(fix, 500), index
+        super().__init__(self.problem)  # the one positional argument: pickle and copy make an error anew from these
 
     def __str__(self) -> str:
         where, end = "" if self.index is None else f"request {self.index}: ", "" if self.fix.endswith("?") else "."
@@ -175,7 +181,10 @@ def foreign(kind: type[GenEngineError], what: str, fix: str) -> Iterator[None]:
     except GenEngineError:
         raise
     except Exception as error:
-        raise kind(f"{what}: {type(error).__name__}: {str(error)[:1000]}", fix=fix) from error
+        said = "it cannot be printed"
+        with contextlib.suppress(Exception):
+            said = str(error)
+        raise kind(f"{what}: {type(error).__name__}: {said}", fix=fix) from error
 
 
 # == 2. Imports and versions ===========================================================================================
@@ -232,12 +241,10 @@ def abort(engine: Any, internal_ids: list[str]) -> None:
 @contextlib.contextmanager
 def rng_untouched() -> Iterator[None]:
     """Loading a model seeds or draws from the process's generators (vLLM does both): put them back."""
-    torch, numpy = need("torch"), sys.modules.get("numpy")
     with contextlib.ExitStack() as stack:
         stack.callback(need("random").setstate, need("random").getstate())
-        if numpy:
-            stack.callback(numpy.random.set_state, numpy.random.get_state())
-        stack.enter_context(torch.random.fork_rng())
+        stack.callback(need("numpy").random.set_state, need("numpy").random.get_state())
+        stack.enter_context(need("torch").random.fork_rng())
         yield
 
 
@@ -441,14 +448,12 @@ class ModelLoadConfig(Contract):
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
-    fallback_backend: str | None = None
+    fallback_backend: str | None = one_of(None, "fallback_backend", ("hf",))
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        if self.fallback_backend not in (None, "hf"):
-            raise OptionError(f"fallback_backend is {self.fallback_backend!r}", fix="it is None or 'hf'")
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
@@ -508,13 +513,11 @@ class StructuredOptions(Contract):
     grammar: str | None = None
 
     def check(self) -> None:
-        if self.choice == ():
-            raise OptionError("StructuredOptions.choice is ()", fix="give it one string or more")
         if len(self.given()) != 1:
             raise OptionError(f"StructuredOptions has {len(self.given())} forms", fix="give exactly one")
 
     def given(self) -> dict[str, Any]:
-        return {name: value for name, value in fields_of(self).items() if value not in (None, False)}
+        return {name: value for name, value in fields_of(self).items() if value not in (None, False, ())}
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,8 +561,7 @@ class GenerationOptions(Contract):
 
     def check(self) -> None:
         if self.min_new_tokens > self.max_new_tokens:
-            fix = f"it must be 0 to max_new_tokens, {self.max_new_tokens}"
-            raise OptionError(f"GenerationOptions.min_new_tokens is {self.min_new_tokens}", fix=fix)
+            raise OptionError(f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens", fix="lower it")
         if self.replay is None:
             return
         settle(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
@@ -611,25 +613,24 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 PART_TYPES = ("text", "image", "image_url")
 
 
-def message_fault(message: Any) -> tuple[str, str]:
-    """What is wrong with one message and what to do, or two empty strings."""
+def check_message(message: Any, where: str) -> None:
     if not isinstance(message, Mapping):
-        return f"it is {type(message).__name__}", "a message is a mapping with role and content"
+        raise RequestError(f"{where}: it is {type(message).__name__}", fix="give a mapping with role and content")
     if message.get("role") not in ROLES:
-        return f"no role {brief(message.get('role'))}", nearest(message.get("role"), ROLES)
+        raise RequestError(f"{where}: no role {brief(message.get('role'))}", fix=nearest(message.get("role"), ROLES))
     content = message.get("content")
     if content is None and not message.get("tool_calls"):
-        return "it has no content", "give it a string or a list of parts"
+        raise RequestError(f"{where}: it has no content", fix="give it a string or a list of parts")
     if content is None or isinstance(content, str):
-        return "", ""
+        return
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
-        return f"its content is {type(content).__name__}", "content is a string or a list of parts"
+        raise RequestError(f"{where}: its content is {type(content).__name__}", fix="give a string or a list of parts")
     for part in content:
-        if part.get("type") not in PART_TYPES:
-            return f"no part of type {brief(part.get('type'))}", nearest(part.get("type"), PART_TYPES)
-        if part["type"] == "text" and not isinstance(part.get("text"), str):
-            return "a text part has no text", "give it {'type': 'text', 'text': ...}"
-    return "", ""
+        kind = part.get("type")
+        if kind not in PART_TYPES:
+            raise RequestError(f"{where}: no part of type {brief(kind)}", fix=nearest(kind, PART_TYPES))
+        if kind == "text" and not isinstance(part.get("text"), str):
+            raise RequestError(f"{where}: a text part has no text", fix="give it {'type': 'text', 'text': ...}")
 
 
 def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
@@ -637,9 +638,7 @@ def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
     if not checked:
         raise RequestError("messages is empty", fix="a chat needs at least one message")
     for place, message in enumerate(checked):
-        problem, fix = message_fault(message)
-        if problem:
-            raise RequestError(f"message {place}: {problem}", fix=fix)
+        check_message(message, f"message {place}")
     return checked
 
 
@@ -774,11 +773,9 @@ def readable(source: Any) -> Any:
         header, comma, payload = source.partition(",")
         if not comma:
             raise ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
-        try:
+        with foreign(ImageError, "data: URL is not base64", "encode the file's bytes"):
             raw = need("urllib.parse").unquote_to_bytes(payload)
             source = need("base64").b64decode(raw, validate=True) if header.endswith(";base64") else raw
-        except ValueError as error:
-            raise ImageError(f"data: URL is not base64: {error}", fix="encode the file's bytes") from error
     if isinstance(source, (bytes, bytearray, memoryview)):
         return io.BytesIO(source)
     if isinstance(source, (str, os.PathLike)) and os.path.isfile(source):  # a pipe or a device may never end
@@ -944,12 +941,9 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
     """`text` up to the stop that completes first, scanning left to right; the longest of those that end together.
 
     ("abc", ["abc", "b"]) -> "a"    ("abXYZ", ["XYZ", "Y"]) -> "abX"    ("xab", ["b", "ab"]) -> "x"
-
     The order of `stops` does not matter, cutting twice is cutting once, and no stop survives. Linear in len(text)."""
     found = first_stop(text, StopOptions(strings=stops).strings)  # type: ignore[arg-type]
-    if found is None:
-        return text
-    start, end, _ = found
+    start, end, _ = found or (len(text), len(text), "")
     return text[: end if include_stop else start]
 
 
@@ -965,7 +959,8 @@ class Plugin:
     logits(token_ids, logits): a float tensor [vocabulary] for the next token; runs before penalties and temperature.
         One with a third parameter `prompt_token_ids` is given them too.
     post_decode(text): the text that the result shall have, after the cut at stops.
-    hf_stopping_criteria, hf_logits_processors: transformers' own objects, for hf only. They see the padded batch."""
+    hf_stopping_criteria, hf_logits_processors: transformers' own objects, for hf only. They see the padded batch: one
+        that raises costs every row that runs then."""
 
     name: str = "plugin"
     backends: tuple[str, ...] = ("hf", "vllm")
@@ -1084,8 +1079,11 @@ def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint."""
     with loading("cannot read the checkpoint", settings.model):
-        if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", settings.model) and not os.path.isdir(settings.model):
-            raise FileNotFoundError("there is no such directory")  # the hub would speak of a "repo id"
+        if not os.path.isdir(settings.model):
+            try:
+                need("huggingface_hub.utils").validate_repo_id(settings.model)
+            except ValueError:  # which speaks of a "repo id"
+                raise FileNotFoundError("there is no such directory") from None
         for path in settings.adapters.values():
             if not Path(path, "adapter_config.json").is_file():
                 raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")
@@ -1250,14 +1248,25 @@ class Prompt:
 
 def check_known(ids: Iterable[int], checkpoint: Checkpoint, what: str, fix: str) -> None:
     if unknown := [i for i in ids if not 0 <= i < checkpoint.vocabulary]:
-        problem = f"{what} is outside the vocabulary of {checkpoint.vocabulary}: {brief(unknown)}"
-        raise RequestError(problem, fix=fix)
+        raise RequestError(f"{what} is outside the vocabulary of {checkpoint.vocabulary}: {brief(unknown)}", fix=fix)
 
 
 def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple[int, ...]:
     if text and not is_text(text):
         raise RequestError("the text holds half a character (a lone surrogate)", fix="see where it was cut")
     return tuple(checkpoint.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+
+def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, ...]:
+    """Pieces of one text, which no token joins. All but the first are tokenized behind an end of line, which is taken
+    off again: to the beginning of a text many tokenizers add a space."""
+    ids, line_end = encode(checkpoint, pieces[0], False), encode(checkpoint, "\n", False)
+    for piece in pieces[1:]:
+        behind = encode(checkpoint, f"\n{piece}", False)
+        if not line_end or behind[: len(line_end)] != line_end:
+            raise RequestError("this tokenizer cannot escape special tokens", fix="set chat.special_tokens to 'refuse'")
+        ids += behind[len(line_end) :]
+    return ids
 
 
 def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
@@ -1285,10 +1294,8 @@ def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str,
     return {"size": {"shortest_edge": least, "longest_edge": most}}
 
 
-def pictures_of(request: TextGenerationRequest, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not isinstance(request, VlmGenerationRequest):
-        return (), {}
-    given, sources = list(request.images), []
+def pictures_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    given, sources = list(getattr(request, "images", ())), []
     for source in map(part_source, image_parts(request.messages)):
         if source is None and not given:
             raise RequestError("a bare image part, but no picture in `images` for it", fix="add it to images")
@@ -1319,10 +1326,8 @@ def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) 
         return int(image.width // side * (image.height // side))
     size = kwargs.get("size", processor.size)
     budget = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
-    try:
+    with foreign(ImageError, f"picture of {image.width}x{image.height}", "crop it"):
         patches = processor.get_number_of_image_patches(image.height, image.width, budget)
-    except ValueError as error:
-        raise ImageError(f"picture of {image.width}x{image.height}: {error}", fix="crop it") from error
     return int(patches) // int(processor.merge_size) ** 2
 
 
@@ -1344,29 +1349,36 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
 def check_structured(options: GenerationOptions) -> None:
     if options.min_new_tokens or options.stop.ignore_eos:
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
-    if options.replay is not None:
-        raise OptionError("replay does not go with a structure", fix="drop one of the two")
-    if options.logprobs is not None or options.logits:
-        raise OptionError("logprobs or logits with a structure would not be raw", fix="use score_batch on the answer")
+    if options.logprobs is not None or options.logits:  # as with a replay
+        raise OptionError("replay, logprobs and logits of a structure are not raw", fix="use score_batch on the answer")
+
+
+def grammar_of_schema(schema: str) -> str:
+    if word := re.search(r'"(multipleOf|uniqueItems|minContains|maxContains)": *(true|[0-9])', schema):
+        raise RequestError(f"xgrammar would not see to {word[1]!r}", fix="take it out of the schema")
+    brackets = re.sub(r'"(?:\\.|[^"\\])*"|[^][{}]+', "", schema)
+    depth = max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
+    if depth > 100:
+        raise RequestError(f"xgrammar would take minutes for a schema {depth} deep", fix="stay within 100")
+    ebnf = str(need("xgrammar").Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
+    return re.sub(r'(?<!\\)", "', '","', ebnf)  # where anything may stand, xgrammar forgets the separators
 
 
 @functools.lru_cache(64)
 def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and choices."""
     grammar, [(form, value)] = need("xgrammar").Grammar, structured.given().items()
-    try:
+    with foreign(RequestError, f"xgrammar refused the {form}", "correct it"):
         if form == "regex":
-            return str(grammar.from_regex(value))
-        if form in ("choice", "grammar"):
+            ebnf = str(grammar.from_regex(value))
+        elif form in ("choice", "grammar"):
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in several(value))
-            return str(grammar.from_ebnf(value if form == "grammar" else f"root ::= {choices}"))
-        schema = value if form == "json" else '{"type": "object"}'
-        if word := re.search(r'"(multipleOf|uniqueItems|minContains|maxContains)": *(true|[0-9])', schema):
-            raise ValueError(f"it would not see to {word[1]!r}")
-        ebnf = str(grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
-    except (RuntimeError, ValueError) as error:
-        raise RequestError(f"xgrammar refused the {form}: {error}", fix="correct it") from error
-    return re.sub(r'(?<!\\)", "', '","', ebnf)  # where anything may stand, xgrammar forgets the separators
+            ebnf = str(grammar.from_ebnf(value if form == "grammar" else f"root ::= {choices}"))
+        else:
+            ebnf = grammar_of_schema(value if form == "json" else '{"type": "object"}')
+    if len(ebnf) > 1 << 18:
+        raise RequestError(f"xgrammar would take minutes for the {form}, {len(ebnf)} letters of EBNF", fix="shorten it")
+    return ebnf
 
 
 def grammar_compiler(checkpoint: Checkpoint) -> Any:
@@ -1384,7 +1396,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     if request.messages is not None:
         owner = checkpoint.processor or checkpoint.tokenizer
         pieces, notes = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
-        ids = tuple(i for text in pieces for i in encode(checkpoint, text, False))  # the template wrote its own BOS
+        ids = encode_pieces(checkpoint, pieces)  # the template wrote its own BOS
     elif request.prompt is not None:
         ids = encode(checkpoint, request.prompt, True)
     images, image_kwargs = pictures_of(request, checkpoint)
@@ -1464,14 +1476,22 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
 def check_replay(replay: Sequence[int], plan: Plan) -> None:
     """Recorded ids must be tokens, fit the budget, and end where the options end an answer, or by being all."""
     check_known(replay, plan.checkpoint, "a token id to replay", "replay what this model recorded")
-    if len(replay) > plan.options.max_new_tokens:
-        problem = f"{len(replay)} tokens to replay, but max_new_tokens is {plan.options.max_new_tokens}"
-        raise RequestError(problem, fix="raise it")
     ending = find_ending(replay, plan)
     if ending is not None and ending.count < len(replay):
         why = ending.reason if ending.stop_reason is None else f"{ending.reason} at {ending.stop_reason!r}"
         problem = f"of {len(replay)} tokens to replay, the options end the answer after {ending.count} ({why})"
-        raise RequestError(problem, fix="replay with the stops and ignore_eos that it was recorded with")
+        raise RequestError(problem, fix="replay with the options that it was recorded with")
+
+
+@contextlib.contextmanager
+def charged(watches: Iterable[Any]) -> Iterator[None]:
+    """What a plugin raises is the error of the rows that it was shown, as far as they run; others go on."""
+    try:
+        yield
+    except OptionError as error:
+        for watch in watches:
+            if not watch.over:
+                watch.fail(error)
 
 
 class RowWatch:
@@ -1518,28 +1538,23 @@ class RowWatch:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
         ended = token_id in self._ends or len(self.ids) >= self._most
-        try:
+        with charged([self]):
             self.over = ended or bool(self._reach and self._stop_in_tail(token_id)) or self._plugin_stops()
-        except OptionError as error:
-            self.fail(error)
         return self.over
 
     def _plugin_stops(self) -> bool:
         if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
             return False
-        text = self.plan.decode(self.ids)
-        for name, should_stop in self._stoppers:
-            if called(name, "should_stop", should_stop, tuple(self.ids), text):
-                self.plugin_end = len(self.ids), name
-                return True
-        return False
+        given = tuple(self.ids), self.plan.decode(self.ids)
+        stops = (name for name, hook in self._stoppers if called(name, "should_stop", hook, *given))
+        self.plugin_end = next(((len(self.ids), name) for name in stops), None)
+        return self.plugin_end is not None
 
     def _stop_in_tail(self, token_id: int) -> bool:
         if token_id not in self._hidden or not self.plan.options.decode.skip_special_tokens:
             self._tail = [*self._tail[-self._reach :], token_id]
-        if first_stop(self.plan.decode(self._tail), self.plan.options.stop.strings) is None:
-            return False
-        return find_ending(self.ids, self.plan) is not None
+        seen = first_stop(self.plan.decode(self._tail), self.plan.options.stop.strings)
+        return seen is not None and find_ending(self.ids, self.plan) is not None
 
 
 def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
@@ -1567,16 +1582,14 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **k
     if completion.error is not None:
         raise copy.copy(completion.error) from completion.error.__cause__  # equal requests share it: an index for each
     ending, count = find_ending(completion.token_ids, plan), len(completion.token_ids)
-    if prompt.replay is not None and completion.token_ids != prompt.replay:
-        problem = f"{backend} did not follow the replay: {count} tokens of its own"
-        raise EngineError(problem, fix="report it with the options used")
+    strays = prompt.replay is not None and completion.token_ids != prompt.replay
     if prompt.replay is not None and ending is None:
         ending = Ending(count, "length", None)  # what was recorded had a smaller budget
     if completion.plugin_end and (ending is None or ending.count > completion.plugin_end[0]):
         ending = Ending(completion.plugin_end[0], "plugin", completion.plugin_end[1])
-    if ending is None:
-        problem = f"{backend} ended a row after {count} tokens for no reason of ours"
-        raise EngineError(problem, fix="report it with the options used")
+    if ending is None or strays:
+        why = "did not follow the replay" if strays else "ended a row for no reason of ours"
+        raise EngineError(f"{backend} {why}: {count} tokens", fix="report it with the options used")
     ids = completion.token_ids[: ending.count]
     text, top = cut_text(ids, ending, plan), completion.top_logprobs
     return GenerationResult(
@@ -1688,7 +1701,7 @@ class Answers:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - nothing is known of what it raises
-            self._tell("fails", f"{error!r}; answers go on uncached")
+            self._tell("fails", f"{brief(error)}; answers go on uncached")
 
     def _tell(self, what: str, detail: str) -> None:
         if what not in self._told:
@@ -1832,11 +1845,9 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
         if refusal.holds(asked):
             return UnsupportedError(f"{refusal.releases or backend} cannot do {refusal.what}", fix=refusal.fix)
     for plugin in asked.plugins:
-        if backend not in plugin.backends:
-            fix = f"use backend={plugin.backends[0]!r}" if plugin.backends else "name its backends"
-            return UnsupportedError(f"plugin {plugin.name!r} is not for {backend}", fix=fix)
-        if kind not in plugin.kinds:
-            return UnsupportedError(f"plugin {plugin.name!r} is not for {kind} requests", fix="leave it out")
+        for wanted, names in ((backend, plugin.backends), (kind, plugin.kinds)):
+            if wanted not in names:
+                return UnsupportedError(f"plugin {plugin.name!r} is not for {wanted}", fix=f"it is for {brief(names)}")
     return None
 
 
@@ -1876,14 +1887,13 @@ def begun(prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[
 def lack_of_memory(error: BaseException, rows: Sequence[Row]) -> GenEngineError | None:
     """What to say where one row ran out of memory; None where fewer rows may do. Raises an error of another kind.
     torch raises its own type where it allocates, a plain RuntimeError on CPU, MPS, and where CUDA itself fails."""
-    kind = getattr(need("torch"), "OutOfMemoryError", need("torch").cuda.OutOfMemoryError)
-    said = re.search("can't allocate memory|out of memory", str(error), re.IGNORECASE)
-    if not isinstance(error, (kind, MemoryError)) and said is None:
+    words = "out of memory|not enough memory|can(no|')t allocate memory|_ALLOC_FAILED|invalid buffer size"
+    said = re.search(words, str(error), re.IGNORECASE)
+    if not isinstance(error, (need("torch").cuda.OutOfMemoryError, MemoryError)) and said is None:
         raise error
     if len(rows) > 1:
         return None
-    tokens, reason = rows[0].prompt.length + len(rows[0].response), str(error).partition("\n")[0]
-    problem = f"out of memory with one prompt of {tokens} tokens: {reason}"
+    problem = f"out of memory with one prompt of {rows[0].prompt.length + len(rows[0].response)} tokens: {error}"
     return EngineError(problem, fix="shorten it, or lower max_new_tokens", index=rows[0].place)
 
 
@@ -1963,10 +1973,8 @@ def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[i
     would end an n-gram which stands there already (in the ids, not in padding). logits: [vocabulary]."""
     for name, hook in watch.plan.hooks("logits"):
         shown = tuple(token_ids), logits.clone()
-        try:
+        with charged([watch]):
             logits = logits_of(name, hook, logits, *shown, prompt_token_ids=tuple(prompt_ids))
-        except OptionError as error:
-            watch.fail(error)
     if (size := watch.plan.options.no_repeat_ngram_size) is not None:
         kit, ids = need("transformers.generation.logits_process"), need("torch").tensor([[*prompt_ids, *token_ids]])
         logits = kit.NoRepeatNGramLogitsProcessor(size)(ids, logits[None])[0]
@@ -2115,8 +2123,7 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
 
 def no_token(nan: bool, structured: bool) -> GenEngineError:
     if nan:
-        fix = "see to the weights, or load with a wider dtype, for example dtype='float32'"
-        return EngineError("the model's logits are not numbers (NaN)", fix=fix)
+        return EngineError("the model's logits are not numbers (NaN)", fix="see to the weights, or load as float32")
     if structured:
         return RequestError("the structure came to where it allows no token", fix="correct it: nothing satisfies it")
     return OptionError("no token is left to choose", fix="see to temperature, penalties and plugins")
@@ -2139,7 +2146,7 @@ class DecodeLoop:
 
     def run(self) -> None:
         """Until no row is left; fills the watch of each."""
-        batch: Batch | None = None
+        batch = None
         while self.rows or self.waiting:
             with self.observer.timed("verify"):
                 batch = self._advance(batch)
@@ -2154,18 +2161,16 @@ class DecodeLoop:
                 if spare and self._elastic(batch):
                     batch.shift(-spare)
 
-    def _advance(self, batch: Batch | None) -> Batch:
+    def _advance(self, batch: Any) -> Any:
         """The next forward of the rows that run, and the first one of those that now join them."""
         if batch is not None:
             batch.forward()
-        new = self.admit(batch)
-        if batch is not None and not new:
-            return batch
-        prompts = self.prepare(new)
-        prompts.forward()
-        if batch is None:
-            return prompts
-        batch.join(prompts)
+        if new := self.admit(batch):
+            prompts = self.prepare(new)
+            prompts.forward()
+            if batch is None:
+                return prompts
+            batch.join(prompts)
         return batch
 
     def _elastic(self, batch: Batch) -> bool:
@@ -2207,7 +2212,10 @@ class DecodeLoop:
         logits = logits.to(need("torch").float32, copy=True)
         if any(row.matcher is not None for row in self.rows):
             logits = constrain(self.rows, logits)
-        chosen = self._choose(self._sound(logits, logits_processor(input_ids, logits)))
+        scores = logits
+        with charged(row.watch for row in self.rows):
+            scores = logits_processor(input_ids, logits)
+        chosen = self._choose(self._sound(logits, scores))
         self._record(logits, chosen)
         input_ids = need("torch").cat([input_ids, chosen[:, None]], dim=1)
         return input_ids, self._push(chosen.tolist(), input_ids)
@@ -2255,10 +2263,10 @@ class DecodeLoop:
             if row.matcher is not None and not row.matcher.is_terminated():
                 row.matcher.accept_token(token)
         for name, criterion in self.criteria:
-            stopped = called(name, "a criterion", lambda ids, own=criterion: own(ids, None).tolist(), input_ids)
-            for row, stops in zip(self.rows, stopped):
-                if stops and not row.watch.over:
-                    row.watch.over, row.watch.plugin_end = True, (len(row.watch.ids), name)
+            with charged(row.watch for row in self.rows):
+                stopped = called(name, "a criterion", lambda ids, own=criterion: own(ids, None).tolist(), input_ids)
+                for watch in (row.watch for row, stops in zip(self.rows, stopped) if stops and not row.watch.over):
+                    watch.over, watch.plugin_end = True, (len(watch.ids), name)
         kept = [place for place, row in enumerate(self.rows) if not row.watch.over]
         for row in [row for row in self.rows if row.watch.over]:
             self.call.done(row.place, row.watch.completion(row.ids))
@@ -2387,14 +2395,6 @@ class HfBackend:
 # == 15. Backend: vllm =================================================================================================
 
 
-def lora_arguments(settings: ModelLoadConfig) -> dict[str, Any]:
-    if not settings.adapters:
-        return {}
-    ranks = [json.loads(Path(path, "adapter_config.json").read_bytes())["r"] for path in settings.adapters.values()]
-    # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
-    return {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max(8, *ranks)}
-
-
 def give_classes_back(base: Any, theirs: Any) -> None:
     """Where vLLM runs a model by transformers' code, it rewrites that class for good: any model of it would ask for
     vLLM's config. Only those made while there is one shall.   base: of all models.   theirs: vllm.config."""
@@ -2429,13 +2429,8 @@ def row_hooks_class() -> Any:
     return type("RowHooks", (need("vllm.v1.sample.logits_processor").AdapterLogitsProcessor,), members)
 
 
-def groups_alive() -> bool:
-    """Whether this process has vLLM's torch.distributed groups (they are the process's, not an engine's)."""
-    return bool(need("vllm.distributed.parallel_state").model_parallel_is_initialized())
-
-
 def restore_groups(vllm_config: Any) -> None:
-    """Closing a vLLM engine tears down the groups that every other one in the process stands on: set them up again."""
+    """Closing a vLLM engine tears down the process groups that every other one here stands on: set them up again."""
     worker, device = need("vllm.v1.worker.gpu_worker"), need("vllm.platforms").current_platform
     with need("socket").create_server(("127.0.0.1", 0)) as free:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -2446,6 +2441,9 @@ def restore_groups(vllm_config: Any) -> None:
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
     """Keywords of vllm.LLM; the caller's vllm_kwargs go over ours, and their logits processors beside it."""
     own = settings.vllm_kwargs.get("logits_processors") or ()
+    ranks = [json.loads(Path(path, "adapter_config.json").read_bytes())["r"] for path in settings.adapters.values()]
+    # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
+    lora = {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max([8, *ranks])} if ranks else {}
     return {
         "model": settings.model,
         "dtype": checkpoint.dtype,
@@ -2456,7 +2454,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "generation_config": "vllm",  # take no sampling defaults from the checkpoint
         "enforce_eager": need("vllm.platforms").current_platform.is_cpu(),  # compiling takes 30 s on a CPU
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
-        **lora_arguments(settings),
+        **lora,
         **({} if settings.decoder is None else settings.decoder.vllm_arguments()),
         "structured_outputs_config": {"backend": "xgrammar"},
         **settings.vllm_kwargs,
@@ -2536,7 +2534,9 @@ class VllmBackend:
         self.checkpoint = checkpoint
         with in_process(first_runner=settings.logits_hooks):
             self.model = need("vllm").LLM(**vllm_arguments(settings, checkpoint))
-        self.grouped, self.decoder, self.requests = groups_alive(), settings.decoder, itertools.count()
+        self.grouped = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
+        self.decoder, self.requests, lora = settings.decoder, itertools.count(), need("vllm.lora.request").LoRARequest
+        self.adapters = {name: lora(name, k, path) for k, (name, path) in enumerate(settings.adapters.items(), 1)}
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         def ready(row: Row) -> None:
@@ -2608,7 +2608,7 @@ class VllmBackend:
         engine = self.model.llm_engine
         if engine.output_processor.request_states:
             raise EngineError("a plugin asks the engine that runs it", fix="give it another engine, or use hf")
-        if self.grouped and not groups_alive():
+        if self.grouped and not need("vllm.distributed.parallel_state").model_parallel_is_initialized():
             restore_groups(engine.vllm_config)
         try:
             with rng_untouched():
@@ -2626,20 +2626,29 @@ class VllmBackend:
             # A decoder sees to it that its guesses are judged by what is replayed; else the logits hook forces it.
             with self.decoder.vllm_replay(self.model, forced) if self.decoder and forced else contextlib.nullcontext():
                 while running and engine.has_unfinished_requests():
-                    for output in engine.step():
-                        row, internal, inside = running.get(output.request_id, (None, "", None))
+                    for name, output in self._step(engine, running):
+                        row, internal, inside = running.get(name, (None, "", None))
                         corrupt = getattr(inside, "num_nans_in_logits", 0)
                         if row and take(row, no_token(True, False) if corrupt else output):
-                            del running[output.request_id]
-                            abort(engine, [] if output.finished else [internal])
+                            del running[name]
+                            abort(engine, [] if getattr(output, "finished", False) else [internal])
                     observer.stepped()
                     self._add(engine, more(), running, take)
+
+    def _step(self, engine: Any, running: Iterable[str]) -> list[tuple[str, Any]]:
+        """What vLLM says of rows, by name; where it fails, the error of every row that runs."""
+        try:
+            with foreign(EngineError, "vLLM failed while this row ran", "see what it says"):
+                return [(output.request_id, output) for output in engine.step()]
+        except EngineError as error:
+            return [(name, error) for name in running]
 
     def _add(self, engine: Any, rows: list[Row], running: dict[str, Any], take: Take) -> None:
         """running: by name the row, the name that the engine itself uses, and its request inside."""
         core = getattr(engine.engine_core, "engine_core", None)  # none, where it is in a process of its own
         for row in rows:
             name, prompt = str(next(self.requests)), row.prompt
+            lora = self.adapters.get(prompt.adapter or "")
             inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
             if prompt.images:
                 inputs["multi_modal_data"] = {"image": list(prompt.images)}
@@ -2647,9 +2656,10 @@ class VllmBackend:
             if prompt.structured is not None and core is not None:
                 self._see_to_ends(engine)
             try:
-                given = engine.add_request(name, inputs, row.params, lora_request=self._lora(prompt.adapter))
-            except Exception as error:  # noqa: BLE001 - ValueError, VLLMError, the grammar's: it depends on the version
-                take(row, RequestError(f"vLLM refused it: {error}", fix="see what it says"))
+                with foreign(RequestError, "vLLM refused it", "see what it says"):
+                    given = engine.add_request(name, inputs, row.params, lora_request=lora)
+            except RequestError as error:
+                take(row, error)
             else:
                 internal = given or next(reversed(engine.output_processor.request_states))  # before 0.17
                 running[name] = row, internal, core and core.scheduler.requests.get(internal)
@@ -2661,12 +2671,6 @@ class VllmBackend:
             own = need("vllm.v1.structured_output.backend_xgrammar").XgrammarBackend
             manager.backend = own(config, manager.tokenizer, config.model_config.get_vocab_size())
             manager.backend.compiler = grammar_compiler(self.checkpoint)
-
-    def _lora(self, adapter: str | None) -> Any:
-        if adapter is None:
-            return None
-        number = 1 + list(self.checkpoint.settings.adapters).index(adapter)
-        return need("vllm.lora.request").LoRARequest(adapter, number, self.checkpoint.settings.adapters[adapter])
 
 
 # Prompts in, token ids out: `complete` gives `call.done` a Completion per prompt, and may be called again after it has
@@ -2806,18 +2810,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         answered. cache=False neither reads nor writes the engine's cache."""
         return self._generate(requests, TextGenerationRequest, options, plugins, on_error, cache)
 
-    def generate_vlm_batch(
-        self,
-        requests: Requests,
-        options: Options = None,
-        *,
-        plugins: Sequence[Any] = (),
-        on_error: OnError = "raise",
-        cache: bool = True,
-    ) -> list[GenerationResult]:
+    def generate_vlm_batch(self, requests: Requests, options: Options = None, **how: Any) -> list[GenerationResult]:
         """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
-        The keywords of generate_text_batch. Raises what it raises, and ImageError."""
-        return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
+        how: the keywords of generate_text_batch. Raises what that raises, and ImageError."""
+        return self._generate(requests, VlmGenerationRequest, options, **how)
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
@@ -2836,7 +2832,12 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             for index, item in enumerate(items):
                 with at_request(index):
                     pairs.append(scored_pair(item, plan, spare=self.backend.name == "vllm"))
-            return self.backend.score(pairs, logits=logits, grad=grad) if pairs else []
+            scores = self.backend.score(pairs, logits=logits, grad=grad) if pairs else []
+            for index, score in enumerate(scores):
+                with at_request(index):
+                    if need("torch").as_tensor(score.logprobs).isnan().any():
+                        raise no_token(True, False)
+            return scores
 
     def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or "default"."""
@@ -2894,15 +2895,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             yield
 
     def _generate(
-        self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
+        self, given: Any, kind: Any, options: Options, plugins: Any = (), on_error: str = "raise", cache: bool = True
     ) -> list[Any]:
         requests = batch_of(given, "requests")
         if on_error not in ("raise", "return"):
             raise OptionError(f"on_error is {brief(on_error)}", fix="it is 'raise' or 'return'")
         options, adopted = build(GenerationOptions, options), adopt_plugins(plugins)
         if options.replay is not None and len(options.replay) != len(requests):
-            problem = f"{len(requests)} requests, but ids to replay for {len(options.replay)}"
-            raise OptionError(problem, fix="give each request its own")
+            raise OptionError(f"{len(requests)} requests, but replays for {len(options.replay)}", fix="give one each")
         with self._open():
             plan, prompts = self._plan(options, adopted), list[Any](requests)
             for index, request in enumerate(requests):

@@ -85,16 +85,37 @@ COLUMNS = [f.name for f in dataclasses.fields(Case)]
 NOT_AS_PROMISED = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 
 
+def remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # not there, as a rule
+            path.unlink()
+
+
+def put_back(paths: Sequence[Path], parts: Sequence[Path], olds: Sequence[Path]) -> None:
+    """What stood there before a process was killed in the midst of its renames; all of `parts` were whole by then."""
+    if not any(old.exists() for old in olds):
+        return
+    done = not any(part.exists() for part in parts) and all(path.exists() for path in paths)
+    for path, part, old in zip(paths, parts, olds):
+        if done:
+            old.unlink(missing_ok=True)
+        elif old.exists():
+            os.replace(old, path)
+        elif not part.exists():  # it has become what stands there now, where nothing stood
+            path.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def written_whole(*paths: Path) -> Iterator[list[Path]]:
     """Names beside `paths` to write to, which take their places all together when the block ends well, or not at all.
 
-    The names are always the same: what a killed process left is written over by the next one.
+    The names are always the same: what a killed process left is put back, or written over, by the next one.
     """
     parts = [path.with_name(f".{path.name}.part") for path in paths]
     olds = [path.with_name(f".{path.name}.old") for path in paths]
     moved: list[tuple[Path, Path]] = []
     try:
+        put_back(paths, parts, olds)
         for path in paths:
             if path.exists() and not path.is_file():
                 raise FileExistsError(f"{path.name} is there, and is no file")
@@ -102,17 +123,19 @@ def written_whole(*paths: Path) -> Iterator[list[Path]]:
         for source, target in [*((p, o) for p, o in zip(paths, olds) if p.exists()), *zip(parts, paths)]:
             os.replace(source, target)
             moved.append((source, target))
+        remove(olds)
     except BaseException as error:
         for source, target in reversed(moved):
-            os.replace(target, source)
+            with contextlib.suppress(OSError):
+                os.replace(target, source)
+        kept = [old.name for old in olds if old.exists()]
+        if not kept:  # else the next one has to see how far this one came
+            remove(parts)
         if isinstance(error, OSError):
-            problem = f"{brief(str(paths[0].parent))} cannot be written to: {str(error)[:300]}"
-            raise EngineError(problem, fix="see to the disk or the permissions; no file was changed") from error
+            problem = f"{brief(str(paths[0].parent))} cannot be written to: {error}"
+            state = f"what stood there is kept as {', '.join(kept)}" if kept else "no file was changed"
+            raise EngineError(problem, fix=f"see to the disk or the permissions; {state}") from error
         raise
-    finally:
-        for left in (*parts, *olds):
-            with contextlib.suppress(OSError):  # not there, as a rule
-                left.unlink()
 
 
 def arrow() -> tuple[Any, Any]:

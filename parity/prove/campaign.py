@@ -8,6 +8,7 @@ end in time, or ends the process, that is what is reported of it, and another ch
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import queue
@@ -16,8 +17,10 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
+
+from parity.prove.matrix import README, write_between
 
 EXAMPLE = """example:
   python -m parity campaign --quick
@@ -28,6 +31,7 @@ PATIENCE = {"hf": 60, "vllm": 150}  # s for one input, on a busy machine; loadin
 STARTING = 300  # s until a child asks its first
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 OUTCOMES = ("right", "refused", "failed")
+MARKS = "<!-- parity campaign: -->", "<!-- :parity campaign -->"
 
 
 class Outcome(NamedTuple):
@@ -134,32 +138,44 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def in_short(seen: Mapping[str, Sequence[Outcome]], day: datetime.date) -> str:
+    """README's table: how many of each kind, by backend."""
+    lines = [f"| {day.isoformat()} | inputs | right | refused in our words | failed |", "|---|---|---|---|---|"]
+    for backend, outcomes in seen.items():
+        counts = Counter(outcome.kind for outcome in outcomes)
+        lines.append(
+            f"| {backend} | {len(outcomes):,} | " + " | ".join(f"{counts[kind]:,}" for kind in OUTCOMES) + " |"
+        )
+    return "\n".join(lines)
+
+
 def run(args: argparse.Namespace) -> int:
     """0 none failed, 1 some did, 5 nothing was asked."""
     if args.child is not None:
         return ask_all(args.backend, args.only, args.quick, args.child)
-    backends = [args.backend] if args.backend else BACKENDS[:1] if args.quick else BACKENDS
-    failed = asked = 0
-    for backend in backends:
-        outcomes = []
+    seen: dict[str, list[Outcome]] = {}
+    for backend in [args.backend] if args.backend else BACKENDS:
+        outcomes = seen.setdefault(backend, [])
         for outcome in campaign(backend, args.only, args.quick):
             outcomes.append(outcome)
             if args.verbose or outcome.kind == "failed":
                 print(f"{backend} {outcome.group}: {outcome.name}: {outcome.kind}: {outcome.said}", flush=True)
         print(f"\n{backend}\n{table_of(outcomes)}", flush=True)
-        failed += sum(outcome.kind == "failed" for outcome in outcomes)
-        asked += len(outcomes)
-    return 5 if not asked else int(failed > 0)
+    if tuple(seen) == BACKENDS and not args.only and not args.quick:
+        write_between(MARKS, in_short(seen, datetime.date.today()), README)
+    every = [outcome for outcomes in seen.values() for outcome in outcomes]
+    return 5 if not every else int(any(outcome.kind == "failed" for outcome in every))
 
 
 def add_campaign(sub: Any) -> None:
     parser = sub.add_parser(
         "campaign",
-        help="ask hostile inputs of every kind beside good ones: each is right or refused, and costs no neighbour",
+        help="ask hostile inputs of every kind beside good ones: each is right or refused, and costs no neighbour; the "
+        "whole of it writes README's table",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="hf only, every third input; half a minute")
+    parser.add_argument("--quick", action="store_true", help="some of each kind on both backends; a minute")
     parser.add_argument("--backend", choices=BACKENDS, help="default: both")
     parser.add_argument("--only", default="", metavar="TEXT", help="inputs whose group or name holds TEXT")
     parser.add_argument("--verbose", action="store_true", help="every input, not only those that fail")

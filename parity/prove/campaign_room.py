@@ -9,7 +9,7 @@ import os
 import resource
 import tempfile
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import isfunction
 from pathlib import Path
@@ -140,18 +140,24 @@ class Room:
         return drawing("red", "circle")
 
     def call(self, item: Item, given: Mapping[str, Any]) -> Any:
-        """A whole call that is refused; the next one is as ever."""
+        """A whole call that is refused before any work, or an error for each row that has one; the next is as ever."""
         engine = self.engine()
         error: Any = None
         expected = self.neighbours(TEXT, SHORT)
+        asked = {"requests": GOOD, "options": SHORT, "on_error": "return", **given}
         try:
-            results = engine.generate_text_batch(**{"requests": GOOD, "options": SHORT, "on_error": "return", **given})
-            if lost := [result for result in results if isinstance(result, GenEngineError)]:
-                error = lost[0]
-            for result in results:
+            with at_work(engine) as begun:
+                results = engine.generate_text_batch(**asked)
+            for place, result in enumerate(results):
                 if isinstance(result, GenerationResult):
                     check_result(result, engine, {}, {})
+                elif error is None:
+                    error = result
+                if isinstance(result, GenEngineError) and result.index != place:
+                    raise Fault(f"index {result.index} of {result}"[:300])
         except TYPED as refused:
+            if begun and asked["on_error"] == "return":
+                raise Fault(f"the batch is lost: {refused}"[:300]) from None
             error = refused
         if engine.generate_text_batch(GOOD, SHORT) != expected:
             raise Fault("the next call gives something else")
@@ -247,6 +253,22 @@ def check_result(result: Any, engine: GenerationEngine, options: Any, request: A
         read = engine.tokenizer.decode(list(result.prompt_token_ids), clean_up_tokenization_spaces=False)
         if unicodedata.normalize("NFC", read) != unicodedata.normalize("NFC", prompt):  # as tokenizers do
             raise Fault(f"the model read {read[:100]!r}")
+
+
+@contextlib.contextmanager
+def at_work(engine: GenerationEngine) -> Iterator[list[Any]]:
+    """The calls that an engine hands to its backend meanwhile."""
+    begun, complete = list[Any](), engine.backend.complete
+
+    def told(*given: Any) -> Any:
+        begun.append(given)
+        return complete(*given)
+
+    engine.backend.complete = told
+    try:
+        yield begun
+    finally:
+        engine.backend.complete = complete
 
 
 def pipe(room: Room) -> str:

@@ -9,9 +9,11 @@ import io
 import json
 import math
 import os
+import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,8 @@ from parity.tasks import drawing
 
 HALF = "a\ud800b"  # what json.loads makes of half an emoji
 DEEP = 5000
+ARRAYS = '{"type":"array","items":'
+FAR = "x" * 10**6
 LONG = 10**5000  # more digits than Python prints
 
 
@@ -145,7 +149,7 @@ OPTIONS: dict[str, list[Any]] = {  # what each field of GenerationOptions does n
     "logits": [1, "yes", None],
     "replay": [5, "abc", [[]], [["a"]], [[1.0]], [[10**9]] * 2, [[-1]] * 2, [5, 5], [[1]] * 3, circle()],
     "stop": [5, [""], [["a"]], [None], [b"a"], {"strings": [5]}, {"token_ids": [10**9]}, {"token_ids": [-1]},
-             {"token_ids": ["a"]}, {"token_ids": [1.0]}, {"nonsense": 1}, {5: 6}, circle(), "\ufffd", object],
+             {"token_ids": ["a"]}, {"token_ids": [1.0]}, {"token_ids": [*range(10**6, 10**6 + 300_000)]}, ["<|im_end|>" + FAR], {"nonsense": 1}, {5: 6}, circle(), "\ufffd", object],
     "decode": [5, {"strip": 1}, {"nonsense": 1}, "strip"],
     "max_prompt_tokens": [*NOT_COUNTS, 0, 1],
     "truncate_prompt": [1, "yes", None],
@@ -181,7 +185,7 @@ REQUESTS: dict[str, list[Any]] = {
              {"special_tokens": None}],
     "continue_final": [True, 1, "yes"],
     "seed": [-1, 2.5, "5", True, 2**63, LONG, Unprintable()],
-    "adapter": [5, "", "nothing", [], HALF],
+    "adapter": [5, "", "nothing", [], HALF, FAR],
     "structured": [5, "json", {}, {"nonsense": 1}, {"regex": "a", "choice": ["b"]}],
     "images": [5],
     "temprature": [0.5],
@@ -451,6 +455,9 @@ def pictures() -> Iterator[Item]:
         "sides that fit no grid": seen(drawn.resize((37, 41)), vlm={"do_resize": False}),
         "a loader that cannot be called": seen("http://127.0.0.1/a.png", image_loader=5),
         "a loader that raises": seen("http://127.0.0.1/a.png", image_loader=lambda url: 1 / 0),
+        "a loader that raises what cannot be printed": seen(
+            "http://127.0.0.1/a.png", image_loader=lambda url: raising(Unprintable2())
+        ),
         "a loader of none": seen("http://127.0.0.1/a.png", image_loader=lambda url: None),
         "a loader of a number": seen("http://127.0.0.1/a.png", image_loader=lambda url: 5),
         "a loader of rubbish": seen("http://127.0.0.1/a.png", image_loader=lambda url: b"x"),
@@ -502,6 +509,11 @@ NO_STRUCTURES: dict[str, dict[str, Any]] = {
     "a schema that holds half an emoji": {"json": {"const": HALF}},
     "a schema in a circle": {"json": {"enum": circle()}},
     "a schema 5,000 deep": {"json": nested(DEEP)},
+    "a schema of text 1,000 deep": {"json": ARRAYS * 1000 + "{}" + "}" * 1000},
+    "a schema of text 100,000 deep": {"json": ARRAYS * 10**5 + "{}" + "}" * 10**5},
+    "a schema of brackets": {"json": "[" * 10**5},
+    "a schema of 5,000 properties": {"json": {"properties": {f"p{k}": {"type": "string"} for k in range(DEEP)}}},
+    "a grammar 10,000 deep": {"grammar": "root ::= " + "(" * 10**4 + '"a"' + ")" * 10**4},
     "a schema of a type that is none": {"json": {"type": "nothing"}},
     "a schema that refers elsewhere": {"json": {"$ref": "http://example.invalid/schema"}},
     "a schema that refers to nothing": {"json": {"$ref": "#/$defs/nothing"}},
@@ -698,8 +710,8 @@ def scoring() -> Iterator[Item]:
 
 SETTINGS: dict[str, list[Any]] = {
     "model": [None, 5, "", "/no/such/model", "./no/such/model", "golden/models/tiny-qwen33", "no-such/model", "a b/c", "a/b/c/d",
-              "a\0b", [], {}, object, "/etc/passwd", "/tmp", "~/nothing", "http://127.0.0.1/model", "x" * 5000, LONG, b"x"],
-    "backend": ["vlm", None, 5, HALF, []],
+              "a\0b", [], {}, object, "/etc/passwd", "/tmp", "~/nothing", "http://127.0.0.1/model", "x" * 5000, LONG, b"x", FAR, "models--Qwen--Qwen3-0.6B", "tiny-qwen3-", "x" * 97],
+    "backend": ["vlm", None, 5, HALF, [], FAR],
     "dtype": ["fp16", 5, "int8", ""],
     "device": ["cpuu", 5, "", "cuda:99"],
     "attn_implementation": ["nothing", 5],
@@ -709,7 +721,7 @@ SETTINGS: dict[str, list[Any]] = {
     "revision": [5, ""],
     "trust_remote_code": [1, None],
     "logits_hooks": [1],
-    "fallback_backend": ["vllm", 5, "hff"],
+    "fallback_backend": ["vllm", 5, "hff", FAR],
     "progress": [None],
     "cache": [5, "answers.sqlite", [], {"a": 5}],
     "decoder": [5, "ngram", object],
@@ -1082,11 +1094,23 @@ SOURCES = (
 )
 
 
+def spread(items: Sequence[Item]) -> list[Item]:
+    """Some of each kind: the first, and every eighth behind it. A kind: a group, a door, and a name's first word."""
+    seen: Counter[Any] = Counter()
+    some = []
+    for item in items:
+        kind = item.group, item.door, item.want, re.split("[: ]", item.name)[0]
+        if seen[kind] % 8 == 0:
+            some.append(item)
+        seen[kind] += 1
+    return some
+
+
 def chosen(backend: str, only: str = "", quick: bool = False) -> list[Item]:
     """The inputs for a backend, group by group, each with a name of its own."""
     items = [item for source in SOURCES for item in source() if backend in item.backends]
     if quick:
-        items = [item for item in items if not item.slow][::3]
+        items = spread([item for item in items if not item.slow])
     groups = list(dict.fromkeys(item.group for item in items))
     items.sort(key=lambda item: groups.index(item.group))
     return [item for item in items if only in item.group or only in item.name]

@@ -302,11 +302,16 @@ def write_table(new: Sequence[Sequence[str]], path: Path, readme: Path) -> None:
         lines[line[0]] = merged(lines.get(line[0]), line)
     ordered = [lines[row.name] for row in ROWS if row.name in lines]
     path.write_text(INTRODUCTION + table(ordered) + "\n")
+    write_between(MARKS, in_short(ordered), readme)
+
+
+def write_between(marks: tuple[str, str], shown: str, readme: Path) -> None:
+    """Where README holds both marks."""
     text = readme.read_text()
-    if all(mark in text for mark in MARKS):
-        before, _, rest = text.partition(MARKS[0])
-        after = rest.partition(MARKS[1])[2]
-        readme.write_text(f"{before}{MARKS[0]}\n\n{in_short(ordered)}\n\n{MARKS[1]}{after}")
+    if all(mark in text for mark in marks):
+        before, _, rest = text.partition(marks[0])
+        after = rest.partition(marks[1])[2]
+        readme.write_text(f"{before}{marks[0]}\n\n{shown}\n\n{marks[1]}{after}")
 
 
 def merged(old: Sequence[str] | None, new: Sequence[str]) -> list[str]:

@@ -79,6 +79,17 @@ def test_doctor_tells_what_works_here_by_trying(capsys: Capture) -> None:
     assert re.search(r"^backend vllm +works +generated with", said, re.MULTILINE)
 
 
+def test_columns_are_as_wide_as_their_longest_name() -> None:
+    rows = [
+        ("torch", "2.9", "cpu"),
+        ("a-library-with-a-very-long-name", "2026.11.24.dev1234", "cpu"),
+        ("x", "", "y" * 200),
+    ]
+    lines = shell.table(rows).splitlines()
+    assert [line[33:].split("  ")[0].strip() for line in lines] == ["2.9", "2026.11.24.dev1234", ""]
+    assert [line[53:] for line in lines] == ["cpu", "cpu", "y" * 200]
+
+
 def test_doctor_says_why_a_backend_does_not_work(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = {
         library: (backends, "import sys; print(sys.version_info.major, '|')")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +93,12 @@ def test_vllm_refuses_a_replay_that_it_could_not_follow(shared: Load) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"replay": [[5], [6]]}, "1 requests, but ids to replay for 2"),
+        ({"replay": [[5], [6]]}, "1 requests, but replays for 2"),
         ({"replay": [[]]}, "one token id or more"),
         ({"replay": [["5"]]}, "one token id or more"),
         ({"replay": [[5]], "n": 2}, "replay does not go with n"),
         ({"replay": [[10**7]]}, "outside the vocabulary"),
-        ({"replay": [[5, 6]], "max_new_tokens": 1}, "2 tokens to replay, but max_new_tokens is 1"),
+        ({"replay": [[5, 6]], "max_new_tokens": 1}, "the options end the answer after 1"),
         ({"replay": [[5, 6, 7]], "stop": {"token_ids": [6]}}, "after 2 \\(stop at 6\\)"),
     ],
 )
@@ -131,7 +133,7 @@ def test_plugins_and_structures_do_not_go_with_a_replay(hooked: GenerationEngine
 
     with pytest.raises(OptionError, match="replay does not go with plugins"):
         hooked.generate_text_batch([chat("Hi")], {"replay": [[5]]}, plugins=[Shout()])
-    with pytest.raises(OptionError, match="replay does not go with a structure"):
+    with pytest.raises(OptionError, match="replay, logprobs and logits of a structure"):
         hooked.generate_text_batch([chat("Hi", structured={"regex": "a"})], {"replay": [[5]]})
 
 
@@ -162,3 +164,30 @@ def test_a_case_file_is_whole_and_is_checked(tmp_path: Path, hooked: GenerationE
     if trace.unwritable:
         with pytest.raises(RequestError, match="request 0: its prompt's ids are not those of their text"):
             trace.save_cases(tmp_path / "d.parquet")
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/cases.parquet", "gs://bucket/cases.parquet", "hdfs://host/cases"])
+def test_a_case_file_is_of_this_machine_whatever_its_name(
+    place: str, shared: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """pyarrow opens the network for such a name, from C++: it is never given a name."""
+    parquet, opened = importlib.import_module("pyarrow.parquet"), list[Any]()
+    read, write = parquet.read_table, parquet.write_table
+    monkeypatch.setattr(socket.socket, "connect", lambda *given: opened.append(given))
+
+    def seen(file: Any) -> Any:
+        opened.append(file)
+        return file
+
+    monkeypatch.setattr(parquet, "read_table", lambda file, **how: read(seen(file), **how))
+    monkeypatch.setattr(parquet, "write_table", lambda table, file: write(table, seen(file)))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError, match="there is no case file"):
+        replay(shared(TEXT, "hf"), place)
+    with pytest.raises(EngineError, match="cannot be written to"):
+        write_cases(place, [Case(0, "a", None, (5,), "b")])
+    assert opened == []
+    Path(place).parent.mkdir(parents=True)  # "s3:", a folder here
+    write_cases(place, [Case(0, "a", None, (5,), "b")])
+    assert read_cases(place) == [Case(0, "a", None, (5,), "b")]
+    assert len(opened) == 2 and all(hasattr(file, "fileno") for file in opened)

@@ -6,7 +6,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import inspect
+import itertools
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -190,6 +194,103 @@ def test_a_write_that_fails_leaves_the_old_files(text: GenerationEngine, tmp_pat
         tables = trace.tables()
         monkeypatch.setattr(trace, "tables", lambda: [*tables[:2], (MARKOV, PlantedFault())])
     assert {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)} == before
+
+
+NAMES = ("one", "two", "three")
+WRITES = """
+import os, signal, sys
+from pathlib import Path
+from parity.companions.rollout import written_whole
+
+replace, calls = os.replace, []
+
+def killed(source, target):
+    calls.append(target)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(source, target)
+
+os.replace = killed
+with written_whole(*(Path(sys.argv[1]) / name for name in ("one", "two", "three"))) as parts:
+    for part in parts:
+        part.write_text("new")
+    if sys.argv[2] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def rewrite(folder: Path, text: str) -> None:
+    with rollout.written_whole(*(folder / name for name in NAMES)) as parts:
+        for part in parts:
+            part.write_text(text)
+
+
+def held(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+@pytest.mark.parametrize("stood", [NAMES, NAMES[:1], ()], ids=len)
+def test_a_rename_that_fails_leaves_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood: tuple[str, ...], at: int
+) -> None:
+    for name in stood:
+        (tmp_path / name).write_text("old")
+    replace, calls = os.replace, itertools.count(1)
+
+    def fails_once(source: Any, target: Any) -> None:
+        if next(calls) == at:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", fails_once)
+    if at <= len(stood) + len(NAMES):
+        with pytest.raises(EngineError, match="cannot be written to: .*No space left.*no file was changed"):
+            rewrite(tmp_path, "new")
+        assert held(tmp_path) == dict.fromkeys(stood, "old")
+    rewrite(tmp_path, "newer")
+    assert held(tmp_path) == dict.fromkeys(sorted(NAMES), "newer")
+
+
+def test_where_nothing_can_be_put_back_the_old_files_are_kept_under_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(tmp_path, "old")
+    replace, calls = os.replace, itertools.count(1)
+
+    def fails_from_then_on(source: Any, target: Any) -> None:
+        if next(calls) >= 3:
+            raise OSError(5, "Input/output error")
+        replace(source, target)
+
+    with monkeypatch.context() as patched, pytest.raises(EngineError, match="what stood there is kept as .one.old"):
+        patched.setattr(os, "replace", fails_from_then_on)
+        rewrite(tmp_path, "new")
+    parts = {f".{name}.part": "new" for name in NAMES}
+    assert held(tmp_path) == {".one.old": "old", ".two.old": "old", "three": "old", **parts}
+    fails(tmp_path)
+    assert held(tmp_path) == dict.fromkeys(sorted(NAMES), "old")
+
+
+def fails(folder: Path) -> None:
+    with pytest.raises(ZeroDivisionError), rollout.written_whole(*(folder / name for name in NAMES)):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("at", range(8))  # in the writing, at each of six renames, and never
+@pytest.mark.parametrize("stood", [NAMES, NAMES[:1]], ids=len)
+def test_what_a_killed_process_leaves_costs_no_file_and_does_not_stay(
+    tmp_path: Path, stood: tuple[str, ...], at: int
+) -> None:
+    for name in stood:
+        (tmp_path / name).write_text("old")
+    done = subprocess.run([sys.executable, "-c", WRITES, str(tmp_path), str(at)], cwd=ROOT, check=False)
+    if killed := at <= len(stood) + len(NAMES):
+        assert done.returncode == -signal.SIGKILL
+    fails(tmp_path)  # and what fails behind it costs none either
+    assert held(tmp_path) == (dict.fromkeys(stood, "old") if killed else dict.fromkeys(sorted(NAMES), "new"))
+    rewrite(tmp_path, "newer")
+    assert held(tmp_path) == dict.fromkeys(sorted(NAMES), "newer")
 
 
 class PlantedFault:

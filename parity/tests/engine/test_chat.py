@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import json
 import logging
 from collections.abc import Callable
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import GenerationEngine, OptionError, RequestError, render
+from gen_engine import GenerationEngine, GenerationOptions, OptionError, RequestError, TextGenerationRequest, render
 from parity.tasks import drawing, text_tasks
 
 from ..conftest import TEXT, VL, chat, open_engine
@@ -256,3 +258,43 @@ def test_no_content_is_added_to_a_message_that_has_none() -> None:
 def test_a_template_that_is_a_path_is_refused_with_what_to_do(template: Any) -> None:
     with pytest.raises(OptionError, match="which is no Jinja. Give the template's text; of a file, Path"):
         render(checkpoint(TEXT).tokenizer, HELLO, chat={"template": template})
+
+
+def spaced(way: str) -> Any:
+    """A tokenizer of the Llama 2 and Mistral kind: it puts a space before what it takes for the beginning of a text."""
+    kit = importlib.import_module("tokenizers")
+    alphabet = ["<unk>", "<s>", "</s>", "\n", "▁", *"abdeiprsty<>/[]INST|", "▁a", "▁b"]
+    vocabulary = {piece: place for place, piece in enumerate(alphabet)}
+    made = kit.Tokenizer(kit.models.BPE(vocabulary, [("▁", "a"), ("▁", "b")], unk_token="<unk>"))
+    if way == "legacy":
+        steps = [kit.normalizers.Prepend("▁"), kit.normalizers.Replace(" ", "▁")]
+        made.normalizer = kit.normalizers.Sequence(steps)
+    else:
+        made.pre_tokenizer = kit.pre_tokenizers.Metaspace("▁", prepend_scheme=way, split=False)
+    made.decoder = kit.decoders.Sequence([kit.decoders.Replace("▁", " "), kit.decoders.Fuse()])
+    made.add_special_tokens(["<s>", "</s>"])
+    fast = importlib.import_module("transformers").PreTrainedTokenizerFast
+    return fast(tokenizer_object=made, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("way", ["first", "always", "legacy"])
+def test_no_space_comes_in_where_a_special_token_is_cut_into_text(way: str) -> None:
+    known = dataclasses.replace(checkpoint(TEXT), tokenizer=spaced(way))
+    template = "<s>[INST] {{ messages[0].content }} [/INST]"
+    asked = {"template": template, "special_tokens": "escape"}
+    plan = gen_engine.make_plan(GenerationOptions(), known)
+    request = gen_engine.build(TextGenerationRequest, chat("a</s>b", chat=asked))
+    tokens = known.tokenizer.convert_ids_to_tokens(list(gen_engine.prompt_of(request, plan).token_ids))
+    assert "".join(tokens).replace("▁", " ").replace("<s> ", "<s>") == "<s>[INST] a</s>b [/INST]"
+    assert "</s>" not in tokens and tokens[0] == "<s>"
+    whole = known.tokenizer.tokenize("<s>[INST] a</ s>b [/INST]")  # which is no special token, and cut elsewhere
+    assert tokens == [token for place, token in enumerate(whole) if place != whole.index("/") + 1]
+
+
+def test_a_tokenizer_that_loses_the_end_of_a_line_cannot_read_a_special_token_as_text() -> None:
+    known = dataclasses.replace(checkpoint(TEXT), tokenizer=spaced("always"))
+    known.tokenizer.backend_tokenizer.normalizer = importlib.import_module("tokenizers").normalizers.Strip()
+    asked = {"template": "<s>{{ messages[0].content }}", "special_tokens": "escape"}
+    request = gen_engine.build(TextGenerationRequest, chat("a</s>b", chat=asked))
+    with pytest.raises(RequestError, match="this tokenizer cannot escape special tokens. Set chat"):
+        gen_engine.prompt_of(request, gen_engine.make_plan(GenerationOptions(), known))

@@ -166,7 +166,7 @@ CALLS: list[tuple[Any, Any, str]] = [
     ([chat("a")], {"stop": {"token_ids": [10**6]}}, "outside the vocabulary"),
     ([chat("a")], {"logprobs": 5000}, "more than the"),
     ([chat("a", structured={"regex": "a"})], {"min_new_tokens": 2}, "request 0: min_new_tokens or ignore_eos"),
-    ([chat("a", structured={"regex": "a"})], {"logprobs": 0}, "request 0: logprobs or logits with a structure"),
+    ([chat("a", structured={"regex": "a"})], {"logprobs": 0}, "request 0: replay, logprobs and logits of a structure"),
     ([chat("a")], {"nonsense": 1}, "no field 'nonsense'"),
 ]
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import dataclasses
 import importlib
+import itertools
+import json
 import math
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gen_engine
 from gen_engine import (
     EngineError,
     GenEngineError,
@@ -61,6 +67,41 @@ def test_a_structure_that_nothing_satisfies_costs_its_row_wherever_it_ends(text:
     assert isinstance(beside(text, chat("x", structured=form), {"max_new_tokens": 16}), RequestError)
 
 
+ARRAYS = '{"type":"array","items":'
+DEEP = [
+    {"json": ARRAYS * 100_000 + "{}" + "}" * 100_000},
+    {"json": ARRAYS * 1000 + "{}" + "}" * 1000},  # xgrammar would take minutes, and hours for more
+    {"json": '{"anyOf":[' * 1000 + '{"type":"null"}' + "]}" * 1000},
+    {"json": json.loads(ARRAYS * 300 + "{}" + "}" * 300)},
+    {"json": "[" * 100_000},
+    {"grammar": "root ::= " + "(" * 10_000 + '"a"' + ")" * 10_000},
+    {"regex": "(" * 10_000 + "a" + ")" * 10_000},
+]
+
+
+@pytest.mark.parametrize("form", DEEP, ids=lambda form: str(form)[:40])
+def test_a_structure_too_deep_for_its_engine_is_refused_in_few_words(shared: Load, form: Any) -> None:
+    engine = shared(TEXT, "hf")
+    [error] = engine.generate_text_batch([chat("x", structured=form)], on_error="return")
+    assert isinstance(error, RequestError) and "xgrammar" in str(error) and len(str(error)) < 2000
+    brackets = '"[[[[{{{{\\"[[[['  # in a string they are text
+    fine = {"json": {"enum": [brackets * 50]}}
+    assert engine.generate_text_batch([chat("x", structured=fine)], {"max_new_tokens": 2})
+
+
+def test_a_schema_is_taken_up_to_a_hundred_brackets_deep_and_a_grammar_up_to_its_bound() -> None:
+    def asked(**form: Any) -> str:
+        return gen_engine.grammar_of(gen_engine.build(gen_engine.StructuredOptions, form))
+
+    null = '{"anyOf":[', '{"type":"null"}', "]}"
+    assert "null" in asked(json=null[0] * 49 + null[1] + null[2] * 49)
+    with pytest.raises(RequestError, match="xgrammar would take minutes for a schema 103 deep. Stay within 100"):
+        asked(json=null[0] * 51 + null[1] + null[2] * 51)
+    properties = {f"p{number}": {"type": "string"} for number in range(3000)}
+    with pytest.raises(RequestError, match="xgrammar would take minutes for the json, [0-9]+ letters of EBNF"):
+        asked(json={"properties": properties})
+
+
 def test_the_grammars_that_are_kept_have_a_bound(shared: Load) -> None:
     engine = shared(TEXT, "hf")
     for number in range(70):
@@ -103,6 +144,69 @@ def test_another_failing_hook_is_named_and_costs_its_row(text: GenerationEngine,
     assert f"plugin 'picky': {hook} raised ZeroDivisionError" in str(error)
 
 
+def planted(**members: Any) -> Plugin:
+    plugin = Plugin()
+    plugin.name = "planted"
+    for name, value in members.items():
+        setattr(plugin, name, value)
+    return plugin
+
+
+def nonsense(given: Any, *_: Any) -> Any:
+    raise ZeroDivisionError("planted")
+
+
+@pytest.mark.parametrize("hook", ["hf_stopping_criteria", "hf_logits_processors"])
+def test_a_failing_object_of_transformers_costs_the_rows_that_it_saw(hook: str) -> None:
+    """Those that are done keep their answers, and it sees the whole batch."""
+    with open_engine(TEXT, "hf", max_batch_size=2) as engine:
+        [expected] = engine.generate_text_batch([FRANCE])
+
+        def late(ids: Any, scores: Any) -> Any:
+            if len(ids) == 1:  # the first two are done with
+                raise ZeroDivisionError("planted")
+            return scores if hook == "hf_logits_processors" else ids[:, -1] < 0
+
+        requests = [FRANCE, FRANCE | {"seed": 1}, {"prompt": "1, 2, 3,"}]
+        picky, always = planted(**{hook: [late]}), planted(**{hook: [nonsense]})
+        results: list[Any] = engine.generate_text_batch(requests, plugins=[picky], on_error="return")
+        assert [getattr(result, "text", None) for result in results] == [expected.text, expected.text, None]
+        assert isinstance(results[2], OptionError) and results[2].index == 2
+        assert "plugin 'planted'" in str(results[2]) and isinstance(results[2].__cause__, ZeroDivisionError)
+        every: list[Any] = engine.generate_text_batch(requests, plugins=[always], on_error="return")
+        assert [error.index for error in every] == [0, 1, 2]
+        with pytest.raises(OptionError, match="request 0: plugin 'planted'"):
+            engine.generate_text_batch(requests, plugins=[always])
+        assert engine.generate_text_batch([FRANCE]) == [expected]
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("this has no text")
+
+    __repr__ = __str__
+
+
+def test_an_error_that_cannot_be_printed_costs_its_row(vl: GenerationEngine) -> None:
+    def loader(url: str) -> Any:
+        raise Unprintable
+
+    content = [{"type": "image", "image": "http://127.0.0.1/a.png"}]
+    request = {"messages": [{"role": "user", "content": content}], "image_loader": loader}
+    [error] = vl.generate_vlm_batch([request], on_error="return")
+    assert isinstance(error, ImageError) and "image_loader failed" in str(error) and "Unprintable" in str(error)
+
+
+def test_a_store_whose_error_cannot_be_printed_costs_a_miss(caplog: Any) -> None:
+    class Store(dict[str, str]):
+        def __getitem__(self, key: str) -> str:
+            raise Unprintable
+
+    with open_engine(TEXT, "hf", cache=Store()) as engine:
+        [result] = engine.generate_text_batch([FRANCE])
+    assert result.text == "The capital of France is Paris." and "the cache fails" in caplog.text
+
+
 def test_a_logits_plugin_sees_the_prompt_on_both_backends(shared: Load) -> None:
     shown: list[Any] = []
 
@@ -130,9 +234,26 @@ def test_logits_that_are_not_numbers_are_an_error_that_says_so(backend: str, edi
         for options in ({"max_new_tokens": 4}, {"max_new_tokens": 1, "logprobs": 0}, {"temperature": 1.0}):
             with pytest.raises(EngineError, match="request 0: the model's logits are not numbers"):
                 engine.generate_text_batch([FRANCE, COUNT], options)
+        with pytest.raises(EngineError, match="request 0: the model's logits are not numbers"):
+            engine.score_batch([("The capital", " of France"), ("a", " b")])
 
 
-WORDS = ["CUDA error: out of memory", "MPS backend out of memory (9 GB)", "DefaultCPUAllocator: can't allocate memory"]
+def test_a_score_that_is_no_number_is_an_error_with_its_index(hooked: GenerationEngine, monkeypatch: Any) -> None:
+    """Also where a backend sees none in the tokens that it chooses itself."""
+    pairs, score = [("The capital", " of France"), ("a", " b")], hooked.backend.score
+
+    def spoilt(*given: Any, **named: Any) -> Any:
+        first, last = score(*given, **named)
+        return [first, dataclasses.replace(last, logprobs=(*last.logprobs[:-1], math.nan))]
+
+    monkeypatch.setattr(hooked.backend, "score", spoilt)
+    with pytest.raises(EngineError, match="request 1: the model's logits are not numbers"):
+        hooked.score_batch(pairs)
+
+
+WORDS = ["CUDA error: out of memory", "MPS backend out of memory (9 GB)", "DefaultCPUAllocator: can't allocate memory",
+         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "Invalid buffer size: 17.25 GiB"]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", WORDS)
@@ -170,6 +291,75 @@ def test_scores_are_halved_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch
             engine.score_batch([pairs[0], ("long " * 80, "x")])
 
 
+# -- vLLM itself -------------------------------------------------------------------------------------------------------
+
+
+def starve(engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch, error: BaseException, at: int) -> None:
+    """Of the steps that vLLM takes from now on, one fails."""
+    executor, steps = engine.model.llm_engine.engine_core.engine_core.model_executor, itertools.count(1)
+    execute = executor.execute_model
+
+    def fails_once(*given: Any, **named: Any) -> Any:
+        if next(steps) == at:
+            raise error
+        return execute(*given, **named)
+
+    monkeypatch.setattr(executor, "execute_model", fails_once)
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_where_vllm_fails_the_rows_that_run_are_errors_and_those_that_are_done_are_kept(
+    shared: Load, monkeypatch: pytest.MonkeyPatch, done: bool
+) -> None:
+    engine = shared(TEXT, "vllm", logits_hooks=True)
+    inner = engine.model.llm_engine
+    expected = engine.generate_text_batch([FRANCE, COUNT])
+    at = expected[0].completion_tokens + 5 if done else 1
+    starve(engine, monkeypatch, RuntimeError("CUDA error: out of memory"), at)
+    first, last = engine.generate_text_batch([FRANCE, COUNT], on_error="return")  # type: Any, Any
+    assert first == expected[0] if done else isinstance(first, EngineError)
+    assert isinstance(last, EngineError) and last.index == 1 and isinstance(last.__cause__, RuntimeError)
+    assert "vLLM failed" in str(last) and "CUDA error: out of memory" in str(last) and last.fix
+    assert not inner.output_processor.request_states and not inner.engine_core.engine_core.scheduler.requests
+    assert engine.generate_text_batch([FRANCE, COUNT]) == expected
+    starve(engine, monkeypatch, RuntimeError("CUDA error: out of memory"), at)
+    with pytest.raises(EngineError, match="request [01]: vLLM failed"):
+        engine.generate_text_batch([FRANCE, COUNT])
+    starve(engine, monkeypatch, RuntimeError("CUDA error: out of memory"), 1)
+    with pytest.raises(EngineError, match="request [01]: vLLM failed"):
+        engine.score_batch([("The capital", " of France"), ("a", " b")])
+    assert not inner.output_processor.request_states
+    assert engine.generate_text_batch([FRANCE, COUNT]) == expected
+
+
+def test_an_interrupt_inside_vllm_is_the_callers(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = shared(TEXT, "vllm")
+    expected = engine.generate_text_batch([FRANCE, COUNT])
+    starve(engine, monkeypatch, KeyboardInterrupt(), 3)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate_text_batch([FRANCE, COUNT], on_error="return")
+    assert not engine.model.llm_engine.output_processor.request_states
+    assert engine.generate_text_batch([FRANCE, COUNT]) == expected
+
+
+def test_what_only_vllm_refuses_costs_its_row(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = shared(TEXT, "vllm")
+    inner = engine.model.llm_engine
+    add = inner.add_request
+
+    def picky(name: str, inputs: Any, *given: Any, **named: Any) -> Any:
+        if len(inputs["prompt_token_ids"]) < 4:
+            raise ValueError("planted")
+        return add(name, inputs, *given, **named)
+
+    monkeypatch.setattr(inner, "add_request", picky)
+    error = beside(engine, {"prompt": "ab"})
+    assert isinstance(error, RequestError) and "vLLM refused it" in str(error) and "planted" in str(error)
+    with pytest.raises(RequestError, match="request 1: vLLM refused it"):
+        engine.score_batch([("The capital of France is", " Paris"), ("a", "b")])
+    assert not inner.output_processor.request_states
+
+
 def test_equal_requests_that_fail_have_an_index_each(text: GenerationEngine) -> None:
     bad = chat("x", structured=UNSATISFIABLE[1])
     errors = text.generate_text_batch([bad, FRANCE, bad], {"max_new_tokens": 4}, on_error="return")
@@ -186,13 +376,19 @@ def test_a_thousand_bad_rows_are_a_thousand_errors(shared: Load) -> None:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: Path) -> None:
-    os = importlib.import_module("os")
+def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: Path, monkeypatch: Any) -> None:
+    os, eps = importlib.import_module("os"), importlib.import_module("PIL.EpsImagePlugin")
     os.mkfifo(tmp_path / "pipe")
+    started: list[Any] = []
+    monkeypatch.setattr(eps, "Ghostscript", lambda *given, **named: started.append(given))
+    monkeypatch.setattr(eps, "has_ghostscript", lambda: True)
     script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n"
     for source in (script, str(tmp_path / "pipe"), tmp_path / "pipe", "/dev/zero", "/no/such.png"):
         with pytest.raises(ImageError):
             load_image(source)
+    with pytest.raises(ImageError):
+        load_image("data:image/png;base64," + base64.b64encode(script).decode())
+    assert started == []  # with or without a Ghostscript on this machine
 
 
 # -- loading -----------------------------------------------------------------------------------------------------------
@@ -213,8 +409,36 @@ def test_a_damaged_file_is_a_load_error(edited: Any, name: str) -> None:
     assert caught.value.fix and caught.value.__cause__ is not None
 
 
+class Owns:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.folder / "owned",)
+
+
+def test_weights_that_are_a_pickle_are_read_and_no_code_of_theirs_runs(
+    edited: Any, tmp_path: Path, backend: str
+) -> None:
+    model, torch = edited(TEXT, {}), importlib.import_module("torch")
+    weights = importlib.import_module("safetensors.torch").load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    torch.save(weights, model / "pytorch_model.bin")
+    with open_engine(model, backend) as engine:  # such a file is read
+        assert engine.generate_text_batch([FRANCE])[0].text == "The capital of France is Paris."
+    torch.save({**weights, "owns": Owns(tmp_path)}, model / "pytorch_model.bin")
+    with pytest.raises(LoadError) as caught:
+        open_engine(model, backend)
+    assert not (tmp_path / "owned").exists(), caught.value
+    torch.load(model / "pytorch_model.bin", weights_only=False)  # as it would have been
+    assert (tmp_path / "owned").exists()
+
+
 def test_a_mistyped_path_is_said_in_our_words() -> None:
-    for path in ("golden/models/tiny-qwen33", "./x", "~/models/x"):
+    for path in ("golden/models/tiny-qwen33", "./x", "~/models/x", "models--Qwen--Qwen3-0.6B", "tiny-qwen3-", "a..b",
+                 "x" * 97, "-x/y", "x.git"):  # fmt: skip
         with pytest.raises(LoadError, match="there is no such directory"):
             load(path)
     with pytest.raises(OptionError, match="ModelLoadConfig.model is ''. It must be a non-empty string"):
@@ -241,6 +465,73 @@ def test_errors_are_short_and_guess_well(text: GenerationEngine) -> None:
         text.generate_text_batch([FRANCE], {"max_new_tokens": 10**9})
     with pytest.raises(OptionError, match="n is a huge int"):
         GenerationOptions(n=10**5000)
+
+
+LONG = "begins here " + "x" * 1_000_000 + " ends here"
+
+
+def test_no_error_is_long_and_both_of_its_ends_can_be_read(text: GenerationEngine) -> None:
+    unknown = {"stop": {"token_ids": list(range(10**6, 10**6 + 300_000))}}
+    cases: dict[Any, tuple[str, ...]] = {
+        lambda: text.effective(unknown): ("stop token ids [1000000, ", "outside the vocabulary", "Check them."),
+        lambda: text.effective({"stop": ["<|im_end|>" + LONG]}): ("begins here", "ends here", "special token"),
+        lambda: load(TEXT, fallback_backend=LONG): ("fallback_backend", "Known: hf"),
+        lambda: load(TEXT, backend=LONG): ("no backend", "'begins"),
+        lambda: text.generate_text_batch([FRANCE | {"adapter": LONG}]): ("no adapter 'begins here", "ends here"),
+        lambda: text.effective(plugins=[planted(name=LONG, logits=5)]): ("plugin 'begins here", "cannot be called"),
+        lambda: text.effective(plugins=[planted(name=LONG)]): ("no hook of a plugin",),
+        lambda: load(TEXT, adapters={LONG: "/nowhere"}): ("no adapter",),
+    }
+    for call, words in cases.items():
+        with pytest.raises(GenEngineError) as caught:
+            call()
+        assert len(str(caught.value)) < 2000 and len(repr(caught.value)) < 2000
+        assert all(word in str(caught.value) for word in words), str(caught.value)
+    error = pickle.loads(pickle.dumps(RequestError(LONG, fix=LONG, index=3)))
+    assert str(error).startswith("request 3: begins here xxx") and str(error).endswith("ends here.")
+    assert RequestError("x" * 900).problem == "x" * 900
+
+
+def test_samples_without_end_are_refused() -> None:
+    assert GenerationOptions(n=1 << 14).n == 16_384
+    for number in ((1 << 14) + 1, 10**9):  # options alone: no engine shall begin with them
+        with pytest.raises(OptionError, match=f"n is {number}. It must be a whole number >= 1 and <= 16384"):
+            GenerationOptions(n=number)
+
+
+def nested(depth: int) -> Any:
+    value: Any = "x"
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def circle() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def asking(arguments: Any) -> dict[str, Any]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "sunny"}]
+    return {"messages": [*FRANCE["messages"], *turns]}
+
+
+NO_JSON = {
+    "arguments 5,000 deep": asking(nested(5000)),
+    "arguments of a set": asking({"a": {1}}),
+    "a schema of a set": chat("x", structured={"json": {"enum": {1, 2}}}),
+    "a schema of bytes": chat("x", structured={"json": {"const": b"x"}}),
+    "a schema in a circle": chat("x", structured={"json": {"enum": circle()}}),
+    "a schema 5,000 deep": chat("x", structured={"json": nested(5000)}),
+}
+
+
+@pytest.mark.parametrize("bad", NO_JSON.values(), ids=NO_JSON)
+def test_what_no_json_can_say_costs_its_row(text: GenerationEngine, bad: Any) -> None:
+    error = beside(text, bad, {"max_new_tokens": 4})
+    assert "chat template failed" in str(error) or "a JSON schema as a mapping or a string" in str(error)
 
 
 def test_numbers_of_other_libraries_are_numbers() -> None:

@@ -90,9 +90,7 @@ def test_exactly_one_form(form: dict[str, Any]) -> None:
 )
 def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(text: GenerationEngine, word: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": word}, "required": ["a"]}
-    with pytest.raises(
-        RequestError, match="request 0: xgrammar refused the json: it would not see to '(multipleOf|uniqueItems)'"
-    ):
+    with pytest.raises(RequestError, match="request 0: xgrammar would not see to '(multipleOf|uniqueItems)'"):
         text.generate_text_batch([chat("x", structured={"json": schema})])
     named = {"type": "object", "properties": {"multipleOf": {"const": 5}}, "required": ["multipleOf"]}
     [result] = text.generate_text_batch([chat("x", structured={"json": named})])

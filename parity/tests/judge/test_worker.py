@@ -69,7 +69,8 @@ def test_each_end_is_named(word: str, acme: Store, capsys: pytest.CaptureFixture
     for name in acme.names("answers"):
         if name[2:] not in (word, "first", "last"):
             acme.path("answers", name).unlink()
-    assert main(["check", "--time-limit", "10", "--junit", "parity.xml"]) == 3
+    limit = "10" if word == "hang" else "300"  # of a fresh interpreter on a busy machine, where it is not the point
+    assert main(["check", "--time-limit", limit, "--junit", "parity.xml"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert ENDS[word] in said and "2 IDENTICAL 1 ERROR" in said and "7 IDENTICAL" in said, said
     errors = [case for case in ElementTree.parse("parity.xml").iter("testcase") if case.find("error") is not None]
@@ -209,10 +210,11 @@ def test_a_process_is_kept_for_the_next_and_ends_with_its_worker() -> None:
 
 def test_sites_side_by_side_give_the_report_of_one_after_another(acme: Store) -> None:
     reports = []
+    acme.path("answers", "4-hang").unlink()
     for jobs in "12":
-        assert main(["check", "--jobs", jobs, "--time-limit", "10", "--json", "parity.json"]) == 3
+        assert main(["check", "--jobs", jobs, "--time-limit", "300", "--json", "parity.json"]) == 3
         reports.append([{**one, "seconds": 0} for one in json.loads(Path("parity.json").read_text())["outcomes"]])
-    assert reports[0] == reports[1] and len(reports[0]) == 14
+    assert reports[0] == reports[1] and len(reports[0]) == 13
 
 
 @pytest.mark.parametrize("jobs", [1, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import queue
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,71 @@ from gen_engine import GenEngineError, OptionError, RequestError
 from parity.prove import campaign as runner
 from parity.prove.campaign import Outcome, campaign, table_of
 from parity.prove.campaign_room import Item, Room
-from parity.prove.campaign_table import chosen
+from parity.prove.campaign_table import chosen, hook
+
+from ..conftest import BACKENDS, ROOT
 
 
-def test_every_third_hostile_input_is_right_or_refused_and_costs_no_neighbour() -> None:
-    outcomes = list(campaign("hf", quick=True))
-    assert len(outcomes) > 300
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hostile_inputs_of_each_kind_are_right_or_refused_and_cost_no_neighbour(backend: str) -> None:
+    outcomes = list(campaign(backend, quick=True))
+    assert len(outcomes) > 200
     assert [outcome for outcome in outcomes if outcome.kind == "failed"] == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_quick_ones_are_of_every_group_door_and_field(backend: str) -> None:
+    """Whatever is added: the first of each kind is among them."""
+    every, some = chosen(backend), chosen(backend, quick=True)
+    fast = [item for item in every if not item.slow]
+    assert {(item.group, item.door, item.want) for item in some} == {(i.group, i.door, i.want) for i in fast}
+    assert {item.name.split()[0] for item in some} == {item.name.split()[0] for item in fast}
+    assert len(every) / 5 < len(some) < len(every) / 3
+    assert [item.name for item in some] == [item.name for item in chosen(backend, quick=True)]
+
+
+def test_readme_tells_of_the_whole_table_as_it_is_and_that_nothing_fails() -> None:
+    shown = (ROOT / "README.md").read_text().partition(runner.MARKS[0])[2].partition(runner.MARKS[1])[0]
+    rows = [[word.strip() for word in line.strip("|").split("|")] for line in shown.strip().splitlines()[2:]]
+    assert [(row[0], int(row[1].replace(",", "")), row[4]) for row in rows] == [
+        (backend, len(chosen(backend)), "0") for backend in BACKENDS
+    ]
+
+
+def test_the_whole_of_it_writes_readmes_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("before {} old {} after".format(*runner.MARKS))
+    monkeypatch.setattr(runner, "README", readme)
+    outcomes = [Outcome("ids", "a", kind, "") for kind in ("right", "refused", "refused")]
+    monkeypatch.setattr(runner, "campaign", lambda *given: iter(outcomes))
+    for flags in ({"quick": True}, {"only": "a"}, {"backend": "hf"}):
+        runner.run(given(**flags))
+        assert "old" in readme.read_text()
+    runner.run(given())
+    assert "| hf | 3 | 1 | 2 | 0 |\n| vllm | 3 | 1 | 2 | 0 |" in readme.read_text() and "old" not in readme.read_text()
+
+
+def given(**flags: Any) -> argparse.Namespace:
+    usual = {"backend": None, "only": "", "quick": False, "verbose": False, "child": None}
+    return argparse.Namespace(**usual | flags)
+
+
+def test_a_batch_that_is_lost_at_work_is_no_refusal_where_errors_were_to_be_returned() -> None:
+    """Before any work a call may be refused as a whole."""
+    with Room("hf") as room:
+        complete = room.engine().backend.complete
+
+        def fails(*asked: Any) -> Any:
+            raise OptionError("planted", fix="mend it")
+
+        item = Item("group", "name", "call", {"plugins": [hook("should_stop", lambda *_: 1 / 0)]})
+        assert room.outcome(item)[0] == "refused"
+        assert room.outcome(Item("group", "name", "call", {"options": {"n": 0}}))[0] == "refused"
+        room.engine().backend.complete = fails
+        assert room.outcome(item) == ("failed", "the batch is lost: planted. Mend it.")
+        raising_is_asked = Item("group", "name", "call", {"on_error": "raise"})
+        assert room.outcome(raising_is_asked)[1] != "the batch is lost: planted. Mend it."
+        room.engine().backend.complete = complete
 
 
 @pytest.mark.parametrize("backend", ["hf", "vllm"])
@@ -119,8 +178,7 @@ def test_behind_an_input_that_hangs_or_ends_the_process_it_goes_on(monkeypatch: 
 def test_a_failure_is_printed_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def run(*outcomes: Outcome) -> int:
         monkeypatch.setattr(runner, "campaign", lambda *given: iter(outcomes))
-        flags = {"backend": "hf", "only": "", "quick": False, "verbose": False, "child": None}
-        return runner.run(argparse.Namespace(**flags))
+        return runner.run(given(backend="hf"))
 
     fine, bad = Outcome("ids", "one", "refused", "no"), Outcome("ids", "two", "failed", "KeyError: 5")
     assert (run(fine), run(fine, bad), run()) == (0, 1, 5)

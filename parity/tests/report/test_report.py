@@ -552,7 +552,7 @@ def test_the_page_fits_a_narrow_window_and_the_dark(browser: Browser, page: Path
     assert colours == ["rgb(246, 247, 249)", "rgb(18, 21, 26)"]
 
 
-def test_five_hundred_cases_stay_small_and_fast(browser: Browser, tmp_path: Path) -> None:
+def test_five_hundred_cases_stay_small(browser: Browser, tmp_path: Path) -> None:
     text = "lorem ipsum dolor " * 300
     passing = [quiet(f"case{k}", f"site{k % 7}", value=text) for k in range(450)]
     failing = [babbler(f"bad{k}", "vllm") for k in range(50)]
@@ -560,7 +560,8 @@ def test_five_hundred_cases_stay_small_and_fast(browser: Browser, tmp_path: Path
     report.write_reports(Check((*passing, *failing)), html=path)
     assert path.stat().st_size < 1_000_000
     browser.open(path.as_uri())
-    assert browser.run("performance.now()") < 5000 and len(shown(browser)) == 50
+    assert len(shown(browser)) == 50
+    assert browser.run("document.querySelectorAll('*').length") < 20_000  # what is folded is not made yet
 
 
 def test_pictures_of_cases_that_pass_are_left_out(tmp_path: Path) -> None:
