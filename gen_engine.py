@@ -382,7 +382,7 @@ def ruled(default: Any, meaning: str, *kinds: type[Any], **rule: Any) -> Any:
 
 def whole(default: int | None, least: int, most: int = sys.maxsize) -> Any:
     """A field that holds a whole number in these bounds."""
-    meaning = f"a whole number >= {least} and <= {most}"
+    meaning = f"a whole number >= {least} and <= {most}{', or None' if default is None else ''}"
     return ruled(default, meaning, int, holds=lambda value: least <= value <= most)
 
 
@@ -469,7 +469,7 @@ class StopOptions(Contract):
     """Where an answer ends before its budget.
     strings: the one that completes first, left to right, cuts the text before it (see `truncate_at_stops`).
     token_ids: ends the row; its own text is not in `text`.
-    include_stop: keep the stop in `text`.
+    include_stop: keep the stop in `text`; an end-of-text id of the checkpoint is an end, not a stop, and never text.
     ignore_eos: the checkpoint's end-of-text ids do not end a row (`token_ids` and `strings` still do)."""
 
     strings: tuple[str, ...] = field(default=(), metadata={"rule": TEXTS._replace(
@@ -1343,6 +1343,7 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
     left = f"the window of {window} less max_new_tokens {options.max_new_tokens} leaves {max(room, 0)}"
     why = f"max_prompt_tokens is {most}" if most < room else left
     fix = "shorten it (one with pictures cannot be truncated)" if pictures else "shorten it or set truncate_prompt=True"
+    fix = fix if limit > 0 else "lower max_new_tokens"
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
@@ -2796,24 +2797,22 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     render = render
 
     def generate_text_batch(
-        self,
-        requests: Requests,
-        options: Options = None,
-        *,
-        plugins: Sequence[Any] = (),
-        on_error: OnError = "raise",
-        cache: bool = True,
-    ) -> list[GenerationResult]:
+        self, requests: Requests, options: Options = None, *, plugins: Sequence[Any] = (),
+        on_error: OnError = "raise", cache: bool = True,
+    ) -> list[GenerationResult]:  # fmt: skip
         """Answers to text requests (TextGenerationRequest or mappings), in order.
         Everything is checked before anything runs. Raises OptionError, RequestError (its `index` says which) or
         UnsupportedError. on_error="return": the error of a bad request stands in its place, and the others are
         answered. cache=False neither reads nor writes the engine's cache."""
         return self._generate(requests, TextGenerationRequest, options, plugins, on_error, cache)
 
-    def generate_vlm_batch(self, requests: Requests, options: Options = None, **how: Any) -> list[GenerationResult]:
+    def generate_vlm_batch(
+        self, requests: Requests, options: Options = None, *, plugins: Sequence[Any] = (),
+        on_error: OnError = "raise", cache: bool = True,
+    ) -> list[GenerationResult]:  # fmt: skip
         """Answers to requests with one or more pictures each (VlmGenerationRequest or mappings), in order.
-        how: the keywords of generate_text_batch. Raises what that raises, and ImageError."""
-        return self._generate(requests, VlmGenerationRequest, options, **how)
+        The keywords of generate_text_batch. Raises what it raises, and ImageError."""
+        return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
@@ -2895,7 +2894,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             yield
 
     def _generate(
-        self, given: Any, kind: Any, options: Options, plugins: Any = (), on_error: str = "raise", cache: bool = True
+        self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
     ) -> list[Any]:
         requests = batch_of(given, "requests")
         if on_error not in ("raise", "return"):
