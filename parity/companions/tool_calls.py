@@ -12,7 +12,6 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="tool_calls"`, a
 from __future__ import annotations
 
 import ast
-import difflib
 import html
 import json
 import math
@@ -20,12 +19,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import OptionError
+    from gen_engine import OptionError, nearest
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import OptionError
+    from .gen_engine import OptionError, nearest
 
 __version__ = "0.2.0"
 
@@ -68,8 +67,7 @@ class Written:
     string: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spelling:
+class Spelling(NamedTuple):
     """How values are written, as regular expressions whose group 1 counts.
 
     value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, where items have keys.
@@ -106,7 +104,8 @@ JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"  # NaN and
 PYTHON_STRING = r"""(?s:(?P<quote>'''|\"""|'|")(?:\\.|(?!(?P=quote))[^\\])*(?P=quote))"""
 PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
-BEGIN, STOP = r"\]<\]minimax\[>\[<(?!/)", r"\]<\]minimax\[>\[</"
+TAG, END = "]<]minimax[>[<", "]<]minimax[>[</"
+BEGIN, STOP = re.escape(TAG) + "(?!/)", re.escape(END)
 JSON = Spelling(
     value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
     keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":"},
@@ -125,9 +124,8 @@ GEMMA = Spelling(
     after=r"\s*([,}\]])",
     decode=gemma_atom,
 )
-TAG, END = "]<]minimax[>[<", "]<]minimax[>[</"
-TAGS = Spelling(
-    value=rf"(?:\s*(?={BEGIN}))?({BEGIN}|(?s:.*?)(?={STOP}))(?:{STOP})?",
+TAGS = Spelling(  # each with MiniMax's marker: <k>v</k>, <k><l>v</l></k>
+    value=rf"(?:\s*(?={BEGIN}))?({BEGIN}|[^\]]*(?:\](?!<\]minimax\[>\[)[^\]]*)*(?={STOP}))(?:{STOP})?",
     keys={TAG: "([^<>]+)>"},
     after=rf"[^<>]+>\s*({BEGIN}|{STOP})",
     decode=Written,
@@ -200,7 +198,7 @@ class Cursor:
         values = typed(arguments, schema, reading if self.types is None else str)
         if self.fault or not isinstance(values, dict):
             raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
-        return ToolCall(self.name, values, self.text[start : self.at], start, self.at)
+        return ToolCall(self.name, unwrapped(values, schema), self.text[start : self.at], start, self.at)
 
 
 def reading(text: str, spelling: Spelling = JSON) -> Any:
@@ -225,8 +223,7 @@ def kind(value: Any) -> str:
     return "integer" if isinstance(value, float) and value.is_integer() else KINDS.get(type(value), "object")
 
 
-@dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(NamedTuple):
     """A JSON schema, if any, and the root that its references start from."""
 
     node: Any = None
@@ -265,19 +262,16 @@ class Schema:
         return Schema()
 
 
-def grouped(parts: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of named parts; what is named more than once is a list."""
-    values: dict[str, list[Any]] = {}
-    for name, part in parts:
-        values.setdefault(name, []).append(part)
-    return {name: several if several[1:] else several[0] for name, several in values.items()}
-
-
 def typed(value: Any, schema: Schema, silent: Callable[[str], Any]) -> Any:
     """A value with what is Written in it read as one of the types that are allowed; where none is, as `silent` does."""
     allowed = schema.kinds()
-    if isinstance(value, tuple):  # of named parts
-        value = [part for _, part in value] if "array" in allowed else grouped(value)
+    if isinstance(value, tuple) and "array" in allowed:
+        value = [part for _, part in value]
+    if isinstance(value, tuple):  # of named parts; what is named more than once is a list
+        parts: dict[str, list[Any]] = {}
+        for name, part in value:
+            parts.setdefault(name, []).append(part)
+        value = {name: part if part[1:] else part[0] for name, part in parts.items()}
     if isinstance(value, dict):
         return {key: typed(inner, schema.under(key), silent) for key, inner in value.items()}
     if isinstance(value, list):
@@ -295,13 +289,23 @@ def typed(value: Any, schema: Schema, silent: Callable[[str], Any]) -> Any:
     return value.text
 
 
+def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The arguments; where a model gave the tool a lone "arguments", which it has not, what stands in that."""
+    alone, given = "".join(arguments), schema.node.get("properties") if isinstance(schema.node, dict) else None
+    if alone not in ("arguments", "input", "properties") or not given or alone in given:
+        return arguments
+    inner = arguments[alone]
+    for spelling in (JSON, PYTHON):
+        inner = reading(inner, spelling) if isinstance(inner, str) else inner
+    return inner if isinstance(inner, dict) else arguments
+
+
 # -- how calls are written: the readers --------------------------------------------------------------------------------
 
 NAME_KEYS, ARGUMENT_KEYS = ("name", "tool", "function", "tool_name"), ("arguments", "parameters", "args")
 
 
-@dataclass(frozen=True, slots=True)
-class Notation:
+class Notation(NamedTuple):
     """One way to write calls; patterns are regular expressions.
 
     formats: who writes so: our names, and those of vLLM's parsers, which may have several ways each.
@@ -380,7 +384,8 @@ def read_list(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
         cursor.take(foot, form.foot)
         yield replace(call, raw_text=cursor.text[start : cursor.at], start=start, end=cursor.at)
     else:
-        yield from several(cursor, form, rf"(?:\s*(?:[,;]\s*)?(?=(\{{|{NAME}\s*\()))?")
+        comma = "," if form.inner is python_call else ";"
+        yield from several(cursor, form, rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?")
         cursor.take(foot, "the closing tag")
 
 
@@ -442,7 +447,8 @@ BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls
 PLACES = {  # what stands in a template for what; the rest of it is a regular expression
     " ": r"\s*", "<|": r"<\|", "|>": r"\|>", "NAME": r"(?P<name>[^\s<>{}\[\]]+)", "TITLE": r'(?P<name>[^<>"]+?)',
     "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "SUFFIX": r"(?::\w+)?",
-    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "MINIMAX": r"\]<\]minimax\[>\[",
+    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "IFM": r"(?:ifm\|)?", "PLAMO": r"<\|plamo:",
+    "MINIMAX": r"\]<\]minimax\[>\[",
 }  # fmt: skip
 BODIES = {"CALLS": json_call, "KEYED": keyed_call, "PYTHON": python_call, "OBJECT": written_arguments}
 
@@ -452,8 +458,8 @@ def pattern(template: str) -> str:
 
 
 def notation(formats: str, template: str, wrapper: str = NEVER, spelling: Spelling = JSON, **more: str) -> Notation:
-    """By a template: a head, how the calls or arguments are written, a foot. Values in tags of their own stand between
-    dots. The opening is what stands before the name or the first space, or a wrapper that is not followed by it."""
+    """By a template: a head, a word of BODIES or between dots a parameter, a foot; white space may be any or none.
+    The opening is what stands before the first space or the name, or a wrapper that is not followed by it."""
     head, body, foot = re.split(r" (\.\.\..+\.\.\.|" + "|".join(BODIES) + ") ?", template)
     begins = re.split(" |NAME|TITLE", head)[0]
     parts = {"head": head, "foot": foot, "opening": f"{wrapper}(?! (?:{begins}))|{begins}", **more}
@@ -465,84 +471,69 @@ def notation(formats: str, template: str, wrapper: str = NEVER, spelling: Spelli
 
 # Where two begin alike, the one that stands first takes the call. Objects are {"name": "f", "arguments": {"k": "v"}}.
 MARKED = [
-    notation(
-        "hermes granite xlam granite4 qwen3_json ernie45",
-        r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)) CALLS </tool_call>"),
-    notation(
-        "granite granite-20b-fc gigachat3",
-        r"(?:<|tool_call|>|<function_call>|<|function_call|>|function\scall<|role_sep|>) CALLS"),
+    notation("hermes granite xlam granite4 qwen3_json ernie45",
+             r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)) CALLS </tool_call>"),
+    notation("granite granite-20b-fc gigachat3",
+             r"(?:<|tool_call|>|<function_call>|<|function_call|>|function\scall<|role_sep|>) CALLS"),
     notation("llama llama3_json llama4_json", "<|python_tag|> CALLS"),
     notation("phi4_mini_json", r"functools(?=\[) CALLS"),
     notation("jamba hunyuan_a13b", r"<tool_calls>(?=\s*[\[{]) CALLS </tool_calls>"),
     notation("longcat", "<longcat_tool_call> CALLS </longcat_tool_call>"),
     notation("dots", r"<dots_function_call>(?=\s*[\[{]) CALLS </dots_function_call>"),
-    notation("internlm", "<|action_start|> <|plugin|> CALLS <|action_end|>", opening="<|action_start|> <|plugin|>"),
+    notation("internlm", r"<|action_start|>\s*<|plugin|> CALLS <|action_end|>"),
     notation("cohere cohere_command3 cohere_command4", "<|START_ACTION|> CALLS <|END_ACTION|>"),
     notation("inkling", "<|content_invoke_tool_json|> CALLS (?:<|end_message|>|<|content_model_end_sampling|>)"),
     notation("k2_horizon", r"<ifm\|tool_call>(?=\s*\{) CALLS </ifm\|tool_call>"),
+    notation("mistral xlam", r"\[TOOL_CALLS\](?=\s*(?:\{|\[(?!TOOL_CALLS\]))) CALLS", ends=r"(?=\[TOOL_CALLS\])"),
     notation("apertus", "<|tools_prefix|> KEYED <|tools_suffix|>"),  # {"f": {"k": "v"}}
     notation("olmo3", r"<function_calls>(?=\s*(?:\[\s*)?[^\W\d][\w.]*\s*\() PYTHON </function_calls>"),
     notation("lfm2", "<|tool_call_start|> PYTHON <|tool_call_end|>"),
     notation("llama4_pythonic llama", "<|python_start|> PYTHON <|python_end|>"),
-    notation("mistral xlam", r"\[TOOL_CALLS\](?=\s*(?:\{|\[(?!TOOL_CALLS\]))) CALLS", ends=r"(?=\[TOOL_CALLS\])"),
-    notation(
-        "mistral", r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
-        opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
-    notation(
-        "glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1",
-        r"<tool_callSUFFIX>(?!\s*[{\[<]) NAME (?:<tool_sepSUFFIX>)? ...<arg_keySUFFIX>KEY</arg_keySUFFIX> "
-        "<arg_valueSUFFIX>VALUE</arg_valueSUFFIX>...</tool_callSUFFIX>"),
-    notation(
-        "k2_horizon", r"<ifm\|tool_call>(?!\s*[{\[<]) NAME ...<ifm\|arg_key>KEY</ifm\|arg_key> "
-        r"(?:<ifm\|arg_type>STRING</ifm\|arg_type> )?<ifm\|arg_value>VALUE</ifm\|arg_value>...</ifm\|tool_call>"),
-    *(notation(
-        formats, "(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>VALUE</parameter>..."
-        "</function>(?: </(?:seed:)?tool_call>)?", margin=margin, ends="</(?:seed:)?tool_call>",
-        opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)",  # models forget the first tag
-    ) for formats, margin in (("qwen_coder qwen3_coder qwen3_xml step3p5 seed_oss", "\n"), ("mimo", ""))),
+    notation("mistral",
+             r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
+             opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
+    notation("deepseek deepseek_v3 deepseek_v31",  # since v3.1 without the word and the fence
+             "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME (?:<｜tool▁sep｜>|```json) OBJECT "
+             "(?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
+    notation("kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
+             "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
+    notation("plamo3", "PLAMObegin_tool_request:plamo|> PLAMObegin_tool_name:plamo|>NAMEPLAMOend_tool_name:plamo|> "
+             "PLAMObegin_tool_arguments:plamo|>(?:PLAMOconstrain|>jsonPLAMOmsg|>)? OBJECT "
+             "PLAMOend_tool_arguments:plamo|>(?: PLAMOend_tool_request:plamo|>)?", "PLAMObegin_tool_requests:plamo|>"),
+    notation("gemma gemma4 functiongemma", r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) OBJECT "
+             "(?:<tool_call|>|<end_function_call>)", spelling=GEMMA),
+    notation("openai", r"to=(?:functions\.)?(?P<name>[\w.-]+)(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?"
+             "<|message|> OBJECT (?:<|call|>|<|end|>)",
+             opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
+    notation("minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> OBJECT invoke>""",
+             spelling=TAGS, opening="MINIMAX<(?:tool_call>|invoke )", ends="MINIMAX</invoke>"),
+    notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
+             r"<IFMtool_callSUFFIX>(?!\s*[{\[<]) NAME (?:<tool_sepSUFFIX>)? ...<IFMarg_keySUFFIX>KEY</IFMarg_keySUFFIX>"
+             " (?:<IFMarg_type>STRING</IFMarg_type> )?<IFMarg_valueSUFFIX>VALUE</IFMarg_valueSUFFIX>..."
+             "</IFMtool_callSUFFIX>"),
+    notation("qwen_coder qwen3_coder qwen3_xml step3p5 seed_oss mimo",
+             "(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>VALUE</parameter>..."
+             "</function>(?: </(?:seed:)?tool_call>)?", margin="\n", ends="</(?:seed:)?tool_call>",  # models forget one
+             opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)"),
     notation("llama", "<function=TITLE> OBJECT </function>"),
-    notation(
-        "minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
-        r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
-    notation(
-        "invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
-        """<SPACEinvoke name=["']?TITLE["']?> ...<SPACEparameter name=["']?KEY["']?(?: string="STRING")?>VALUE"""
-        "</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
-    notation(
-        "minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> OBJECT invoke>""", spelling=TAGS,
-        opening="MINIMAX<(?:tool_call>|invoke )", ends="MINIMAX</invoke>"),
-    notation(
-        "kimi_k3", """<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)\"(?: """
-        """type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>""", "<|open|>tools<|sep|>"),
-    notation(  # since v3.1 without the word and the fence
-        "deepseek deepseek_v3 deepseek_v31",
-        "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME (?:<｜tool▁sep｜>|```json) OBJECT "
-        "(?:```)? <｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
-    notation(
-        "kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
-        "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
-    notation(
-        "plamo3", "<|plamo:begin_tool_request:plamo|> <|plamo:begin_tool_name:plamo|>NAME<|plamo:end_tool_name:plamo|>"
-        " <|plamo:begin_tool_arguments:plamo|>(?:<|plamo:constrain|>json<|plamo:msg|>)? OBJECT "
-        "<|plamo:end_tool_arguments:plamo|>(?: <|plamo:end_tool_request:plamo|>)?",
-        "<|plamo:begin_tool_requests:plamo|>"),
-    notation(
-        "gemma gemma4 functiongemma",
-        r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) OBJECT (?:<tool_call|>|<end_function_call>)",
-        spelling=GEMMA),
-    notation(
-        "openai", r"to=(?:functions\.)?(?P<name>[\w.-]+)(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?<|message|>"
-        " OBJECT (?:<|call|>|<|end|>)", opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
+    notation("minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
+             r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
+    notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
+             """<SPACEinvoke name=["']?TITLE["']?> ...<SPACEparameter name=["']?KEY["']?(?: string="STRING")?>VALUE"""
+             "</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
+    notation("kimi_k3", """<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"""
+             """"(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>""",
+             "<|open|>tools<|sep|>"),
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
-BARE_JSON = Notation(
-    "json xlam llama llama3_json llama4_json phi4_mini_json", read_json, json_call, r'\{(?=\s*")', ends="(?=)")
+JSON_FORMATS = "json xlam llama llama3_json llama4_json phi4_mini_json"
+BARE_JSON = Notation(JSON_FORMATS, read_json, json_call, r'\{(?=\s*")', ends="(?=)")
 # [f(k="v"), g()], or f(k="v") where the answer begins
-BARE_PYTHON = Notation(
-    "pythonic llama4_pythonic", read_list, python_call, rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()")
-ANY = ("auto", "hf")  # hf: whatever the checkpoint's own template says
-FORMATS: dict[str, list[Notation]] = {name: [*MARKED, BARE_JSON] for name in ANY}
-for form in [*MARKED, BARE_JSON, BARE_PYTHON]:
+PYTHON_OPENING = rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()"
+BARE_PYTHON = Notation("pythonic llama4_pythonic", read_list, python_call, PYTHON_OPENING)
+ANY = [*MARKED, BARE_JSON]
+FORMATS = {"auto": ANY, "hf": ANY}  # hf: whatever the checkpoint's own template says
+for form in [*ANY, BARE_PYTHON]:
     for name in form.formats.split():
         FORMATS.setdefault(name, []).append(form)
 
@@ -551,7 +542,8 @@ LIKE_A_MARKER = "|".join((
     r"<\|[^\s<>|/]{0,40}(?i:tool|function|invoke|action)[^\s<>|/]{0,40}\|>",
     r"<[\w:.-]{0,40}(?i:tool|function|invoke|call)\s+(?:name|tool)=",
 ))  # fmt: skip
-UNKNOWN = Notation("", read_unknown, json_call, "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER]), ends="(?=)")
+MARKERS = "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER])
+UNKNOWN = Notation("", read_unknown, json_call, MARKERS, ends="(?=)")
 
 THOUGHTS = {
     "<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>",
@@ -637,11 +629,9 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
     Raises OptionError for an unknown format, or a tool without a name. Linear in len(text).
     Where a marker is a special token ([TOOL_CALLS], <|python_tag|>), pass GenerationResult.raw_text.
     """
-    if format not in FORMATS:
-        close = difflib.get_close_matches(str(format), FORMATS, n=1)
-        fix = f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(FORMATS)
-        raise OptionError(f"no tool call format {format!r}", fix=fix)
+    if not isinstance(format, str) or format not in FORMATS:
+        raise OptionError(f"no tool call format {format!r}", fix=nearest(format, FORMATS))
     answers = [0, *(found.end() for found in re.finditer(ANSWER, text))]
-    pythonic = format in ANY and any(is_call_list(text, start) for start in {answers[0], answers[-1]})
+    pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {answers[0], answers[-1]})
     forms = [BARE_PYTHON] if pythonic else FORMATS[format]
     return calls_in(text, forms, None if tools is None else schemas_of(tools)) or calls_in(text, [UNKNOWN])
