@@ -640,6 +640,17 @@ def test_a_marker_that_is_not_known_or_not_asked_for_is_an_error_and_no_silence(
     assert found and all("was not looked for at character" in str(call.error) for call in found)
 
 
+VLLM = """apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots
+ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hf hunyuan_a13b hy_v3 hy_v4
+inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json llama4_json llama4_pythonic longcat mimo minicpm5
+minimax_m2 minimax_m3 mistral muse_glimmer olmo3 openai phi4_mini_json plamo3 poolside_v1 pythonic qwen3_coder qwen3_json
+qwen3_xml seed_oss step3 step3p5 xlam"""
+
+
+def test_each_parser_of_vllm_0_32_is_known_by_its_name() -> None:
+    assert len(VLLM.split()) == 54 and set(VLLM.split()) <= tool_calls.FORMATS.keys()
+
+
 def test_an_unknown_format_is_refused_with_a_guess() -> None:
     with pytest.raises(OptionError, match="Did you mean 'hermes'"):
         parse_tool_calls("", format="hermess")
