@@ -292,12 +292,11 @@ def typed(value: Any, schema: Schema, silent: Callable[[str], Any]) -> Any:
 def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
     """The arguments; where a model gave the tool a lone "arguments", which it has not, what stands in that."""
     alone, given = "".join(arguments), schema.node.get("properties") if isinstance(schema.node, dict) else None
-    if alone not in ("arguments", "input", "properties") or not given or alone in given:
+    if alone not in ("arguments", "input", "properties") or not isinstance(given, dict) or alone in given:
         return arguments
     inner = arguments[alone]
-    for spelling in (JSON, PYTHON):
-        inner = reading(inner, spelling) if isinstance(inner, str) else inner
-    return inner if isinstance(inner, dict) else arguments
+    inner = typed(Written(inner), Schema({"type": "object"}), str) if isinstance(inner, str) else inner
+    return inner if isinstance(inner, dict) and inner.keys() <= given.keys() else arguments
 
 
 # -- how calls are written: the readers --------------------------------------------------------------------------------
