@@ -291,7 +291,8 @@ def typed(value: Any, schema: Schema, silent: Callable[[str], Any]) -> Any:
 
 def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
     """The arguments; where a model gave the tool a lone "arguments", which it has not, what stands in that."""
-    alone, given = "".join(arguments), schema.node.get("properties") if isinstance(schema.node, dict) else None
+    [alone] = arguments if len(arguments) == 1 else [""]
+    given = schema.node.get("properties") if isinstance(schema.node, dict) else None
     if alone not in ("arguments", "input", "properties") or not isinstance(given, dict) or alone in given:
         return arguments
     inner = arguments[alone]
