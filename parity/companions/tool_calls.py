@@ -12,19 +12,19 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="tool_calls"`, a
 from __future__ import annotations
 
 import ast
-import difflib
+import html
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import OptionError
+    from gen_engine import OptionError, nearest
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import OptionError
+    from .gen_engine import OptionError, nearest
 
 __version__ = "0.2.0"
 
@@ -67,8 +67,7 @@ class Written:
     string: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Spelling:
+class Spelling(NamedTuple):
     """How values are written, as regular expressions whose group 1 counts.
 
     value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, where items have keys.
@@ -86,6 +85,7 @@ def python_atom(token: str) -> Any:
     literal_eval refuses; and of an unknown escape, as in "\\d", it warns: doubled, that backslash means the same."""
     if token in ("true", "false", "null"):  # models mix the two
         return json.loads(token)
+    token = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", token)  # 07, as they write a month
     raw = {"\n": r"\n", "\r": r"\r", "\0": r"\x00", "\\": r"\\"}
     escape = r"""\\[\n\\'"abfnrtvNuUx0-7]|[\n\r\0\\]"""
     return ast.literal_eval(re.sub(escape, lambda found: raw.get(found[0], found[0]), token))
@@ -104,6 +104,8 @@ JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"  # NaN and
 PYTHON_STRING = r"""(?s:(?P<quote>'''|\"""|'|")(?:\\.|(?!(?P=quote))[^\\])*(?P=quote))"""
 PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
+TAG, END = "]<]minimax[>[<", "]<]minimax[>[</"
+BEGIN, STOP = re.escape(TAG) + "(?!/)", re.escape(END)
 JSON = Spelling(
     value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
     keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":"},
@@ -122,11 +124,15 @@ GEMMA = Spelling(
     after=r"\s*([,}\]])",
     decode=gemma_atom,
 )
-CLOSING = {"{": "}", "[": "]", "(": ")"}
+TAGS = Spelling(  # each with MiniMax's marker: <k>v</k>, <k><l>v</l></k>
+    value=rf"(?:\s*(?={BEGIN}))?({BEGIN}|[^\]]*(?:\](?!<\]minimax\[>\[)[^\]]*)*(?={STOP}))(?:{STOP})?",
+    keys={TAG: "([^<>]+)>"},
+    after=rf"[^<>]+>\s*({BEGIN}|{STOP})",
+    decode=Written,
+)
+CLOSING = {"{": "}", "[": "]", "(": ")", TAG: END}
+CUT = r"(?:<[^<>{}]*)?\Z"  # a text may end in a closing tag: it was the stop
 DEEPEST = 100  # levels of nesting: arguments have a handful, and each level takes two frames of Python's stack
-
-
-Types = Mapping[str, Mapping[str, set[str]]]  # tool -> argument -> the types that its schema allows
 
 
 class Cursor:
@@ -137,7 +143,7 @@ class Cursor:
     a RecursionError does not say where it was; and both read numbers and names that JSON does not have.
     """
 
-    def __init__(self, text: str, types: Types | None = None) -> None:
+    def __init__(self, text: str, types: Mapping[str, Schema] | None = None) -> None:
         self.text, self.at, self.types = text, 0, types
         self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
 
@@ -172,7 +178,7 @@ class Cursor:
         keys: list[str] = []
         values: list[Any] = []
         mark = self.take(WS + r"([}\])]?)", "")[1] or ","
-        while mark == ",":
+        while mark in (",", TAG):
             if opening in spelling.keys:
                 key = self.take(spelling.keys[opening], "a key")[1]
                 keys.append(self.decode(key, spelling) if key[0] in "\"'" else key)
@@ -180,17 +186,19 @@ class Cursor:
             mark = self.take(spelling.after, f"a comma or {CLOSING[opening]}")[1]
         if mark != CLOSING[opening]:
             raise BrokenCall(f"{CLOSING[opening]} expected before character {self.at}")
+        if opening == TAG:  # the schema says whether it is a list or an object
+            return tuple(zip(keys, values))
         if len(set(keys)) < len(keys):
             self.fault = self.fault or f"a key stands twice before character {self.at}"
         return dict(zip(keys, values)) if opening in spelling.keys else values
 
     def call(self, start: int, arguments: Any) -> ToolCall:
         """The call from `start` to here."""
-        if self.fault or not isinstance(arguments, dict):
+        schema = (self.types or {}).get(self.name, Schema())
+        values = typed(arguments, schema, reading if self.types is None else str)
+        if self.fault or not isinstance(values, dict):
             raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
-        types, silent = (self.types or {}).get(self.name, {}), reading if self.types is None else str
-        values = {key: typed(value, types.get(key, set()), silent) for key, value in arguments.items()}
-        return ToolCall(self.name, values, self.text[start : self.at], start, self.at)
+        return ToolCall(self.name, unwrapped(values, schema), self.text[start : self.at], start, self.at)
 
 
 def reading(text: str, spelling: Spelling = JSON) -> Any:
@@ -215,30 +223,59 @@ def kind(value: Any) -> str:
     return "integer" if isinstance(value, float) and value.is_integer() else KINDS.get(type(value), "object")
 
 
-def kinds(schema: Any, root: Any, seen: frozenset[str] = frozenset()) -> set[str]:
-    """The types that a schema allows; empty where it says nothing of them."""
-    if not isinstance(schema, dict):
-        return set()
-    named = schema.get("type")
-    found = {LOOSE.get(name, name) for name in (named if isinstance(named, list) else [named]) if isinstance(name, str)}
-    found |= {kind(value) for value in [*(schema.get("enum") or ()), *([schema["const"]] if "const" in schema else ())]}
-    for choice in [part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())]:
-        found |= kinds(choice, root, seen)
-    path = str(schema.get("$ref", ""))
-    if path.startswith("#/") and path not in seen:
-        target = root
+class Schema(NamedTuple):
+    """A JSON schema, if any, and the root that its references start from."""
+
+    node: Any = None
+    root: Any = None
+
+    def nodes(self, seen: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:
+        """The schema itself, what it refers to, and its alternatives."""
+        if not isinstance(self.node, dict):
+            return
+        yield self.node
+        path = str(self.node.get("$ref", ""))
+        target = self.root if path.startswith("#/") and path not in seen else None
         for step in path[2:].split("/"):
             target = target.get(step) if isinstance(target, dict) else None
-        found |= kinds(target, root, seen | {path})
-    return found | ({"integer"} if "number" in found else set())
+        choices = [choice for word in ("anyOf", "oneOf", "allOf") for choice in self.node.get(word) or ()]
+        for node in (target, *choices):
+            yield from Schema(node, self.root).nodes(seen | {path})
+
+    def kinds(self) -> set[str]:
+        """The types that it allows; empty where it says nothing of them."""
+        found = set[str]()
+        for node in self.nodes():
+            names = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
+            found |= {LOOSE.get(name, name) for name in names if isinstance(name, str)}
+            found |= {kind(value) for value in node.get("enum") or ()}
+            found |= {kind(node["const"])} if "const" in node else set()
+        return found | ({"integer"} if "number" in found else set())
+
+    def under(self, key: str | None) -> Schema:
+        """The schema of a property; or, for None, of a list's items."""
+        for node in self.nodes():
+            inner, given = node.get("items" if key is None else "additionalProperties"), node.get("properties")
+            inner = given.get(key, inner) if isinstance(given, dict) else inner
+            if isinstance(inner, dict):
+                return Schema(inner, self.root)
+        return Schema()
 
 
-def typed(value: Any, allowed: set[str], silent: Callable[[str], Any]) -> Any:
-    """A value with what is Written in it read as one of the allowed types; where none is said, as `silent` does."""
+def typed(value: Any, schema: Schema, silent: Callable[[str], Any]) -> Any:
+    """A value with what is Written in it read as one of the types that are allowed; where none is, as `silent` does."""
+    allowed = schema.kinds()
+    if isinstance(value, tuple) and "array" in allowed:
+        value = [part for _, part in value]
+    if isinstance(value, tuple):  # of named parts; what is named more than once is a list
+        parts: dict[str, list[Any]] = {}
+        for name, part in value:
+            parts.setdefault(name, []).append(part)
+        value = {name: part if part[1:] else part[0] for name, part in parts.items()}
     if isinstance(value, dict):
-        return {key: typed(inner, set(), silent) for key, inner in value.items()}
+        return {key: typed(inner, schema.under(key), silent) for key, inner in value.items()}
     if isinstance(value, list):
-        return [typed(inner, set(), silent) for inner in value]
+        return [typed(inner, schema.under(None), silent) for inner in value]
     if not isinstance(value, Written):
         return value
     if not allowed:
@@ -247,12 +284,50 @@ def typed(value: Any, allowed: set[str], silent: Callable[[str], Any]) -> Any:
         meant = reading(value.text, spelling)
         if not isinstance(meant, str) and kind(meant) in allowed:
             return meant
+    if not value.text.strip() and not allowed.isdisjoint({"array", "object"}) and "string" not in allowed:
+        return [] if "array" in allowed else {}
     return value.text
+
+
+def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """The arguments; where a model gave the tool a lone "arguments", which it has not, what stands in that."""
+    [alone] = arguments if len(arguments) == 1 else [""]
+    given = schema.node.get("properties") if isinstance(schema.node, dict) else None
+    if alone not in ("arguments", "input", "properties") or not isinstance(given, dict) or alone in given:
+        return arguments
+    inner = arguments[alone]
+    inner = typed(Written(inner), Schema({"type": "object"}), str) if isinstance(inner, str) else inner
+    return inner if isinstance(inner, dict) and inner.keys() <= given.keys() else arguments
 
 
 # -- how calls are written: the readers --------------------------------------------------------------------------------
 
-NAME_KEYS, ARGUMENT_KEYS = ("name", "tool", "function"), ("arguments", "parameters")
+NAME_KEYS, ARGUMENT_KEYS = ("name", "tool", "function", "tool_name"), ("arguments", "parameters", "args")
+
+
+class Notation(NamedTuple):
+    """One way to write calls; patterns are regular expressions.
+
+    formats: who writes so: our names, and those of vLLM's parsers, which may have several ways each.
+    read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
+    inner: what it reads a call with, or a call's arguments.
+    opening: where a call begins, or a wrapper of calls with nothing in it that can be read.
+    head, foot: what stands before the arguments, with the name if that is there, and behind them.
+    parameter, close: what stands before a value and behind it, less one `margin`, where each has its own tags.
+    ends: where a malformed call ends, if not at its foot, unless another begins or the text ends first.
+    """
+
+    formats: str
+    read: Callable[[Cursor, Notation], Iterator[ToolCall]]
+    inner: Callable[[Cursor, Notation], Any]
+    opening: str
+    head: str = ""
+    foot: str = ""
+    parameter: str = ""
+    close: str = ""
+    margin: str = ""
+    ends: str = ""
+    spelling: Spelling = JSON
 
 
 def said(value: Any, keys: Sequence[str]) -> list[Any]:
@@ -271,98 +346,80 @@ def call_said(cursor: Cursor, start: int, value: Any) -> ToolCall:
     return cursor.call(start, reading(arguments[0]) if isinstance(arguments[0], str) else arguments[0])
 
 
-def json_call(cursor: Cursor) -> ToolCall:
+def json_call(cursor: Cursor, form: Notation) -> ToolCall:
     start = cursor.take(r"\s*(?=\{)", "an object").end()
     return call_said(cursor, start, cursor.value(JSON))
 
 
-def python_call(cursor: Cursor) -> ToolCall:
+def keyed_call(cursor: Cursor, form: Notation) -> ToolCall:
+    """{"f": {"k": "v"}}, the name as the key."""
+    start = cursor.take(r"\s*(?=\{)", "an object").end()
+    pairs = [{"name": name, "arguments": arguments} for name, arguments in cursor.value(JSON).items()]
+    return call_said(cursor, start, pairs[0] if len(pairs) == 1 else None)
+
+
+def python_call(cursor: Cursor, form: Notation) -> ToolCall:
     head = cursor.take(r"\s*(" + NAME + r")\s*\(", "a call")
     cursor.name = head[1]
     return cursor.call(head.start(1), cursor.items("(", PYTHON))
 
 
-def several(cursor: Cursor, read: Callable[[Cursor], ToolCall], more: str) -> Iterator[ToolCall]:
+def several(cursor: Cursor, form: Notation, more: str) -> Iterator[ToolCall]:
     """Calls for as long as group 1 of `more` follows."""
-    yield read(cursor)
+    yield form.inner(cursor, form)
     while cursor.take(more, "a comma or ]")[1]:
         cursor.name = ""
-        yield read(cursor)
+        yield form.inner(cursor, form)
 
 
-@dataclass(frozen=True, slots=True)
-class Notation:
-    """One way to write calls; patterns are regular expressions.
-
-    formats: who writes so: our names, and those of vLLM's parsers, which may have several ways each.
-    read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
-    opening: where a call begins, or a wrapper of calls with nothing in it that can be read.
-    head, foot: what stands before the arguments, with the name if that is there, and behind them.
-    ends: where a malformed call ends, if not at its foot, unless another begins or the text ends first.
-    """
-
-    formats: str
-    read: Callable[[Cursor, Notation], Iterator[ToolCall]]
-    opening: str
-    head: str = ""
-    foot: str = ""
-    ends: str = ""
-    parameter: str = ""
-    close: str = ""
-    margin: str = ""
-    spelling: Spelling = JSON
-
-
-def read_objects(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
-    """{"name": ..., "arguments": ...} between tags; or a list of them; or, where no tag closes, some with ; between."""
+def read_list(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+    """Calls from the opening to the foot: a list, or one object, whose tags they are, or some without brackets."""
     start = cursor.take(form.opening, "the opening").start()
+    foot = rf"\s*(?:{form.foot}|{CUT})" if form.foot else ""
     if cursor.take(r"\s*(\[?)", "")[1]:
-        yield from several(cursor, json_call, r"\s*(?:(,)|\])")
-        cursor.take(rf"(?:\s*(?:{form.foot}))?", "")
-    elif form.foot:
-        call = json_call(cursor)
-        cursor.take(rf"\s*(?:{form.foot}|\Z)", form.foot)  # which may be a stop, and cut off
+        yield from several(cursor, form, r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])")
+        cursor.take(f"(?:{foot})?", "")
+    elif foot and form.inner is not python_call:
+        call = form.inner(cursor, form)
+        cursor.take(foot, form.foot)
         yield replace(call, raw_text=cursor.text[start : cursor.at], start=start, end=cursor.at)
     else:
-        yield from several(cursor, json_call, r"(?:\s*(;)(?=\s*\{))?")
+        comma = "," if form.inner is python_call else ";"
+        yield from several(cursor, form, rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?")
+        cursor.take(foot, "the closing tag")
 
 
 def read_named(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
-    """A head with the name, an object of arguments, a foot."""
+    """A head with the name, the arguments, a foot."""
     found = cursor.take(form.head, "a name and its marker")
     cursor.name = found["name"]
+    yield cursor.call(found.start(), form.inner(cursor, form))
+
+
+def written_arguments(cursor: Cursor, form: Notation) -> Any:
+    """An object in a spelling, and the foot."""
     arguments = cursor.value(form.spelling)
-    if form.foot:
-        cursor.take(rf"\s*(?:{form.foot}|\Z)", "the closing tag")
-    yield cursor.call(found.start(), arguments)
+    cursor.take(rf"\s*(?:{form.foot}|{CUT})" if form.foot else "", "the closing tag")
+    return {} if isinstance(arguments, Written) and not arguments.text.strip() else arguments
 
 
-def read_tagged(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
-    """A head with the name, values in tags, less one `margin` at each end, and a foot."""
-    found = cursor.take(form.head, "a name in its tag")
-    cursor.name, arguments = found["name"], dict[str, Any]()
+def tagged_arguments(cursor: Cursor, form: Notation) -> Any:
+    """Values in tags that name them."""
+    arguments = dict[str, Any]()
     while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{form.foot})", "a parameter or the closing tag"))["key"]:
-        end = re.compile(rf"(?P<close>{form.close})|{form.parameter}").search(cursor.text, cursor.at)
+        xml, string = tag.groupdict().get("xml"), tag.groupdict().get("string")
+        closing = rf"\]\]>\s*(?P<close>{form.close})" if xml else rf"(?P<close>{form.close})|{form.parameter}"
+        end = re.compile(closing).search(cursor.text, cursor.at)
         if end is None or end["close"] is None:  # with the next one in it, the value would be wrong and well formed
             cursor.at = cursor.at if end else len(cursor.text)
             raise BrokenCall(f"parameter {key!r} is not closed where {'the next begins' if end else 'the text ends'}")
         if key in arguments:
             cursor.fault = f"parameter {key!r} stands twice before character {cursor.at}"
-        string = {"true": True, "false": False}.get(str(tag.groupdict().get("string")))
         value = cursor.text[cursor.at : end.start()].removeprefix(form.margin).removesuffix(form.margin)
-        arguments[key], cursor.at = Written(value, string), end.end()
-    yield cursor.call(found.start(), arguments)
-
-
-def read_python(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
-    """[f(), g()], or f(); between tags also some without commas."""
-    cursor.take(form.opening if form.foot else "", "the opening")
-    if cursor.take(r"\s*(\[?)", "")[1]:
-        yield from several(cursor, python_call, r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])")
-        cursor.take(rf"\s*(?:{form.foot}|\Z)" if form.foot else "", "the closing tag")
-    else:
-        more = rf"\s*(?:,\s*)?(?:(?=({NAME}\s*\())|{form.foot}|\Z)"
-        yield from several(cursor, python_call, more if form.foot else "()")
+        value = html.unescape(value) if xml == "" else value
+        arguments[key] = Written(value, string in ("true", "string") if string else None)
+        cursor.at = end.end()
+    return arguments
 
 
 def read_json(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
@@ -386,92 +443,121 @@ def read_unknown(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
 # -- the formats -------------------------------------------------------------------------------------------------------
 
 NEVER = "(?!)"
-DSML = "(?:｜DSML｜|steptml:)?"
-WRAPPER = "<(?:minimax:tool_call|dots_function_call|(?:｜DSML｜)?(?:function|tool)_calls|｜tool_calls?_begin｜)>"
+BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls|｜tool_calls?_begin｜)>"
+PLACES = {  # what stands in a template for what; the rest of it is a regular expression
+    " ": r"\s*", "<|": r"<\|", "|>": r"\|>", "NAME": r"(?P<name>[^\s<>{}\[\]]+)", "TITLE": r'(?P<name>[^<>"]+?)',
+    "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "SUFFIX": r"(?::\w+)?",
+    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "IFM": r"(?:ifm\|)?", "PLAMO": r"<\|plamo:",
+    "MINIMAX": r"\]<\]minimax\[>\[",
+}  # fmt: skip
+BODIES = {"CALLS": json_call, "KEYED": keyed_call, "PYTHON": python_call, "OBJECT": written_arguments}
 
-# Where two begin alike, the one that stands first takes the call.
+
+def pattern(template: str) -> str:
+    return re.sub("|".join(map(re.escape, PLACES)), lambda found: PLACES[found[0]], template)
+
+
+def notation(formats: str, template: str, wrapper: str = NEVER, spelling: Spelling = JSON, **more: str) -> Notation:
+    """By a template: a head, a word of BODIES or between dots a parameter, a foot; white space may be any or none.
+    The opening is what stands before the first space or the name, or a wrapper that is not followed by it."""
+    head, body, foot = re.split(r" (\.\.\..+\.\.\.|" + "|".join(BODIES) + ") ?", template)
+    begins = re.split(" |NAME|TITLE", head)[0]
+    parts = {"head": head, "foot": foot, "opening": f"{wrapper}(?! (?:{begins}))|{begins}", **more}
+    parts["parameter"], _, parts["close"] = body.strip(".").partition("VALUE")
+    inner = BODIES.get(body, tagged_arguments)
+    read = read_list if body in ("CALLS", "KEYED", "PYTHON") else read_named
+    return Notation(formats, read, inner, spelling=spelling, **{key: pattern(part) for key, part in parts.items()})
+
+
+# Where two begin alike, the one that stands first takes the call. Objects are {"name": "f", "arguments": {"k": "v"}}.
 MARKED = [
-    *(Notation(formats, read, opening, foot=foot) for formats, read, opening, foot in (
-        # a marker, {"name": "f", "arguments": {"k": "v"}}, or a list of such, and often a closing one
-        ("hermes granite xlam granite4 qwen3_json ernie45", read_objects,
-         r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)>)", "</tool_call>"),
-        ("granite granite-20b-fc", read_objects, r"<\|tool_call\|>|<function_call>", ""),
-        ("llama llama3_json llama4_json", read_objects, r"<\|python_tag\|>", ""),
-        ("phi4_mini_json", read_objects, r"functools(?=\[)", ""),
-        ("jamba hunyuan_a13b", read_objects, r"<tool_calls>(?=\s*[\[{])", "</tool_calls>"),
-        ("longcat", read_objects, "<longcat_tool_call>", "</longcat_tool_call>"),
-        ("dots", read_objects, r"<dots_function_call>(?=\s*[\[{])", "</dots_function_call>"),
-        ("internlm", read_objects, r"<\|action_start\|>\s*<\|plugin\|>", r"<\|action_end\|>"),
-        # a marker, [f(k="v"), g()], a closing one; Olmo has no brackets, and a call on each line
-        ("olmo3", read_python, rf"<function_calls>(?=\s*(?:\[\s*)?{NAME}\s*\()", "</function_calls>"),
-        ("lfm2", read_python, r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"),
-        ("llama4_pythonic llama", read_python, r"<\|python_start\|>", r"<\|python_end\|>"),
-    )),
-    # [TOOL_CALLS][{"name": "f", "arguments": {"k": "v"}}, {...}]      [TOOL_CALLS]f{"k": "v"}, or f[ARGS]{"k": "v"}
-    Notation("mistral xlam", read_objects, r"\[TOOL_CALLS\](?=\s*[{\[])", ends=r"(?=\[TOOL_CALLS\])"),
-    Notation(
-        "mistral", read_named, r"\[TOOL_CALLS\]",
-        head=r"\[TOOL_CALLS\]\s*(?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{)"),
-    # <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
-    Notation(
-        "glm glm45 glm47 hy_v3 poolside_v1", read_tagged, r"<tool_call>(?!\s*[{\[<])",
-        head=r"<tool_call>\s*(?P<name>[^\s<>{}\[\]]+)\s*(?:<tool_sep>)?", foot="</tool_call>",
-        parameter=r"<arg_key>(?P<key>[^<>]+)</arg_key>\s*<arg_value>", close="</arg_value>"),
-    # <tool_call><function=f><parameter=k>v</parameter></function></tool_call>, and models forget the first tag
-    Notation(
-        "qwen_coder qwen3_coder qwen3_xml step3p5 seed_oss mimo", read_tagged,
-        r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)",
-        head=r"(?:<(?:seed:)?tool_call>)?\s*<function=(?P<name>[^<>]+)>",
-        foot=r"</function>(?:\s*</(?:seed:)?tool_call>)?", ends="</(?:seed:)?tool_call>",
-        parameter="<parameter=(?P<key>[^<>]+)>", close="</parameter>", margin="\n"),
-    # <function=f>{"k": "v"}</function>
-    Notation("llama", read_named, "<function=", head="<function=(?P<name>[^<>]+)>", foot="</function>"),
-    # <function_calls><invoke name="f"><parameter name="k">v</parameter></invoke></function_calls>, in many a wrapper
-    Notation(
-        "invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots", read_tagged,
-        rf"{WRAPPER}(?!\s*(?:{WRAPPER}|<{DSML}invoke |<tool_call>|[\[{{]))|<{DSML}invoke ",
-        head=f"""<{DSML}invoke name=["']?(?P<name>[^"<>]+?)["']?>""", foot=f"</{DSML}invoke>",
-        parameter=f"""<{DSML}parameter name=["']?(?P<key>[^"<>]+?)["']?(?: string="(?P<string>true|false)")?>""",
-        close=f"</{DSML}parameter>"),
-    # <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"k": "v"}\n```<｜tool▁call▁end｜>
-    # and, since v3.1, <｜tool▁call▁begin｜>f<｜tool▁sep｜>{"k": "v"}<｜tool▁call▁end｜>
-    Notation(
-        "deepseek deepseek_v3 deepseek_v31", read_named,
-        r"<｜tool▁calls▁begin｜>(?!\s*<｜tool▁call▁begin｜>)|<｜tool▁call▁begin｜>",
-        head=r"<｜tool▁call▁begin｜>\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<`]+)\s*(?:<｜tool▁sep｜>|```json)",
-        foot=r"(?:```\s*)?<｜tool▁call▁end｜>"),
-    # <|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"k": 1}<|tool_call_end|>
-    Notation(
-        "kimi kimi_k2", read_named, r"<\|tool_calls_section_begin\|>(?!\s*<\|tool_call_begin\|>)|<\|tool_call_begin\|>",
-        head=r"<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[^<\s]+?):\d+\s*<\|tool_call_argument_begin\|>",
-        foot=r"<\|tool_call_end\|>"),
-    # <|tool_call>call:f{k:<|"|>v<|"|>,n:1}<tool_call|>; FunctionGemma has <start_function_call> and <escape>
-    Notation(
-        "gemma gemma4 functiongemma", read_named, r"<\|tool_call>|<start_function_call>",
-        head=r"(?:<\|tool_call>|<start_function_call>)\s*(?:call)?:\s*(?P<name>[^\s{}():]+)\s*(?=\{)",
-        foot=r"<tool_call\|>|<end_function_call>", spelling=GEMMA),
-    # to=functions.f<|channel|>commentary json<|message|>{"k": "v"}<|call|>
-    Notation(
-        "openai", read_named, r"\bto=functions\.", foot=r"<\|call\|>",
-        head=r"to=functions\.(?P<name>[\w.-]+)(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?<\|message\|>"),
+    notation("hermes granite xlam granite4 qwen3_json ernie45",
+             r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)) CALLS </tool_call>"),
+    notation("granite granite-20b-fc gigachat3",
+             r"(?:<|tool_call|>|<function_call>|<|function_call|>|function\scall<|role_sep|>) CALLS"),
+    notation("llama llama3_json llama4_json", "<|python_tag|> CALLS"),
+    notation("phi4_mini_json", r"functools(?=\[) CALLS"),
+    notation("jamba hunyuan_a13b", r"<tool_calls>(?=\s*[\[{]) CALLS </tool_calls>"),
+    notation("longcat", "<longcat_tool_call> CALLS </longcat_tool_call>"),
+    notation("dots", r"<dots_function_call>(?=\s*[\[{]) CALLS </dots_function_call>"),
+    notation("internlm", r"<|action_start|>\s*<|plugin|> CALLS <|action_end|>"),
+    notation("cohere cohere_command3 cohere_command4", "<|START_ACTION|> CALLS <|END_ACTION|>"),
+    notation("inkling", "<|content_invoke_tool_json|> CALLS (?:<|end_message|>|<|content_model_end_sampling|>)"),
+    notation("k2_horizon", r"<ifm\|tool_call>(?=\s*\{) CALLS </ifm\|tool_call>"),
+    notation("mistral xlam", r"\[TOOL_CALLS\](?=\s*(?:\{|\[(?!TOOL_CALLS\]))) CALLS", ends=r"(?=\[TOOL_CALLS\])"),
+    notation("apertus", "<|tools_prefix|> KEYED <|tools_suffix|>"),  # {"f": {"k": "v"}}
+    notation("olmo3", r"<function_calls>(?=\s*(?:\[\s*)?[^\W\d][\w.]*\s*\() PYTHON </function_calls>"),
+    notation("lfm2", "<|tool_call_start|> PYTHON <|tool_call_end|>"),
+    notation("llama4_pythonic llama", "<|python_start|> PYTHON <|python_end|>"),
+    notation("mistral",
+             r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
+             opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
+    notation("deepseek deepseek_v3 deepseek_v31",  # since v3.1 without the word and the fence
+             "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME (?:<｜tool▁sep｜>|```json) OBJECT "
+             "(?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
+    notation("kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
+             "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
+    notation("plamo3", "PLAMObegin_tool_request:plamo|> PLAMObegin_tool_name:plamo|>NAMEPLAMOend_tool_name:plamo|> "
+             "PLAMObegin_tool_arguments:plamo|>(?:PLAMOconstrain|>jsonPLAMOmsg|>)? OBJECT "
+             "PLAMOend_tool_arguments:plamo|>(?: PLAMOend_tool_request:plamo|>)?", "PLAMObegin_tool_requests:plamo|>"),
+    notation("gemma gemma4 functiongemma", r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) OBJECT "
+             "(?:<tool_call|>|<end_function_call>)", spelling=GEMMA),
+    notation("openai", r"to=(?:functions\.)?(?P<name>[\w.-]+)(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?"
+             "<|message|> OBJECT (?:<|call|>|<|end|>)",
+             opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
+    notation("minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> OBJECT invoke>""",
+             spelling=TAGS, opening="MINIMAX<(?:tool_call>|invoke )", ends="MINIMAX</invoke>"),
+    notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
+             r"<IFMtool_callSUFFIX>(?!\s*[{\[<]) NAME (?:<tool_sepSUFFIX>)? ...<IFMarg_keySUFFIX>KEY</IFMarg_keySUFFIX>"
+             " (?:<IFMarg_type>STRING</IFMarg_type> )?<IFMarg_valueSUFFIX>VALUE</IFMarg_valueSUFFIX>..."
+             "</IFMtool_callSUFFIX>"),
+    notation("qwen_coder qwen3_coder qwen3_xml step3p5 seed_oss mimo",
+             "(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>VALUE</parameter>..."
+             "</function>(?: </(?:seed:)?tool_call>)?", margin="\n", ends="</(?:seed:)?tool_call>",  # models forget one
+             opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)"),
+    notation("llama", "<function=TITLE> OBJECT </function>"),
+    notation("minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
+             r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
+    notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
+             r"""<SPACEinvoke name=["']?TITLE["']?> ...<SPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>VALUE"""
+             "</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
+    notation("kimi_k3", """<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"""
+             """"(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>""",
+             "<|open|>tools<|sep|>"),
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
-BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="(?=)")
+JSON_FORMATS = "json xlam llama llama3_json llama4_json phi4_mini_json"
+BARE_JSON = Notation(JSON_FORMATS, read_json, json_call, r'\{(?=\s*")', ends="(?=)")
 # [f(k="v"), g()], or f(k="v") where the answer begins
-BARE_PYTHON = Notation("pythonic llama4_pythonic", read_python, rf"\[\s*{NAME}\s*\(|(?:\A|(?<=</think>))\s*{NAME}\s*\(")
-FORMATS: dict[str, list[Notation]] = {}
-for form in [*MARKED, BARE_JSON, BARE_PYTHON]:
+PYTHON_OPENING = rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()"
+BARE_PYTHON = Notation("pythonic llama4_pythonic", read_list, python_call, PYTHON_OPENING)
+ANY = [*MARKED, BARE_JSON]
+FORMATS = {"auto": ANY, "hf": ANY}  # hf: whatever the checkpoint's own template says
+for form in [*ANY, BARE_PYTHON]:
     for name in form.formats.split():
         FORMATS.setdefault(name, []).append(form)
 
-LIKE_A_MARKER = r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use|request)[^\s<>\[\]/]{0,40}[>\]]"
-UNKNOWN = Notation("", read_unknown, "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER]), ends="(?=)")
+LIKE_A_MARKER = "|".join((
+    r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use|request)[^\s<>\[\]/]{0,40}[>\]]",
+    r"<\|[^\s<>|/]{0,40}(?i:tool|function|invoke|action)[^\s<>|/]{0,40}\|>",
+    r"<[\w:.-]{0,40}(?i:tool|function|invoke|call)\s+(?:name|tool)=",
+))  # fmt: skip
+MARKERS = "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER])
+UNKNOWN = Notation("", read_unknown, json_call, MARKERS, ends="(?=)")
 
-THOUGHTS = {"<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>"}
-THOUGHT, ANSWER = ("|".join(map(re.escape, tags)) for tags in (THOUGHTS, THOUGHTS.values()))
+THOUGHTS = {
+    "<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>",
+    "<|START_THINKING|>": "<|END_THINKING|>", "<|plamo:begin_think:plamo|>": "<|plamo:end_think:plamo|>",
+}  # fmt: skip
+ANSWER = "|".join(map(re.escape, THOUGHTS.values()))
+THOUGHTS |= {  # and what is said to others than a tool, whose ends are those of calls too
+    "<|channel|>analysis<|message|>": "<|end|>", "<|content_thinking|>": "<|end_message|>",
+    "to=self<|message|>": "<|eom|>", "to=user<|message|>": "<|eot|>",
+}  # fmt: skip
+THOUGHT = "|".join(map(re.escape, THOUGHTS))
 
 
-def calls_in(text: str, forms: Sequence[Notation], types: Types | None = None) -> list[ToolCall]:
+def calls_in(text: str, forms: Sequence[Notation], types: Mapping[str, Schema] | None = None) -> list[ToolCall]:
     """Each call, well formed or not, in text order. What a model thinks aloud holds none: not between the tags of a
     thought, nor before a closing one whose opening stood in the prompt; in one that never closes, a call is malformed.
     """
@@ -512,25 +598,23 @@ def is_call_list(text: str, start: int) -> bool:
     cursor = Cursor(text)
     cursor.at = start
     try:
-        list(read_python(cursor, BARE_PYTHON))
+        list(read_list(cursor, BARE_PYTHON))
     except BrokenCall:
         ends = cursor.at == len(text) or text.rstrip().endswith("]")
         return ends and re.compile(rf"\s*\[\s*{NAME}\s*\(").match(text, start) is not None
     return not text[cursor.at :].strip()
 
 
-def types_of(tools: Sequence[Any]) -> Types:
-    types = {}
+def schemas_of(tools: Sequence[Any]) -> dict[str, Schema]:
+    schemas = {}
     for index, tool in enumerate(tools):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
             raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
         schema = function.get("parameters")
-        given = schema.get("properties") if isinstance(schema, dict) else None
-        properties = given if isinstance(given, dict) else {}
-        types[function["name"]] = {key: kinds(value, schema) for key, value in properties.items()}
-    return types
+        schemas[function["name"]] = Schema(schema, schema)
+    return schemas
 
 
 def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | None = None) -> list[ToolCall]:
@@ -545,12 +629,9 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
     Raises OptionError for an unknown format, or a tool without a name. Linear in len(text).
     Where a marker is a special token ([TOOL_CALLS], <|python_tag|>), pass GenerationResult.raw_text.
     """
-    if format not in ("auto", *FORMATS):
-        close = difflib.get_close_matches(str(format), ["auto", *FORMATS], n=1)
-        fix = f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(["auto", *FORMATS])
-        raise OptionError(f"no tool call format {format!r}", fix=fix)
-    forms = FORMATS.get(format, [*MARKED, BARE_JSON])
+    if not isinstance(format, str) or format not in FORMATS:
+        raise OptionError(f"no tool call format {format!r}", fix=nearest(format, FORMATS))
     answers = [0, *(found.end() for found in re.finditer(ANSWER, text))]
-    if format == "auto" and any(is_call_list(text, start) for start in {answers[0], answers[-1]}):
-        forms = [BARE_PYTHON]
-    return calls_in(text, forms, None if tools is None else types_of(tools)) or calls_in(text, [UNKNOWN])
+    pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {answers[0], answers[-1]})
+    forms = [BARE_PYTHON] if pythonic else FORMATS[format]
+    return calls_in(text, forms, None if tools is None else schemas_of(tools)) or calls_in(text, [UNKNOWN])

@@ -232,7 +232,17 @@ INVOKE = (
 )
 BOTH_INVOKED = INVOKE + '\n<invoke name="now">\n</invoke>'
 DSML = re.sub("(</?)", r"\1｜DSML｜", BOTH_INVOKED).replace('city"', 'city" string="true"')
-STEP = re.sub("(</?)", r"\1steptml:", BOTH_INVOKED)
+STEP, ATEM = (re.sub("(</?)", rf"\1{name}:", BOTH_INVOKED) for name in ("steptml", "atem"))
+KIMI = """<|open|>call tool="get_weather" index="1"<|sep|>
+<|open|>argument key="city" type="string"<|sep|>Oslo<|close|>argument<|sep|>
+<|open|>argument key="days" type="number"<|sep|>5<|close|>argument<|sep|>
+<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>"""
+MINIMAX = re.sub(
+    "<",
+    "]<]minimax[>[<",
+    '<tool_call>\n<invoke name="get_weather">\n<city>Oslo</city><days>5</days></invoke>'
+    '\n<invoke name="now">\n</invoke>\n</tool_call>',
+)
 GLM = "<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>days</arg_key>\n<arg_value>5</arg_value>\n"
 WRITTEN = {
     "hermes": "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in OBJECTS),
@@ -254,12 +264,41 @@ WRITTEN = {
     ) + "<｜tool▁calls▁end｜>",
     "deepseek_v32": f"<｜DSML｜function_calls>\n{DSML}\n</｜DSML｜function_calls>",
     "deepseek_v4": f"<｜DSML｜tool_calls>\n{DSML}\n</｜DSML｜tool_calls>",
+    "deepseek_v41": f"<｜DSML｜calls>\n{DSML}\n</｜DSML｜calls>".replace("｜DSML｜", "｜DSML｜ "),
     "kimi_k2": "<|tool_calls_section_begin|>" + "".join(
         f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(arguments)}<|tool_call_end|>"
         for index, (name, arguments) in enumerate(CALLS)
     ) + "<|tool_calls_section_end|>",
     "minimax_m2": f"<minimax:tool_call>\n{BOTH_INVOKED}\n</minimax:tool_call>",
+    "minimax_m3": MINIMAX,
     "step3": f"<｜tool_calls_begin｜>{STEP}<｜tool_calls_end｜>",
+    "muse_glimmer": f" to=get_weather<|message|><atem:function_calls>\n{ATEM}\n</atem:function_calls><|eom|>",
+    "muse_glimmer without its channel": ATEM,
+    "minicpm5": '<function name="get_weather"><param name="city">Oslo</param>'
+    """<param name='days'>5</param></function><function name="now"></function>""",
+    "kimi_k3": f"<|open|>tools<|sep|>{KIMI}<|close|>tools<|sep|>",
+    "plamo3": re.sub("<<(.*?)>>", r"<|plamo:\1:plamo|>", "<<begin_tool_requests>>" + "".join(
+        f"<<begin_tool_request>><<begin_tool_name>>{name}<<end_tool_name>><<begin_tool_arguments>><|plamo:constrain|>"
+        f"json<|plamo:msg|>{json.dumps(arguments)}<<end_tool_arguments>><<end_tool_request>>"
+        for name, arguments in CALLS
+    ) + "<<end_tool_requests>>"),
+    "cohere_command3": "<|START_ACTION|>\n" + json.dumps(
+        [{"tool_call_id": "0", "tool_name": name, "parameters": arguments} for name, arguments in CALLS]
+    ) + "<|END_ACTION|>",
+    "apertus": f"<|tools_prefix|>{json.dumps([{name: arguments} for name, arguments in CALLS])}<|tools_suffix|>",
+    "inkling": "".join(
+        f"<|message_model|><|content_invoke_tool_json|>{text.replace('arguments', 'args')}<|end_message|>"
+        for text in OBJECTS
+    ),
+    "gigachat3": "\n".join(f"function call<|role_sep|>\n{text}" for text in OBJECTS),
+    "gigachat3 since 3.1": "\n".join(f"<|function_call|>{text}" for text in OBJECTS),
+    "ling3": f"<tool_call>get_weather{GLM}</tool_call><tool_call>now</tool_call>",
+    "hy_v4": re.sub(r"(</?\w+)>", r"\1:6124c78e>", f"<tool_calls><tool_call>get_weather{GLM}</tool_call>"
+                    "<tool_call>now</tool_call></tool_calls>"),
+    "k2_horizon": re.sub("(</?)", r"\1ifm|", f"<tool_calls><tool_call>get_weather{GLM}</tool_call>"
+                         "<tool_call>now</tool_call></tool_calls>"),
+    "k2_horizon in JSON": "".join(f"<ifm|tool_call>{text}</ifm|tool_call>" for text in OBJECTS),
+    "hf": f"<tool_call>{OBJECTS[0]}</tool_call><tool_call>{OBJECTS[1]}</tool_call>",
     "gemma4": '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>,days:5}<tool_call|><|tool_call>call:now{}<tool_call|>',
     "functiongemma": "".join(
         f"<start_function_call>call:{call}<end_function_call>"
@@ -280,6 +319,14 @@ WRITTEN = {
     "internlm": "".join(f"<|action_start|><|plugin|>{text}<|action_end|>" for text in OBJECTS),
     "openai": "".join(
         f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>"
+        for name, arguments in CALLS
+    ),
+    "openai with bare names": "".join(
+        f"<|channel|>commentary to={name} <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>"
+        for name, arguments in CALLS
+    ),
+    "openai in a thought": "".join(
+        f" to=functions.{name}<|channel|>analysis <|constrain|>json<|message|>{json.dumps(arguments)}<|call|>"
         for name, arguments in CALLS
     ),
 }  # fmt: skip
@@ -307,7 +354,8 @@ def test_a_text_cut_off_anywhere_gives_no_other_call_and_hides_none(name: str) -
         found = parse_tool_calls(text[:cut], format=name.split()[0], tools=TOOLS)
         good = pairs(found)
         assert good == CALLS[: len(good)]
-        if name in MARKED and len(good) < len(CALLS) and cut > starts[len(good)] + len(">[TOOL_CALLS]functions.get:0"):
+        head = len("to=get_weather <|constrain|>json<|message|>")  # of what looks like a call the latest
+        if name in MARKED and len(good) < len(CALLS) and cut > starts[len(good)] + head:
             assert len(found) > len(good), text[:cut]
 
 
@@ -325,11 +373,16 @@ def test_the_formats_of_one_text_are_all_read() -> None:
         f"<seed:think>{WRITTEN['hermes']}</seed:think>%s",
         f"[THINK]{WRITTEN['mistral']}[/THINK]%s",
         f"<|channel>thought\n{WRITTEN['gemma4']}<channel|>%s",
+        f"<|START_THINKING|>{WRITTEN['cohere_command3']}<|END_THINKING|>%s",
+        f"<|channel|>analysis<|message|>{WRITTEN['hermes']}<|end|>%s",
+        f"<|message_model|><|content_thinking|>{WRITTEN['inkling'][:90]}<|end_message|>%s",
+        f" to=self<|message|>{WRITTEN['muse_glimmer without its channel']}<|eom|>%s",
+        f"%s<|start|>assistant to=user<|message|>{WRITTEN['muse_glimmer without its channel']}<|eot|>",
     ],
 )
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "pythonic", "mistral"])
 def test_what_a_model_thinks_aloud_is_no_call(text: str, name: str) -> None:
-    if name != "pythonic" or "</think>" in text:
+    if name != "pythonic" or "</think>" in text or text.startswith("<|START"):
         assert pairs(parse_tool_calls(text % WRITTEN[name], tools=TOOLS)) == CALLS
     assert parse_tool_calls(text % "No tool is needed.", tools=TOOLS) == []
 
@@ -379,6 +432,38 @@ def test_the_schema_says_what_a_written_value_is(schema: dict[str, Any], text: s
         assert call.arguments == {"a": value} and type(call.arguments["a"]) is type(value)
 
 
+def test_a_schema_types_what_stands_in_tags_in_tags() -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}, "label": {"$ref": "#/$defs/text"}}}
+    properties = {"points": {"type": "array", "items": point}, "at": {"anyOf": [{"type": "null"}, point]}}
+    more = {"empty": {"type": "array"}, "note": {"type": "string"}, "free": {"type": "object"}}
+    schema = {"type": "object", "properties": properties | more, "$defs": {"text": {"type": "string"}}}
+    tags = """<invoke name="f"><points>
+        <item><x>1</x><label>5</label></item>
+        <item><x>2</x><label>six</label></item></points>
+        <at><label> 7</label></at><empty></empty><note>a < b</note><free><k>v</k><k>w</k></free></invoke>"""
+    text = re.sub("<(?! b)", "]<]minimax[>[<", tags)
+    points = [{"x": 1, "label": "5"}, {"x": 2, "label": "six"}]
+    typed = {"points": points, "at": {"label": " 7"}, "empty": [], "note": "a < b", "free": {"k": ["v", "w"]}}
+    assert pairs(parse_tool_calls(text, tools=[{"name": "f", "parameters": schema}])) == [("f", typed)]
+
+
+def test_entities_and_cdata_are_what_they_are_in_xml() -> None:
+    code = "if a < b && c: print('<param name=\"x\"></param>')"
+    text = f'<function name="f"><param name="a">1 &lt; 2 &amp;&amp; x</param><param name="b"><![CDATA[{code}]]></param>'
+    assert pairs(parse_tool_calls(text + "</function>")) == [("f", {"a": "1 < 2 && x", "b": code})]
+
+
+@pytest.mark.parametrize("inner", ['{"city": "Oslo"}', "{'city': 'Oslo'}"])
+@pytest.mark.parametrize("key", ["arguments", "input", "properties"])
+def test_arguments_in_an_argument_that_the_tool_has_not_are_its_own(key: str, inner: str) -> None:
+    text = f'<invoke name="get_weather"><parameter name="{key}">{inner}</parameter></invoke>'
+    assert pairs(parse_tool_calls(text, tools=TOOLS)) == [("get_weather", {"city": "Oslo"})]
+    tool = {"name": "get_weather", "parameters": {"properties": {key: {"type": "string"}}}}
+    assert pairs(parse_tool_calls(text, tools=[tool])) == [("get_weather", {key: inner})]
+    for other in ("Oslo", '{"town": "Oslo"}'):
+        assert pairs(parse_tool_calls(text.replace(inner, other), tools=TOOLS)) == [("get_weather", {key: other})]
+
+
 def test_deepseek_says_itself_what_is_a_string() -> None:
     for string, value in (("true", "5"), ("false", 5)):
         parameter = f'<｜DSML｜parameter name="a" string="{string}">5</｜DSML｜parameter>'
@@ -425,6 +510,13 @@ MALFORMED = {
         "<tool_call>f<arg_key>a</arg_key><arg_value>1<arg_key>b</arg_key><arg_value>2</arg_value></tool_call>",
         "parameter 'a' is not closed where the next begins",
     ),
+    "text among tags": (
+        "minimax_m3",
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>]<]minimax[>[<b>1]<]minimax[>[</b>so]<]minimax[>[</a>'
+        "]<]minimax[>[</invoke>",
+        "a comma or",
+    ),
+    "two names in one": ("apertus", '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>', "one name and one set"),
     "an object with no closing quote": ("gemma", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "a value expected"),
     "no name in a call's marker": (
         "kimi",
@@ -443,7 +535,7 @@ MALFORMED = {
         '<invoke name="f">so <parameter name="a">1</parameter></invoke>',
         "a parameter",
     ),
-    "a wrapper alone": ("invoke", "<function_calls>\n", "a name in its tag expected"),
+    "a wrapper alone": ("invoke", "<function_calls>\n", "a name and its marker expected"),
     "code behind the python tag": ("llama", "<|python_tag|>print(1)", "an object expected"),
     "a name alone": ("mistral", "[TOOL_CALLS]f", "a name and its marker expected"),
     "an import": ("pythonic", '[f(a=__import__("os").system("false"))]', "a value expected"),
@@ -530,6 +622,15 @@ def test_python_s_own_spellings_are_read() -> None:
         ("auto", "<new_tool_call>f(1)</new_tool_call>"),
         ("auto", "[TOOL_REQUEST_CALL] f"),
         ("auto", "So: <|tool_use_begin|>f"),
+        ("auto", "<|START_INVOKE|>f()<|END_INVOKE|>"),
+        ("auto", "<|new_tools|>[f(1)]"),
+        ("auto", '<new:invoke name="f">'),
+        ("auto", '<tool name="f"><arg>1</arg></tool>'),
+        ("hermes", WRITTEN["cohere_command3"]),
+        ("hermes", WRITTEN["apertus"]),
+        ("hermes", WRITTEN["kimi_k3"]),
+        ("hermes", WRITTEN["minicpm5"]),
+        ("hermes", WRITTEN["muse_glimmer without its channel"]),
         ("hermes", WRITTEN["deepseek_v31"]),
         ("deepseek", WRITTEN["hermes"]),
         ("pythonic", WRITTEN["mistral"]),
@@ -538,6 +639,17 @@ def test_python_s_own_spellings_are_read() -> None:
 def test_a_marker_that_is_not_known_or_not_asked_for_is_an_error_and_no_silence(format: str, text: str) -> None:
     found = parse_tool_calls(text, format=format)
     assert found and all("was not looked for at character" in str(call.error) for call in found)
+
+
+VLLM = """apertus cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 dots
+ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hf hunyuan_a13b hy_v3 hy_v4
+inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json llama4_json llama4_pythonic longcat mimo
+minicpm5 minimax_m2 minimax_m3 mistral muse_glimmer olmo3 openai phi4_mini_json plamo3 poolside_v1 pythonic qwen3_coder
+qwen3_json qwen3_xml seed_oss step3 step3p5 xlam"""
+
+
+def test_each_parser_of_vllm_0_32_is_known_by_its_name() -> None:
+    assert len(VLLM.split()) == 54 and set(VLLM.split()) <= tool_calls.FORMATS.keys()
 
 
 def test_an_unknown_format_is_refused_with_a_guess() -> None:
@@ -556,7 +668,9 @@ HOSTILE = [
     "<｜tool▁call▁begin｜>f", "<｜tool▁calls▁begin｜>", "<|tool_call_begin|>f:0", "f:0", '<|tool_call>call:f{a:<|"|>',
     "<|tool_call>call:f{a:<escape>", "<|tool_call_start|>[f(", "<function_calls>f()", "to=functions.f", "<my_tool_",
     "[tool_call", "<function_call>[", "<tool_calls>", '<｜DSML｜invoke name="f">',
-    '<invoke name="f"><parameter name="a">',
+    '<invoke name="f"><parameter name="a">', '<function name="f"><param name="k"><![CDATA[', "]]>", "<|tools_prefix|>[",
+    ']<]minimax[>[<invoke name="f">]<]minimax[>[<k>x', "]<]minimax[>[<k>", '<|open|>call tool="f"<|sep|>',
+    "<|START_ACTION|>", "<|plamo:begin_tool_request:plamo|>", "to=self<|message|>", "<tool ", "to=f json",
 ]  # fmt: skip
 
 
