@@ -424,7 +424,7 @@ def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause |
         gap = number_gap(inquiry.old.value, forced.value)
         return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
     if followed:
-        return None, 0.0
+        return (None if forced is None else asked_for_other_answers(inquiry.old, forced)), 0.0
     if inquiry.new.raised is not None:
         said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
         return Cause("error", "likely", said, "the golden's own ids could not be forced"), 0.0
@@ -436,6 +436,16 @@ def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause |
         return None, 0.0
     proof = "the golden's texts come from their ids"
     return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", proof), 0.0
+
+
+def asked_for_other_answers(old: Case, forced: Case) -> Cause | None:
+    """Whether code that is given the golden's answers, as far as it asks for any, asks for more or fewer."""
+    counts = len(old.rows), len(forced.rows)
+    given = all(a["output_ids"] == b["output_ids"] for a, b in zip(old.rows, forced.rows))
+    if counts[0] == counts[1] or not given or forced.raised is not None:
+        return None
+    said = f"of the same answers the old code asked for {counts[0]}, the new code for {counts[1]}"
+    return Cause("post.other", "likely", said, "the golden's ids were forced, to see what the new code makes of them")
 
 
 def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:

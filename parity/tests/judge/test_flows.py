@@ -46,12 +46,13 @@ def test_what_is_asked_with_other_draws_is_no_difference(
     new = case(*turns, value=["g"])
     parts = compare.up_to_draws(GOLDEN, new)
     assert parts is not None and [len(part.rows) for part in parts] == [1, 1]
-    forced = {"faithful": GOLDEN, "another value": replace(GOLDEN, value=["de", "F"])}
+    fewer = replace(GOLDEN, rows=GOLDEN.rows[:1])
+    forced = {"faithful": GOLDEN, "another value": replace(GOLDEN, value=["de", "F"]), "a call less": fewer}
     verdicts = {
         name: check.Judge(Store(tmp_path), "hf", lambda *_, again=again: again).outcome(GOLDEN, new).verdict
         for name, again in forced.items()
     }
-    assert verdicts == {"faithful": "SAME-SETTINGS", "another value": "DRIFT"}
+    assert verdicts == {"faithful": "SAME-SETTINGS", "another value": "DRIFT", "a call less": "DRIFT"}
 
 
 def test_what_differs_before_the_draws_is_one() -> None:
