@@ -101,16 +101,21 @@ Answers = list[tuple[int, Row, Row]]  # the number of a pair, and its rows
 def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tuple[str, str]]]:
     """Numbers of the pairs whose prompts hold answers to the prompts before them, and differ as those answers do: a
     code that asks on with what it was told. Whatever made the first answer another one, the prompts are not it.
+    Behind an answer that was asked for otherwise, and is another one, any prompt may follow from it.
     With it, by their own numbers, answers that the old code had cut by hand: what it held of them, and the new one."""
     found, others = dict[int, dict[int, tuple[str, str]]](), Answers()
     rendered: list[Any] = []  # by which pairs of templates equal prompts came
     told = Answers()  # by the call that is being looked at, whose other prompts were there before
+    led = False  # by an answer that was asked for otherwise
     for number, (mine, theirs) in enumerate(paired(old, new)):
         if begins_call(mine):
+            led = led or any(a["output_ids"] != b["output_ids"] and asked_otherwise((a, b)) for _, a, b in told)
             others, told = [*others, *told], Answers()
         ways = mine.get("template"), theirs.get("template")
         if same_prompt(mine, theirs):
             rendered.append(ways)
+        elif led:
+            found[number] = {}
         elif (held := follows_from(mine, theirs, others, alike=ways[0] == ways[1] or ways in rendered)) is not None:
             found[number] = held
         else:

@@ -62,6 +62,16 @@ def test_what_differs_before_the_draws_is_one() -> None:
     assert compare.up_to_draws(GOLDEN, case(drawn([7, 9]), beside)) is None
 
 
+def test_what_is_asked_behind_an_answer_with_other_settings_is_no_cause() -> None:
+    """Nothing of the answer stands in it: a tool was called."""
+    short = row(output_ids=[4], text="d", stop={"max_new_tokens": 1}, request={"number": 0, "sample": 0})
+    later = row(output_ids=[7, 9], text="g", request={"number": 0, "sample": 0}, **OTHERWISE)
+    first, then = (row(request={"number": 0, "sample": 0}, **more) for more in ({}, ASKED_ON))
+    assert list(compare.followers([first, then], [short, later])) == [1]
+    assert list(compare.followers([first, then], [{**first, "output_ids": [4]}, later])) == []
+    assert list(compare.followers([first, then], [{**short, "output_ids": first["output_ids"]}, later])) == []
+
+
 def test_rows_of_the_side_that_has_more_are_those_most_like_the_others() -> None:
     old = [{"prompt_ids": ids} for ids in ([4, 5, 6, 7], [4, 5, 8, 8])]
     new = [{"prompt_ids": ids} for ids in ([4, 5], [4, 5], [1, 4, 5, 8, 8], [1, 4, 5, 6, 7])]
