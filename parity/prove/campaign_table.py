@@ -1095,12 +1095,12 @@ SOURCES = (
 
 
 def spread(items: Sequence[Item]) -> list[Item]:
-    """Some of each kind: the first, and every eighth behind it. A kind: a group, a door, and a name's first word."""
+    """Some of each kind: the first, and every fifth behind it. A kind: a group, a door, and a name's first word."""
     seen: Counter[Any] = Counter()
     some = []
     for item in items:
         kind = item.group, item.door, item.want, re.split("[: ]", item.name)[0]
-        if seen[kind] % 8 == 0:
+        if seen[kind] % 5 == 0:
             some.append(item)
         seen[kind] += 1
     return some
