@@ -76,7 +76,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "GenEngineError", "OptionError", "RequestError", "ImageError", "PromptTooLongError", "LoadError",
-    "BackendMissing", "UnsupportedError", "EngineError", "brief",
+    "BackendMissing", "UnsupportedError", "EngineError", "nearest", "brief",
     "ModelLoadConfig", "StopOptions", "DecodeOptions", "GenerationOptions", "ChatTemplateOptions",
     "VlmPreprocessOptions", "StructuredOptions", "TextGenerationRequest", "VlmGenerationRequest",
     "GenerationResult", "ScoreResult", "Capabilities", "Contract", "build", "whole", "one_of",

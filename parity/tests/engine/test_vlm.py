@@ -247,11 +247,11 @@ def test_pictures_and_placeholders_must_agree(vl: GenerationEngine) -> None:
 
 
 def test_too_many_image_tokens_for_the_window_are_refused_before_any_work(backend: str) -> None:
-    too_long = pytest.raises(gen_engine.PromptTooLongError, match="the prompt has .* tokens.*cannot be truncated")
-    with open_engine(VL, backend, max_model_len=256) as engine, too_long:
-        engine.generate_vlm_batch(
-            [look(Image.new("RGB", (640, 640)), vlm={"max_pixels": 640 * 640})], {"truncate_prompt": True}
-        )
+    request = look(Image.new("RGB", (640, 640)), vlm={"max_pixels": 640 * 640})
+    with open_engine(VL, backend, max_model_len=256) as engine:
+        for budget, fix in ((16, "cannot be truncated"), (256, "Lower max_new_tokens")):
+            with pytest.raises(gen_engine.PromptTooLongError, match=f"the prompt has .* tokens.*{fix}"):
+                engine.generate_vlm_batch([request], {"truncate_prompt": True, "max_new_tokens": budget})
 
 
 def test_equal_pictures_in_equal_greedy_requests_are_generated_once(
