@@ -29,7 +29,8 @@ def test_of_something_else():
 def run(folder: Path, **environment: str) -> tuple[int, list[str]]:
     (folder / "conftest.py").write_text("from parity.tests.conftest import pytest_terminal_summary\n")
     (folder / "test_page.py").write_text(OPENS)
-    usual = {name: value for name, value in os.environ.items() if name not in ("PATH", "PARITY_BROWSER", "PYTEST_ADDOPTS")}
+    own = {"PATH", "PARITY_BROWSER", "PYTEST_ADDOPTS"}
+    usual = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), "test_page.py"],
         env={**usual, "PATH": str(folder), "PYTHONPATH": str(ROOT), **environment},
