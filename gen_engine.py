@@ -1260,7 +1260,8 @@ def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple
 def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, ...]:
     """Pieces of one text, which no token joins. All but the first are tokenized behind an end of line, which is taken
     off again: to the beginning of a text many tokenizers add a space."""
-    ids, line_end = encode(checkpoint, pieces[0], False), encode(checkpoint, "\n", False)
+    ids = encode(checkpoint, pieces[0], False)
+    line_end = encode(checkpoint, "\n", False) if pieces[1:] else ()
     for piece in pieces[1:]:
         behind = encode(checkpoint, f"\n{piece}", False)
         if not line_end or behind[: len(line_end)] != line_end:

@@ -125,8 +125,8 @@ def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tup
 
 
 def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
-    """Both up to the call in which the first draws are others, where nothing differs before and more is asked behind:
-    what that is may be anything, for it follows from what was drawn."""
+    """Both up to the call in which the first draws are others, where nothing differs before, and something else is
+    asked behind: what that is may be anything, for it follows from what was drawn."""
     pairs = list(zip(old.rows, new.rows))
     alike = (same_prompt(a, b) and a["output_ids"] == b["output_ids"] for a, b in pairs)
     first = next((place for place, same in enumerate(alike) if not same), len(pairs))
@@ -134,7 +134,8 @@ def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
     while last < len(pairs) and not all(map(begins_call, pairs[last])):
         last += 1
     drawn = pairs[first:last] and all(is_drawn(a) and is_drawn(b) and same_prompt(a, b) for a, b in pairs[first:last])
-    if not drawn or last == len(old.rows) == len(new.rows):
+    asked_alike = len(old.rows) == len(new.rows) and all(same_prompt(a, b) for a, b in pairs[last:])
+    if not drawn or asked_alike:
         return None
     return replace(old, rows=old.rows[:last]), replace(new, rows=new.rows[:last])
 

@@ -445,7 +445,8 @@ def asked_for_other_answers(old: Case, forced: Case) -> Cause | None:
     if counts[0] == counts[1] or not given or forced.raised is not None:
         return None
     said = f"of the same answers the old code asked for {counts[0]}, the new code for {counts[1]}"
-    return Cause("post.other", "likely", said, "the golden's ids were forced, to see what the new code makes of them")
+    name = "sampling.processors" if other_samples(old, forced) else "post.other"
+    return Cause(name, "likely", said, "the golden's ids were forced, to see what the new code makes of them")
 
 
 def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:

@@ -1044,7 +1044,7 @@ def asked_for(prompt: Any, others: Sequence[Any], ids: Sequence[int], placeholde
 def chat_of(made: Sequence[Event]) -> dict[str, Any]:
     """The chat stages of one request, from what happened while its prompt was made."""
     said: dict[str, Any] = {}
-    parts = [text for event in made if isinstance(event, Tokens) for text in event.texts]
+    parts = as_pieces([text for event in made if isinstance(event, Tokens) for text in event.texts])
     for event in made:
         if isinstance(event, Template) and event.texts:
             said["messages"], said["prompt_text"] = event.chats[0], event.texts[0]
@@ -1055,6 +1055,14 @@ def chat_of(made: Sequence[Event]) -> dict[str, Any]:
     if parts and "prompt_text" not in said:
         said["prompt_text"] = parts[0]
     return said
+
+
+def as_pieces(parts: Sequence[str]) -> list[str]:
+    """Texts that were tokenized, without the line end that an engine puts before each piece but the first: it tokenizes
+    that by itself, to take it off again."""
+    first, led = list(parts[:1]), parts[2:]
+    apart = parts[1:2] == ["\n"] and led and all(part.startswith("\n") for part in led)
+    return [*first, *(part[1:] for part in led)] if apart else list(parts)
 
 
 def mark_between(parts: Sequence[str], whole: str) -> str:

@@ -160,7 +160,8 @@ class Without:
         self.ids = list(ids)
 
     def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
-        return logits.index_fill(0, logits.new_tensor(self.ids).long(), -float("inf"))
+        logits[self.ids] = -float("inf")
+        return logits
 
 
 class WithoutOfTransformers:
@@ -182,8 +183,7 @@ class NeverTwice:
     name = "never twice"
 
     def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
-        logits[list(token_ids)] = -float("inf")
-        return logits
+        return logits.index_fill(0, logits.new_tensor(token_ids).long(), -float("inf"))
 
 
 class NeverTwiceOfTransformers:
@@ -224,10 +224,10 @@ def answers(
     model = engine(model_path, dtype, hooks, cached, adapters, window, spare)
     requests = [request_of(row, settings, adapters) for row in rows]
     theirs = spare or (settings.get("of_transformers") and model.config.backend == "hf")
-    plugins: list[Any] = [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
+    plugins: list[Any] = [NeverTwiceOfTransformers() if theirs else NeverTwice()] if settings.get("never_twice") else []
+    plugins += [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
     plugins += [(EnoughOfTransformers if theirs else Enough)(settings["enough"])] if settings.get("enough") else []
     plugins += [Until(settings["until"])] if settings.get("until") else []
-    plugins += [NeverTwiceOfTransformers() if theirs else NeverTwice()] if settings.get("never_twice") else []
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
     results = generate(requests, options_of(settings), plugins=plugins, cache=not settings.get("fresh"))

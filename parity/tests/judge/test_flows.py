@@ -58,6 +58,7 @@ def test_what_is_asked_with_other_draws_is_no_difference(
 def test_what_differs_before_the_draws_is_one() -> None:
     assert compare.up_to_draws(GOLDEN, case(drawn([7, 9], **OTHERWISE), drawn([6, 9]))) is None
     assert compare.up_to_draws(GOLDEN, case(row(output_ids=[7, 9]), drawn([6, 9], **OTHERWISE))) is None  # greedy
+    assert compare.up_to_draws(GOLDEN, case(drawn([7, 9]), drawn([7, 9], **ASKED_ON))) is None  # asked the same
     beside = drawn([6, 9], 1, **OTHERWISE)  # of one call with the first
     assert compare.up_to_draws(GOLDEN, case(drawn([7, 9]), beside)) is None
 

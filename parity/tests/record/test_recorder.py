@@ -12,7 +12,7 @@ import pytest
 from parity.judge.check import REPLAYS, Replays
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed
-from parity.record.rows import mark_between, vllm_sampling
+from parity.record.rows import as_pieces, mark_between, vllm_sampling
 
 ABOVE = """
 class Announced:
@@ -73,3 +73,16 @@ def test_what_vllm_masks_besides_a_structure_is_a_processor(mask: dict[str, Any]
 )
 def test_a_mark_is_what_a_text_has_and_its_parts_have_not(parts: list[str], whole: str, mark: str) -> None:
     assert mark_between(parts, whole) == mark
+
+
+@pytest.mark.parametrize(
+    ("parts", "pieces"),
+    [
+        (["a<", "\n", "\n|b<", "\n|c"], ["a<", "|b<", "|c"]),  # an engine's, each behind a line end
+        (["a", "\nb"], ["a", "\nb"]),
+        (["a", "\n", "b"], ["a", "\n", "b"]),
+        ([], []),
+    ],
+)
+def test_pieces_are_known_without_the_line_end_before_them(parts: list[str], pieces: list[str]) -> None:
+    assert as_pieces(parts) == pieces
