@@ -198,3 +198,14 @@ def test_one_answer_has_no_order() -> None:
     old, new = case(row(output_ids=[4, 5, 4]), value=["de"]), case(row(output_ids=[4, 5]), value=["de"])
     found = cause_of(Inquiry(old, new, compare.differences(old, new), decode, tools=TOOLS))
     assert found is None or found.name != "batch.order"
+
+
+@pytest.mark.parametrize(("value", "sure"), [(["de"], True), (["told otherwise"], False)])
+def test_no_cause_is_proved_by_a_text_that_is_not_the_value(value: list[str], sure: bool) -> None:
+    """What the rows were decoded to explains their own texts; of a value made in another way it is a guess."""
+    flags = [{"ids": "ended", "skip_special_tokens": skip, "clean_up": False} for skip in (True, False)]
+    old = Case("s", "c", rows=(row(decode=flags[0]),), value=value)
+    new = Case("s", "c", rows=(row(decode=flags[1], text="de#"),), value=["de#"] if sure else ["told anew"])
+    found = explain_text(old, new, compare.paired(old.rows, new.rows), decode)
+    assert found is not None and (found.cause, found.of_value) == ("decode.skip_special", sure)
+    assert cause(old, new).certainty == ("confirmed" if sure else "likely")

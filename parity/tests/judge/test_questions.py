@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gen_engine
-from parity.golden import Case, Store
+from parity.golden import Case, Store, environment
 from parity.judge import questions, referee, replay
 from parity.judge.check import asked_otherwise, finished
 from parity.judge.numerics import Group, Numerics, answer_of, told
@@ -174,6 +174,14 @@ def test_where_numerics_hold_a_close_step_is_a_near_tie() -> None:
 )
 def test_a_step_beyond_the_noise_names_the_path_that_does_not_choose_what_it_chose(sides: Any, cause: str) -> None:
     assert verdict_of(group(**sides), ask())[:2] == ("DRIFT", cause)
+
+
+@pytest.mark.parametrize(("torch", "cause"), [(None, "sampling.processors"), ("0.1", "env.version")])
+def test_another_version_is_blamed_only_where_there_is_another_one(torch: str | None, cause: str) -> None:
+    """The environment that recorded is not one that can differ from itself."""
+    made = group(gap=-5.0, old=(-6.0, -1.0))
+    made.environments = {"c": {**environment(), **({"torch": torch} if torch else {})}}
+    assert verdict_of(made, ask())[:2] == ("DRIFT", cause)
 
 
 @pytest.mark.parametrize(
