@@ -30,6 +30,7 @@ from gen_engine import (
     load,
     load_image,
 )
+from parity.prove.campaign_table import circle, nested
 
 from ..conftest import TEXT, Load, chat, open_engine
 
@@ -497,19 +498,6 @@ def test_samples_without_end_are_refused() -> None:
     for number in ((1 << 14) + 1, 10**9):  # options alone: no engine shall begin with them
         with pytest.raises(OptionError, match=f"n is {number}. It must be a whole number >= 1 and <= 16384"):
             GenerationOptions(n=number)
-
-
-def nested(depth: int) -> Any:
-    value: Any = "x"
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
-def circle() -> list[Any]:
-    value: list[Any] = []
-    value.append(value)
-    return value
 
 
 def asking(arguments: Any) -> dict[str, Any]:
