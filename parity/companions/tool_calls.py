@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,21 +57,18 @@ class BrokenCall(ValueError):
 # -- how values are written --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A value that its format writes without a type; the tool's schema gives it one.
+class Written(str):
+    """A value without a type: its tool's schema gives it one; where that is silent, it is its text."""
 
-    string: what it is where no schema speaks: its text (True), what it says as JSON (False), or as tools are given.
-    """
 
-    text: str
-    string: bool | None = None
+class Bare(Written):
+    """One that is what it says as JSON where no schema speaks."""
 
 
 class Spelling(NamedTuple):
     """How values are written, as regular expressions whose group 1 counts.
 
-    value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, where items have keys.
+    value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, "" where items have none.
     after: what follows an item, a comma or a closing bracket.
     """
 
@@ -93,7 +91,7 @@ def python_atom(token: str) -> Any:
 
 def gemma_atom(token: str) -> Any:
     quoted = re.fullmatch(r'(?s:(<\|"\|>|<escape>)(.*)\1)', token)
-    return quoted[2] if quoted else Written(token.strip(), string=False)
+    return quoted[2] if quoted else Bare(token.strip())
 
 
 # Each pattern takes time linear in what it tries: no two runs that can share a character (\s*x?\s*) stand in a row.
@@ -104,35 +102,28 @@ JSON_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"  # NaN and
 PYTHON_STRING = r"""(?s:(?P<quote>'''|\"""|'|")(?:\\.|(?!(?P=quote))[^\\])*(?P=quote))"""
 PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
-TAG, END = "]<]minimax[>[<", "]<]minimax[>[</"
-BEGIN, STOP = re.escape(TAG) + "(?!/)", re.escape(END)
 JSON = Spelling(
     value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
-    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":"},
+    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":", "[": ""},
     after=WS + r"([,}\]])",
     decode=json.loads,
 )
 PYTHON = Spelling(
-    value=r"\s*([{\[]|" + PYTHON_STRING + "|" + PYTHON_NUMBER + "|True|False|None|true|false|null)",
-    keys={"{": r"\s*(" + PYTHON_STRING + r")\s*:", "(": r"\s*([^\W\d]\w*)\s*="},
+    value=r"\s*([{\[(]|" + PYTHON_STRING + "|" + PYTHON_NUMBER + "|True|False|None|true|false|null)",
+    keys={"{": r"\s*(?:(" + PYTHON_STRING + r")\s*:)?", "[": "", "(": "", "f(": r"\s*([^\W\d]\w*)\s*="},
     after=r"\s*(?:,\s*(?=[}\])]))?([,}\])])",  # a trailing comma is none
     decode=python_atom,
 )
 GEMMA = Spelling(
     value=r'\s*([{\[]|(?P<quote><\|"\|>|<escape>)(?s:.*?)(?P=quote)|[^\s<,{}\[\]][^<,{}\[\]]*)',
-    keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:'},
+    keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:', "[": ""},
     after=r"\s*([,}\]])",
     decode=gemma_atom,
 )
-TAGS = Spelling(  # each with MiniMax's marker: <k>v</k>, <k><l>v</l></k>
-    value=rf"(?:\s*(?={BEGIN}))?({BEGIN}|[^\]]*(?:\](?!<\]minimax\[>\[)[^\]]*)*(?={STOP}))(?:{STOP})?",
-    keys={TAG: "([^<>]+)>"},
-    after=rf"[^<>]+>\s*({BEGIN}|{STOP})",
-    decode=Written,
-)
-CLOSING = {"{": "}", "[": "]", "(": ")", TAG: END}
+CLOSING = {"{": "}", "[": "]", "(": ")", "f(": ")"}
+NEVER = "(?!)"
 CUT = r"(?:<[^<>{}]*)?\Z"  # a text may end in a closing tag: it was the stop
-DEEPEST = 100  # levels of nesting: arguments have a handful, and each level takes two frames of Python's stack
+DEEPEST = 128  # levels of nesting: arguments have a handful, and each level takes two frames of Python's stack
 
 
 class Cursor:
@@ -160,42 +151,46 @@ class Cursor:
 
     def value(self, spelling: Spelling, depth: int = 0) -> Any:
         token = self.take(spelling.value, "a value")[1]
-        return self.items(token, spelling, depth + 1) if token in CLOSING else self.decode(token, spelling)
+        return self.items(token, spelling, depth + 1) if token in spelling.keys else self.decode(token, spelling)
 
     def decode(self, token: str, spelling: Spelling) -> Any:
         try:
             value = spelling.decode(token)
+            if value in (math.inf, -math.inf):  # what Python makes of 1e999
+                raise ValueError("number out of range")
         except (SyntaxError, ValueError) as error:  # an unknown \N{name}, more digits than Python converts
             value, self.fault = None, self.fault or f"bad value before character {self.at}: {error}"
-        if value in (math.inf, -math.inf):  # what Python makes of 1e999
-            self.fault = self.fault or f"number out of range before character {self.at}"
         return value
 
     def items(self, opening: str, spelling: Spelling, depth: int = 0) -> Any:
         """What stands in brackets, the opening one taken already: a dict where items have keys, else a list."""
         if depth > DEEPEST:
             raise BrokenCall(f"no more than {DEEPEST} levels expected at character {self.at}")
-        keys: list[str] = []
-        values: list[Any] = []
+        keys, values = list[Any](), list[Any]()
         mark = self.take(WS + r"([}\])]?)", "")[1] or ","
-        while mark in (",", TAG):
-            if opening in spelling.keys:
-                key = self.take(spelling.keys[opening], "a key")[1]
-                keys.append(self.decode(key, spelling) if key[0] in "\"'" else key)
+        while mark == ",":
+            if pattern := spelling.keys[opening]:
+                key = self.take(pattern, "a key")[1]
+                keys.append(self.decode(key, spelling) if key and key[0] in "\"'" else key)
             values.append(self.value(spelling, depth))
             mark = self.take(spelling.after, f"a comma or {CLOSING[opening]}")[1]
         if mark != CLOSING[opening]:
             raise BrokenCall(f"{CLOSING[opening]} expected before character {self.at}")
-        if opening == TAG:  # the schema says whether it is a list or an object
-            return tuple(zip(keys, values))
-        if len(set(keys)) < len(keys):
-            self.fault = self.fault or f"a key stands twice before character {self.at}"
-        return dict(zip(keys, values)) if opening in spelling.keys else values
+        if not spelling.keys[opening] or set(keys) == {None}:  # JSON has no sets, nor tuples
+            if opening == "(" and len(values) == 1:
+                self.fault = self.fault or f"a tuple of one, or none, before character {self.at}"
+            return values
+        if len(set(keys)) < len(keys) or None in keys:
+            self.fault = self.fault or f"a key stands twice, or not at all, before character {self.at}"
+        return dict(zip(keys, values))
 
     def call(self, start: int, arguments: Any) -> ToolCall:
         """The call from `start` to here."""
-        schema = (self.types or {}).get(self.name, Schema())
-        values = typed(arguments, schema, reading if self.types is None else str)
+        types, half = self.types or {}, self.name[: len(self.name) // 2]
+        if self.name == f"{half}.{half}" and self.name not in types and half in types:
+            self.name = half  # so Muse Glimmer calls what is in no namespace
+        schema = types.get(self.name, Schema())
+        values = typed(arguments, schema)
         if self.fault or not isinstance(values, dict):
             raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
         return ToolCall(self.name, unwrapped(values, schema), self.text[start : self.at], start, self.at)
@@ -214,13 +209,13 @@ def reading(text: str, spelling: Spelling = JSON) -> Any:
 
 # -- types, from the tool's schema -------------------------------------------------------------------------------------
 
-KINDS = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
-LOOSE = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array", "dict": "object"}
+KINDS = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "list": "array", "dict": "object"}
 
 
 def kind(value: Any) -> str:
     """JSON Schema's name of a value's type; "integer" for 3.0 too, as there."""
-    return "integer" if isinstance(value, float) and value.is_integer() else KINDS.get(type(value), "object")
+    whole = isinstance(value, float) and value.is_integer()
+    return "integer" if whole else "null" if value is None else KINDS[type(value).__name__]
 
 
 class Schema(NamedTuple):
@@ -247,7 +242,7 @@ class Schema(NamedTuple):
         found = set[str]()
         for node in self.nodes():
             names = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
-            found |= {LOOSE.get(name, name) for name in names if isinstance(name, str)}
+            found |= {KINDS.get(name, name) for name in names if isinstance(name, str)}  # or Python's
             found |= {kind(value) for value in node.get("enum") or ()}
             found |= {kind(node["const"])} if "const" in node else set()
         return found | ({"integer"} if "number" in found else set())
@@ -262,31 +257,31 @@ class Schema(NamedTuple):
         return Schema()
 
 
-def typed(value: Any, schema: Schema, silent: Callable[[str], Any]) -> Any:
-    """A value with what is Written in it read as one of the types that are allowed; where none is, as `silent` does."""
+def typed(value: Any, schema: Schema) -> Any:
+    """A value with what is Written in it read as one of the types that are allowed; and text, where none may be."""
     allowed = schema.kinds()
-    if isinstance(value, tuple) and "array" in allowed:
-        value = [part for _, part in value]
-    if isinstance(value, tuple):  # of named parts; what is named more than once is a list
+    if isinstance(value, tuple):  # of named parts: a list, or an object, in which a list is what is named twice
         parts: dict[str, list[Any]] = {}
         for name, part in value:
             parts.setdefault(name, []).append(part)
-        value = {name: part if part[1:] else part[0] for name, part in parts.items()}
+        named = {name: part if part[1:] else part[0] for name, part in parts.items()}
+        value = [part for _, part in value] if "array" in allowed else named
     if isinstance(value, dict):
-        return {key: typed(inner, schema.under(key), silent) for key, inner in value.items()}
+        return {key: typed(inner, schema.under(key)) for key, inner in value.items()}
     if isinstance(value, list):
-        return [typed(inner, schema.under(None), silent) for inner in value]
-    if not isinstance(value, Written):
+        return [typed(inner, schema.under(None)) for inner in value]
+    if not isinstance(value, Written) and (not isinstance(value, str) or not allowed or "string" in allowed):
         return value
+    text = str(value)
     if not allowed:
-        return (silent if value.string is None else str if value.string else reading)(value.text)
+        return reading(text) if isinstance(value, Bare) else text
     for spelling in (JSON, PYTHON):  # templates print True and None, so models do
-        meant = reading(value.text, spelling)
+        meant = reading(text, spelling)
         if not isinstance(meant, str) and kind(meant) in allowed:
             return meant
-    if not value.text.strip() and not allowed.isdisjoint({"array", "object"}) and "string" not in allowed:
+    if isinstance(value, Written) and not text.strip() and "string" not in allowed and allowed & {"array", "object"}:
         return [] if "array" in allowed else {}
-    return value.text
+    return text
 
 
 def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
@@ -296,7 +291,7 @@ def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
     if alone not in ("arguments", "input", "properties") or not isinstance(given, dict) or alone in given:
         return arguments
     inner = arguments[alone]
-    inner = typed(Written(inner), Schema({"type": "object"}), str) if isinstance(inner, str) else inner
+    inner = typed(Written(inner), Schema({"type": "object"})) if isinstance(inner, str) else inner
     return inner if isinstance(inner, dict) and inner.keys() <= given.keys() else arguments
 
 
@@ -310,24 +305,20 @@ class Notation(NamedTuple):
 
     formats: who writes so: our names, and those of vLLM's parsers, which may have several ways each.
     read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
-    inner: what it reads a call with, or a call's arguments.
     opening: where a call begins, or a wrapper of calls with nothing in it that can be read.
     head, foot: what stands before the arguments, with the name if that is there, and behind them.
-    parameter, close: what stands before a value and behind it, less one `margin`, where each has its own tags.
-    ends: where a malformed call ends, if not at its foot, unless another begins or the text ends first.
+    parameter, close: what stands before a value and behind it, where each has its own tags; SAME is the key again.
+    ends: where a malformed call ends, unless another begins or the text ends first.
     """
 
     formats: str
     read: Callable[[Cursor, Notation], Iterator[ToolCall]]
-    inner: Callable[[Cursor, Notation], Any]
     opening: str
     head: str = ""
-    foot: str = ""
     parameter: str = ""
     close: str = ""
-    margin: str = ""
-    ends: str = ""
-    spelling: Spelling = JSON
+    foot: str = ""
+    ends: str = NEVER
 
 
 def said(value: Any, keys: Sequence[str]) -> list[Any]:
@@ -337,89 +328,81 @@ def said(value: Any, keys: Sequence[str]) -> list[Any]:
     return [owner[key] for key in keys if key in owner] if isinstance(owner, dict) else []
 
 
-def call_said(cursor: Cursor, start: int, value: Any) -> ToolCall:
-    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string."""
+def json_call(cursor: Cursor, keyed: bool = False) -> ToolCall:
+    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string; or,
+    keyed, {"f": {"k": "v"}}."""
+    start = cursor.take(r"\s*(?=\{)", "an object").end()
+    value = cursor.value(JSON)
     names, arguments = said(value, NAME_KEYS), said(value, ARGUMENT_KEYS)
+    if keyed:
+        names, arguments = [*value], [*value.values()]
     cursor.name = names[0] if len(names) == 1 and isinstance(names[0], str) else ""
     if not cursor.name or len(arguments) != 1:
         raise BrokenCall(f"one name and one set of arguments expected before character {cursor.at}")
     return cursor.call(start, reading(arguments[0]) if isinstance(arguments[0], str) else arguments[0])
 
 
-def json_call(cursor: Cursor, form: Notation) -> ToolCall:
-    start = cursor.take(r"\s*(?=\{)", "an object").end()
-    return call_said(cursor, start, cursor.value(JSON))
-
-
-def keyed_call(cursor: Cursor, form: Notation) -> ToolCall:
-    """{"f": {"k": "v"}}, the name as the key."""
-    start = cursor.take(r"\s*(?=\{)", "an object").end()
-    pairs = [{"name": name, "arguments": arguments} for name, arguments in cursor.value(JSON).items()]
-    return call_said(cursor, start, pairs[0] if len(pairs) == 1 else None)
-
-
-def python_call(cursor: Cursor, form: Notation) -> ToolCall:
+def python_call(cursor: Cursor) -> ToolCall:
     head = cursor.take(r"\s*(" + NAME + r")\s*\(", "a call")
     cursor.name = head[1]
-    return cursor.call(head.start(1), cursor.items("(", PYTHON))
+    return cursor.call(head.start(1), cursor.items("f(", PYTHON))
 
 
-def several(cursor: Cursor, form: Notation, more: str) -> Iterator[ToolCall]:
-    """Calls for as long as group 1 of `more` follows."""
-    yield form.inner(cursor, form)
-    while cursor.take(more, "a comma or ]")[1]:
-        cursor.name = ""
-        yield form.inner(cursor, form)
-
-
-def read_list(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+def read_list(one: Callable[[Cursor], ToolCall], cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
     """Calls from the opening to the foot: a list, or one object, whose tags they are, or some without brackets."""
     start = cursor.take(form.opening, "the opening").start()
-    foot = rf"\s*(?:{form.foot}|{CUT})" if form.foot else ""
+    comma = "," if one is python_call else ";"
+    more, foot = rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?", form.foot
     if cursor.take(r"\s*(\[?)", "")[1]:
-        yield from several(cursor, form, r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])")
-        cursor.take(f"(?:{foot})?", "")
-    elif foot and form.inner is not python_call:
-        call = form.inner(cursor, form)
-        cursor.take(foot, form.foot)
-        yield replace(call, raw_text=cursor.text[start : cursor.at], start=start, end=cursor.at)
-    else:
-        comma = "," if form.inner is python_call else ";"
-        yield from several(cursor, form, rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?")
+        more, foot = r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])", f"(?:{foot})?"
+    elif foot and one is not python_call:
+        call = one(cursor)
         cursor.take(foot, "the closing tag")
+        yield replace(call, raw_text=cursor.text[start : cursor.at], start=start, end=cursor.at)
+        return
+    yield one(cursor)
+    while cursor.take(more, "a comma or ]")[1]:
+        cursor.name = ""
+        yield one(cursor)
+    cursor.take(foot, "the closing tag")
 
 
-def read_named(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
-    """A head with the name, the arguments, a foot."""
+def read_named(spelling: Spelling | None, cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+    """A head with the name, the arguments, in tags if in no spelling, a foot."""
     found = cursor.take(form.head, "a name and its marker")
-    cursor.name = found["name"]
-    yield cursor.call(found.start(), form.inner(cursor, form))
+    cursor.name = html.unescape(found["name"])
+    arguments = cursor.value(spelling) if spelling else tagged(cursor, form, form.foot)
+    if spelling:
+        cursor.take(form.foot, "the closing tag")
+    yield cursor.call(found.start(), arguments)
 
 
-def written_arguments(cursor: Cursor, form: Notation) -> Any:
-    """An object in a spelling, and the foot."""
-    arguments = cursor.value(form.spelling)
-    cursor.take(rf"\s*(?:{form.foot}|{CUT})" if form.foot else "", "the closing tag")
-    return {} if isinstance(arguments, Written) and not arguments.text.strip() else arguments
-
-
-def tagged_arguments(cursor: Cursor, form: Notation) -> Any:
-    """Values in tags that name them."""
-    arguments = dict[str, Any]()
-    while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{form.foot})", "a parameter or the closing tag"))["key"]:
+def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
+    """Values in tags that name them, as pairs, up to the foot. Where the closing tag names it again, a value may be
+    such pairs, and a key may stand twice."""
+    pairs, nests = list[tuple[str, Any]](), "SAME" in form.close
+    if depth > DEEPEST:
+        raise BrokenCall(f"no more than {DEEPEST} levels expected at character {cursor.at}")
+    while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{foot})", "a parameter or the closing tag"))["key"]:
         xml, string = tag.groupdict().get("xml"), tag.groupdict().get("string")
-        closing = rf"\]\]>\s*(?P<close>{form.close})" if xml else rf"(?P<close>{form.close})|{form.parameter}"
+        close = form.close.replace("SAME", re.escape(key))
+        closing = rf"\]\]>\s*(?P<close>{close})" if xml else rf"(?P<close>{close})|{form.parameter}"
         end = re.compile(closing).search(cursor.text, cursor.at)
-        if end is None or end["close"] is None:  # with the next one in it, the value would be wrong and well formed
+        value: Any = cursor.text[cursor.at : end.start()] if end else ""
+        if nests and end and end["close"] is None and not value.strip():
+            value = tagged(cursor, form, close, depth + 1)
+        elif end is None or end["close"] is None:  # with the next one in it, the value would be wrong and well formed
             cursor.at = cursor.at if end else len(cursor.text)
             raise BrokenCall(f"parameter {key!r} is not closed where {'the next begins' if end else 'the text ends'}")
-        if key in arguments:
-            cursor.fault = f"parameter {key!r} stands twice before character {cursor.at}"
-        value = cursor.text[cursor.at : end.start()].removeprefix(form.margin).removesuffix(form.margin)
-        value = html.unescape(value) if xml == "" else value
-        arguments[key] = Written(value, string in ("true", "string") if string else None)
-        cursor.at = end.end()
-    return arguments
+        else:
+            cursor.at = end.end()
+            value = html.unescape(value) if xml == "" else value
+            if string not in ("true", "string", ""):
+                value = Bare(value) if string or cursor.types is None else Written(value)
+        pairs.append((html.unescape(key), value))
+    if not nests and len(dict(pairs)) < len(pairs):
+        cursor.fault = f"a parameter stands twice before character {cursor.at}"
+    return tuple(pairs)
 
 
 def read_json(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
@@ -432,7 +415,8 @@ def read_json(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
             raise
         return
     if said(value, NAME_KEYS) and said(value, ARGUMENT_KEYS):
-        yield call_said(cursor, start, value)
+        cursor.at = start
+        yield json_call(cursor)
 
 
 def read_unknown(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
@@ -442,53 +426,50 @@ def read_unknown(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
 
 # -- the formats -------------------------------------------------------------------------------------------------------
 
-NEVER = "(?!)"
 BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls|｜tool_calls?_begin｜)>"
 PLACES = {  # what stands in a template for what; the rest of it is a regular expression
     " ": r"\s*", "<|": r"<\|", "|>": r"\|>", "NAME": r"(?P<name>[^\s<>{}\[\]]+)", "TITLE": r'(?P<name>[^<>"]+?)',
     "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "SUFFIX": r"(?::\w+)?",
-    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "IFM": r"(?:ifm\|)?", "PLAMO": r"<\|plamo:",
+    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "IFM": r"(?:ifm\|)?", "«": r"<\|plamo:",
+    "»": r":plamo\|>", "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
     "MINIMAX": r"\]<\]minimax\[>\[",
 }  # fmt: skip
-BODIES = {"CALLS": json_call, "KEYED": keyed_call, "PYTHON": python_call, "OBJECT": written_arguments}
+BODIES: dict[str, Callable[[Cursor, Notation], Iterator[ToolCall]]] = {
+    "CALLS": partial(read_list, json_call), "KEYED": partial(read_list, partial(json_call, keyed=True)),
+    "PYTHON": partial(read_list, python_call), "OBJECT": partial(read_named, JSON), "GEMMA": partial(read_named, GEMMA),
+}  # fmt: skip
 
 
 def pattern(template: str) -> str:
     return re.sub("|".join(map(re.escape, PLACES)), lambda found: PLACES[found[0]], template)
 
 
-def notation(formats: str, template: str, wrapper: str = NEVER, spelling: Spelling = JSON, **more: str) -> Notation:
+def notation(formats: str, template: str, wrapper: str = NEVER, **more: str) -> Notation:
     """By a template: a head, a word of BODIES or between dots a parameter, a foot; white space may be any or none.
     The opening is what stands before the first space or the name, or a wrapper that is not followed by it."""
     head, body, foot = re.split(r" (\.\.\..+\.\.\.|" + "|".join(BODIES) + ") ?", template)
     begins = re.split(" |NAME|TITLE", head)[0]
-    parts = {"head": head, "foot": foot, "opening": f"{wrapper}(?! (?:{begins}))|{begins}", **more}
+    parts = {"opening": f"{wrapper}(?! (?:{begins}))|{begins}", "head": head, "ends": foot or NEVER}
     parts["parameter"], _, parts["close"] = body.strip(".").partition("VALUE")
-    inner = BODIES.get(body, tagged_arguments)
-    read = read_list if body in ("CALLS", "KEYED", "PYTHON") else read_named
-    return Notation(formats, read, inner, spelling=spelling, **{key: pattern(part) for key, part in parts.items()})
+    parts["foot"] = f" (?:{foot}|{CUT})" if foot and body in BODIES else foot
+    read = BODIES.get(body, partial(read_named, None))
+    return Notation(formats, read, **{key: pattern(part) for key, part in (parts | more).items()})
 
 
 # Where two begin alike, the one that stands first takes the call. Objects are {"name": "f", "arguments": {"k": "v"}}.
 MARKED = [
     notation("hermes granite xlam granite4 qwen3_json ernie45",
              r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)) CALLS </tool_call>"),
-    notation("granite granite-20b-fc gigachat3",
-             r"(?:<|tool_call|>|<function_call>|<|function_call|>|function\scall<|role_sep|>) CALLS"),
-    notation("llama llama3_json llama4_json", "<|python_tag|> CALLS"),
-    notation("phi4_mini_json", r"functools(?=\[) CALLS"),
-    notation("jamba hunyuan_a13b", r"<tool_calls>(?=\s*[\[{]) CALLS </tool_calls>"),
-    notation("longcat", "<longcat_tool_call> CALLS </longcat_tool_call>"),
-    notation("dots", r"<dots_function_call>(?=\s*[\[{]) CALLS </dots_function_call>"),
+    notation("granite granite-20b-fc gigachat3 llama llama3_json llama4_json phi4_mini_json",
+             r"(?:<|(?:tool_call|python_tag)|>|<|?function_call\|?>|function\scall<|role_sep|>|functools(?=\[)) CALLS"),
+    notation("jamba hunyuan_a13b longcat dots k2_horizon", r"<LISTED>(?=\s*[\[{]) CALLS </LISTED>"),
     notation("internlm", r"<|action_start|>\s*<|plugin|> CALLS <|action_end|>"),
     notation("cohere cohere_command3 cohere_command4", "<|START_ACTION|> CALLS <|END_ACTION|>"),
     notation("inkling", "<|content_invoke_tool_json|> CALLS (?:<|end_message|>|<|content_model_end_sampling|>)"),
-    notation("k2_horizon", r"<ifm\|tool_call>(?=\s*\{) CALLS </ifm\|tool_call>"),
     notation("mistral xlam", r"\[TOOL_CALLS\](?=\s*(?:\{|\[(?!TOOL_CALLS\]))) CALLS", ends=r"(?=\[TOOL_CALLS\])"),
     notation("apertus", "<|tools_prefix|> KEYED <|tools_suffix|>"),  # {"f": {"k": "v"}}
     notation("olmo3", r"<function_calls>(?=\s*(?:\[\s*)?[^\W\d][\w.]*\s*\() PYTHON </function_calls>"),
-    notation("lfm2", "<|tool_call_start|> PYTHON <|tool_call_end|>"),
-    notation("llama4_pythonic llama", "<|python_start|> PYTHON <|python_end|>"),
+    notation("lfm2 llama4_pythonic llama", "<|(?:tool_call|python)_start|> PYTHON <|(?:tool_call|python)_end|>"),
     notation("mistral",
              r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
              opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
@@ -497,24 +478,26 @@ MARKED = [
              "(?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
     notation("kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
              "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
-    notation("plamo3", "PLAMObegin_tool_request:plamo|> PLAMObegin_tool_name:plamo|>NAMEPLAMOend_tool_name:plamo|> "
-             "PLAMObegin_tool_arguments:plamo|>(?:PLAMOconstrain|>jsonPLAMOmsg|>)? OBJECT "
-             "PLAMOend_tool_arguments:plamo|>(?: PLAMOend_tool_request:plamo|>)?", "PLAMObegin_tool_requests:plamo|>"),
-    notation("gemma gemma4 functiongemma", r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) OBJECT "
-             "(?:<tool_call|>|<end_function_call>)", spelling=GEMMA),
+    notation("plamo3", "«begin_tool_request» «begin_tool_name»NAME«end_tool_name» «begin_tool_arguments»"
+             "(?:«constrain|>json«msg|>)? OBJECT «end_tool_arguments»(?: «end_tool_request»)?",
+             "«begin_tool_requests»"),
+    notation("gemma gemma4 functiongemma", r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) GEMMA "
+             "(?:<tool_call|>|<end_function_call>)"),
     notation("openai", r"to=(?:functions\.)?(?P<name>[\w.-]+)(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?"
              "<|message|> OBJECT (?:<|call|>|<|end|>)",
              opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
-    notation("minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> OBJECT invoke>""",
-             spelling=TAGS, opening="MINIMAX<(?:tool_call>|invoke )", ends="MINIMAX</invoke>"),
+    notation("minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> ..."""
+             "MINIMAX<(?P<key>[^<>/][^<>]*)>VALUEMINIMAX</SAME>...MINIMAX</invoke>",
+             opening="MINIMAX<(?:tool_call>|invoke )"),
     notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
              r"<IFMtool_callSUFFIX>(?!\s*[{\[<]) NAME (?:<tool_sepSUFFIX>)? ...<IFMarg_keySUFFIX>KEY</IFMarg_keySUFFIX>"
              " (?:<IFMarg_type>STRING</IFMarg_type> )?<IFMarg_valueSUFFIX>VALUE</IFMarg_valueSUFFIX>..."
              "</IFMtool_callSUFFIX>"),
-    notation("qwen_coder qwen3_coder qwen3_xml step3p5 seed_oss mimo",
-             "(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>VALUE</parameter>..."
-             "</function>(?: </(?:seed:)?tool_call>)?", margin="\n", ends="</(?:seed:)?tool_call>",  # models forget one
-             opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)"),
+    *(notation(formats, f"(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>{margin}</parameter>..."
+               "</function>(?: </(?:seed:)?tool_call>)?", ends="</(?:seed:)?tool_call>",  # models forget one
+               opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)")
+      for formats, margin in {"qwen_coder qwen3_coder qwen3_xml step3p5 seed_oss": r"\n?VALUE\n?",
+                              "mimo": "(?P<string>)VALUE"}.items()),  # word for word
     notation("llama", "<function=TITLE> OBJECT </function>"),
     notation("minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
              r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
@@ -527,10 +510,10 @@ MARKED = [
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
 JSON_FORMATS = "json xlam llama llama3_json llama4_json phi4_mini_json"
-BARE_JSON = Notation(JSON_FORMATS, read_json, json_call, r'\{(?=\s*")', ends="(?=)")
+BARE_JSON = Notation(JSON_FORMATS, read_json, r'\{(?=\s*")', ends="(?=)")
 # [f(k="v"), g()], or f(k="v") where the answer begins
 PYTHON_OPENING = rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()"
-BARE_PYTHON = Notation("pythonic llama4_pythonic", read_list, python_call, PYTHON_OPENING)
+BARE_PYTHON = Notation("pythonic llama4_pythonic", BODIES["PYTHON"], PYTHON_OPENING)
 ANY = [*MARKED, BARE_JSON]
 FORMATS = {"auto": ANY, "hf": ANY}  # hf: whatever the checkpoint's own template says
 for form in [*ANY, BARE_PYTHON]:
@@ -543,7 +526,7 @@ LIKE_A_MARKER = "|".join((
     r"<[\w:.-]{0,40}(?i:tool|function|invoke|call)\s+(?:name|tool)=",
 ))  # fmt: skip
 MARKERS = "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER])
-UNKNOWN = Notation("", read_unknown, json_call, MARKERS, ends="(?=)")
+UNKNOWN = Notation("", read_unknown, MARKERS, ends="(?=)")
 
 THOUGHTS = {
     "<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>",
@@ -586,7 +569,7 @@ def read_calls(cursor: Cursor, form: Notation, found: re.Match[str]) -> list[Too
             start = call.end
             calls.append(call)
     except BrokenCall as broken:
-        ending = re.compile(f"{form.ends or form.foot or NEVER}|(?={form.opening}|{ANSWER})")
+        ending = re.compile(f"{form.ends}|(?={form.opening}|{ANSWER})")
         end = ending.search(text, max(cursor.at, found.end()))
         cursor.at = end.end() if end else len(text)
         calls.append(ToolCall(cursor.name, {}, text[start : cursor.at], start, cursor.at, str(broken)))
@@ -598,7 +581,7 @@ def is_call_list(text: str, start: int) -> bool:
     cursor = Cursor(text)
     cursor.at = start
     try:
-        list(read_list(cursor, BARE_PYTHON))
+        list(BARE_PYTHON.read(cursor, BARE_PYTHON))
     except BrokenCall:
         ends = cursor.at == len(text) or text.rstrip().endswith("]")
         return ends and re.compile(rf"\s*\[\s*{NAME}\s*\(").match(text, start) is not None

@@ -124,7 +124,7 @@ values = st.recursive(
 anything = strings.filter(bool)
 identifiers = st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True)
 dotted = st.from_regex(r"[A-Za-z_]\w{0,8}(\.\w{1,4})?", fullmatch=True)
-attributes = st.from_regex(r'[^<>"]{1,8}', fullmatch=True)
+attributes = st.from_regex(r'[^<>"&]{1,8}', fullmatch=True)  # an ampersand begins an entity
 NAMES = {
     "json": anything, "hermes": anything, "qwen_coder": attributes, "invoke": attributes, "llama": attributes,
     "mistral": st.from_regex(r"[^\s\[\]{}]{1,8}", fullmatch=True), "pythonic": dotted,
@@ -464,6 +464,33 @@ def test_arguments_in_an_argument_that_the_tool_has_not_are_its_own(key: str, in
         assert pairs(parse_tool_calls(text.replace(inner, other), tools=TOOLS)) == [("get_weather", {key: other})]
 
 
+def test_a_string_in_json_is_read_by_a_schema_that_allows_none() -> None:
+    types = {"a": {"type": "integer"}, "b": {"type": ["string", "integer"]}, "c": {"items": {"type": "boolean"}}}
+    text = '{"name": "f", "arguments": {"a": "2", "b": "2", "c": ["true", "yes"], "d": "2"}}'
+    [call] = parse_tool_calls(text, tools=[{"name": "f", "parameters": {"properties": types}}])
+    assert call.arguments == {"a": 2, "b": "2", "c": [True, "yes"], "d": "2"}
+    assert parse_tool_calls(text)[0].arguments["a"] == "2"
+
+
+def test_mimo_s_values_are_word_for_word() -> None:
+    text = "<tool_call><function=f><parameter=a>\n5\n</parameter><parameter=b>5</parameter></function></tool_call>"
+    assert pairs(parse_tool_calls(text, format="mimo")) == [("f", {"a": "\n5\n", "b": "5"})]
+    tool = {"name": "f", "parameters": {"properties": {"b": {"type": "integer"}}}}
+    assert pairs(parse_tool_calls(text, format="mimo", tools=[tool])) == [("f", {"a": "\n5\n", "b": 5})]
+
+
+def test_names_in_attributes_are_what_they_are_in_xml() -> None:
+    argument = '<|open|>argument key="k&amp;q" type="string"<|sep|>a &amp; b<|close|>argument<|sep|>'
+    text = f'<|open|>call tool="a&amp;b&quot;c" index="1"<|sep|>{argument}<|close|>call<|sep|>'
+    assert pairs(parse_tool_calls(text)) == [('a&b"c', {"k&q": "a &amp; b"})]
+
+
+def test_a_tool_in_no_namespace_may_be_called_as_its_own() -> None:
+    for name, called in (("now.now", "now"), ("get.now", "get.now"), ("new.new", "new.new")):
+        text = f'<atem:function_calls><atem:invoke name="{name}"></atem:invoke></atem:function_calls>'
+        assert pairs(parse_tool_calls(text, tools=TOOLS)) == [(called, {})]
+
+
 def test_deepseek_says_itself_what_is_a_string() -> None:
     for string, value in (("true", "5"), ("false", 5)):
         parameter = f'<｜DSML｜parameter name="a" string="{string}">5</｜DSML｜parameter>'
@@ -497,7 +524,7 @@ MALFORMED = {
     "two objects in the tag": (
         "hermes",
         '<tool_call>{"name": "f", "arguments": {}}{"name": "g", "arguments": {}}</tool_call>',
-        "</tool_call> expected",
+        "the closing tag expected",
     ),
     "an opening alone": ("auto", "I will call <tool_call>", "where the text ends"),
     "a parameter that is not closed": (
@@ -514,7 +541,12 @@ MALFORMED = {
         "minimax_m3",
         ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>]<]minimax[>[<b>1]<]minimax[>[</b>so]<]minimax[>[</a>'
         "]<]minimax[>[</invoke>",
-        "a comma or",
+        "a parameter or the closing tag",
+    ),
+    "another closing tag": (
+        "minimax_m3",
+        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</b>]<]minimax[>[</invoke>',
+        "parameter 'a' is not closed",
     ),
     "two names in one": ("apertus", '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>', "one name and one set"),
     "an object with no closing quote": ("gemma", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "a value expected"),
@@ -542,6 +574,8 @@ MALFORMED = {
     "an operator": ("pythonic", "[f(a=1 + 1)]", "a comma or ) expected"),
     "an f-string": ("pythonic", '[f(a=f"{1}")]', "a value expected"),
     "a name for a value": ("pythonic", "[f(a=b)]", "a value expected"),
+    "half a set": ("pythonic", "[f(a={1, 'b': 2})]", "a key stands twice, or not at all"),
+    "brackets around one": ("pythonic", "[f(a=(1))]", "a tuple of one, or none"),
     "a comprehension": ("pythonic", "[f(a=[1 for _ in ()])]", "a comma or ] expected"),
     "a positional argument": ("pythonic", '[f("x")]', "a key expected"),
     "a keyword twice": ("pythonic", "[f(a=1, a=2)]", "stands twice"),
@@ -605,6 +639,14 @@ def test_tagged_values_are_json_where_they_can_be() -> None:
     lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in written.items())
     [call] = parse_tool_calls(f"<tool_call>\n<function=f>\n{lines}</function>\n</tool_call>")
     assert call.arguments == read and type(call.arguments["a"]) is int
+
+
+def test_python_s_tuples_and_sets_are_lists() -> None:
+    [call] = parse_tool_calls(
+        "[f(a=(800, 600), b={'urgent', 'bug'}, c=(), d={}, e=((1, 2), {3},), g={'k': (None, 1)})]"
+    )
+    lists = {"a": [800, 600], "b": ["urgent", "bug"], "c": [], "d": {}, "e": [[1, 2], [3]], "g": {"k": [None, 1]}}
+    assert call.arguments == lists
 
 
 def test_python_s_own_spellings_are_read() -> None:
@@ -723,6 +765,11 @@ def test_deep_nesting_is_an_error_and_not_a_recursion(opening: str, closing: str
 
     for text in (f"<tool_call>{nested(100_000)}</tool_call>", f"[f(a={opening * 100_000}1{closing * 100_000})]"):
         [call] = parse_tool_calls(text)
-        assert call.error and "100 levels" in call.error
-    [call] = parse_tool_calls(nested(90))
+        assert call.error and "128 levels" in call.error
+    [call] = parse_tool_calls(nested(120))
     assert call.error is None
+    tags = (piece * 128 for piece in ("]<]minimax[>[<k>", "]<]minimax[>[</k>"))
+    [whole, deeper] = parse_tool_calls(
+        "{0}{1}1{2}{3}{0}{1}{1}1{2}{2}{3}".format(']<]minimax[>[<invoke name="f">', *tags, "]<]minimax[>[</invoke>")
+    )
+    assert whole.error is None and deeper.error and "128 levels" in deeper.error
