@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import html
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,11 +88,6 @@ def python_atom(token: str) -> Any:
     return ast.literal_eval(re.sub(escape, lambda found: raw.get(found[0], found[0]), token))
 
 
-def gemma_atom(token: str) -> Any:
-    quoted = re.fullmatch(r'(?s:(<\|"\|>|<escape>)(.*)\1)', token)
-    return quoted[2] if quoted else Bare(token.strip())
-
-
 # Each pattern takes time linear in what it tries: no two runs that can share a character (\s*x?\s*) stand in a row.
 WS = r"[ \t\n\r]*"  # JSON's; \s would also eat a no-break space at the end of a text
 NAME = r"[^\W\d][\w.]*"
@@ -118,7 +112,7 @@ GEMMA = Spelling(
     value=r'\s*([{\[]|(?P<quote><\|"\|>|<escape>)(?s:.*?)(?P=quote)|[^\s<,{}\[\]][^<,{}\[\]]*)',
     keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:', "[": ""},
     after=r"\s*([,}\]])",
-    decode=gemma_atom,
+    decode=lambda token: token.split(">", 1)[1].rpartition("<")[0] if token[0] == "<" else Bare(token.strip()),
 )
 CLOSING = {"{": "}", "[": "]", "(": ")", "f(": ")"}
 NEVER = "(?!)"
@@ -134,8 +128,8 @@ class Cursor:
     a RecursionError does not say where it was; and both read numbers and names that JSON does not have.
     """
 
-    def __init__(self, text: str, types: Mapping[str, Schema] | None = None) -> None:
-        self.text, self.at, self.types = text, 0, types
+    def __init__(self, text: str, types: Mapping[str, Schema] | None = None, at: int = 0) -> None:
+        self.text, self.types, self.at, self.calls = text, types, at, list[ToolCall]()
         self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
 
     def take(self, pattern: str, expected: str) -> re.Match[str]:
@@ -156,7 +150,7 @@ class Cursor:
     def decode(self, token: str, spelling: Spelling) -> Any:
         try:
             value = spelling.decode(token)
-            if value in (math.inf, -math.inf):  # what Python makes of 1e999
+            if value in (1e999, -1e999):  # what Python makes of both is no number in JSON
                 raise ValueError("number out of range")
         except (SyntaxError, ValueError) as error:  # an unknown \N{name}, more digits than Python converts
             value, self.fault = None, self.fault or f"bad value before character {self.at}: {error}"
@@ -184,8 +178,19 @@ class Cursor:
             self.fault = self.fault or f"a key stands twice, or not at all, before character {self.at}"
         return dict(zip(keys, values))
 
-    def call(self, start: int, arguments: Any) -> ToolCall:
-        """The call from `start` to here."""
+    def read(self, form: Notation, found: re.Match[str]) -> None:
+        """Keep the calls at an opening; a malformed one is the last."""
+        known, self.at, self.name, self.fault = len(self.calls), found.start(), "", ""
+        try:
+            form.read(self, form)
+        except BrokenCall as broken:
+            start = self.calls[-1].end if self.calls[known:] else found.start()
+            ending = re.compile(f"{form.ends}|(?={form.opening}|{ANSWER})").search(self.text, max(self.at, found.end()))
+            self.at = ending.end() if ending else len(self.text)
+            self.calls.append(ToolCall(self.name, {}, self.text[start : self.at], start, self.at, str(broken)))
+
+    def call(self, start: int, arguments: Any) -> None:
+        """Keep the call from `start` to here."""
         types, half = self.types or {}, self.name[: len(self.name) // 2]
         if self.name == f"{half}.{half}" and self.name not in types and half in types:
             self.name = half  # so Muse Glimmer calls what is in no namespace
@@ -193,7 +198,7 @@ class Cursor:
         values = typed(arguments, schema)
         if self.fault or not isinstance(values, dict):
             raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
-        return ToolCall(self.name, unwrapped(values, schema), self.text[start : self.at], start, self.at)
+        self.calls.append(ToolCall(self.name, unwrapped(values, schema), self.text[start : self.at], start, self.at))
 
 
 def reading(text: str, spelling: Spelling = JSON) -> Any:
@@ -290,9 +295,8 @@ def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
     given = schema.node.get("properties") if isinstance(schema.node, dict) else None
     if alone not in ("arguments", "input", "properties") or not isinstance(given, dict) or alone in given:
         return arguments
-    inner = arguments[alone]
-    inner = typed(Written(inner), Schema({"type": "object"})) if isinstance(inner, str) else inner
-    return inner if isinstance(inner, dict) and inner.keys() <= given.keys() else arguments
+    inner = typed(arguments[alone], Schema({"type": "object"}))
+    return typed(inner, schema) if isinstance(inner, dict) and inner.keys() <= given.keys() else arguments
 
 
 # -- how calls are written: the readers --------------------------------------------------------------------------------
@@ -304,15 +308,15 @@ class Notation(NamedTuple):
     """One way to write calls; patterns are regular expressions.
 
     formats: who writes so: our names, and those of vLLM's parsers, which may have several ways each.
-    read: yields the calls at the cursor, which stands at the opening, and leaves it behind them.
+    read: reads the calls at the cursor, which stands at the opening, and leaves it behind them.
     opening: where a call begins, or a wrapper of calls with nothing in it that can be read.
     head, foot: what stands before the arguments, with the name if that is there, and behind them.
-    parameter, close: what stands before a value and behind it, where each has its own tags; SAME is the key again.
+    parameter, close: what stands before a value and behind it, where each has its own tags.
     ends: where a malformed call ends, unless another begins or the text ends first.
     """
 
     formats: str
-    read: Callable[[Cursor, Notation], Iterator[ToolCall]]
+    read: Callable[[Cursor, Notation], None]
     opening: str
     head: str = ""
     parameter: str = ""
@@ -328,27 +332,27 @@ def said(value: Any, keys: Sequence[str]) -> list[Any]:
     return [owner[key] for key in keys if key in owner] if isinstance(owner, dict) else []
 
 
-def json_call(cursor: Cursor, keyed: bool = False) -> ToolCall:
+def json_call(cursor: Cursor, start: int | None = None, foot: str = "", keyed: bool = False) -> None:
     """The call that an object describes: one name and one set of arguments, which may be JSON inside a string; or,
-    keyed, {"f": {"k": "v"}}."""
-    start = cursor.take(r"\s*(?=\{)", "an object").end()
+    keyed, {"f": {"k": "v"}}. It is the call's beginning, unless that is given, and its end, if there is no foot."""
+    brace = cursor.take(r"\s*(?=\{)", "an object").end()
     value = cursor.value(JSON)
-    names, arguments = said(value, NAME_KEYS), said(value, ARGUMENT_KEYS)
-    if keyed:
-        names, arguments = [*value], [*value.values()]
+    names, arguments = ([*value], [*value.values()]) if keyed else (said(value, NAME_KEYS), said(value, ARGUMENT_KEYS))
     cursor.name = names[0] if len(names) == 1 and isinstance(names[0], str) else ""
     if not cursor.name or len(arguments) != 1:
         raise BrokenCall(f"one name and one set of arguments expected before character {cursor.at}")
-    return cursor.call(start, reading(arguments[0]) if isinstance(arguments[0], str) else arguments[0])
+    cursor.take(foot, "the closing tag")
+    [given] = arguments
+    cursor.call(brace if start is None else start, reading(given) if isinstance(given, str) else given)
 
 
-def python_call(cursor: Cursor) -> ToolCall:
+def python_call(cursor: Cursor) -> None:
     head = cursor.take(r"\s*(" + NAME + r")\s*\(", "a call")
     cursor.name = head[1]
-    return cursor.call(head.start(1), cursor.items("f(", PYTHON))
+    cursor.call(head.start(1), cursor.items("f(", PYTHON))
 
 
-def read_list(one: Callable[[Cursor], ToolCall], cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+def read_list(one: Callable[..., None], cursor: Cursor, form: Notation) -> None:
     """Calls from the opening to the foot: a list, or one object, whose tags they are, or some without brackets."""
     start = cursor.take(form.opening, "the opening").start()
     comma = "," if one is python_call else ";"
@@ -356,41 +360,37 @@ def read_list(one: Callable[[Cursor], ToolCall], cursor: Cursor, form: Notation)
     if cursor.take(r"\s*(\[?)", "")[1]:
         more, foot = r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])", f"(?:{foot})?"
     elif foot and one is not python_call:
-        call = one(cursor)
-        cursor.take(foot, "the closing tag")
-        yield replace(call, raw_text=cursor.text[start : cursor.at], start=start, end=cursor.at)
+        one(cursor, start, foot)
         return
-    yield one(cursor)
+    one(cursor)
     while cursor.take(more, "a comma or ]")[1]:
         cursor.name = ""
-        yield one(cursor)
+        one(cursor)
     cursor.take(foot, "the closing tag")
 
 
-def read_named(spelling: Spelling | None, cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+def read_named(spelling: Spelling | None, cursor: Cursor, form: Notation) -> None:
     """A head with the name, the arguments, in tags if in no spelling, a foot."""
     found = cursor.take(form.head, "a name and its marker")
     cursor.name = html.unescape(found["name"])
     arguments = cursor.value(spelling) if spelling else tagged(cursor, form, form.foot)
-    if spelling:
-        cursor.take(form.foot, "the closing tag")
-    yield cursor.call(found.start(), arguments)
+    cursor.take(form.foot if spelling else "", "the closing tag")
+    cursor.call(found.start(), arguments)
 
 
 def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
-    """Values in tags that name them, as pairs, up to the foot. Where the closing tag names it again, a value may be
+    """Values in tags that name them, as pairs, up to the foot. Where the closing tag has the name again, a value may be
     such pairs, and a key may stand twice."""
-    pairs, nests = list[tuple[str, Any]](), "SAME" in form.close
+    pairs, nests = list[tuple[str, Any]](), "(?P<again>" in form.close
     if depth > DEEPEST:
         raise BrokenCall(f"no more than {DEEPEST} levels expected at character {cursor.at}")
     while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{foot})", "a parameter or the closing tag"))["key"]:
         xml, string = tag.groupdict().get("xml"), tag.groupdict().get("string")
-        close = form.close.replace("SAME", re.escape(key))
-        closing = rf"\]\]>\s*(?P<close>{close})" if xml else rf"(?P<close>{close})|{form.parameter}"
+        closing = rf"\]\]>\s*(?P<close>{form.close})" if xml else rf"(?P<close>{form.close})|{form.parameter}"
         end = re.compile(closing).search(cursor.text, cursor.at)
         value: Any = cursor.text[cursor.at : end.start()] if end else ""
         if nests and end and end["close"] is None and not value.strip():
-            value = tagged(cursor, form, close, depth + 1)
+            value = tagged(cursor, form, form.close, depth + 1)
         elif end is None or end["close"] is None:  # with the next one in it, the value would be wrong and well formed
             cursor.at = cursor.at if end else len(cursor.text)
             raise BrokenCall(f"parameter {key!r} is not closed where {'the next begins' if end else 'the text ends'}")
@@ -399,29 +399,30 @@ def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
             value = html.unescape(value) if xml == "" else value
             if string not in ("true", "string", ""):
                 value = Bare(value) if string or cursor.types is None else Written(value)
+        if nests and not cursor.text.endswith(f"/{key}>", 0, cursor.at):
+            cursor.fault = f"parameter {key!r} is not closed by its own tag before character {cursor.at}"
         pairs.append((html.unescape(key), value))
     if not nests and len(dict(pairs)) < len(pairs):
         cursor.fault = f"a parameter stands twice before character {cursor.at}"
     return tuple(pairs)
 
 
-def read_json(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+def read_json(cursor: Cursor, form: Notation) -> None:
     """An object with a name and arguments, or the beginning of one; any other object is passed over whole."""
     start = cursor.at
     try:
         value = cursor.value(JSON)
+        called = bool(said(value, NAME_KEYS) and said(value, ARGUMENT_KEYS))
     except BrokenCall:
-        if re.compile(r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:').match(cursor.text, start):
-            raise
-        return
-    if said(value, NAME_KEYS) and said(value, ARGUMENT_KEYS):
-        cursor.at = start
-        yield json_call(cursor)
+        begins = r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:'
+        called = re.compile(begins).match(cursor.text, start) is not None
+    if called:
+        cursor.at, cursor.fault = start, ""
+        json_call(cursor)
 
 
-def read_unknown(cursor: Cursor, form: Notation) -> Iterator[ToolCall]:
+def read_unknown(cursor: Cursor, form: Notation) -> None:
     raise BrokenCall(f"the marker of a call in a format that was not looked for at character {cursor.at}")
-    yield
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
@@ -434,14 +435,10 @@ PLACES = {  # what stands in a template for what; the rest of it is a regular ex
     "»": r":plamo\|>", "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
     "MINIMAX": r"\]<\]minimax\[>\[",
 }  # fmt: skip
-BODIES: dict[str, Callable[[Cursor, Notation], Iterator[ToolCall]]] = {
+BODIES: dict[str, Callable[[Cursor, Notation], None]] = {
     "CALLS": partial(read_list, json_call), "KEYED": partial(read_list, partial(json_call, keyed=True)),
     "PYTHON": partial(read_list, python_call), "OBJECT": partial(read_named, JSON), "GEMMA": partial(read_named, GEMMA),
 }  # fmt: skip
-
-
-def pattern(template: str) -> str:
-    return re.sub("|".join(map(re.escape, PLACES)), lambda found: PLACES[found[0]], template)
 
 
 def notation(formats: str, template: str, wrapper: str = NEVER, **more: str) -> Notation:
@@ -452,8 +449,9 @@ def notation(formats: str, template: str, wrapper: str = NEVER, **more: str) -> 
     parts = {"opening": f"{wrapper}(?! (?:{begins}))|{begins}", "head": head, "ends": foot or NEVER}
     parts["parameter"], _, parts["close"] = body.strip(".").partition("VALUE")
     parts["foot"] = f" (?:{foot}|{CUT})" if foot and body in BODIES else foot
-    read = BODIES.get(body, partial(read_named, None))
-    return Notation(formats, read, **{key: pattern(part) for key, part in (parts | more).items()})
+    places = "|".join(map(re.escape, PLACES))
+    filled = {key: re.sub(places, lambda place: PLACES[place[0]], part) for key, part in (parts | more).items()}
+    return Notation(formats, BODIES.get(body, partial(read_named, None)), **filled)
 
 
 # Where two begin alike, the one that stands first takes the call. Objects are {"name": "f", "arguments": {"k": "v"}}.
@@ -462,7 +460,7 @@ MARKED = [
              r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)) CALLS </tool_call>"),
     notation("granite granite-20b-fc gigachat3 llama llama3_json llama4_json phi4_mini_json",
              r"(?:<|(?:tool_call|python_tag)|>|<|?function_call\|?>|function\scall<|role_sep|>|functools(?=\[)) CALLS"),
-    notation("jamba hunyuan_a13b longcat dots k2_horizon", r"<LISTED>(?=\s*[\[{]) CALLS </LISTED>"),
+    notation("jamba hunyuan_a13b longcat dots k2_horizon", r"<LISTED>(?=\s*(?:[\[{]|\Z)) CALLS </LISTED>"),
     notation("internlm", r"<|action_start|>\s*<|plugin|> CALLS <|action_end|>"),
     notation("cohere cohere_command3 cohere_command4", "<|START_ACTION|> CALLS <|END_ACTION|>"),
     notation("inkling", "<|content_invoke_tool_json|> CALLS (?:<|end_message|>|<|content_model_end_sampling|>)"),
@@ -487,7 +485,7 @@ MARKED = [
              "<|message|> OBJECT (?:<|call|>|<|end|>)",
              opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
     notation("minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> ..."""
-             "MINIMAX<(?P<key>[^<>/][^<>]*)>VALUEMINIMAX</SAME>...MINIMAX</invoke>",
+             "MINIMAX<(?P<key>[^<>/][^<>]*)>VALUEMINIMAX</(?P<again>[^<>]*)>...MINIMAX</invoke>",
              opening="MINIMAX<(?:tool_call>|invoke )"),
     notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
              r"<IFMtool_callSUFFIX>(?!\s*[{\[<]) NAME (?:<tool_sepSUFFIX>)? ...<IFMarg_keySUFFIX>KEY</IFMarg_keySUFFIX>"
@@ -509,8 +507,7 @@ MARKED = [
              "<|open|>tools<|sep|>"),
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
-JSON_FORMATS = "json xlam llama llama3_json llama4_json phi4_mini_json"
-BARE_JSON = Notation(JSON_FORMATS, read_json, r'\{(?=\s*")', ends="(?=)")
+BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="(?=)")
 # [f(k="v"), g()], or f(k="v") where the answer begins
 PYTHON_OPENING = rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()"
 BARE_PYTHON = Notation("pythonic llama4_pythonic", BODIES["PYTHON"], PYTHON_OPENING)
@@ -520,84 +517,54 @@ for form in [*ANY, BARE_PYTHON]:
     for name in form.formats.split():
         FORMATS.setdefault(name, []).append(form)
 
-LIKE_A_MARKER = "|".join((
+MARKERS = "|".join((
+    *(form.opening for form in MARKED),  # and what looks like one
     r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use|request)[^\s<>\[\]/]{0,40}[>\]]",
     r"<\|[^\s<>|/]{0,40}(?i:tool|function|invoke|action)[^\s<>|/]{0,40}\|>",
     r"<[\w:.-]{0,40}(?i:tool|function|invoke|call)\s+(?:name|tool)=",
 ))  # fmt: skip
-MARKERS = "|".join([*(form.opening for form in MARKED), LIKE_A_MARKER])
 UNKNOWN = Notation("", read_unknown, MARKERS, ends="(?=)")
 
 THOUGHTS = {
     "<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>",
     "<|START_THINKING|>": "<|END_THINKING|>", "<|plamo:begin_think:plamo|>": "<|plamo:end_think:plamo|>",
-}  # fmt: skip
-ANSWER = "|".join(map(re.escape, THOUGHTS.values()))
-THOUGHTS |= {  # and what is said to others than a tool, whose ends are those of calls too
+    # and what is said to others than a tool, whose ends are those of calls too
     "<|channel|>analysis<|message|>": "<|end|>", "<|content_thinking|>": "<|end_message|>",
     "to=self<|message|>": "<|eom|>", "to=user<|message|>": "<|eot|>",
 }  # fmt: skip
+ANSWER = "|".join(re.escape(end) for end in THOUGHTS.values() if not end.startswith("<|e"))
 THOUGHT = "|".join(map(re.escape, THOUGHTS))
 
 
 def calls_in(text: str, forms: Sequence[Notation], types: Mapping[str, Schema] | None = None) -> list[ToolCall]:
     """Each call, well formed or not, in text order. What a model thinks aloud holds none: not between the tags of a
-    thought, nor before a closing one whose opening stood in the prompt; in one that never closes, a call is malformed.
-    """
+    thought, nor before a closing one whose opening was in the prompt; in one that never closes, a call is an error."""
     opening = re.compile("|".join(f"({pattern})" for pattern in [*(form.opening for form in forms), THOUGHT, ANSWER]))
-    cursor, calls, thinking = Cursor(text, types), list[ToolCall](), False
+    cursor, thinking = Cursor(text, types), False
     while found := opening.search(text, cursor.at):
-        which, cursor.at = int(found.lastindex or 0) - 1, found.end()
+        which, cursor.at, known = int(found.lastindex or 0) - 1, found.end(), len(cursor.calls)
         if which == len(forms):
             end = -1 if thinking else text.find(THOUGHTS[found[0]], cursor.at)  # looked for in vain once only
             thinking, cursor.at = end < 0, max(cursor.at, end + len(THOUGHTS[found[0]]))
         elif which > len(forms):
-            calls, thinking = [], False
+            cursor.calls, thinking = [], False
         elif not (thinking and forms[which] is BARE_JSON):
-            new = read_calls(cursor, forms[which], found)
+            cursor.read(forms[which], found)
+        if thinking:
             unfinished = "in a thought that is not closed"
-            calls += [replace(call, arguments={}, error=unfinished) for call in new] if thinking else new
-    return calls
-
-
-def read_calls(cursor: Cursor, form: Notation, found: re.Match[str]) -> list[ToolCall]:
-    """The calls at an opening; a malformed one is the last."""
-    start, calls, text = found.start(), list[ToolCall](), cursor.text
-    cursor.at, cursor.name, cursor.fault = start, "", ""
-    try:
-        for call in form.read(cursor, form):
-            start = call.end
-            calls.append(call)
-    except BrokenCall as broken:
-        ending = re.compile(f"{form.ends}|(?={form.opening}|{ANSWER})")
-        end = ending.search(text, max(cursor.at, found.end()))
-        cursor.at = end.end() if end else len(text)
-        calls.append(ToolCall(cursor.name, {}, text[start : cursor.at], start, cursor.at, str(broken)))
-    return calls
+            cursor.calls[known:] = [replace(call, arguments={}, error=unfinished) for call in cursor.calls[known:]]
+    return cursor.calls
 
 
 def is_call_list(text: str, start: int) -> bool:
     """Whether a text is from there on nothing but calls in Python's way, or a malformed or cut off list of them."""
-    cursor = Cursor(text)
-    cursor.at = start
+    cursor = Cursor(text, at=start)
     try:
-        list(BARE_PYTHON.read(cursor, BARE_PYTHON))
+        BARE_PYTHON.read(cursor, BARE_PYTHON)
     except BrokenCall:
         ends = cursor.at == len(text) or text.rstrip().endswith("]")
         return ends and re.compile(rf"\s*\[\s*{NAME}\s*\(").match(text, start) is not None
     return not text[cursor.at :].strip()
-
-
-def schemas_of(tools: Sequence[Any]) -> dict[str, Schema]:
-    schemas = {}
-    for index, tool in enumerate(tools):
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
-            raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
-        schema = function.get("parameters")
-        schemas[function["name"]] = Schema(schema, schema)
-    return schemas
 
 
 def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | None = None) -> list[ToolCall]:
@@ -614,7 +581,14 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
     """
     if not isinstance(format, str) or format not in FORMATS:
         raise OptionError(f"no tool call format {format!r}", fix=nearest(format, FORMATS))
+    types = dict[str, Schema]()
+    for index, tool in enumerate(tools or ()):
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
+            raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
+        types[function["name"]] = Schema(function.get("parameters"), function.get("parameters"))
     answers = [0, *(found.end() for found in re.finditer(ANSWER, text))]
     pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {answers[0], answers[-1]})
     forms = [BARE_PYTHON] if pythonic else FORMATS[format]
-    return calls_in(text, forms, None if tools is None else schemas_of(tools)) or calls_in(text, [UNKNOWN])
+    return calls_in(text, forms, None if tools is None else types) or calls_in(text, [UNKNOWN])

@@ -390,6 +390,8 @@ def test_what_a_model_thinks_aloud_is_no_call(text: str, name: str) -> None:
 def test_a_call_in_a_thought_that_never_closes_is_not_run() -> None:
     found = parse_tool_calls(f"<think>I could say {WRITTEN['hermes']} or {OBJECTS[0]}")
     assert [call.error for call in found] == ["in a thought that is not closed"] * 2
+    before, inside = parse_tool_calls("<think>".join(f"<tool_call>{text}</tool_call>" for text in OBJECTS))
+    assert before.error is None and inside.error == "in a thought that is not closed"
     quoted = json.dumps({"name": "f", "arguments": {"text": "<think></think>"}})
     assert pairs(parse_tool_calls(f"<tool_call>{quoted}</tool_call>")) == [("f", {"text": "<think></think>"})]
 
@@ -546,7 +548,7 @@ MALFORMED = {
     "another closing tag": (
         "minimax_m3",
         ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</b>]<]minimax[>[</invoke>',
-        "parameter 'a' is not closed",
+        "parameter 'a' is not closed by its own tag",
     ),
     "two names in one": ("apertus", '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>', "one name and one set"),
     "an object with no closing quote": ("gemma", '<|tool_call>call:f{a:<|"|>x}<tool_call|>', "a value expected"),
