@@ -136,9 +136,8 @@ class Cursor:
         """Move over `pattern`, or raise BrokenCall."""
         match = re.compile(pattern).match(self.text, self.at)
         if match is None:
-            if re.compile(LAST_TOKEN).match(self.text, self.at):
-                self.at = len(self.text)  # the text was cut off in it or behind it
-            cut = self.at == len(self.text)
+            cut = re.compile(LAST_TOKEN).match(self.text, self.at)  # in it, or behind it
+            self.at = len(self.text) if cut else self.at
             raise BrokenCall(f"{expected} expected {'where the text ends' if cut else f'at character {self.at}'}")
         self.at = match.end()
         return match

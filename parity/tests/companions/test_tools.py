@@ -529,6 +529,7 @@ MALFORMED = {
         "the closing tag expected",
     ),
     "an opening alone": ("auto", "I will call <tool_call>", "where the text ends"),
+    "an opening of a list alone": ("jamba", "<tool_calls>", "an object expected where the text ends"),
     "a parameter that is not closed": (
         "qwen_coder",
         "<tool_call><function=f><parameter=a>1<parameter=b>2</parameter></function></tool_call>",
