@@ -91,7 +91,9 @@ def test_a_script_may_end_as_it_did_when_it_was_recorded(store: Store, capfd: py
     assert main(["record", *SITES, *COMMAND]) == 0 and "exit_code" not in store.settings()["answers"]
 
 
-@pytest.mark.parametrize("hangs", ["time.sleep(1000)", "while True: answer('again')", "subprocess.run(CHILD)"])
+@pytest.mark.parametrize(
+    "hangs", ["time.sleep(1000)", "while True: answer('again'); time.sleep(0.01)", "subprocess.run(CHILD)"]
+)
 def test_a_script_without_an_end_is_ended_with_its_children(
     hangs: str, store: Store, capfd: pytest.CaptureFixture[str]
 ) -> None:
