@@ -53,6 +53,7 @@ def settle(*modules: str) -> None:
         with contextlib.suppress(Exception):  # whoever needs it is told
             importlib.import_module(module)
     replace_kernels_once()
+    inspect_models_here()
     gc.collect()
     _freeze()
     gc.freeze = gc.unfreeze = lambda: None
@@ -66,6 +67,15 @@ def replace_kernels_once() -> None:
     replace = getattr(platform, name, None)
     if replace is not None and not hasattr(replace, "cache_info"):
         setattr(type(platform), name, staticmethod(functools.cache(replace)))
+
+
+def inspect_models_here() -> None:
+    """To ask an architecture's class what it can do, vLLM starts another Python that imports all of vLLM, ten seconds
+    for each that its folder of caches does not know yet: a GPU is not to be touched for that here. A CPU may be."""
+    registry = sys.modules.get("vllm.model_executor.models.registry")
+    platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
+    if hasattr(registry, "_run_in_subprocess") and platform is not None and platform.is_cpu():
+        registry._run_in_subprocess = lambda asks: asks()  # type: ignore[union-attr]  # None has no such name
 
 
 class Died(Exception):

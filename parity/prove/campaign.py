@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
+from parity.judge.worker import settle
 from parity.prove.matrix import README, write_between
 
 EXAMPLE = """example:
@@ -119,6 +120,7 @@ def ask_all(backend: str, only: str, quick: bool, first: int) -> int:
     from parity.prove.campaign_room import Room
     from parity.prove.campaign_table import chosen
 
+    settle("transformers.generation", *(["vllm.entrypoints.llm"] if backend == "vllm" else []))
     with Room(backend) as room:
         room.engine()
         for item in chosen(backend, only, quick)[first:]:

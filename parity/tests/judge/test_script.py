@@ -4,7 +4,6 @@ error of its case alone."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -91,7 +90,9 @@ def test_a_script_may_end_as_it_did_when_it_was_recorded(store: Store, capfd: py
     assert main(["record", *SITES, *COMMAND]) == 0 and "exit_code" not in store.settings()["answers"]
 
 
-@pytest.mark.parametrize("hangs", ["time.sleep(1000)", "while True: answer('again')", "subprocess.run(CHILD)"])
+@pytest.mark.parametrize(
+    "hangs", ["time.sleep(1000)", "while True: answer('again'); time.sleep(0.01)", "subprocess.run(CHILD)"]
+)
 def test_a_script_without_an_end_is_ended_with_its_children(
     hangs: str, store: Store, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,9 +107,10 @@ def test_a_script_without_an_end_is_ended_with_its_children(
     assert GOOD.items() <= found.items() and found["answers/*"] == found["later/*"] == "ERROR"
     pids = Path("pids").read_text().split()
     assert len(pids) == 1 + ("CHILD" in hangs)
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+    until = time.monotonic() + 60  # init fetches what is left of a grandchild when it comes to it
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until, "still there"
+        time.sleep(0.05)
 
 
 def test_a_call_that_hangs_is_no_answer(store: Store, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from parity.__main__ import main
 from parity.golden import Case, Store
 from parity.judge.check import Measured, check_sites, shares
-from parity.judge.worker import Died, Worker, replace_kernels_once
+from parity.judge.worker import Died, Worker, inspect_models_here, replace_kernels_once
 
 from ..conftest import TEXT
 
@@ -44,7 +44,7 @@ ENDS = {
     "exit": "ended the process: sys.exit(0)",
     "os._exit": "ended its process with exit code 0",
     "crash": "SIGSEGV",
-    "hang": "said nothing for 10 seconds",
+    "hang": "said nothing for 5 seconds",
     "interrupt": "KeyboardInterrupt",
 }
 
@@ -69,7 +69,7 @@ def test_each_end_is_named(word: str, acme: Store, capsys: pytest.CaptureFixture
     for name in acme.names("answers"):
         if name[2:] not in (word, "first", "last"):
             acme.path("answers", name).unlink()
-    limit = "10" if word == "hang" else "300"  # of a fresh interpreter on a busy machine, where it is not the point
+    limit = "5" if word == "hang" else "300"  # of a fresh interpreter on a busy machine, where it is not the point
     assert main(["check", "--time-limit", limit, "--junit", "parity.xml"]) == 3
     said = " ".join(capsys.readouterr().out.split())
     assert ENDS[word] in said and "2 IDENTICAL 1 ERROR" in said and "7 IDENTICAL" in said, said
@@ -193,6 +193,19 @@ def test_kernels_are_replaced_once_in_a_process(monkeypatch: pytest.MonkeyPatch)
         replace_kernels_once()
         platforms.current_platform.register_triton_kernel_overrides()
     assert len(replaced) == 1
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_only_on_a_cpu_are_vllms_models_inspected_in_this_process(cpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = SimpleNamespace(_run_in_subprocess=lambda asks: "elsewhere")
+    platforms = SimpleNamespace(current_platform=SimpleNamespace(is_cpu=lambda: cpu))
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", cast(Any, registry))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", cast(Any, platforms))
+    inspect_models_here()
+    assert registry._run_in_subprocess(lambda: "here") == ("here" if cpu else "elsewhere")
+    for missing in (SimpleNamespace(), None):  # another release, or no vLLM
+        monkeypatch.setitem(sys.modules, "vllm.model_executor.models.registry", cast(Any, missing))
+        inspect_models_here()
 
 
 def test_a_process_is_kept_for_the_next_and_ends_with_its_worker() -> None:
