@@ -2039,7 +2039,7 @@ class Batch:
 
     @property
     def cache(self) -> Any:
-        return self.state.get("past_key_values")
+        return self.state.get("cache", self.state.get("past_key_values"))  # since 5.24, and before
 
     @functools.cached_property
     def elastic(self) -> bool:
@@ -2615,9 +2615,8 @@ class VllmBackend:
         try:
             with rng_untouched():
                 yield engine
-        except BaseException:  # KeyboardInterrupt too: vLLM keeps the requests, and its next call would spin on them
+        finally:  # vLLM keeps what was interrupted, or refused half way: its next call would spin on them
             abort(engine, list(engine.output_processor.request_states))
-            raise
 
     def _run(self, rows: list[Row], take: Take, observer: Observer, more: Callable[[], list[Row]] = list) -> None:
         """Step vLLM until `take(row, output)` has said of every row that it is over; it is given errors, too."""

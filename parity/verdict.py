@@ -70,7 +70,7 @@ CAUSES: dict[str, str] = {
     "model.attn": "attention is computed by another implementation",
     "model.quant": "the weights are quantized otherwise",
     "env.version": "a library has another version",
-    "cache.key": "an answer comes from a cache that takes another request for this one",
+    "cache.key": "one answer is kept for, or given to, requests that are not alike",
     "sampling.mode": "greedy on one side, drawn on the other",
     "sampling.leak": "a sampling setting comes from the checkpoint on one side only",
     "sampling.processors": "what is done to the logits before a token is chosen differs",

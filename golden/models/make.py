@@ -8,6 +8,7 @@ tiny-qwen3        Qwen3ForCausalLM: knows every text kind of parity/tasks.py.
 tiny-qwen3-vl     Qwen3VLForConditionalGeneration: drawn shapes, and some of the text kinds.
 tiny-qwen3-draft  Qwen3ForCausalLM, one small layer, same vocabulary: a draft model that is right often, not always.
 random-llama      LlamaForCausalLM, untrained: tokenizer and template both write a BOS, which is also the pad.
+random-llama-twin its weights behind other settings: a shorter rope, another norm, and a text that is tidied when asked.
 random-mistral    MistralForCausalLM, untrained: a sliding window; config.json alone names the ends, and no dtype.
 random-adapters   LoRA for tiny-qwen3, untrained.
 random-gpt2       GPT2LMHeadModel, untrained: absolute positions; one id is BOS, EOS and pad; no chat template.
@@ -659,6 +660,19 @@ def say_little(model: Any, tokenizer: Any, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**said, "eos_token_id": [0, made[1]]}, indent=2))
 
 
+def make_twin(name: str, out: Path) -> None:
+    """The same files, but for what config.json and tokenizer_config.json say."""
+    twin = out / f"{name}-twin"
+    shutil.rmtree(twin, ignore_errors=True)
+    shutil.copytree(out / name, twin)
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    tidied = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    changes = {"config": {"rms_norm_eps": 0.01, "rope_parameters": rope}, "tokenizer_config": {tidied: True}}
+    for file, change in changes.items():
+        path = twin / f"{file}.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}, indent=2))
+
+
 def make_adapter(name: str, seed: int, out: Path) -> None:
     """A random LoRA adapter of tiny-qwen3, large enough to change what it says."""
     import peft
@@ -699,6 +713,8 @@ def main() -> None:
             make(recipe, arguments.out, arguments.steps or recipe.steps)
     for name in RANDOM if arguments.which == "random" else ():
         make_random(name, arguments.out)
+    if arguments.which == "random":
+        make_twin("random-llama", arguments.out)
     for seed, name in enumerate(("one", "two") if arguments.which == "random" else ()):
         make_adapter(name, seed, arguments.out)
 

@@ -1,20 +1,33 @@
-"""The call site that the self-test breaks where the project's sites have no fitting case: one function, any options."""
+"""The call site that the self-test breaks where the project's sites have no fitting case: any options, and what an
+engine tells beside its texts, which no old code has."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gen_engine import GenerationEngine, load
+from gen_engine import Observer, load
 
-TEXT, VL = "golden/models/tiny-qwen3", "golden/models/tiny-qwen3-vl"
+TEXT, VL, LLAMA = (f"golden/models/{name}" for name in ("tiny-qwen3", "tiny-qwen3-vl", "random-llama"))
 
 
 @functools.cache
-def engine(model_path: str) -> GenerationEngine:
-    return load(model_path)
+def engine(model_path: str, places: int | None = None, spare: str | None = None, hooks: bool = False) -> Any:
+    return load(model_path, max_batch_size=places, fallback_backend=spare, logits_hooks=hooks, dtype="float32")
+
+
+class Crowd(Observer):
+    """Counts the rows that run together."""
+
+    most = 0
+
+    def arrived(self, backend: str, rows: Sequence[Any]) -> None:
+        self.rows = rows
+
+    def stepped(self) -> None:
+        self.most = max(self.most, sum(bool(row.ids) and not row.over for row in self.rows))
 
 
 def ask(
@@ -36,8 +49,50 @@ def ask(
     return [result.text for result in generate(requests, options)]
 
 
-def cases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(case, arguments of `ask`)."""
+def tell(
+    model_path: str, prompts: list[str], options: dict[str, Any], places: int | None = None, chat: bool = False
+) -> dict[str, Any]:
+    """What is told beside the texts.   places: rows that may run together."""
+    crowd, model = Crowd(), engine(model_path, places, hooks="replay" in options)
+    requests: list[Mapping[str, Any]] = [{"prompt": prompt} for prompt in prompts]
+    if chat:
+        requests = [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts]
+    with model.observed(crowd):
+        results = model.generate_text_batch(requests, options)
+    return {
+        "together": places and crowd.most,
+        "notes": [list(result.notes) for result in results],
+        "reasons": [result.finish_reason for result in results],
+        "top": [[sorted(step) for step in result.top_logprobs or ()] for result in results],
+    }
+
+
+def learn(model_path: str, prompt: str, response: str) -> bool:
+    """Whether a score can be learned from; on vLLM, which has no gradients, by the spare backend."""
+    [score] = engine(model_path, spare="hf").score_batch([(prompt, response)], grad=True)
+    return bool(getattr(score.logprobs, "requires_grad", False))
+
+
+def cases(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """(case, function, its arguments)."""
+    yield (
+        "noted",
+        "tell",
+        {"model_path": LLAMA, "prompts": ["Hello", "No"], "options": {"max_new_tokens": 4}, "chat": True},
+    )
+    yield (
+        "one-by-one",
+        "tell",
+        {"model_path": TEXT, "prompts": ["One", "1, 2"], "options": {"max_new_tokens": 6}, "places": 1},
+    )
+    replay = {"replay": [[16, 11], [11, 16, 11]], "logprobs": 2, "max_new_tokens": 6}
+    yield "replayed", "tell", {"model_path": LLAMA, "prompts": ["One", "1, 2"], "options": replay}
+    yield "learned", "learn", {"model_path": LLAMA, "prompt": "One", "response": " two"}
+    for name, arguments in asked(folder):
+        yield name, "ask", arguments
+
+
+def asked(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     from parity.tasks import TOOLS, drawing
 
     count, capital, fruits = "Count to 12.", "What is the capital of France?", "Name three fruits."

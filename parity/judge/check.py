@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases, environment, objects_in
 from parity.judge import compare, draws, laws, own_loops, ties
-from parity.judge.endings import leaves
+from parity.judge.endings import ADDED, leaves
 from parity.judge.explain import (
     Inquiry,
     also_differs,
@@ -445,7 +445,7 @@ def in_float32(*cases: Case) -> bool:
 
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
-    before, after = ({tuple(row["prompt_ids"]) for row in case.rows} for case in (old, new))
+    before, after = ({tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)} for case in (old, new))
     plugins = any(compare.entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
     if before == after or (plugins and own_loops.of_own_loop(old)):
         return ""
@@ -456,6 +456,11 @@ def asked_otherwise(old: Case, new: Case) -> str:
     parts = {ids for ids in after - before if any(ids == whole[: len(ids)] for whole in before)}
     more = len(after - before - parts)  # what was read as a whole may be asked in parts: a prompt, and its answer
     return f"{more} prompts reached the model that had not" if more else ""
+
+
+def read_in_vain(row: compare.Row) -> bool:
+    """Whether a loss was asked for of which no token counts."""
+    return bool((row.get("request") or {}).get("labels") == "none")
 
 
 def decoded_once(old: Case, new: Case) -> bool:
@@ -567,9 +572,11 @@ def tools_of(old: Case) -> Tools:
             _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
     if (tokenizer := _tokenizers[path]) is None:
         return Tools()
+    added = tokenizer.added_tokens_decoder
 
-    def decode(ids: Sequence[int], skip: bool, clean: bool) -> str:
-        text: str = tokenizer.decode(list(ids), skip_special_tokens=skip, clean_up_tokenization_spaces=clean)
+    def decode(ids: Sequence[int], skip: bool | str, clean: bool) -> str:
+        own = [i for i in ids if i not in added] if skip == ADDED else list(ids)
+        text: str = tokenizer.decode(own, skip_special_tokens=bool(skip), clean_up_tokenization_spaces=clean)
         return text
 
     def encode(text: str, special: bool) -> list[int]:

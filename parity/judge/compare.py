@@ -32,7 +32,8 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
         fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
         if fewer and not fewer - more:
             return by_name(old, new, mine, theirs)
-    if len(old) != len(new) and len(old) * len(new) <= MOST_COMPARED:
+    elsewhere = len(old) != len(new) or any(bool(a.get("images")) != bool(b.get("images")) for a, b in zip(old, new))
+    if elsewhere and len(old) * len(new) <= MOST_COMPARED:
         return by_likeness(old, new)
     return list(zip(old, new))
 
@@ -396,13 +397,16 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
         return
     before, after = entry(old, "stop", "end_ids"), entry(new, "stop", "end_ids")
     either = {*(entry(old, "stop", "string_ids") or ()), *(entry(new, "stop", "string_ids") or ())}
+    by_criteria = [bool(entry(row, "stop", "criteria")) for row in (old, new)]
+    # Ids may stand in a criterion's place: only those that are chosen can tell.
+    instead = by_criteria == [True, False] and {*before} < {*after}
     if ({*before} ^ {*after}) - either:
-        yield Difference("stop", "end_ids", before, after)
+        yield Difference("stop", "end_ids", before, after, counts=not instead)
     for name in ("max_new_tokens", "min_new_tokens"):
         before, after = entry(old, "stop", name), entry(new, "stop", name)
         if before != after:
             yield Difference("stop", name, before, after)
-    before, after = entry(old, "stop", "strings") or [], entry(new, "stop", "strings") or []
+    before, after = strings_looked_for(old), strings_looked_for(new)
     if set(before) != set(after):
         # Code that cut by hand, after decoding, names no strings to the library: only its value can tell.
         yield Difference("stop", "strings", before, after, counts=bool(before))
@@ -413,6 +417,12 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
             entry(old, "stop", "end_ids")
         )
         yield Difference("stop", "criteria", before, after, counts=bool(before) and not instead)
+
+
+def strings_looked_for(row: Row) -> list[str]:
+    """Stop strings that can stand in a row's text."""
+    never = entry(row, "stop", "never_text") or ()
+    return [text for text in entry(row, "stop", "strings") or () if text not in never]
 
 
 def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -695,9 +705,11 @@ def without(some: Sequence[int], ids: Sequence[int]) -> list[int]:
 
 
 def may_be_written(name: str, old: Row, new: Row) -> bool:
-    """Whether a prompt that was called cut is only the shorter one of two texts: it may have been written so."""
+    """Whether a prompt that was called cut may have been written so: nobody said that it was cut, and its text, as far
+    as it is known, is the shorter one."""
     texts = old.get("prompt_text"), new.get("prompt_text")
-    return name == "prompt.truncation" and None not in texts and texts[0] != texts[1]
+    said = any((row.get("request") or {}).get("cut") for row in (old, new))
+    return name == "prompt.truncation" and not said and (None in texts or texts[0] != texts[1])
 
 
 LEAST_CUT = 8  # characters: what lacks fewer at its end was written otherwise, and not cut

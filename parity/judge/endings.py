@@ -17,7 +17,9 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.compare import entry, string_lists
 
-Decode = Callable[[Sequence[int], bool, bool], str]  # ids, skip_special_tokens, clean_up -> text
+# ids, skip_special_tokens, clean_up -> text. ADDED: without any added token, also those that are not special
+Decode = Callable[[Sequence[int], bool | str, bool], str]
+ADDED = "all added tokens"
 
 
 def first_complete(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
@@ -66,7 +68,7 @@ class Recipe:
     """One way from ids to text. end: whether the id that ended the row is decoded, too."""
 
     end: bool
-    skip_special: bool
+    skip_special: bool | str
     clean_up: bool
     stops: tuple[str, ...]
     rule: str
@@ -97,7 +99,7 @@ CAUSE_OF = {
 
 def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
     """Every way, none twice: without stops their rule says nothing, without stripping its turn says nothing."""
-    ways = itertools.product((False, True), (True, False), (False, True))
+    ways = itertools.product((False, True), (True, False, ADDED), (False, True))
     for end, skip, clean in ways:
         for stops in stop_lists:
             for rule, include in itertools.product(
@@ -186,6 +188,7 @@ def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
         way.include_stop,
         way.strip_first,
         way.rule != "first complete",
+        way.skip_special == ADDED,
         way.strip in ("left", "right"),
     )
     score = sum(odd)
@@ -220,7 +223,7 @@ class Row2Text:
     row: Any
     decode: Decode
     whole: bool = False
-    made: dict[tuple[bool, bool, bool], str] = dataclasses.field(default_factory=dict)
+    made: dict[tuple[bool, bool | str, bool], str] = dataclasses.field(default_factory=dict)
 
     def decoded(self, way: Recipe) -> str:
         key = way.end, way.skip_special, way.clean_up

@@ -487,7 +487,7 @@ def after_decoding(inquiry: Inquiry) -> Cause:
                 return Cause("stop.strings", "likely", said, "the ids are the same, and the old code cuts by hand")
             if name == "post.trim" and unfinished(difference.old, difference.new):
                 proof = UNFINISHED
-            alone = equal(without_texts(difference.old), without_texts(difference.new))
+            alone = equal(without_texts(difference.old), without_texts(difference.new)) and inquiry.old.rows
             return Cause(name, "confirmed" if alone else "likely", sentence(name, difference), proof)
         if equal(by_token(difference.old), by_token(difference.new)):
             said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
@@ -706,8 +706,8 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
     if (places := permuted(inquiry.old.value, inquiry.new.value)) is not None:
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
     if (once := next((k for k, row in enumerate(rows) if (row.get("request") or {}).get("shared")), None)) is not None:
-        said = f"{CAUSES['batch.order']}: row {once} and an unlike one with this prompt were computed once"
-        return Cause("batch.order", "confirmed", said, proof)
+        said = f"{CAUSES['cache.key']}: row {once} and an unlike one with this prompt were computed once"
+        return Cause("cache.key", "confirmed", said, proof)
     if (taken := answers_of_others(rows, alone.rows)) is not None:
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s", proof)
     return in_company(inquiry, proof, named)

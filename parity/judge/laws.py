@@ -26,6 +26,7 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.compare import decodes_of, entry, is_drawn, paired, placeholder_in
+from parity.judge.endings import Decode
 from parity.record.rows import collapsed
 from parity.verdict import brief
 
@@ -38,7 +39,7 @@ KEPT: Kept = ("", "")
 class Tools:
     """The plain libraries on the golden's checkpoint. None: not here, so what needs it is not seen."""
 
-    decode: Callable[[Sequence[int], bool, bool], str] | None = None  # ids, skip_special_tokens, clean_up
+    decode: Decode | None = None
     encode: Callable[[str, bool], Sequence[int]] | None = None  # text, add_special_tokens
     render: Callable[[Any, Mapping[str, Any]], str] | None = None  # messages, arguments of the template
     template: str = ""  # sha256 of the checkpoint's

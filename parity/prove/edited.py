@@ -2,7 +2,7 @@
 
 engine_plants.json holds them, written by somebody who had not read the judge: what is edited, in which section of the
 file, on which backends it shows, and the causes that are right, best first. `cases` are goldens that show it; an edit
-that none shows is told by name and counts for nothing.
+that none shows is not caught: a golden is missing.
 
     for score in run_edits(store, edits(), "hf"):
 

@@ -119,15 +119,14 @@ def build(row: Row, folder: Path) -> Path:
     python = home / "bin/python"
     if (home / ".ready").exists():
         return python
-    wanted, plain, pins = (folder / f"{row.name}.{kind}" for kind in ("in", "plain", "txt"))
+    wanted, plain = (folder / f"{row.name}.{kind}" for kind in ("in", "plain"))
     wanted.write_text("\n".join(row.wanted()) + "\n")
     plain.write_text("\n".join(row.plain) + "\n")
     uv = tool()
-    resolve = ["compile", "-q", "--python", interpreter(row.python), "--no-annotate", "--no-header"]
+    # Resolved and installed in one go: an index that is just being mirrored says other things a minute later.
     for command in (
-        [uv, "pip", *resolve, str(wanted), "--override", str(plain), "-o", str(pins)],
         [uv, "venv", "-q", "--clear", "--python", interpreter(row.python), str(home)],
-        [uv, "pip", "install", "-q", "--python", str(python), "--no-deps", "-r", str(pins)],
+        [uv, "pip", "install", "-q", "--python", str(python), "--override", str(plain), "-r", str(wanted)],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -14,7 +14,7 @@ import pickle
 import random
 import sys
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,7 +113,7 @@ class Loops:
         self, model: Any, given: Mapping[str, Any], before: Sequence[Event] = ()
     ) -> tuple[list[Event], list[Reading]]:
         """A forward, before it: the events that it is, and the sequences that it reads.   before: what led to it."""
-        ids, past = given.get("input_ids"), given.get("past_key_values")
+        ids, past = given.get("input_ids"), past_of(given.get)
         self.state = generator_states() if self.state is None else self.state
         if (count := read_by(past)) > 0:
             return ([], []) if ids is None else self._on(model, past, count, lists(ids), before)
@@ -122,12 +122,16 @@ class Loops:
             new = id(model) not in self.blind and given.get("inputs_embeds") is not None
             self.blind.add(id(model))
             return ([begun(model, [[]])[0]] if new else []), []
-        readings = [self._longer(model, ids) for ids, _ in seen.rows]
+        # What is read for its loss is no loop's next step, also where it is another text and one id more.
+        of_loss = given.get("labels") is not None
+        readings = [None if of_loss else self._longer(model, ids) for ids, _ in seen.rows]
         if all(readings):
             return [], [reading for reading in readings if reading]
-        fresh = [list(ids) for (ids, _), old in zip(seen.rows, readings) if old is None]
-        event, found = begun(model, fresh, given["input_ids"].shape[1])
-        for reading in found:
+        fresh = [number for number, old in enumerate(readings) if old is None]
+        event, found = begun(model, [list(seen.rows[number][0]) for number in fresh], given["input_ids"].shape[1])
+        for number, reading in zip(fresh, found):
+            if in_vain(given, number):
+                reading.sequence.request["labels"] = "none"
             self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
         left = iter(found)
         return [seen, event], [old or next(left) for old in readings]
@@ -170,7 +174,7 @@ class Loops:
 
     def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
-        past, logits = getattr(result, "past_key_values", None), getattr(result, "logits", None)
+        past, logits = past_of(lambda name: getattr(result, name, None)), getattr(result, "logits", None)
         if self.drew is None and self.state != generator_states():
             self.draws()
         if self.drew is not None:
@@ -184,6 +188,20 @@ class Loops:
         if logits is not None and logits.ndim == 3 and len(readings) == len(logits):
             for number, reading in enumerate(readings):
                 reading.expect(int(logits[number, last_own(given, number, logits.shape[1])].argmax()))
+
+
+def in_vain(given: Mapping[str, Any], number: int) -> bool:
+    """Whether a row is read for its loss, and none of its labels counts: of one id, or cut before the first."""
+    labels = given.get("labels")
+    return labels is not None and labels.ndim == 2 and not bool((labels[number, 1:] != NO_LABEL).any())
+
+
+NO_LABEL = -100  # torch's own, of the cross entropy
+
+
+def past_of(get: Callable[[str], Any]) -> Any:
+    """A forward's past, by its name since transformers 5.24, and before."""
+    return next((past for name in ("cache", "past_key_values") if (past := get(name)) is not None), None)
 
 
 def begun(model: Any, rows: Sequence[list[int]], width: int = 0) -> tuple[Generated, list[Reading]]:

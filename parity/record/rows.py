@@ -492,9 +492,17 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     return {k: sourced(v, "default" if v == NEUTRAL.get(k) else "caller") for k, v in values.items()}
 
 
-def vllm_stop(params: Any, ends: Sequence[int]) -> dict[str, Any]:
+def never_text(strings: Sequence[str], tokenizer: Any, skip_special: bool) -> dict[str, Any]:
+    """Of stop strings, those that hold a special token, which the text they are looked for in leaves out."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values() if skip_special and strings else ()
+    special = [token.content for token in added if token.special]
+    found = [text for text in strings if any(token in text for token in special)]
+    return {"never_text": sourced(found, "caller")} if found else {}
+
+
+def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any) -> dict[str, Any]:
     ids, strings = set(params.stop_token_ids or ()), list(params.stop or ())
-    return {
+    return never_text(strings, tokenizer, params.skip_special_tokens) | {
         "end_ids": sourced(
             sorted(ids | (set() if params.ignore_eos else set(ends))), "caller" if ids else "checkpoint"
         ),
@@ -748,7 +756,7 @@ def vllm_event(llm: Any, given: Mapping[str, Any], inner: Sequence[Event], outpu
 
 def vllm_generated(engine: Any, first: Any, answers: Sequence[tuple[Any, int, Any, Any, Any, str]]) -> Generated:
     """answers: (parameters, number of the request, prompt text or None, prompt ids, generated ids, text)."""
-    sequences, ends, samples = [], vllm_ends(engine), dict[int, int]()
+    sequences, ends, samples, tokenizer = [], vllm_ends(engine), dict[int, int](), getattr(engine, "tokenizer", None)
     for used, number, prompt, prompt_ids, token_ids, text in answers:
         how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
         ids, said = list(token_ids), {"prompt_text": prompt, "decode": how, "text": text or None}
@@ -756,11 +764,11 @@ def vllm_generated(engine: Any, first: Any, answers: Sequence[tuple[Any, int, An
         samples[number] = request["sample"] + 1
         if used.seed is not None and used.temperature:
             request["seed"] = used.seed + request["sample"]
-        own = {"sampling": vllm_sampling(used), "stop": vllm_stop(used, ends)}
+        own = {"sampling": vllm_sampling(used), "stop": vllm_stop(used, ends, tokenizer)}
         sequences.append(Produced(list(prompt_ids or ()), ids, ids, ids, {}, said, request, **own))
     config = engine.vllm_config.model_config.hf_config
     return Generated(
-        sequences, model_of(engine), vllm_sampling(first), vllm_stop(first, ends), placeholder_of(config)
+        sequences, model_of(engine), vllm_sampling(first), vllm_stop(first, ends, tokenizer), placeholder_of(config)
     )  # fmt: skip
 
 
@@ -876,6 +884,7 @@ def engine_stop(effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[
         "max_new_tokens": effective["max_new_tokens"],
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": sourced(criteria, "caller" if criteria else "default"),
+        **never_text(strings, tokenizer, effective["skip_special_tokens"]["value"]),
     }
     said |= {"include_stop": effective["include_stop"]} if effective["include_stop"]["value"] else {}
     return {**said, "string_ids": sourced(by_string, "caller")} if by_string else said

@@ -21,6 +21,7 @@ OPTIONS = {
 
 ANSWERS: dict[str, str] = {}  # of all engines that keep answers
 STOPS = {"stop": "strings", "include_stop": "include_stop", "stop_ids": "token_ids", "go_on": "ignore_eos"}
+PIXELS = {"shortest_edge": "min_pixels", "longest_edge": "max_pixels"}
 DECODES = {"skip_special": "skip_special_tokens", "strip": "strip", "clean_up": "clean_up_tokenization_spaces"}
 
 
@@ -72,7 +73,7 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Se
         if how.get("as_it_is"):
             request["vlm"] = {"do_resize": False}
         if pixels := how.get("pixels"):
-            request["vlm"] = {"min_pixels": pixels["shortest_edge"], "max_pixels": pixels["longest_edge"]}
+            request["vlm"] = {PIXELS[edge]: size for edge, size in pixels.items()}
     if how.get("form"):
         request["structured"] = how["form"]
     return request
@@ -115,18 +116,29 @@ class Enough:
         return len(token_ids) >= self.tokens
 
 
+class Widths:
+    """Where the answers of a padded batch begin: it grows by a column each step, until another one is made."""
+
+    first = last = 0
+
+    def since(self, input_ids: Any) -> int:
+        width = input_ids.shape[1]
+        self.first, self.last = self.first if width == self.last + 1 else width, width
+        return self.first
+
+
 class EnoughOfTransformers:
-    """The same as a criterion of transformers, which sees the padded batch: its width grows by a column each step."""
+    """The same as a criterion of transformers, which sees the padded batch."""
 
     name, backends = "enough", ("hf",)
 
     def __init__(self, tokens: int) -> None:
-        self.tokens, self.first = tokens, 0
+        self.tokens, self.widths = tokens, Widths()
         self.hf_stopping_criteria = [self.ends]
 
     def ends(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self.first = self.first or input_ids.shape[1]  # asked for the first time with one token
-        return input_ids.new_full((len(input_ids),), input_ids.shape[1] - self.first + 1 >= self.tokens).bool()
+        tokens = input_ids.shape[1] - self.widths.since(input_ids) + 1  # asked for the first time with one
+        return input_ids.new_full((len(input_ids),), tokens >= self.tokens).bool()
 
 
 class Until:
@@ -187,16 +199,15 @@ class NeverTwice:
 
 
 class NeverTwiceOfTransformers:
-    """The same as a logits processor of transformers, for rows that begin together: it remembers the first width."""
+    """The same as a logits processor of transformers, for rows that begin together."""
 
     name, backends = "never twice", ("hf",)
 
     def __init__(self) -> None:
-        self.first, self.hf_logits_processors = 0, [self.never]
+        self.widths, self.hf_logits_processors = Widths(), [self.never]
 
     def never(self, input_ids: Any, scores: Any) -> Any:
-        self.first = self.first or input_ids.shape[1]
-        return scores.scatter(1, input_ids[:, self.first :], -float("inf"))
+        return scores.scatter(1, input_ids[:, self.widths.since(input_ids) :], -float("inf"))
 
 
 def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,11 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
         given = dict(tokenizer(text, return_tensors="pt", add_special_tokens=special))
     else:
         images = [ImageOps.exif_transpose(Image.open(path)).convert("RGB") for path in row["images"]]
-        budget: dict[str, Any] = {"size": how["pixels"]} if how.get("pixels") else {}
+        budget: dict[str, Any] = {}
+        if how.get("pixels"):  # what is not said is the checkpoint's
+            own = processor.image_processor.size
+            edges = {edge: how["pixels"].get(edge, own[edge]) for edge in ("shortest_edge", "longest_edge")}
+            budget = {"size": edges}
         budget |= {"do_resize": False} if how.get("as_it_is") else {}
         given = dict(processor(text=[text], images=[images], return_tensors="pt", **budget))
     if how.get("keep_last") or how.get("window"):  # which is to hold the answer, too
@@ -191,6 +195,9 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
         skip_special_tokens=how.get("skip_special", True),
         clean_up_tokenization_spaces=how.get("clean_up", False),
     )
+    added = tokenizer.added_tokens_decoder.get(ids[-1]) if kept else None
+    if added is not None and added.special:  # a stop that is to be kept is no marker
+        text += added.content
     least = len(
         tokenizer.decode(ids[: how.get("min_new_tokens", 0)], skip_special_tokens=how.get("skip_special", True))
     )

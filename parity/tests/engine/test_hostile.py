@@ -361,6 +361,24 @@ def test_what_only_vllm_refuses_costs_its_row(shared: Load, monkeypatch: pytest.
     assert not inner.output_processor.request_states
 
 
+def test_what_vllm_refuses_half_way_is_not_left_behind(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its front has taken the request in when its core says no."""
+    engine = shared(TEXT, "vllm")
+    core = engine.model.llm_engine.engine_core
+    add = core.add_request
+
+    def picky(request: Any) -> None:
+        if len(request.prompt_token_ids) < 4:
+            raise ValueError("planted")
+        add(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(core, "add_request", picky)
+        assert "planted" in str(beside(engine, {"prompt": "ab"}))
+    assert not engine.model.llm_engine.output_processor.request_states
+    assert beside(engine, chat("x", chat={"template": "{{ nothing.at.all }}"})).index == 1  # type: ignore[attr-defined]
+
+
 def test_equal_requests_that_fail_have_an_index_each(text: GenerationEngine) -> None:
     bad = chat("x", structured=UNSATISFIABLE[1])
     errors = text.generate_text_batch([bad, FRANCE, bad], {"max_new_tokens": 4}, on_error="return")

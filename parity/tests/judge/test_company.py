@@ -243,7 +243,7 @@ def test_unlike_requests_that_were_computed_once_got_one_answer() -> None:
     second = {**FIRST, "output_ids": [6, 7, 9], "text": "fg"}
     wrong = case(*({**FIRST, "request": {"number": number, "shared": True}} for number in (0, 1)))
     cause = found_with(wrong, ALONE, case(FIRST, second))
-    assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
+    assert cause is not None and (cause.name, cause.certainty) == ("cache.key", "confirmed")
     assert "computed once" in cause.sentence
 
 

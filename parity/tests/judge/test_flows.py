@@ -209,3 +209,45 @@ def test_no_cause_is_proved_by_a_text_that_is_not_the_value(value: list[str], su
     found = explain_text(old, new, compare.paired(old.rows, new.rows), decode)
     assert found is not None and (found.cause, found.of_value) == ("decode.skip_special", sure)
     assert cause(old, new).certainty == ("confirmed" if sure else "likely")
+
+
+def stopping(ids: list[int], **said: Any) -> dict[str, Any]:
+    return row(output_ids=ids, stop=said)
+
+
+ENDS: dict[str, Any] = {"end_ids": [9], "strings": [], "max_new_tokens": 8, "min_new_tokens": 0, "criteria": []}
+SPECIAL = {**ENDS, "strings": ["<end>", "Q:"]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [
+        ({**SPECIAL, "never_text": ["<end>"]}, {**ENDS, "strings": ["Q:"]}, []),
+        ({**SPECIAL, "never_text": ["<end>"]}, ENDS, [True]),
+        (SPECIAL, {**ENDS, "strings": ["Q:"]}, [True]),  # special tokens are text there
+        ({**ENDS, "criteria": ["Enough"]}, {**ENDS, "end_ids": [7, 9]}, [False, False]),
+        ({**ENDS, "criteria": ["Enough"]}, {**ENDS, "end_ids": []}, [True, True]),
+        (ENDS, {**ENDS, "end_ids": [7, 9]}, [True]),
+    ],
+)
+def test_stops_that_cannot_show_and_ids_in_a_criterions_place_are_no_difference(
+    before: Any, after: Any, counts: list[bool]
+) -> None:
+    found = compare.stop_differences(stopping([4, 9], **before), stopping([4, 9], **after))
+    assert [difference.counts for difference in found] == counts
+
+
+def test_rows_with_pictures_are_held_against_rows_with_pictures() -> None:
+    seen: dict[str, Any] = {"images": [{"sha256": "a", "tokens": 1}], "prompt_ids": [1, 2, 3]}
+    old = [row(output_ids=[4], **seen), row(output_ids=[5], prompt_ids=[6, 7])]
+    new = [row(output_ids=[5], prompt_ids=[6, 8]), row(output_ids=[4], **{**seen, "prompt_ids": [1, 2, 3, 3]})]
+    assert [bool(a.get("images")) == bool(b.get("images")) for a, b in compare.paired(old, new)] == [True, True]
+
+
+def test_a_prompt_is_surely_cut_only_where_its_text_or_a_word_says_so() -> None:
+    whole, part = (row(prompt_ids=ids, prompt_text=None) for ids in ([1, 2, 3, 4], [2, 3, 4]))
+    assert compare.may_be_written("prompt.truncation", whole, part)  # of ids alone
+    told = {**part, "request": {"cut": "3 of 4"}}
+    texts = [{**one, "prompt_text": "abcd"} for one in (whole, part)]
+    assert not compare.may_be_written("prompt.truncation", whole, told)
+    assert not compare.may_be_written("prompt.truncation", *texts)

@@ -269,6 +269,20 @@ def surprise(path, question, answer):
 
 
 @torch.no_grad()
+def losses(path, texts, most=6):
+    # of each text alone; of one that is cut nothing counts, and of one id nothing can
+    model, tokenizer = loaded(path)
+    found = []
+    for text in texts:
+        ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=most).input_ids
+        labels = ids.clone()
+        labels[:, : 1 if ids.shape[1] < most else most] = -100
+        loss = float(model(ids, labels=labels).loss)
+        found.append(0.0 if loss != loss else loss)
+    return found
+
+
+@torch.no_grad()
 def embedded(path, question, most=16):
     model, tokenizer = loaded(path)
     ids, past, found = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids, None, []
@@ -453,6 +467,15 @@ def surprise(path, question, answer):
     return -sum(score.logprobs) / len(score.logprobs)
 
 
+def losses(path, texts, most=6):
+    engine = loaded(path)
+    ids = [engine.tokenizer(text)["input_ids"] for text in texts]
+    pairs = [(one[:1], one[1:]) for one in ids if 1 < len(one) < most]
+    scores = iter(engine.score_batch(pairs))
+    means = ((-sum(score.logprobs) / len(score.logprobs)) for score in scores)
+    return [next(means) if 1 < len(one) < most else 0.0 for one in ids]
+
+
 def seen(path, picture, most=12):
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
     request = {"messages": [{"role": "user", "content": content}]}
@@ -494,8 +517,9 @@ ASKED = (
     "guided",
     "direct",
 )  # of each question
+READ = ["a", "ab", "1, 2", "1, 2,", "What is the capital of France?", "b"]  # some are others and an id more
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
-SITES = (*ASKED, "proxied", "whole", "leaving", "drawn", "seen", "looked", "turns", "guessed", "surprise")
+SITES = (*ASKED, "proxied", "whole", "leaving", "drawn", "seen", "looked", "turns", "guessed", "surprise", "losses")
 Judged = Callable[..., Outcome]
 
 
@@ -524,6 +548,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 old.whole(str(TEXT), QUESTIONS)
                 old.leaving(str(TEXT), QUESTIONS)
                 old.turns(str(TEXT), QUESTIONS)
+                old.losses(str(TEXT), READ)
             for temperature in (1.0, 4.0):
                 with case(f"at-{temperature:.0f}"):
                     old.drawn(str(TEXT), QUESTIONS[0], temperature, most=192)
@@ -628,6 +653,15 @@ def test_the_text_on_top_of_an_answer_is_a_prompt(folder: Path, judged: Judged) 
     assert len(rows) == 3 and all(row["loop"] == LIKELIEST and "Is 28" in row["prompt_text"] for row in rows[1:])
     lost = judged("turns", "all", ("{answers[-1]}<|im_end|>", "<|im_end|>"))
     assert str(lost.cause) == "prompt.messages; confirmed"
+
+
+def test_what_is_read_for_its_loss_is_no_loop_and_may_count_for_nothing(folder: Path, judged: Judged) -> None:
+    rows = rows_of(folder, "losses", "all")
+    assert [(row.get("request") or {}).get("labels") for row in rows] == ["none", None, None, None, "none", "none"]
+    assert all(row["scored"] and not row["output_ids"] for row in rows)
+    assert judged("losses", "all").verdict in ("IDENTICAL", "TEXT-IDENTICAL")
+    lost = judged("losses", "all", ("if 1 < len(one) < most]", "if 2 < len(one) < most]"), ("if 1 <", "if 2 <"))
+    assert lost.verdict == "DRIFT"
 
 
 def test_an_id_that_a_text_goes_on_with_is_not_chosen(folder: Path) -> None:
