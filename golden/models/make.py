@@ -667,7 +667,10 @@ def make_twin(name: str, out: Path) -> None:
     shutil.copytree(out / name, twin)
     rope = {"rope_type": "default", "rope_theta": 100.0}
     tidied = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
-    changes = {"config": {"rms_norm_eps": 0.01, "rope_parameters": rope}, "tokenizer_config": {tidied: True}}
+    changes: dict[str, dict[str, Any]] = {
+        "config": {"rms_norm_eps": 0.01, "rope_parameters": rope},
+        "tokenizer_config": {tidied: True},
+    }
     for file, change in changes.items():
         path = twin / f"{file}.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **change}, indent=2))

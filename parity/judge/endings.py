@@ -17,9 +17,8 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.compare import entry, string_lists
 
-# ids, skip_special_tokens, clean_up -> text. ADDED: without any added token, also those that are not special
-Decode = Callable[[Sequence[int], bool | str, bool], str]
-ADDED = "all added tokens"
+Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
+ADDED = "all added tokens"  # are skipped, also those that are not special
 
 
 def first_complete(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
@@ -99,7 +98,7 @@ CAUSE_OF = {
 
 def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
     """Every way, none twice: without stops their rule says nothing, without stripping its turn says nothing."""
-    ways = itertools.product((False, True), (True, False, ADDED), (False, True))
+    ways: Iterator[tuple[bool, Any, bool]] = itertools.product((False, True), (True, False, ADDED), (False, True))
     for end, skip, clean in ways:
         for stops in stop_lists:
             for rule, include in itertools.product(

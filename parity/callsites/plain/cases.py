@@ -143,8 +143,8 @@ def text_cases(ask: Any) -> None:
     ask("stop-at-the-limit", SURE, chat(COUNT), stop=[", 7"], max_new_tokens=19)
     ask("end-at-the-limit", SURE, chat(FRANCE), max_new_tokens=13)
     ask("stop-id-kept", SURE, chat(COUNT), stop_ids=[21], include_stop=True)
-    marked = {"banned": list(range(30, 550)), "stop_ids": [551, *range(553, 563)], "include_stop": True}
-    ask("stop-id-kept-special", LLAMA, raw(*RAGGED[:4]), **marked)
+    special = {"banned": list(range(30, 550)), "stop_ids": [551, *range(553, 563)], "include_stop": True}
+    ask("stop-id-kept-special", LLAMA, raw(*RAGGED[:4]), **special)
     ask("enough", SURE, chat(COUNT, FRANCE), enough=7)
     ask("enough-llama", LLAMA, raw(*RAGGED), enough=5, logprobs=0)
     ask("until", SURE, chat(COUNT, FRANCE), until=", 6")

@@ -376,7 +376,7 @@ def test_what_vllm_refuses_half_way_is_not_left_behind(shared: Load, monkeypatch
         patch.setattr(core, "add_request", picky)
         assert "planted" in str(beside(engine, {"prompt": "ab"}))
     assert not engine.model.llm_engine.output_processor.request_states
-    assert beside(engine, chat("x", chat={"template": "{{ nothing.at.all }}"})).index == 1  # type: ignore[attr-defined]
+    assert beside(engine, chat("x", chat={"template": "{{ nothing.at.all }}"})).index == 1
 
 
 def test_equal_requests_that_fail_have_an_index_each(text: GenerationEngine) -> None:
