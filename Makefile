@@ -37,8 +37,9 @@ browser:
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --jobs 2 --html parity.html
 
+# SELFTEST=--once: what shows on both backends on one of them, by turns, in two thirds of the time.
 selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
-	$(BIN)/python -m parity selftest
+	$(BIN)/python -m parity selftest $(SELFTEST)
 
 # BENCH="--clock cpu": more of its flags, for a machine that others use too.
 bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: tables and pictures in bench/ (15 minutes)

@@ -68,6 +68,14 @@ def edits(only: str | None = None) -> list[Edit]:
     return [edit for edit in found if only is None or only in edit.name or only == edit.section]
 
 
+def shown_on(backend: str, chosen: Sequence[Edit], once: bool = False) -> list[Edit]:
+    """once: what shows on both backends is shown on one of them, by turns."""
+    places = (
+        (edit.backends[number % len(edit.backends)],) if once else edit.backends for number, edit in enumerate(chosen)
+    )
+    return [edit for edit, where in zip(chosen, places) if backend in where]
+
+
 def run_edits(store: Store, chosen: Sequence[Edit], backend: str) -> Iterator[Score]:
     """What became of each edit on a backend, as they end."""
     sound, jobs = ENGINE.read_text(), {}

@@ -10,7 +10,7 @@ import pytest
 
 from parity.callsites import probe
 from parity.golden import Store
-from parity.prove.edited import ENGINE, Edit, edits, forked
+from parity.prove.edited import ENGINE, Edit, edits, forked, shown_on
 from parity.prove.score import Score, table
 from parity.prove.selftest import judged_in_forks
 from parity.verdict import CAUSES, Cause, Outcome, Verdict
@@ -38,6 +38,12 @@ def test_every_edit_is_shown_by_some_golden_and_sections_and_backends_have_their
     assert [edit.name for edit in EDITS if not edit.cases] == []
     assert min(Counter(edit.section for edit in EDITS).values()) >= 3
     assert sum("hf" in edit.backends for edit in EDITS) >= 80 and sum("vllm" in edit.backends for edit in EDITS) >= 80
+
+
+def test_by_turns_each_edit_is_judged_on_one_backend() -> None:
+    parts = [shown_on(backend, EDITS, once=True) for backend in ("hf", "vllm")]
+    assert sorted(edit.name for part in parts for edit in part) == sorted(edit.name for edit in EDITS)
+    assert min(map(len, parts)) >= 80 and all(part != shown_on("hf", EDITS) for part in parts)
 
 
 def test_an_edit_whose_place_is_gone_is_refused() -> None:
