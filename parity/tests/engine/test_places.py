@@ -155,7 +155,9 @@ def test_columns_stay_few_however_many_rows_pass(shared: Load) -> None:
     widths: list[int] = []
     layer = next(module for module in engine.model.modules() if type(module).__name__ == "Qwen3Attention")
     hook = layer.register_forward_pre_hook(
-        lambda module, args, kwargs: widths.append(kwargs["past_key_values"].get_seq_length()), with_kwargs=True
+        # since transformers 5.24 it is called `cache`
+        lambda module, args, kwargs: widths.append(kwargs.get("cache", kwargs.get("past_key_values")).get_seq_length()),
+        with_kwargs=True,
     )
     try:
         results = engine.generate_text_batch(RAGGED * 4, {"max_new_tokens": 120}, cache=False)
