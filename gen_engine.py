@@ -1821,6 +1821,8 @@ UNSUPPORTED = (
     Refusal("vllm", "plugins that hold transformers objects",
             lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
             "write should_stop and logits, or use backend='hf'"),
+    Refusal("hf", "adapters with this peft", lambda a: bool(a.config.adapters) and installed("peft<0.22"),
+            "install peft>=0.22, or transformers<5.24", "transformers>=5.24"),
     Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
 )  # fmt: skip
 
@@ -1863,8 +1865,7 @@ DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside 
 class Row:
     """One prompt on its way through a backend.
     ids: what the model is fed, once it is: each placeholder has become its picture's tokens.   response: to be scored.
-    place: in the call.   generator: draws for this row alone.   matcher: where this row is in its grammar.
-    params: what vLLM is told."""
+    place: in the call.   generator: of its draws alone.   matcher: its place in its grammar.   params: told to vLLM."""
 
     prompt: Prompt
     watch: Any = None

@@ -41,7 +41,7 @@ def test_a_transformers_that_generates_nothing_is_refused_at_load(pretend: Prete
         load(TEXT)
 
 
-@pytest.mark.parametrize("version", ["4.57.1", "4.57.6", "5.3.0", "5.4.0", "5.19.0", "5.23.0", "6.0.0"])
+@pytest.mark.parametrize("version", ["4.57.1", "4.57.6", "5.3.0", "5.4.0", "5.19.0", "5.23.0", "5.24.0", "6.0.0"])
 def test_a_transformers_that_works_is_not_refused(pretend: Pretend, version: str) -> None:
     pretend("transformers", version)
     assert refusal_of(Asked(ModelLoadConfig(str(TEXT)))) is None
@@ -65,6 +65,7 @@ def test_a_transformers_that_works_is_not_refused(pretend: Pretend, version: str
         ("vllm", "0.28.0", {"backend": "vllm", "decoder": Speculation("ngram")}, "vllm<0.29 cannot do speculation"),
         ("vllm", "0.29.0", {"backend": "vllm", "decoder": Speculation("ngram")}, None),
         ("vllm", "0.28.0", {"backend": "hf", "decoder": Speculation("ngram")}, None),
+        ("transformers", "5.23.0", {"backend": "hf", "adapters": {"one": "x"}}, None),
     ],
     ids=str,
 )
@@ -74,6 +75,14 @@ def test_what_a_release_cannot_do_is_data(
     pretend(library, version)
     said = refusal_of(Asked(ModelLoadConfig(str(TEXT), **settings)))
     assert said is None if refused is None else refused in str(said)
+
+
+@pytest.mark.parametrize(("peft", "refused"), [("0.21.2", True), ("0.22.0", False)])
+def test_adapters_take_the_peft_that_their_transformers_asks_for(pretend: Pretend, peft: str, refused: bool) -> None:
+    pretend("transformers", "5.24.0")
+    pretend("peft", peft)
+    said = refusal_of(Asked(ModelLoadConfig(str(TEXT), adapters={"one": "x"})))
+    assert ("install peft>=0.22" in str(said).lower()) == refused
 
 
 def test_structures_beside_free_rows_are_refused_where_vllm_would_pin_memory(pretend: Pretend) -> None:

@@ -236,7 +236,7 @@ def turns(path, questions, most=12):
         given = tokenizer(text, return_tensors="pt").input_ids
         answers.append(said(model, tokenizer, given[:, read:], past, most))
         read = given.shape[1]
-        past.crop(read)
+        past.crop(read - past.get_seq_length())
         text += f"{answers[-1]}<|im_end|>\\n"
     return answers
 
