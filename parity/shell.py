@@ -18,7 +18,6 @@ from typing import Any
 import gen_engine
 from gen_engine import GenEngineError, GenerationOptions, OptionError, load
 from parity.golden import environment
-from parity.judge.worker import settle
 from parity.record.inventory import run_list
 
 PROBES = {  # library -> (backends that need it, what prints its version and its device)
@@ -124,8 +123,6 @@ def generated(args: argparse.Namespace) -> tuple[gen_engine.GenerationResult, fl
     content.append({"type": "text", "text": args.prompt})
     messages = [{"role": "user", "content": content if args.image else args.prompt}]
     request = {"messages": messages, "chat": {"enable_thinking": args.enable_thinking}}
-    if args.backend == "vllm":
-        settle("vllm.entrypoints.llm")
     with load(args.model, backend=args.backend, dtype=args.dtype, max_model_len=args.max_model_len) as engine:
         began = time.perf_counter()
         verb = engine.generate_vlm_batch if args.image else engine.generate_text_batch

@@ -25,7 +25,7 @@ ROOMS: dict[str, str] = {
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
     "prove": "callsites judge record ground companions gen_engine",
     "demo": "ground companions gen_engine",
-    "shell": "judge record ground gen_engine",
+    "shell": "record ground gen_engine",
     "door": "shell prove bench report rollout judge record ground companions gen_engine",
     "tests": "door shell demo prove callsites bench rollout report judge record ground companions gen_engine",
 }
