@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, by_itself, collapsed, given_no_ids, runs
+from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, by_itself, collapsed, given_no_ids, runs, string_lists
 from parity.verdict import STAGES, Difference, equal
 
 Row = Mapping[str, Any]
@@ -534,19 +534,6 @@ def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Differ
         yield Difference(
             "batch", "order", list(range(len(mine))), moved, next(k for k, m in enumerate(moved) if m != k)
         )
-
-
-def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
-    """Arguments that may be stops, however deep: short strings, or lists of them, whose name (or that of what they are
-    in) says so."""
-    said = any(word in name.lower() for word in ("stop", "termin", "end", "until", "delim"))
-    if isinstance(arguments, Mapping):
-        for key, value in arguments.items():
-            yield from string_lists(value, f"{name}.{key}" if said else str(key))
-    elif said:
-        strings = [arguments] if isinstance(arguments, str) else arguments
-        if isinstance(strings, (list, tuple)) and strings and all(isinstance(s, str) and s for s in strings):
-            yield tuple(strings)
 
 
 def decodes_of(row: Row) -> list[Mapping[str, Any]]:

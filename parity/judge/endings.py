@@ -15,7 +15,8 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import entry, string_lists
+from parity.judge.compare import entry
+from parity.record.rows import string_lists
 
 Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
 ADDED = "all added tokens"  # are skipped, also those that are not special

@@ -6,17 +6,18 @@ import argparse
 import ast
 import difflib
 import os
+import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Store, objects_in
+from parity.golden import Case, Store, objects_in
 from parity.record import observe
 from parity.record.changing import place_name
 from parity.record.recorder import Recorded, functions_in, record
-from parity.record.rows import CHOSEN_BY_ITSELF, given_no_ids
+from parity.record.rows import CHOSEN_BY_ITSELF, given_no_ids, string_lists
 
 
 def command_of(args: argparse.Namespace) -> list[str]:
@@ -103,6 +104,27 @@ def unreplayable(done: Recorded, store: Store) -> list[str]:
     ]
 
 
+def never_reached(cases: Sequence[Case]) -> Iterator[str]:
+    """Of each site that was told of stops: that no answer came to one, if so. What is done at a stop, and whether it is
+    looked for at all, shows only there."""
+    for site in sorted({case.site for case in cases}):
+        stops, reached = dict[str, None](), False
+        for case in [case for case in cases if case.site == site]:
+            by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
+            for row in case.rows:
+                said = {name: entry["value"] for name, entry in row.get("stop", {}).items()}
+                told = [stop for stop in said.get("strings", ()) if stop not in said.get("never_text", ())]
+                ids, text = row["output_ids"], row.get("text") or ""
+                of_model = not ids or ids[-1] in said.get("end_ids", ()) or len(ids) == said.get("max_new_tokens")
+                reached |= any(stop in text for stop in by_hand) or (bool(told) and not of_model)
+                stops |= dict.fromkeys(stop for stop in (*told, *by_hand) if not re.fullmatch(r"<.*>", stop))
+        if stops and not reached:
+            yield (
+                f"{site}: no answer comes to a stop ({', '.join(map(repr, [*stops][:3]))}), so what is done there is "
+                "not in these goldens; record a call that does"
+            )
+
+
 def run_record(args: argparse.Namespace) -> int:
     command, store = command_of(args), Store(args.goldens)
     if not command:
@@ -164,6 +186,7 @@ def recorded_text(done: Recorded, store: Store) -> str:
     for site in sorted({case.site for case in done.written if case.changing}):
         parts = {place_name(part["at"]) for case in done.written if case.site == site for part in case.changing}
         lines.append(f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared")
+    lines += never_reached(seen.cases)
     unstable = [case.case for case in done.written if case.repeats is False]
     if unstable:
         lines.append(f"the old code does not repeat itself on: {', '.join(unstable)}")

@@ -500,6 +500,19 @@ def never_text(strings: Sequence[str], tokenizer: Any, skip_special: bool) -> di
     return {"never_text": sourced(found, "caller")} if found else {}
 
 
+def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
+    """Arguments that may be stops, however deep: short strings, or lists of them, whose name (or that of what they are
+    in) says so."""
+    said = any(word in name.lower() for word in ("stop", "termin", "end", "until", "delim"))
+    if isinstance(arguments, Mapping):
+        for key, value in arguments.items():
+            yield from string_lists(value, f"{name}.{key}" if said else str(key))
+    elif said:
+        strings = [arguments] if isinstance(arguments, str) else arguments
+        if isinstance(strings, (list, tuple)) and strings and all(isinstance(s, str) and s for s in strings):
+            yield tuple(strings)
+
+
 def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any) -> dict[str, Any]:
     ids, strings = set(params.stop_token_ids or ()), list(params.stop or ())
     return never_text(strings, tokenizer, params.skip_special_tokens) | {

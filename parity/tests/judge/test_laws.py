@@ -10,7 +10,7 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import check, laws
-from parity.judge.compare import differences, string_lists, suspects
+from parity.judge.compare import differences, suspects
 from parity.judge.explain import Inquiry, cause_of
 from parity.record import rows
 from parity.verdict import Cause
@@ -154,7 +154,7 @@ def test_dropped_inputs_and_positions_are_named() -> None:
 def test_stops_that_old_code_cut_at_by_itself_are_the_same_setting() -> None:
     """Nested, too: decode.stop."""
     arguments = {"decode": {"stop": ["e", "d"]}}
-    assert list(string_lists(arguments)) == [("e", "d")]
+    assert list(rows.string_lists(arguments)) == [("e", "d")]
     sides = [
         Case("s", "c", arguments=arguments, rows=(r,), value="x") for r in (row(), row(stop={"strings": ["d", "e"]}))
     ]

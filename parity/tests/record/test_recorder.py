@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from parity.golden import Case
 from parity.judge.check import REPLAYS, Replays
+from parity.record.commands import never_reached
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed
 from parity.record.rows import as_pieces, mark_between, vllm_sampling
@@ -86,3 +88,27 @@ def test_a_mark_is_what_a_text_has_and_its_parts_have_not(parts: list[str], whol
 )
 def test_pieces_are_known_without_the_line_end_before_them(parts: list[str], pieces: list[str]) -> None:
     assert as_pieces(parts) == pieces
+
+
+def stopping(stops: list[str], **answer: Any) -> Case:
+    stop = {"strings": stops, "end_ids": [2], "max_new_tokens": 4}
+    row = {"stop": {name: {"value": value, "from": "caller"} for name, value in stop.items()}, **answer}
+    return Case("site", "one", rows=(row,))
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        (stopping(["\n"], output_ids=[5, 2], text="a"), True),  # an end of text
+        (stopping(["\n"], output_ids=[5, 5, 5, 5], text="aaaa"), True),  # the budget
+        (stopping(["\n"], output_ids=[5, 6], text="a"), False),  # vLLM leaves the stop out
+        (stopping([], output_ids=[5, 2], text="a"), False),  # no stops
+        (stopping(["<|im_end|>"], output_ids=[5, 2], text="a"), False),  # an end in other words
+        (Case("site", "one", arguments={"until": ["Q:"]}, rows=({"output_ids": [5, 2], "text": "a"},)), True),
+        (Case("site", "one", arguments={"until": ["Q:"]}, rows=({"output_ids": [5, 2], "text": "a Q: b"},)), False),
+    ],
+)
+def test_record_says_that_no_answer_comes_to_a_stop(case: Case, said: bool) -> None:
+    assert any("no answer comes to a stop" in line for line in never_reached([case])) == said
+    reached = Case("site", "other", arguments={"stop": "Q:"}, rows=({"output_ids": [5], "text": "Q:"},))
+    assert not [*never_reached([case, reached])]
