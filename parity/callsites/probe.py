@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gen_engine import Observer, load
+from gen_engine import Observer, load, truncate_at_stops
 
 TEXT, VL, LLAMA = (f"golden/models/{name}" for name in ("tiny-qwen3", "tiny-qwen3-vl", "random-llama"))
 
@@ -73,6 +73,23 @@ def learn(model_path: str, prompt: str, response: str) -> bool:
     return bool(getattr(score.logprobs, "requires_grad", False))
 
 
+def remember(model_path: str, calls: list[list[str]]) -> list[list[bool]]:
+    """Which answers of each call come from a cache."""
+    with load(model_path, dtype="float32", cache={}) as model:
+        asked = [model.generate_text_batch([{"prompt": one} for one in call], {"max_new_tokens": 4}) for call in calls]
+    return [[result.cached for result in results] for results in asked]
+
+
+def fill(model_path: str, question: str, structured: dict[str, Any]) -> str:
+    request = {"messages": [{"role": "user", "content": question}], "structured": structured}
+    [result] = engine(model_path).generate_text_batch([request], {"max_new_tokens": 24})
+    return str(result.text)
+
+
+def cut(texts: list[str], stops: list[str]) -> list[str]:
+    return [truncate_at_stops(text, stops) for text in texts]
+
+
 def cases(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(case, function, its arguments)."""
     yield (
@@ -88,6 +105,10 @@ def cases(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     replay = {"replay": [[16, 11], [11, 16, 11]], "logprobs": 2, "max_new_tokens": 6}
     yield "replayed", "tell", {"model_path": LLAMA, "prompts": ["One", "1, 2"], "options": replay}
     yield "learned", "learn", {"model_path": LLAMA, "prompt": "One", "response": " two"}
+    yield "remembered", "remember", {"model_path": LLAMA, "calls": [["One"], ["Two", "One"], ["One", "Three", "Two"]]}
+    anna = "Give me a JSON object for Anna, 31, from Oslo."
+    yield "filled", "fill", {"model_path": TEXT, "question": anna, "structured": {"json_object": True}}
+    yield "cut", "cut", {"texts": ["abXYZ", "a YX", "aXYZY"], "stops": ["XYZ", "Y", "YX"]}
     for name, arguments in asked(folder):
         yield name, "ask", arguments
 

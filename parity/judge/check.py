@@ -67,7 +67,7 @@ from parity.judge.questions import (
     steps_of,
     weights_of,
 )
-from parity.judge.replay import Engines, Replay
+from parity.judge.replay import Engines, Replay, readable
 from parity.judge.revision import Revision
 from parity.judge.worker import Died, Worker
 from parity.record import observe
@@ -123,7 +123,7 @@ class Judge:
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
         old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
-        found = self.of_this_release(old, compare.differences(old, new))
+        found = self.without_chance(old, new, self.of_this_release(old, compare.differences(old, new)))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
         if old.changing:
@@ -167,6 +167,19 @@ class Judge:
             return (d.stage, d.field) == ("batch", "keys") and names(d.old) == names(d.new)
 
         return tuple(dataclasses.replace(d, counts=d.counts and not renamed(d)) for d in found)
+
+    def without_chance(self, old: Case, new: Case, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
+        """Seeds that the new code draws by itself, where the old code had none, say no more than none: those are others
+        when the process has another seed."""
+
+        def added(d: Difference) -> bool:
+            return (d.stage, d.field, d.old) == ("sampling", "seed", None)
+
+        if self.resample is None or not any(map(added, found)):
+            return found
+        pairs = compare.paired(new.rows, self.resample(old, observe.SEED + 1).rows)
+        drawn = bool(pairs) and all(not compare.seeds_of(a) & compare.seeds_of(b) for a, b in pairs)
+        return tuple(dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found)
 
     def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
         if old.repeats is False:
@@ -212,7 +225,7 @@ class Judge:
             return verdict, cause, notes
         again = functools.partial(self.again, old)
         inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
-        steps.append(f"up to row {len(parts[0].rows) - 1} nothing but draws differs, and the rest follows from them")
+        steps.append(f"of {len(parts[0].rows)} rows nothing but draws differs, and the rest follows from them")
         texts, gap = from_other_ids(inquiry, followed=True)
         return (
             (verdict, None, notes) if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, notes)
@@ -245,7 +258,8 @@ class Judge:
             proof = "seen directly; on this case the value does not show it"
             own_choice = name == "sampling.mode" and own_loops.of_own_loop(old)  # of which no settings were seen
             rows = compare.paired(old.rows, new.rows)[difference.row or 0]
-            unsure = own_choice or compare.may_be_written(name, *rows)
+            criterion = (difference.stage, difference.field) == ("stop", "criteria")  # a value may be cut by hand, too
+            unsure = own_choice or criterion or compare.may_be_written(name, *rows)
             certainty: Certainty = "likely" if unsure else "confirmed"
             return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
         told = ("text", "end") if compare.same_ids(old, new) else ("text",)  # by the value and the ids themselves
@@ -724,11 +738,7 @@ class Session:
         """The engine of the last call, loaded so that logits can be read."""
         if self.replay is None or self.replay.used is None:
             return None
-        used = self.replay.used
-        if used.backend.name == "vllm" and not used.config.logits_hooks:
-            config = dataclasses.replace(used.config, logits_hooks=True)
-            return self.engines.get(sys.modules[type(used).__module__], config)
-        return used
+        return readable(self.replay.used, self.engines, hooked=True)
 
 
 Factories = Mapping[str, Mapping[str, str]]  # site -> argument -> "pkg.setup:make"

@@ -93,7 +93,16 @@ def same_prompt(old: Row, new: Row) -> bool:
     """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as is known."""
     if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
         return True
+    if reads_what_is_asked(old, new) or reads_what_is_asked(new, old):
+        return True
     return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(new["prompt_ids"], placeholder_in(new))
+
+
+def reads_what_is_asked(one: Row, other: Row) -> bool:
+    """Whether one side reads behind a prompt the single token that the other asks the model for: of both, what counts
+    is what the model says before it."""
+    alone = not other.get("scored") and entry(other, "stop", "max_new_tokens") == 1
+    return bool(one.get("scored")) and alone and one["prompt_ids"][:-1] == other["prompt_ids"]
 
 
 Answers = list[tuple[int, Row, Row]]  # the number of a pair, and its rows
@@ -127,7 +136,8 @@ def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tup
 
 def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
     """Both up to the call in which the first draws are others, where nothing differs before, and something else is
-    asked behind: what that is may be anything, for it follows from what was drawn."""
+    asked behind: what that is may be anything, for it follows from what was drawn. With what is drawn behind it of the
+    same prompts."""
     pairs = list(zip(old.rows, new.rows))
     alike = (same_prompt(a, b) and a["output_ids"] == b["output_ids"] for a, b in pairs)
     first = next((place for place, same in enumerate(alike) if not same), len(pairs))
@@ -138,7 +148,9 @@ def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
     asked_alike = len(old.rows) == len(new.rows) and all(same_prompt(a, b) for a, b in pairs[last:])
     if not drawn or asked_alike:
         return None
-    return replace(old, rows=old.rows[:last]), replace(new, rows=new.rows[:last])
+    drawn_alike = (pair for pair in pairs[last:] if same_prompt(*pair) and all(map(is_drawn, pair)))
+    kept = [*pairs[:last], *(drawn_alike if len(old.rows) == len(new.rows) else ())]
+    return replace(old, rows=tuple(a for a, _ in kept)), replace(new, rows=tuple(b for _, b in kept))
 
 
 def begins_call(row: Row) -> bool:
@@ -650,6 +662,8 @@ def prompt_cause(old: Row, new: Row) -> str:
     first = long[: len(long) - len(short)]
     if first and long[len(first) :] == short and set(long[: max(2, len(first))]) == {long[0]}:
         return "prompt.double_bos"
+    if before == after and long[: len(short)] == short and {*long[len(short) :]} == {*long[:1]}:
+        return "prompt.double_bos"  # of what was put behind it
     cuts = [(row.get("request") or {}).get("cut", "").partition(" of ") for row in (old, new)]
     if cuts[0] != cuts[1] and cuts[0][2] == cuts[1][2] != "":  # two parts of as long a text
         return "prompt.truncation"
@@ -673,9 +687,10 @@ def prompt_cause(old: Row, new: Row) -> str:
     if before == after and behind[0] != behind[1]:
         return "prompt.messages"  # ids that were put behind a text
     if short and (long[-len(short) :] == short or long[: len(short)] == short):
-        few = before is not None and after is not None and 0 < abs(len(before) - len(after)) < LEAST_CUT
-        written = few and long[: len(short)] == short and not old.get("template")
-        return "prompt.messages" if written else "prompt.truncation"
+        if before is None or after is None or before == after or old.get("template"):
+            return "prompt.truncation"
+        few = abs(len(before) - len(after)) < LEAST_CUT and long[: len(short)] == short
+        return "prompt.messages" if few or written_so(before, after) else "prompt.truncation"
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
     if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
         last = new["prompt_ids"][-1]
@@ -698,6 +713,18 @@ def may_be_written(name: str, old: Row, new: Row) -> bool:
     texts = old.get("prompt_text"), new.get("prompt_text")
     said = any((row.get("request") or {}).get("cut") for row in (old, new))
     return name == "prompt.truncation" and not said and (None in texts or texts[0] != texts[1])
+
+
+SEAM = re.compile(r".*([\n>\]]|[.:!?] ?)", re.DOTALL)  # where a part of a text ends that somebody wrote as a part
+
+
+def written_so(before: str, after: str) -> bool:
+    """Whether of two texts, one the beginning or the end of the other, the new one has more than the old, or lacks a
+    whole part: whoever cuts a text to its length cuts anywhere."""
+    if not (after.startswith(before) or after.endswith(before)):
+        first = before[: -len(after)] if before.endswith(after) else after
+        return SEAM.fullmatch(first) is not None or before[len(first) :].startswith(("\n", "[", "<"))
+    return True
 
 
 LEAST_CUT = 8  # characters: what lacks fewer at its end was written otherwise, and not cut

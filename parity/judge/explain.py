@@ -198,30 +198,34 @@ def by_cache(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -> 
     if inquiry.realigned(again):
         said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
         return Cause("cache.key", "confirmed", said, "without the cache the old answer comes back")
-    if again is not None and again.raised is None and (taken := of_another_model(inquiry.new, again)):
-        said = f"{CAUSES['cache.key']}: row {taken[0]} was answered by the cache as another model had answered before"
-        return Cause("cache.key", "likely", said, "without the cache it gets another answer")
+    if again is not None and again.raised is None and (taken := of_another(inquiry.new, again)):
+        said = f"{CAUSES['cache.key']}: row {taken[0]} was answered by the cache as another model, or another setting, "
+        return Cause("cache.key", "likely", f"{said}had answered before", "without the cache it gets another answer")
     return None
 
 
-def of_another_model(new: Case, again: Case) -> list[int]:
-    """Rows out of a cache whose answers are not their model's, by a run without the cache, but all those of others that
-    were asked the same: between two dtypes rounding might explain the ids."""
+def of_another(new: Case, again: Case) -> list[int]:
+    """Rows out of a cache whose answers are not their own, by a run without the cache, but all those of others that
+    asked the same of another model or with other settings: between two dtypes rounding might explain the ids. Of draws,
+    those with a seed say it."""
 
-    def weights(row: Row) -> Any:
-        return row.get("model", {}).get("path"), row.get("model", {}).get("dtype")
+    def how(row: Row) -> Any:
+        model = row.get("model", {})
+        return model.get("path"), model.get("dtype"), row.get("sampling"), row.get("stop")
 
     pairs = enumerate(paired(new.rows, again.rows))
     parted = [
         (place, row)
         for place, (row, own) in pairs
-        if (row.get("request") or {}).get("cached") and not is_drawn(row) and row["output_ids"] != own["output_ids"]
+        if (row.get("request") or {}).get("cached")
+        and (not is_drawn(row) or seeds_of(row))
+        and row["output_ids"] != own["output_ids"]
     ]
     known = [
         any(
             one["prompt_ids"] == row["prompt_ids"] and one["output_ids"] == row["output_ids"]
             for one in new.rows[:place]
-            if weights(one) != weights(row)
+            if how(one) != how(row)
         )
         for place, row in parted
     ]
@@ -424,7 +428,9 @@ def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause |
         gap = number_gap(inquiry.old.value, forced.value)
         return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
     if followed:
-        return (None if forced is None else asked_for_other_answers(inquiry.old, forced)), 0.0
+        if forced is None or (len(forced.rows) > len(inquiry.old.rows) and equal(inquiry.old.value, forced.value)):
+            return None, 0.0  # calls that were added, and change nothing
+        return asked_for_other_answers(inquiry.old, forced), 0.0
     if inquiry.new.raised is not None:
         said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
         return Cause("error", "likely", said, "the golden's own ids could not be forced"), 0.0

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from parity.judge.questions import (
     number_gap,
     steps_of,
 )
-from parity.judge.replay import adapter_named, loaded_from, pictures_of
+from parity.judge.replay import adapter_named, loaded_from, pictures_of, readable
 from parity.verdict import CAUSES, Cause, Outcome
 
 CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)
@@ -145,19 +145,6 @@ class Group:
 
 
 # == The moved path ==
-
-
-def readable(engine: Any, engines: Any, hooked: bool) -> Any:
-    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays.   hooked:
-    with its hook for logits, without which vLLM scores nothing beside adapters."""
-    module = sys.modules[type(engine).__module__]
-    if hooked and engine.backend.name == "vllm" and not engine.config.logits_hooks:
-        return engines.get(module, dataclasses.replace(engine.config, logits_hooks=True))
-    try:
-        engine.score_batch([])
-    except module.EngineError:
-        return engines.get(module, engine.config)
-    return engine
 
 
 def read_moved(group: Group, engine: Any, engines: Any) -> None:
@@ -270,6 +257,9 @@ def seen_at(group: Group, case: str, step: Step) -> Seen:
 def cause_at(step: Step, made: referee.Parting, parted: referee.Parted) -> Cause:
     """Numerics hold over the site, and do not explain this step: which path does not choose what it chose?"""
     where = f"at step {step.step} of row {step.row}"
+    if step.masked:
+        said = f"{CAUSES['sampling.processors']}: {where} a structure, or what stands in its place, chose"
+        return Cause("sampling.processors", "likely", said)
     if made.old[1] - made.old[0] > parted.allowed:
         said = f"the old path, run here, does not choose the golden's id {where}: this environment is another one"
         return Cause("env.version", "likely", said, "run `check --ab`")
@@ -331,8 +321,11 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     """Numbers among the values: log-probabilities may move as far as noise moves them, and where little is known of it
     a few times as far."""
     gap, allowed = number_gap(question.old.value, question.new.value), referee.within_numbers(found.noise)
-    few = found.outcome == "cannot tell"
-    if gap is None or gap > allowed * (FAR if few else 1) or rounded_off(question.old.value, question.new.value):
+    few, values = found.outcome == "cannot tell", (question.old.value, question.new.value)
+    if gap is not None and rounded_off(*values, of_few_bits) and not rounded_off(*values, of_few_digits):
+        said = f"{CAUSES['numeric.shift']}: numbers among the values hold fewer bits, as if computed in half precision"
+        return "DRIFT", Cause("numeric.shift", "likely", said, "the ids are equal, and no other number shows it"), ()
+    if gap is None or gap > allowed * (FAR if few else 1) or rounded_off(*values, of_few_digits):
         return question.otherwise
     if few:
         return unread(question, f"numerics of the site: {found}", [])
@@ -343,13 +336,11 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
 FAR = 5  # times what a few tokens say of noise
 
 
-def rounded_off(old: Any, new: Any) -> bool:
+def rounded_off(old: Any, new: Any, few: Callable[[float], bool]) -> bool:
     """Whether numbers came with all their digits, or bits, and come with few: what a code does, and no rounding of a
     model. Zeros and ones have few of both, whatever was done."""
     before, after = ([n for _, n in leaves(value, kind=float) if n not in (0, 1)] for value in (old, new))
-    return bool(after) and any(
-        all(map(few, after)) and not all(map(few, before)) for few in (of_few_digits, of_few_bits)
-    )
+    return bool(after) and all(map(few, after)) and not all(map(few, before))
 
 
 DIGITS = 4  # behind the point: what code rounds to

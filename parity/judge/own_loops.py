@@ -79,6 +79,10 @@ def weights_in(row: Row) -> Any:
 OF_ALL_IDS = ("marks", "positions")  # of a forward: digests over its ids, which those of fewer ids do not equal
 
 
+def is_end(some: Sequence[int], ids: Sequence[int]) -> bool:
+    return bool(some) and len(some) < len(ids) and ids[-len(some) :] == some
+
+
 def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out the last id, which
     nothing follows, or read the prompt alone and pick the next id from its logits, or read what a draft guessed: so do
@@ -90,12 +94,14 @@ def as_read(case: Case, other: Case) -> Case:
         ids = row["prompt_ids"]
         if response is None or tuple(ids) in known:
             return row
-        shorter = (ids[: len(ids) - count] for count in dict.fromkeys((1, response)))
-        found = next((some for some in shorter if tuple(some) in known), None)
+        shorter = [tuple(ids[: len(ids) - count]) for count in dict.fromkeys((1, response))]
+        found = next((some for some in shorter if some in known), None)
+        if found is None and any(is_end(shorter[-1], prompt) for prompt in known):  # of one that was cut
+            found = shorter[-1]
         if found is None:
             return row
         inputs = {name: value for name, value in row.get("inputs", {}).items() if name not in OF_ALL_IDS}
-        return {**row, "prompt_ids": found, **({"inputs": inputs} if "inputs" in row else {})}
+        return {**row, "prompt_ids": [*found], **({"inputs": inputs} if "inputs" in row else {})}
 
     return replace(case, rows=tuple(map(read, case.rows)))
 

@@ -79,7 +79,8 @@ class Question:
 @dataclass(frozen=True, slots=True)
 class Step:
     """The first step at which a greedy row parts.   position: among prompt and answer.   penalty: a repetition penalty
-    that stood between the model and the choice, on the ids seen.   odd: why that choice cannot be computed again."""
+    that stood between the model and the choice, on the ids seen.   odd: why that choice cannot be computed again.
+    masked: by a structure, which takes away what the model prefers."""
 
     row: int
     step: int
@@ -88,6 +89,7 @@ class Step:
     penalty: float = 1.0
     seen: frozenset[int] = frozenset()
     odd: str = ""
+    masked: bool = False
 
 
 def steps_of(old: Case, new: Case) -> list[Step]:
@@ -103,7 +105,9 @@ def steps_of(old: Case, new: Case) -> list[Step]:
         penalty = float(entry(mine, "sampling", "repetition_penalty") or 1)
         seen = frozenset((*mine["prompt_ids"], *before[:step])) if penalty != 1 else frozenset[int]()
         position = len(mine["prompt_ids"]) + step
-        found.append(Step(places[id(mine)], step, position, (before[step], after[step]), penalty, seen, oddity(mine)))
+        masked = STRUCTURED in (entry(mine, "sampling", "processors") or ())
+        ids = before[step], after[step]
+        found.append(Step(places[id(mine)], step, position, ids, penalty, seen, oddity(mine), masked))
     return found
 
 

@@ -78,7 +78,7 @@ class Replay:
     store: golden.Store | None = None
     ran: dict[tuple[str, str], Any] = field(default_factory=dict)  # the last engine of each model, as they were asked
     asked: int = 0
-    answered: int = 0  # of the rows, where their answers are put back
+    answered: int = 0  # of the rows that are answers, where those are put back
     offset: int = 0  # of the requests of this call among those of the call site's, where each is asked alone
     copies: int = 1  # of each request of this call, where its samples are asked one by one
 
@@ -156,7 +156,8 @@ class Replay:
     def _answering(self, original: Any, requests: Any, fields: Mapping[str, Any], how: Mapping[str, Any]) -> Any:
         """A call that gives the golden's answers; each sample of a request is asked by itself."""
         number = fields.get("n") or 1
-        said = [row["output_ids"] for row in self.rows[self.answered :][: len(requests) * number]]
+        answers = [row["output_ids"] for row in self.rows if not row.get("scored")]
+        said = answers[self.answered :][: len(requests) * number]
         self.answered += len(said)
         if len(said) < len(requests) * number:  # the golden has no more
             return original(self.used, list(requests), fields, **how)
@@ -210,6 +211,19 @@ class Replay:
         tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
         text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
+
+
+def readable(engine: Any, engines: Engines, hooked: bool) -> Any:
+    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays.   hooked:
+    with its hook for logits, without which vLLM scores nothing beside adapters."""
+    module = sys.modules[type(engine).__module__]
+    if hooked and engine.backend.name == "vllm" and not engine.config.logits_hooks:
+        return engines.get(module, dataclasses.replace(engine.config, logits_hooks=True))
+    try:
+        engine.score_batch([])
+    except module.EngineError:
+        return engines.get(module, engine.config)
+    return engine
 
 
 def loaded_from(engine: Any) -> tuple[str, str]:

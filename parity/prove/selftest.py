@@ -90,10 +90,10 @@ def copied(store: Store, into: Path) -> Store:
 
 def add_probe(store: Store, folder: Path) -> None:
     """Goldens of the probe, from its own clean run: it has no old way."""
-    found: list[Case] = []
-    sites = [observe.Site(PROBE, f"parity.callsites.probe:{name}") for name in ("ask", "tell", "learn")]
+    found, cases = list[Case](), list(probe.cases(folder))
+    sites = [observe.Site(PROBE, f"parity.callsites.probe:{name}") for name in sorted({name for _, name, _ in cases})]
     with observe.Observer(sites=sites, sink=found.append, store=store):
-        for name, function, arguments in probe.cases(folder):
+        for name, function, arguments in cases:
             with observe.case(name):
                 getattr(probe, function)(**arguments)
     for case in found:

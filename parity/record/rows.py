@@ -393,6 +393,7 @@ PROCESSORS = {
     "NoRepeatNGramLogitsProcessor": ("no_repeat_ngram_size", "ngram_size"),
 }
 LENGTHS = {"MinNewTokensLengthLogitsProcessor", "MinLengthLogitsProcessor"}
+NO_CHOICE = {"LogitNormalization", "InfNanRemoveLogitsProcessor"}  # neither order nor odds of numbers change
 GRAMMARS = {"xgrammar", "outlines", "outlines_core", "lmformatenforcer", "llguidance"}
 STRUCTURED = "structured"  # what all of them do, whoever does it
 
@@ -405,7 +406,7 @@ def of_processors(processors: Sequence[Any]) -> dict[str, Any]:
         if kind in PROCESSORS:
             name, attribute = PROCESSORS[kind]
             said[name] = getattr(processor, attribute)
-        elif kind not in LENGTHS:
+        elif kind not in LENGTHS | NO_CHOICE:
             grammar = type(processor).__module__.partition(".")[0] in GRAMMARS
             name = STRUCTURED if grammar else getattr(processor, "__name__", kind)
             said.setdefault("processors", []).append(name)

@@ -169,6 +169,8 @@ def text_cases(ask: Any) -> None:
     ask("penalty-best-tokens", LLAMA, raw(*RAGGED), repetition_penalty=1.4, max_new_tokens=12, logprobs=2)
     ask("penalty-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.8, max_new_tokens=20)
     ask("penalty-far-below-one", GPT2, raw(*RAGGED), repetition_penalty=0.1, max_new_tokens=20)
+    uneven = [f"{'bb cd ef gh ' * (1 + 3 * place % 4)}{place}" for place in range(8)]  # which end one by one
+    ask("penalty-of-those-that-join", LLAMA, raw(*uneven), repetition_penalty=0.2, stop_ids=list(range(60, 90)))
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
     ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
     ask("no-repeats-of-the-prompt", SURE, chat("1, 2, 3, 4. Count to 12.", COUNT), no_repeat_ngram_size=4)
@@ -202,6 +204,9 @@ def text_cases(ask: Any) -> None:
     ask("blanks-llama", LLAMA, chat(" Hello ", "a\r\nb"), max_new_tokens=8)
     mood = "{% for m in messages %}{{ mood }}: {{ m.content }}\n{% endfor %}"
     ask("variables", SURE, chat(FRANCE), template=mood, variables={"mood": "calm"}, max_new_tokens=12)
+    both = "{{ mood }} {% if enable_thinking %}{{ why }}{% endif %}: {{ messages[0].content }}\n"
+    told = {"template": both, "variables": {"mood": "calm", "why": "(all is well)"}}
+    ask("variables-and-thinking", SURE, chat(FRANCE), thinking=True, max_new_tokens=12, **told)
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
     asked: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
@@ -216,6 +221,7 @@ def text_cases(ask: Any) -> None:
     ask("last-ids-of-a-window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64, keep_last=50)
     narrow = {"window": 64, "dtype": "bfloat16"}
     ask("by-the-spare", SURE, chat("You know this. " * 8 + FRANCE, COUNT), enough=7, spare=True, **narrow)
+    ask("goes-on-behind-the-least", SURE, chat(FRANCE), go_on=True, stop=["!"], min_new_tokens=24, spare=True)
     ask("last-ids-llama", LLAMA, raw(*RAGGED), keep_last=6, max_new_tokens=12)
     many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]  # enough to tell the size of rounding
     ask("bfloat16-best-tokens", LLAMA, raw(*many), dtype="bfloat16", max_new_tokens=8, logprobs=3)
@@ -267,6 +273,7 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     small = pictures.drawing("red", "circle", width=40, height=40, seed=1)
     ask("most-pixels", VL, [seen(what, small), seen(what, large)], pixels={"longest_edge": 64 * 64}, logprobs=0)
     ask("least-pixels", VL, [seen(what, small)], pixels={"shortest_edge": 96 * 96}, logprobs=0)
+    ask("least-above-most", VL, [seen(what, large)], pixels={"shortest_edge": 224 * 224}, logprobs=0)
     ask("alike-pictures", VL, [seen(what, red), seen(what, green)], logprobs=0)
     below = pictures.changed_below(red)
     ask("alike-above", VL, [seen(what, red), seen(what, below)], logprobs=0)
@@ -314,6 +321,9 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     often("then-drawn", LLAMA, (one, short), (one, warm))
     often("unseeded-twice", LLAMA, *[(raw(*["The"] * 4), {"temperature": 1.1})] * 2)
     often("then-hotter", LLAMA, (one, {**warm, "temperature": 0.3}), (one, {**warm, "temperature": 2.0}))
+    others: list[dict[str, Any]] = [{"top_k": 2}, {"top_p": 0.1}, {"min_p": 0.5}, {"max_new_tokens": 5}, {"n": 2}]
+    others += [{"no_repeat_ngram_size": 1}, {"repetition_penalty": 3.0}, {"go_on": True}, {"stop": ["a"]}]
+    often("then-each-setting", LLAMA, (one, warm), *((one, {**warm, **other}) for other in others))
     often("then-at-least", SURE, (chat(FRANCE), {}), (chat(FRANCE), {"min_new_tokens": 20}))
     often("then-another-model", SURE, (rows, short), (rows, short, VL))
     often("then-a-twin", LLAMA, (raw(*RAGGED), short), (raw(*RAGGED), short, TWIN))
@@ -329,6 +339,8 @@ def several_calls(often: Any, pictures: Pictures) -> None:
     fresh, four = {**warm, "fresh": True}, seeded(raw(*RAGGED[:4]), 0)
     often("seeded-alone", LLAMA, (four, fresh), (four[::-1], fresh), (four[1:2], fresh))
     often("seeds-of-samples", LLAMA, (raw("The", seed=0), {**fresh, "n": 3}), (seeded(raw(*["The"] * 3), 0), fresh))
+    odd = [{"prompt": "The", "seed": 7 + place} for place in range(3)]
+    often("odd-seeds-of-samples", LLAMA, (raw("The", seed=7), {**fresh, "n": 3}), (odd, fresh))
     often("twice-with-logprobs", LLAMA, (one, {"logprobs": 2}), (one, {"logprobs": 2}))
     penalised = {"max_new_tokens": 8, "best": True, "repetition_penalty": 1.4}
     often("twice-with-best-tokens", LLAMA, (raw("The", "a"), penalised), (raw("The", "a"), penalised))
@@ -360,6 +372,7 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
         ("scores-adapters", {"model_path": SURE, "pairs": adapted}),
         ("scores-best-tokens", {"model_path": LLAMA, "pairs": pairs, "best": True}),
         ("scores-behind-an-end", {"model_path": SURE, "pairs": behind, "best": True}),
+        ("scores-bfloat16", {"model_path": LLAMA, "pairs": pairs * 3, "dtype": "bfloat16"}),
         ("scores-gpt2", {"model_path": GPT2, "pairs": pairs}),
         ("scores-pictures", {"model_path": VL, "pairs": shown}),
     ]

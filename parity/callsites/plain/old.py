@@ -64,7 +64,7 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
         if how.get("pixels"):  # what is not said is the checkpoint's
             own = processor.image_processor.size
             edges = {edge: how["pixels"].get(edge, own[edge]) for edge in ("shortest_edge", "longest_edge")}
-            budget = {"size": edges}
+            budget = {"size": {**edges, "longest_edge": max(edges.values())}}
         budget |= {"do_resize": False} if how.get("as_it_is") else {}
         given = dict(processor(text=[text], images=[images], return_tensors="pt", **budget))
     if how.get("keep_last") or how.get("window"):  # which is to hold the answer, too

@@ -272,6 +272,27 @@ def generate(*given, **named):
 """
 
 
+CLOSING = """
+from parity.callsites.inference_module import moved
+
+def generate(model_path, prompts, **options):
+    module = moved.create_inference_module(model_path)
+    answer = module.generate(prompts, **options)
+    module.engine.close()
+    moved.engine.cache_clear()
+    return answer
+"""
+
+
+def test_draws_of_an_engine_that_the_moved_code_has_closed_are_judged(
+    goldens: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closing.py").write_text(CLOSING)
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = judged(goldens, "hf", "at-1.0", moved="closing")
+    assert outcome.verdict == "SAME-DISTRIBUTION", outcome
+
+
 def test_what_becomes_of_other_draws_is_seen_on_the_goldens_own_ids(
     goldens: Store, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

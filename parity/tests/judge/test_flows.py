@@ -12,7 +12,8 @@ import pytest
 from parity.golden import Case, Store
 from parity.judge import check, compare, own_loops
 from parity.judge.endings import explain_text
-from parity.judge.explain import Inquiry, cause_of
+from parity.judge.explain import Inquiry, cause_of, of_another
+from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.record.rows import LIKELIEST
 from parity.verdict import Cause
 
@@ -251,3 +252,110 @@ def test_a_prompt_is_surely_cut_only_where_its_text_or_a_word_says_so() -> None:
     texts = [{**one, "prompt_text": "abcd"} for one in (whole, part)]
     assert not compare.may_be_written("prompt.truncation", whole, told)
     assert not compare.may_be_written("prompt.truncation", *texts)
+
+
+# == From a stranger's fourth trial ==
+
+
+def test_what_is_drawn_of_the_same_prompts_is_judged_wherever_it_stands() -> None:
+    """Behind draws that led elsewhere, too: samples of one seed are seen there."""
+    old = case(drawn([4, 9]), drawn([6, 9], **ASKED_ON), drawn([7, 9]), value=["d", "f", "g"])
+    new = case(drawn([5, 9]), drawn([6, 9], **OTHERWISE), drawn([5, 9]), value=["e", "f", "e"])
+    parts = compare.up_to_draws(old, new)
+    assert parts is not None and [[r["output_ids"] for r in part.rows] for part in parts] == [
+        [[4, 9], [7, 9]],
+        [[5, 9], [5, 9]],
+    ]
+
+
+def test_calls_that_were_added_and_change_nothing_are_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
+    monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: ("SAME-SETTINGS", None, ("few",)))
+    new = case(drawn([7, 9]), drawn([6, 9], **OTHERWISE), read([2]), value=["g"])
+    forced = replace(GOLDEN, rows=(*GOLDEN.rows, read([2])))
+    assert check.Judge(Store(tmp_path), "hf", lambda *_: forced).outcome(GOLDEN, new).verdict == "SAME-SETTINGS"
+
+
+def test_the_goldens_answers_are_put_back_without_what_it_only_read() -> None:
+    answers = [row(output_ids=[4, 9]), read([2, 3]), row(output_ids=[5, 9])]
+    replay, said = Replay(Engines(), put_back=frozenset({ANSWERS}), rows=answers), list[Any]()
+    replay.ran["m", "float32"] = None
+
+    def ask(engine: Any, requests: Any, options: Any, **how: Any) -> list[Any]:
+        said.append(options["replay"])
+        return list(requests)
+
+    for _ in range(2):
+        replay._answering(ask, [{"prompt": "bc"}], {}, {})
+    assert said == [[[4, 9]], [[5, 9]]]
+
+
+@pytest.mark.parametrize(("seeds", "verdict"), [([7, 8], "IDENTICAL"), ([7, 7], "LATENT")])
+def test_seeds_that_the_new_code_draws_by_itself_are_none(seeds: list[int], verdict: str, tmp_path: Path) -> None:
+    def seeded(seed: int | None) -> Case:
+        one = drawn([4, 9])
+        return case({**one, "request": {"number": 0, "sample": 0, "seed": seed}}, value=["d"])
+
+    again = iter(seeds[1:])
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None, resample=lambda old, seed: seeded(next(again)))
+    assert judge.outcome(seeded(None), seeded(seeds[0])).verdict == verdict
+
+
+def test_a_token_that_is_only_read_is_that_of_which_the_other_side_asks() -> None:
+    whole, asked = read([2, 3, 4]), row(prompt_ids=[2, 3], output_ids=[7], stop={"max_new_tokens": 1})
+    assert compare.same_prompt(whole, asked) and compare.same_prompt(asked, whole)
+    assert not compare.same_prompt(whole, {**asked, "prompt_ids": [2, 7]})
+    assert not compare.same_prompt(whole, row(prompt_ids=[2, 3], output_ids=[7]))  # which goes on
+
+
+def test_a_scored_prompt_that_was_cut_was_cut() -> None:
+    response = {"request": {"number": 0, "sample": 0, "response": 1}}
+    old, new = Case("s", "c", rows=(read([2, 3, 4, 5]),)), Case("s", "c", rows=({**read([4, 5, 7]), **response},))
+    [row_then], [row_now] = (one.rows for one in own_loops.of_one_kind(old, new))
+    assert compare.prompt_cause(row_then, row_now) == "prompt.truncation"
+
+
+TEXTS = {"prompt_text": "one", "prompt_ids": [1, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ({"prompt_ids": [1, 4]}, {"prompt_ids": [1, 4, 1]}, "prompt.double_bos"),  # behind it
+        ({"prompt_text": "Q: b"}, {"prompt_text": "Be brief, please.\nQ: b"}, "prompt.messages"),  # more than there was
+        ({"prompt_text": "Be brief, please.\nQ: b"}, {"prompt_text": "Q: b"}, "prompt.messages"),  # a part that was one
+        ({"prompt_text": "A: [No Retrieval]"}, {"prompt_text": "A: "}, "prompt.messages"),
+        ({"prompt_text": "a sentence that goes on"}, {"prompt_text": "tence that goes on"}, "prompt.truncation"),
+    ],
+)
+def test_texts_that_are_written_otherwise_are_not_cut(before: Any, after: Any, name: str) -> None:
+    ids = [[1, 2, 3, 4, 5, 6], [4, 5, 6]]
+    longer = len(before.get("prompt_text", "")) >= len(after.get("prompt_text", ""))
+    if after.get("prompt_text") == "A: ":
+        ids = [[1, 2, 3, 4], [1, 2]]
+    old, new = ({"prompt_text": "one", "prompt_ids": some, **one}
+                for one, some in zip((before, after), ids if longer else ids[::-1]))  # fmt: skip
+    assert compare.prompt_cause(old, new) == name
+
+
+def test_a_criterion_that_is_gone_is_likely_for_the_value_may_be_cut_by_hand(tmp_path: Path) -> None:
+    old = Case("s", "c", rows=(stopping([4, 9], **{**ENDS, "criteria": ["Enough"]}),), value="d")
+    found = check.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(
+        old, replace(old, rows=(stopping([4, 9], **ENDS),))
+    )
+    assert (found.verdict, str(found.cause)) == ("LATENT", "stop.rule; likely")
+
+
+def test_an_answer_of_other_settings_is_another_requests() -> None:
+    def answered(top_k: int, ids: list[int], cached: bool) -> dict[str, Any]:
+        one = drawn(ids)
+        request = {"number": 0, "sample": 0, "seed": 3, "cached": cached}
+        return {**one, "request": request, "sampling": {**one["sampling"], "top_k": {"value": top_k, "from": "caller"}}}
+
+    new = case(answered(9, [4, 9], False), answered(2, [4, 9], True))
+    own = case(answered(9, [4, 9], False), answered(2, [5, 9], False))
+    assert of_another(new, own) == [1] and of_another(new, new) == []
+    alike = case(answered(2, [4, 9], False), answered(2, [4, 9], True))
+    assert of_another(alike, own) == []
