@@ -94,22 +94,18 @@ PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
 JSON = Spelling(
     value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
-    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":", "[": ""},
-    after=WS + "(,|END)",
-    decode=json.loads,
-)
+    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":", "[": ""}, after=WS + "(,|END)", decode=json.loads,
+)  # fmt: skip
 PYTHON = Spelling(
     value=r"\s*([{\[(]|" + PYTHON_STRING + "|" + PYTHON_NUMBER + "|True|False|None|true|false|null)",
     keys={"{": r"\s*(?:(" + PYTHON_STRING + r")\s*:)?", "[": "", "(": "", "f(": r"\s*([^\W\d]\w*)\s*="},
-    after=r"\s*(?:,\s*(?=END))?(,|END)",  # a trailing comma is none
-    decode=python_atom,
-)
+    after=r"\s*(?:,\s*(?=END))?(,|END)", decode=python_atom,  # a trailing comma is none
+)  # fmt: skip
 GEMMA = Spelling(
     value=r'\s*([{\[]|(?P<quote><\|"\|>|<escape>)(?s:.*?)(?P=quote)|[^\s<,{}\[\]][^<,{}\[\]]*)',
-    keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:', "[": ""},
-    after=r"\s*(,|END)",
+    keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:', "[": ""}, after=r"\s*(,|END)",
     decode=lambda token: token.split(">", 1)[1].rpartition("<")[0] if token[0] == "<" else Bare(token.strip()),
-)
+)  # fmt: skip
 CLOSING = {"{": "}", "[": "]", "(": ")", "f(": ")"}
 NEVER = "(?!)"
 CUT = r"(?:<[^<>{}]*)?\Z"  # a text may end in a closing tag: it was the stop
@@ -178,11 +174,11 @@ class Cursor:
 
     def read(self, form: Notation, found: re.Match[str]) -> None:
         """Keep the calls at an opening; one that breaks is the last."""
-        known, self.at, self.fault = len(self.calls), found.start(), ""
+        self.at, self.fault = found.start(), ""
         try:
             form.read(self, form)
         except BrokenCall as broken:
-            start = self.calls[-1].end if self.calls[known:] else found.start()
+            start = max(found.start(), self.calls[-1].end if self.calls else 0)
             ending = re.compile(f"{form.ends}|(?={form.opening}|{ANSWER})").search(self.text, max(self.at, found.end()))
             self.at, self.fault = ending.end() if ending else len(self.text), self.fault or str(broken)
             self.call(start, {})
@@ -275,12 +271,10 @@ def typed(value: Any, schema: Schema) -> Any:
     text = str(value)
     if not allowed:
         return reading(text) if isinstance(value, Bare) else text
-    for spelling in (JSON, PYTHON):  # templates print True and None, so models do
-        meant = reading(text, spelling)
+    empty: list[Any] = [[], {}] if isinstance(value, Written) and not text.strip() and "string" not in allowed else []
+    for meant in (reading(text), reading(text, PYTHON), *empty):  # templates print True and None, so models do
         if not isinstance(meant, str) and kind(meant) in allowed:
             return meant
-    if isinstance(value, Written) and not text.strip() and "string" not in allowed and allowed & {"array", "object"}:
-        return [] if "array" in allowed else {}
     return text
 
 
@@ -312,20 +306,14 @@ class Notation(NamedTuple):
     ends: str = NEVER  # where a malformed call ends, unless another begins or the text ends first
 
 
-def said(value: Any, keys: Sequence[str]) -> list[Any]:
-    """What an object has under these keys; OpenAI's calls have it all under "function"."""
-    inner = value.get("function") if isinstance(value, dict) else None
-    owner = inner if isinstance(inner, dict) else value
-    return [owner[key] for key in keys if key in owner] if isinstance(owner, dict) else []
-
-
 def json_call(cursor: Cursor, start: int = -1, foot: str = "", keyed: bool = False, alone: bool = False) -> None:
-    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string; or,
-    keyed, {"f": {"k": "v"}}; any other object is none, where it stands alone. It is the call's beginning, unless that
-    is given, and its end, if there is no foot."""
+    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string; keyed,
+    {"f": {"k": "v"}}; alone, any other object is none. It begins and ends the call, unless a start and a foot do."""
     brace = cursor.take(r"\s*(?=\{)", "an object").end()
     value = cursor.value(JSON)
-    names, arguments = ([*value], [*value.values()]) if keyed else (said(value, NAME_KEYS), said(value, ARGUMENT_KEYS))
+    owner = value["function"] if isinstance(value.get("function"), dict) else value  # OpenAI's calls have it all there
+    told = ([owner[key] for key in keys if key in owner] for keys in (NAME_KEYS, ARGUMENT_KEYS))
+    names, arguments = ([*value], [*value.values()]) if keyed else told
     if alone and not (names and arguments):
         return
     cursor.name = names[0] if len(names) == 1 and isinstance(names[0], str) else ""
@@ -345,17 +333,15 @@ def python_call(cursor: Cursor) -> None:
 def read_list(one: Callable[..., None], cursor: Cursor, form: Notation) -> None:
     """Calls from the opening to the foot: a list, or one object, whose tags they are, or some without brackets."""
     start = cursor.take(form.opening, "the opening").start()
-    comma = "," if one is python_call else ";"
-    more, foot = rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?", form.foot
-    if cursor.take(r"\s*(\[?)", "")[1]:
-        more, foot = r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])", f"(?:{foot})?"
-    elif foot and one is not python_call:
-        one(cursor, start, foot)
+    bracket, comma = cursor.take(r"\s*(\[?)", "")[1], "," if one is python_call else ";"
+    if form.foot and not bracket and one is not python_call:
+        one(cursor, start, form.foot)
         return
     one(cursor)
+    more = r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])" if bracket else rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?"
     while cursor.take(more, "a comma or ]")[1]:
         one(cursor)
-    cursor.take(foot, "the closing tag")
+    cursor.take(f"(?:{form.foot})?" if bracket else form.foot, "the closing tag")
 
 
 def read_named(spelling: Spelling | None, cursor: Cursor, form: Notation) -> None:
@@ -454,9 +440,8 @@ MARKED = [
     notation("lfm2 llama4_pythonic llama", "<|(?:tool_call|python)_start|> PYTHON <|(?:tool_call|python)_end|>"),
     notation("mistral", r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
              opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
-    notation("deepseek deepseek_v3 deepseek_v31",  # since v3.1 without the word and the fence
-             "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME (?:<｜tool▁sep｜>|```json) OBJECT "
-             "(?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
+    notation("deepseek deepseek_v3 deepseek_v31", "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME "  # the word, the fence: v3
+             "(?:<｜tool▁sep｜>|```json) OBJECT (?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
     notation("kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
              "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
     notation("plamo3", "«begin_tool_request» «begin_tool_name»NAME«end_tool_name» «begin_tool_arguments»"
@@ -464,9 +449,8 @@ MARKED = [
              "«begin_tool_requests»"),
     notation("gemma gemma4 functiongemma", r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) GEMMA "
              "(?:<tool_call|>|<end_function_call>)"),
-    notation("openai", r"to=(?:functions\.)?(?P<name>[\w.-]+)(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?"
-             "<|message|> OBJECT (?:<|call|>|<|end|>)",
-             opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
+    notation("openai", r"to=(?:functions\.)?NAME(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?<|message|> OBJECT "
+             "(?:<|call|>|<|end|>)", opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
     notation("minimax_m3", """(?:M3<tool_call> )?M3<invoke name=["']?TITLE["']?> ...M3<(?P<key>[^<>/][^<>]*)>VALUE"""
              "M3</(?P<again>[^<>]*)>...M3</invoke>", opening="M3<(?:tool_call>|invoke )"),
     notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
@@ -483,9 +467,8 @@ MARKED = [
     notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
              r"""<SPACEinvoke name=["']?TITLE["']?> ...<SPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>VALUE"""
              "</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
-    notation("kimi_k3", """<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"""
-             """"(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>""",
-             "<|open|>tools<|sep|>"),
+    notation("kimi_k3", '<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"'
+             '(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>', "<|open|>tools<|sep|>"),
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
 BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="(?=)")
@@ -498,13 +481,12 @@ for form in [*ANY, BARE_PYTHON]:
     for name in form.formats.split():
         FORMATS.setdefault(name, []).append(form)
 
-MARKERS = "|".join((
+UNKNOWN = Notation("", read_unknown, ends="(?=)", opening="|".join((
     *(form.opening for form in MARKED),  # and what looks like one
     r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use|request)[^\s<>\[\]/]{0,40}[>\]]",
     r"<\|[^\s<>|/]{0,40}(?i:tool|function|invoke|action)[^\s<>|/]{0,40}\|>",
     r"<[\w:.-]{0,40}(?i:tool|function|invoke|call)\s+(?:name|tool)=",
-))  # fmt: skip
-UNKNOWN = Notation("", read_unknown, MARKERS, ends="(?=)")
+)))  # fmt: skip
 
 THOUGHTS = {
     "<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>",
@@ -567,7 +549,7 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
             fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
             raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
         types[function["name"]] = Schema(function.get("parameters"), function.get("parameters"))
-    answers = [0, *(found.end() for found in re.finditer(ANSWER, text))]
-    pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {answers[0], answers[-1]})
+    answer = max((found.end() for found in re.finditer(ANSWER, text)), default=0)
+    pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {0, answer})
     forms = [BARE_PYTHON] if pythonic else FORMATS[format]
     return calls_in(text, forms, None if tools is None else types) or calls_in(text, [UNKNOWN])
