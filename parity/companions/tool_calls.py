@@ -360,7 +360,7 @@ def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise BrokenCall(f"no more than {DEEPEST} levels expected at character {cursor.at}")
     while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{foot})", "a parameter or the closing tag"))["key"]:
-        xml, string = tag.groupdict().get("xml"), tag.groupdict().get("string")
+        xml, bare, string = map(tag.groupdict().get, ("xml", "bare", "string"))
         closing = rf"\]\]>\s*(?P<close>{form.close})" if xml else rf"(?P<close>{form.close})|{form.parameter}"
         end = re.compile(closing).search(cursor.text, cursor.at)
         value: Any = cursor.text[cursor.at : end.start()] if end else ""
@@ -368,7 +368,7 @@ def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
             cursor.at = end.end()
             value = html.unescape(value) if xml == "" else value
             if string not in ("true", "string", ""):
-                value = Bare(value) if string or cursor.types is None else Written(value)
+                value = Bare(value) if string or bare is not None or cursor.types is None else Written(value)
         elif end and nests and not value.strip():
             value = tagged(cursor, form, form.close, depth + 1)
         else:  # with the next one in it, the value would be wrong and well formed
@@ -402,8 +402,8 @@ BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls
 PLACES = {  # what stands in a template for what; the rest of it is a regular expression
     " ": r"\s*", "<|": r"<\|", "|>": r"\|>", "NAME": r"(?P<name>[^\s<>{}\[\]]+)", "TITLE": r'(?P<name>[^<>"]+?)',
     "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "~>": r"(?::\w+)?>", "~": r"(?:ifm\|)?",
-    "M3": r"\]<\]minimax\[>\[", "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "«": r"<\|plamo:", "»": r":plamo\|>",
-    "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
+    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "BARE": "(?P<bare>(?=atem:))?", "«": r"<\|plamo:", "»": r":plamo\|>",
+    "M3": r"\]<\]minimax\[>\[", "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
 }  # fmt: skip
 BODIES: dict[str, Callable[[Cursor, Notation], None]] = {
     "CALLS": partial(read_list, json_call), "KEYED": partial(read_list, partial(json_call, keyed=True)),
@@ -440,8 +440,8 @@ MARKED = [
     notation("lfm2 llama4_pythonic llama", "<|(?:tool_call|python)_start|> PYTHON <|(?:tool_call|python)_end|>"),
     notation("mistral", r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
              opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
-    notation("deepseek deepseek_v3 deepseek_v31", "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME "  # the word, the fence: v3
-             "(?:<｜tool▁sep｜>|```json) OBJECT (?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
+    notation("deepseek deepseek_v3 deepseek_v31", "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?"  # v3 has a fence
+             "NAME (?:<｜tool▁sep｜>|```json) OBJECT (?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
     notation("kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
              "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
     notation("plamo3", "«begin_tool_request» «begin_tool_name»NAME«end_tool_name» «begin_tool_arguments»"
@@ -465,8 +465,8 @@ MARKED = [
     notation("minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
              r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
     notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
-             r"""<SPACEinvoke name=["']?TITLE["']?> ...<SPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>VALUE"""
-             "</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
+             r"""<SPACEinvoke name=["']?TITLE["']?> ...<BARESPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>"""
+             "VALUE</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
     notation("kimi_k3", '<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"'
              '(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>', "<|open|>tools<|sep|>"),
 ]  # fmt: skip

@@ -493,6 +493,20 @@ def test_a_tool_in_no_namespace_may_be_called_as_its_own() -> None:
         assert pairs(parse_tool_calls(text, tools=TOOLS)) == [(called, {})]
 
 
+def test_muse_glimmer_s_values_are_json_where_no_schema_speaks() -> None:
+    text = WRITTEN["muse_glimmer without its channel"].replace("get_weather", "now")
+    assert pairs(parse_tool_calls(text, tools=TOOLS))[0] == ("now", {"city": "Oslo", "days": 5})
+    other = text.replace("atem:", "")
+    assert pairs(parse_tool_calls(other, tools=TOOLS))[0] == ("now", {"city": "Oslo", "days": "5"})
+
+
+def test_what_follows_a_call_that_is_wrong_in_a_list_is_read() -> None:
+    text = '<|python_tag|>[{"name": "f", "arguments": {"a": 1, "a": 2}}, {"name": "g", "arguments": {}}]'
+    wrong, right = parse_tool_calls(text)
+    assert wrong.error and (wrong.name, wrong.raw_text) == ("f", '{"name": "f", "arguments": {"a": 1, "a": 2}}')
+    assert (right.name, right.arguments, right.error) == ("g", {}, None)
+
+
 def test_deepseek_says_itself_what_is_a_string() -> None:
     for string, value in (("true", "5"), ("false", 5)):
         parameter = f'<｜DSML｜parameter name="a" string="{string}">5</｜DSML｜parameter>'
