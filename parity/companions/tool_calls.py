@@ -15,8 +15,8 @@ import ast
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -65,15 +65,11 @@ class Bare(Written):
 
 
 class Spelling(NamedTuple):
-    """How values are written, as regular expressions whose group 1 counts.
+    """How values are written, as regular expressions whose group 1 counts."""
 
-    value: an atom, for `decode`, or an opening bracket.   keys: opening bracket -> a key, "" where items have none.
-    after: what follows an item, a comma or a closing bracket.
-    """
-
-    value: str
-    keys: Mapping[str, str]
-    after: str
+    value: str  # an atom, for `decode`, or an opening bracket
+    keys: Mapping[str, str]  # opening bracket -> a key, "" where items have none
+    after: str  # what follows an item, a comma or the END: the closing bracket
     decode: Callable[[str], Any]
 
 
@@ -98,22 +94,18 @@ PYTHON_NUMBER = r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
 LAST_TOKEN = r"""(?s:\s*(?:"[^"\\]*(?:\\.[^"\\]*)*(?:"\s*|\\)?|'[^'\\]*(?:\\.[^'\\]*)*(?:'\s*|\\)?|[\w.+-]+\s*)?\Z)"""
 JSON = Spelling(
     value=WS + r"([{\[]|" + JSON_STRING + "|" + JSON_NUMBER + "|true|false|null)",
-    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":", "[": ""},
-    after=WS + r"([,}\]])",
-    decode=json.loads,
-)
+    keys={"{": WS + "(" + JSON_STRING + ")" + WS + ":", "[": ""}, after=WS + "(,|END)", decode=json.loads,
+)  # fmt: skip
 PYTHON = Spelling(
     value=r"\s*([{\[(]|" + PYTHON_STRING + "|" + PYTHON_NUMBER + "|True|False|None|true|false|null)",
     keys={"{": r"\s*(?:(" + PYTHON_STRING + r")\s*:)?", "[": "", "(": "", "f(": r"\s*([^\W\d]\w*)\s*="},
-    after=r"\s*(?:,\s*(?=[}\])]))?([,}\])])",  # a trailing comma is none
-    decode=python_atom,
-)
+    after=r"\s*(?:,\s*(?=END))?(,|END)", decode=python_atom,  # a trailing comma is none
+)  # fmt: skip
 GEMMA = Spelling(
     value=r'\s*([{\[]|(?P<quote><\|"\|>|<escape>)(?s:.*?)(?P=quote)|[^\s<,{}\[\]][^<,{}\[\]]*)',
-    keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:', "[": ""},
-    after=r"\s*([,}\]])",
+    keys={"{": r'\s*(?:<\|"\|>)?([^\s<>|,:{}\[\]"]+)(?:<\|"\|>)?\s*:', "[": ""}, after=r"\s*(,|END)",
     decode=lambda token: token.split(">", 1)[1].rpartition("<")[0] if token[0] == "<" else Bare(token.strip()),
-)
+)  # fmt: skip
 CLOSING = {"{": "}", "[": "]", "(": ")", "f(": ")"}
 NEVER = "(?!)"
 CUT = r"(?:<[^<>{}]*)?\Z"  # a text may end in a closing tag: it was the stop
@@ -131,6 +123,7 @@ class Cursor:
     def __init__(self, text: str, types: Mapping[str, Schema] | None = None, at: int = 0) -> None:
         self.text, self.types, self.at, self.calls = text, types, at, list[ToolCall]()
         self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
+        self.unheard = ""  # why no call is one from here on
 
     def take(self, pattern: str, expected: str) -> re.Match[str]:
         """Move over `pattern`, or raise BrokenCall."""
@@ -142,6 +135,10 @@ class Cursor:
         self.at = match.end()
         return match
 
+    def blame(self, what: str) -> None:
+        """Note the first fault."""
+        self.fault = self.fault or f"{what} before character {self.at}"
+
     def value(self, spelling: Spelling, depth: int = 0) -> Any:
         token = self.take(spelling.value, "a value")[1]
         return self.items(token, spelling, depth + 1) if token in spelling.keys else self.decode(token, spelling)
@@ -151,42 +148,40 @@ class Cursor:
             value = spelling.decode(token)
             if value in (1e999, -1e999):  # what Python makes of both is no number in JSON
                 raise ValueError("number out of range")
+            return value
         except (SyntaxError, ValueError) as error:  # an unknown \N{name}, more digits than Python converts
-            value, self.fault = None, self.fault or f"bad value before character {self.at}: {error}"
-        return value
+            self.blame(f"bad value, {error},")
 
     def items(self, opening: str, spelling: Spelling, depth: int = 0) -> Any:
         """What stands in brackets, the opening one taken already: a dict where items have keys, else a list."""
         if depth > DEEPEST:
             raise BrokenCall(f"no more than {DEEPEST} levels expected at character {self.at}")
-        keys, values = list[Any](), list[Any]()
-        mark = self.take(WS + r"([}\])]?)", "")[1] or ","
-        while mark == ",":
+        keys, values, end = list[Any](), list[Any](), "\\" + CLOSING[opening]
+        more = not self.take(f"{WS}({end}?)", "")[1]
+        while more:
             if pattern := spelling.keys[opening]:
                 key = self.take(pattern, "a key")[1]
                 keys.append(self.decode(key, spelling) if key and key[0] in "\"'" else key)
             values.append(self.value(spelling, depth))
-            mark = self.take(spelling.after, f"a comma or {CLOSING[opening]}")[1]
-        if mark != CLOSING[opening]:
-            raise BrokenCall(f"{CLOSING[opening]} expected before character {self.at}")
+            more = self.take(spelling.after.replace("END", end), f"a comma or {CLOSING[opening]}")[1] == ","
         if not spelling.keys[opening] or set(keys) == {None}:  # JSON has no sets, nor tuples
             if opening == "(" and len(values) == 1:
-                self.fault = self.fault or f"a tuple of one, or none, before character {self.at}"
+                self.blame("a tuple of one, or none,")
             return values
         if len(set(keys)) < len(keys) or None in keys:
-            self.fault = self.fault or f"a key stands twice, or not at all, before character {self.at}"
+            self.blame("a key stands twice, or not at all,")
         return dict(zip(keys, values))
 
     def read(self, form: Notation, found: re.Match[str]) -> None:
-        """Keep the calls at an opening; a malformed one is the last."""
-        known, self.at, self.name, self.fault = len(self.calls), found.start(), "", ""
+        """Keep the calls at an opening; one that breaks is the last."""
+        self.at, self.fault = found.start(), ""
         try:
             form.read(self, form)
         except BrokenCall as broken:
-            start = self.calls[-1].end if self.calls[known:] else found.start()
+            start = max(found.start(), self.calls[-1].end if self.calls else 0)
             ending = re.compile(f"{form.ends}|(?={form.opening}|{ANSWER})").search(self.text, max(self.at, found.end()))
-            self.at = ending.end() if ending else len(self.text)
-            self.calls.append(ToolCall(self.name, {}, self.text[start : self.at], start, self.at, str(broken)))
+            self.at, self.fault = ending.end() if ending else len(self.text), self.fault or str(broken)
+            self.call(start, {})
 
     def call(self, start: int, arguments: Any) -> None:
         """Keep the call from `start` to here."""
@@ -195,9 +190,11 @@ class Cursor:
             self.name = half  # so Muse Glimmer calls what is in no namespace
         schema = types.get(self.name, Schema())
         values = typed(arguments, schema)
-        if self.fault or not isinstance(values, dict):
-            raise BrokenCall(self.fault or f"an object of arguments expected before character {self.at}")
-        self.calls.append(ToolCall(self.name, unwrapped(values, schema), self.text[start : self.at], start, self.at))
+        if not isinstance(values, dict):
+            self.blame("an object of arguments expected")
+        error, raw = self.unheard or self.fault or None, self.text[start : self.at]
+        self.calls.append(ToolCall(self.name, {} if error else unwrapped(values, schema), raw, start, self.at, error))
+        self.name = self.fault = ""
 
 
 def reading(text: str, spelling: Spelling = JSON) -> Any:
@@ -206,9 +203,9 @@ def reading(text: str, spelling: Spelling = JSON) -> Any:
     try:
         value = cursor.value(spelling)
         cursor.take(WS + r"\Z", "nothing more")
+        return text if cursor.fault else value
     except BrokenCall:
         return text
-    return text if cursor.fault else value
 
 
 # -- types, from the tool's schema -------------------------------------------------------------------------------------
@@ -228,18 +225,16 @@ class Schema(NamedTuple):
     node: Any = None
     root: Any = None
 
-    def nodes(self, seen: frozenset[str] = frozenset()) -> Iterator[dict[str, Any]]:
+    def nodes(self) -> list[dict[str, Any]]:
         """The schema itself, what it refers to, and its alternatives."""
-        if not isinstance(self.node, dict):
-            return
-        yield self.node
-        path = str(self.node.get("$ref", ""))
-        target = self.root if path.startswith("#/") and path not in seen else None
-        for step in path[2:].split("/"):
-            target = target.get(step) if isinstance(target, dict) else None
-        choices = [choice for word in ("anyOf", "oneOf", "allOf") for choice in self.node.get(word) or ()]
-        for node in (target, *choices):
-            yield from Schema(node, self.root).nodes(seen | {path})
+        found, todo = dict[int, dict[str, Any]](), [self.node]
+        for node in todo:
+            if isinstance(node, dict) and id(node) not in found:
+                found[id(node)], target = node, self.root
+                for step in str(node.get("$ref", ""))[2:].split("/"):  # behind "#/"
+                    target = target.get(step) if isinstance(target, dict) else None
+                todo += [target, *(choice for word in ("anyOf", "oneOf", "allOf") for choice in node.get(word) or ())]
+        return [*found.values()]
 
     def kinds(self) -> set[str]:
         """The types that it allows; empty where it says nothing of them."""
@@ -264,27 +259,22 @@ class Schema(NamedTuple):
 def typed(value: Any, schema: Schema) -> Any:
     """A value with what is Written in it read as one of the types that are allowed; and text, where none may be."""
     allowed = schema.kinds()
-    if isinstance(value, tuple):  # of named parts: a list, or an object, in which a list is what is named twice
-        parts: dict[str, list[Any]] = {}
-        for name, part in value:
-            parts.setdefault(name, []).append(part)
-        named = {name: part if part[1:] else part[0] for name, part in parts.items()}
-        value = [part for _, part in value] if "array" in allowed else named
+    if isinstance(value, tuple):  # of names and what stands under each: a list, or an object, with lists where several
+        parts = [part for _, named in value for part in named]
+        value = parts if "array" in allowed else {name: named if named[1:] else named[0] for name, named in value}
     if isinstance(value, dict):
         return {key: typed(inner, schema.under(key)) for key, inner in value.items()}
     if isinstance(value, list):
         return [typed(inner, schema.under(None)) for inner in value]
-    if not isinstance(value, Written) and (not isinstance(value, str) or not allowed or "string" in allowed):
+    if not isinstance(value, str) or ("string" in allowed and not isinstance(value, Written)):
         return value
     text = str(value)
     if not allowed:
         return reading(text) if isinstance(value, Bare) else text
-    for spelling in (JSON, PYTHON):  # templates print True and None, so models do
-        meant = reading(text, spelling)
+    empty: list[Any] = [[], {}] if isinstance(value, Written) and not text.strip() and "string" not in allowed else []
+    for meant in (reading(text), reading(text, PYTHON), *empty):  # templates print True and None, so models do
         if not isinstance(meant, str) and kind(meant) in allowed:
             return meant
-    if isinstance(value, Written) and not text.strip() and "string" not in allowed and allowed & {"array", "object"}:
-        return [] if "array" in allowed else {}
     return text
 
 
@@ -304,45 +294,34 @@ NAME_KEYS, ARGUMENT_KEYS = ("name", "tool", "function", "tool_name"), ("argument
 
 
 class Notation(NamedTuple):
-    """One way to write calls; patterns are regular expressions.
+    """One way to write calls; patterns are regular expressions."""
 
-    formats: who writes so: our names, and those of vLLM's parsers, which may have several ways each.
-    read: reads the calls at the cursor, which stands at the opening, and leaves it behind them.
-    opening: where a call begins, or a wrapper of calls with nothing in it that can be read.
-    head, foot: what stands before the arguments, with the name if that is there, and behind them.
-    parameter, close: what stands before a value and behind it, where each has its own tags.
-    ends: where a malformed call ends, unless another begins or the text ends first.
-    """
-
-    formats: str
-    read: Callable[[Cursor, Notation], None]
-    opening: str
-    head: str = ""
-    parameter: str = ""
-    close: str = ""
-    foot: str = ""
-    ends: str = NEVER
+    formats: str  # who writes so: our names, and those of vLLM's parsers, which may have several ways each
+    read: Callable[[Cursor, Notation], None]  # from the opening on; leaves the cursor behind the calls
+    opening: str  # where a call begins, or a wrapper of calls with nothing in it that can be read
+    head: str = ""  # what stands before the arguments, with the name if that is there
+    parameter: str = ""  # what stands before a value, where each has its own tags
+    close: str = ""  # and behind it
+    foot: str = ""  # what stands behind the arguments
+    ends: str = NEVER  # where a malformed call ends, unless another begins or the text ends first
 
 
-def said(value: Any, keys: Sequence[str]) -> list[Any]:
-    """What an object has under these keys; OpenAI's calls have it all under "function"."""
-    inner = value.get("function") if isinstance(value, dict) else None
-    owner = inner if isinstance(inner, dict) else value
-    return [owner[key] for key in keys if key in owner] if isinstance(owner, dict) else []
-
-
-def json_call(cursor: Cursor, start: int | None = None, foot: str = "", keyed: bool = False) -> None:
-    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string; or,
-    keyed, {"f": {"k": "v"}}. It is the call's beginning, unless that is given, and its end, if there is no foot."""
+def json_call(cursor: Cursor, start: int = -1, foot: str = "", keyed: bool = False, alone: bool = False) -> None:
+    """The call that an object describes: one name and one set of arguments, which may be JSON inside a string; keyed,
+    {"f": {"k": "v"}}; alone, any other object is none. It begins and ends the call, unless a start and a foot do."""
     brace = cursor.take(r"\s*(?=\{)", "an object").end()
     value = cursor.value(JSON)
-    names, arguments = ([*value], [*value.values()]) if keyed else (said(value, NAME_KEYS), said(value, ARGUMENT_KEYS))
+    owner = value["function"] if isinstance(value.get("function"), dict) else value  # OpenAI's calls have it all there
+    told = ([owner[key] for key in keys if key in owner] for keys in (NAME_KEYS, ARGUMENT_KEYS))
+    names, arguments = ([*value], [*value.values()]) if keyed else told
+    if alone and not (names and arguments):
+        return
     cursor.name = names[0] if len(names) == 1 and isinstance(names[0], str) else ""
     if not cursor.name or len(arguments) != 1:
-        raise BrokenCall(f"one name and one set of arguments expected before character {cursor.at}")
+        cursor.blame("one name and one set of arguments expected")
     cursor.take(foot, "the closing tag")
-    [given] = arguments
-    cursor.call(brace if start is None else start, reading(given) if isinstance(given, str) else given)
+    given = arguments[0] if arguments else None
+    cursor.call(brace if start < 0 else start, reading(given) if isinstance(given, str) else given)
 
 
 def python_call(cursor: Cursor) -> None:
@@ -354,18 +333,15 @@ def python_call(cursor: Cursor) -> None:
 def read_list(one: Callable[..., None], cursor: Cursor, form: Notation) -> None:
     """Calls from the opening to the foot: a list, or one object, whose tags they are, or some without brackets."""
     start = cursor.take(form.opening, "the opening").start()
-    comma = "," if one is python_call else ";"
-    more, foot = rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?", form.foot
-    if cursor.take(r"\s*(\[?)", "")[1]:
-        more, foot = r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])", f"(?:{foot})?"
-    elif foot and one is not python_call:
-        one(cursor, start, foot)
+    bracket, comma = cursor.take(r"\s*(\[?)", "")[1], "," if one is python_call else ";"
+    if form.foot and not bracket and one is not python_call:
+        one(cursor, start, form.foot)
         return
     one(cursor)
+    more = r"\s*(?:(,)(?!\s*\])|(?:,\s*)?\])" if bracket else rf"(?:\s*(?:{comma}\s*)?(?=(\{{|{NAME}\s*\()))?"
     while cursor.take(more, "a comma or ]")[1]:
-        cursor.name = ""
         one(cursor)
-    cursor.take(foot, "the closing tag")
+    cursor.take(f"(?:{form.foot})?" if bracket else form.foot, "the closing tag")
 
 
 def read_named(spelling: Spelling | None, cursor: Cursor, form: Notation) -> None:
@@ -378,46 +354,42 @@ def read_named(spelling: Spelling | None, cursor: Cursor, form: Notation) -> Non
 
 
 def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
-    """Values in tags that name them, as pairs, up to the foot. Where the closing tag has the name again, a value may be
-    such pairs, and a key may stand twice."""
-    pairs, nests = list[tuple[str, Any]](), "(?P<again>" in form.close
+    """Values in tags that name them, up to the foot: pairs of a name and all values in its tags. Where the closing tag
+    has the name again, a value may be such pairs, and a name may stand twice."""
+    values, nests = dict[str, list[Any]](), "(?P<again>" in form.close
     if depth > DEEPEST:
         raise BrokenCall(f"no more than {DEEPEST} levels expected at character {cursor.at}")
     while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{foot})", "a parameter or the closing tag"))["key"]:
-        xml, string = tag.groupdict().get("xml"), tag.groupdict().get("string")
+        xml, bare, string = map(tag.groupdict().get, ("xml", "bare", "string"))
         closing = rf"\]\]>\s*(?P<close>{form.close})" if xml else rf"(?P<close>{form.close})|{form.parameter}"
         end = re.compile(closing).search(cursor.text, cursor.at)
         value: Any = cursor.text[cursor.at : end.start()] if end else ""
-        if nests and end and end["close"] is None and not value.strip():
-            value = tagged(cursor, form, form.close, depth + 1)
-        elif end is None or end["close"] is None:  # with the next one in it, the value would be wrong and well formed
-            cursor.at = cursor.at if end else len(cursor.text)
-            raise BrokenCall(f"parameter {key!r} is not closed where {'the next begins' if end else 'the text ends'}")
-        else:
+        if end and end["close"] is not None:
             cursor.at = end.end()
             value = html.unescape(value) if xml == "" else value
             if string not in ("true", "string", ""):
-                value = Bare(value) if string or cursor.types is None else Written(value)
+                value = Bare(value) if string or bare is not None or cursor.types is None else Written(value)
+        elif end and nests and not value.strip():
+            value = tagged(cursor, form, form.close, depth + 1)
+        else:  # with the next one in it, the value would be wrong and well formed
+            cursor.at = cursor.at if end else len(cursor.text)
+            raise BrokenCall(f"parameter {key!r} is not closed where {'the next begins' if end else 'the text ends'}")
         if nests and not cursor.text.endswith(f"/{key}>", 0, cursor.at):
-            cursor.fault = f"parameter {key!r} is not closed by its own tag before character {cursor.at}"
-        pairs.append((html.unescape(key), value))
-    if not nests and len(dict(pairs)) < len(pairs):
-        cursor.fault = f"a parameter stands twice before character {cursor.at}"
-    return tuple(pairs)
+            cursor.blame(f"parameter {key!r} is not closed by its own tag")
+        values.setdefault(html.unescape(key), []).append(value)
+    if not nests and any(named[1:] for named in values.values()):
+        cursor.blame("a parameter stands twice")
+    return tuple(values.items())
 
 
 def read_json(cursor: Cursor, form: Notation) -> None:
     """An object with a name and arguments, or the beginning of one; any other object is passed over whole."""
-    start = cursor.at
+    begins = re.compile(r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:').match(cursor.text, cursor.at)
     try:
-        value = cursor.value(JSON)
-        called = bool(said(value, NAME_KEYS) and said(value, ARGUMENT_KEYS))
+        json_call(cursor, alone=True)
     except BrokenCall:
-        begins = r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:'
-        called = re.compile(begins).match(cursor.text, start) is not None
-    if called:
-        cursor.at, cursor.fault = start, ""
-        json_call(cursor)
+        if begins:
+            raise
 
 
 def read_unknown(cursor: Cursor, form: Notation) -> None:
@@ -429,10 +401,9 @@ def read_unknown(cursor: Cursor, form: Notation) -> None:
 BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls|｜tool_calls?_begin｜)>"
 PLACES = {  # what stands in a template for what; the rest of it is a regular expression
     " ": r"\s*", "<|": r"<\|", "|>": r"\|>", "NAME": r"(?P<name>[^\s<>{}\[\]]+)", "TITLE": r'(?P<name>[^<>"]+?)',
-    "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "SUFFIX": r"(?::\w+)?",
-    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "IFM": r"(?:ifm\|)?", "«": r"<\|plamo:",
-    "»": r":plamo\|>", "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
-    "MINIMAX": r"\]<\]minimax\[>\[",
+    "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "~>": r"(?::\w+)?>", "~": r"(?:ifm\|)?",
+    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "BARE": "(?P<bare>(?=atem:))?", "«": r"<\|plamo:", "»": r":plamo\|>",
+    "M3": r"\]<\]minimax\[>\[", "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
 }  # fmt: skip
 BODIES: dict[str, Callable[[Cursor, Notation], None]] = {
     "CALLS": partial(read_list, json_call), "KEYED": partial(read_list, partial(json_call, keyed=True)),
@@ -467,12 +438,10 @@ MARKED = [
     notation("apertus", "<|tools_prefix|> KEYED <|tools_suffix|>"),  # {"f": {"k": "v"}}
     notation("olmo3", r"<function_calls>(?=\s*(?:\[\s*)?[^\W\d][\w.]*\s*\() PYTHON </function_calls>"),
     notation("lfm2 llama4_pythonic llama", "<|(?:tool_call|python)_start|> PYTHON <|(?:tool_call|python)_end|>"),
-    notation("mistral",
-             r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[\]{}]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
+    notation("mistral", r"\[TOOL_CALLS\] (?P<name>[^\s\[\]{}]+)(?:\[CALL_ID\][^\s\[{]*)?(?:\[ARGS\])?(?=\s*\{) OBJECT",
              opening=r"\[TOOL_CALLS\](?!\s*\[TOOL_CALLS\])"),
-    notation("deepseek deepseek_v3 deepseek_v31",  # since v3.1 without the word and the fence
-             "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?NAME (?:<｜tool▁sep｜>|```json) OBJECT "
-             "(?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
+    notation("deepseek deepseek_v3 deepseek_v31", "<｜tool▁call▁begin｜> (?:function<｜tool▁sep｜>)?"  # v3 has a fence
+             "NAME (?:<｜tool▁sep｜>|```json) OBJECT (?:``` )?<｜tool▁call▁end｜>", "<｜tool▁calls▁begin｜>"),
     notation("kimi kimi_k2", r"<|tool_call_begin|> (?:functions\.)?NAME:\d+ <|tool_call_argument_begin|> OBJECT "
              "<|tool_call_end|>", "<|tool_calls_section_begin|>"),
     notation("plamo3", "«begin_tool_request» «begin_tool_name»NAME«end_tool_name» «begin_tool_arguments»"
@@ -480,16 +449,13 @@ MARKED = [
              "«begin_tool_requests»"),
     notation("gemma gemma4 functiongemma", r"(?:<|tool_call>|<start_function_call>) (?:call)?: NAME(?=\s*\{) GEMMA "
              "(?:<tool_call|>|<end_function_call>)"),
-    notation("openai", r"to=(?:functions\.)?(?P<name>[\w.-]+)(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?"
-             "<|message|> OBJECT (?:<|call|>|<|end|>)",
-             opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
-    notation("minimax_m3", """(?:MINIMAX<tool_call> )?MINIMAX<invoke name=["']?TITLE["']?> ..."""
-             "MINIMAX<(?P<key>[^<>/][^<>]*)>VALUEMINIMAX</(?P<again>[^<>]*)>...MINIMAX</invoke>",
-             opening="MINIMAX<(?:tool_call>|invoke )"),
+    notation("openai", r"to=(?:functions\.)?NAME(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?<|message|> OBJECT "
+             "(?:<|call|>|<|end|>)", opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
+    notation("minimax_m3", """(?:M3<tool_call> )?M3<invoke name=["']?TITLE["']?> ...M3<(?P<key>[^<>/][^<>]*)>VALUE"""
+             "M3</(?P<again>[^<>]*)>...M3</invoke>", opening="M3<(?:tool_call>|invoke )"),
     notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
-             r"<IFMtool_callSUFFIX>(?!\s*[{\[<]) NAME (?:<tool_sepSUFFIX>)? ...<IFMarg_keySUFFIX>KEY</IFMarg_keySUFFIX>"
-             " (?:<IFMarg_type>STRING</IFMarg_type> )?<IFMarg_valueSUFFIX>VALUE</IFMarg_valueSUFFIX>..."
-             "</IFMtool_callSUFFIX>"),
+             r"<~tool_call~>(?!\s*[{\[<]) NAME (?:<tool_sep~>)? ...<~arg_key~>KEY</~arg_key~> "
+             "(?:<~arg_type>STRING</~arg_type> )?<~arg_value~>VALUE</~arg_value~>...</~tool_call~>"),
     *(notation(formats, f"(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>{margin}</parameter>..."
                "</function>(?: </(?:seed:)?tool_call>)?", ends="</(?:seed:)?tool_call>",  # models forget one
                opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)")
@@ -499,11 +465,10 @@ MARKED = [
     notation("minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
              r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
     notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
-             r"""<SPACEinvoke name=["']?TITLE["']?> ...<SPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>VALUE"""
-             "</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
-    notation("kimi_k3", """<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"""
-             """"(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>""",
-             "<|open|>tools<|sep|>"),
+             r"""<SPACEinvoke name=["']?TITLE["']?> ...<BARESPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>"""
+             "VALUE</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
+    notation("kimi_k3", '<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"'
+             '(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>', "<|open|>tools<|sep|>"),
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
 BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="(?=)")
@@ -516,13 +481,12 @@ for form in [*ANY, BARE_PYTHON]:
     for name in form.formats.split():
         FORMATS.setdefault(name, []).append(form)
 
-MARKERS = "|".join((
+UNKNOWN = Notation("", read_unknown, ends="(?=)", opening="|".join((
     *(form.opening for form in MARKED),  # and what looks like one
     r"[<\[][^\s<>\[\]/]{0,40}(?i:tool|function)[▁_-]?(?i:call|use|request)[^\s<>\[\]/]{0,40}[>\]]",
     r"<\|[^\s<>|/]{0,40}(?i:tool|function|invoke|action)[^\s<>|/]{0,40}\|>",
     r"<[\w:.-]{0,40}(?i:tool|function|invoke|call)\s+(?:name|tool)=",
-))  # fmt: skip
-UNKNOWN = Notation("", read_unknown, MARKERS, ends="(?=)")
+)))  # fmt: skip
 
 THOUGHTS = {
     "<think>": "</think>", "<seed:think>": "</seed:think>", "[THINK]": "[/THINK]", "<|channel>": "<channel|>",
@@ -539,19 +503,17 @@ def calls_in(text: str, forms: Sequence[Notation], types: Mapping[str, Schema] |
     """Each call, well formed or not, in text order. What a model thinks aloud holds none: not between the tags of a
     thought, nor before a closing one whose opening was in the prompt; in one that never closes, a call is an error."""
     opening = re.compile("|".join(f"({pattern})" for pattern in [*(form.opening for form in forms), THOUGHT, ANSWER]))
-    cursor, thinking = Cursor(text, types), False
+    cursor = Cursor(text, types)
     while found := opening.search(text, cursor.at):
-        which, cursor.at, known = int(found.lastindex or 0) - 1, found.end(), len(cursor.calls)
+        which, cursor.at = int(found.lastindex or 0) - 1, found.end()
         if which == len(forms):
-            end = -1 if thinking else text.find(THOUGHTS[found[0]], cursor.at)  # looked for in vain once only
-            thinking, cursor.at = end < 0, max(cursor.at, end + len(THOUGHTS[found[0]]))
+            end = -1 if cursor.unheard else text.find(THOUGHTS[found[0]], cursor.at)  # looked for in vain once only
+            cursor.unheard = "in a thought that is not closed" if end < 0 else ""
+            cursor.at = max(cursor.at, end + len(THOUGHTS[found[0]]))
         elif which > len(forms):
-            cursor.calls, thinking = [], False
-        elif not (thinking and forms[which] is BARE_JSON):
+            cursor.calls, cursor.unheard = [], ""
+        elif not (cursor.unheard and forms[which] is BARE_JSON):
             cursor.read(forms[which], found)
-        if thinking:
-            unfinished = "in a thought that is not closed"
-            cursor.calls[known:] = [replace(call, arguments={}, error=unfinished) for call in cursor.calls[known:]]
     return cursor.calls
 
 
@@ -587,7 +549,7 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
             fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
             raise OptionError(f"tools[{index}] is no description of a function", fix=fix)
         types[function["name"]] = Schema(function.get("parameters"), function.get("parameters"))
-    answers = [0, *(found.end() for found in re.finditer(ANSWER, text))]
-    pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {answers[0], answers[-1]})
+    answer = max((found.end() for found in re.finditer(ANSWER, text)), default=0)
+    pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {0, answer})
     forms = [BARE_PYTHON] if pythonic else FORMATS[format]
     return calls_in(text, forms, None if tools is None else types) or calls_in(text, [UNKNOWN])
