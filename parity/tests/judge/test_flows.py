@@ -323,9 +323,6 @@ def test_a_scored_prompt_that_was_cut_was_cut() -> None:
     assert compare.prompt_cause(row_then, row_now) == "prompt.truncation"
 
 
-TEXTS = {"prompt_text": "one", "prompt_ids": [1, 4, 5]}
-
-
 @pytest.mark.parametrize(
     ("before", "after", "name"),
     [
