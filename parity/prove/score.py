@@ -45,8 +45,10 @@ class Score:
         return {"plant": self.name, "causes": self.causes, "named": self.named, "outcomes": found}
 
     def line(self) -> str:
-        causes = ", ".join(sorted({str(o.cause) for o in self.caught})) or "-"
         mark = "NOT CAUGHT" if not self.caught else "right" if self.named else f"WRONG, is {self.causes[0]}"
+        causes = ", ".join(sorted({str(o.cause) for o in self.caught}))
+        if not self.caught:  # a process that died is another matter than a case where nothing is seen
+            causes = ", ".join(f"{o.verdict} {o.cause.sentence if o.cause else ''}".strip() for o in self.outcomes)
         return f"{self.name:48} {len(self.caught)} of {len(self.outcomes)}  {mark:28} {causes}"
 
 

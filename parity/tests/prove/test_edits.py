@@ -66,7 +66,7 @@ def test_a_fork_that_dies_is_an_error_and_is_not_taken_for_caught() -> None:
     assert [o.verdict for o in outcomes] == ["ERROR"] and "exit code 3" in str(
         outcomes[0].cause and outcomes[0].cause.sentence
     )
-    assert not score.caught and "NOT CAUGHT" in score.line()
+    assert not score.caught and "NOT CAUGHT" in score.line() and "ERROR the edited engine ended" in score.line()
 
 
 def test_the_table_counts_by_section_and_shows_what_was_surely_wrong() -> None:
