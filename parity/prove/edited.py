@@ -199,7 +199,9 @@ def in_fork(job: Callable[[], tuple[Outcome, ...]], pipe: Connection) -> None:
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 2)
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # makes its pool anew; of two threads that do so at once, one finds none
+        # Makes its pool anew; of two threads that do so at once, one finds none. vLLM's CPU worker makes nothing of the
+        # name under `torch`, so the function itself is called.
+        torch._C.set_num_threads(1)
     pipe.send(job())
     pipe.close()
     os._exit(0)  # vLLM's and torch's own endings are the parent's

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from parity.callsites import probe
 from parity.golden import Store
@@ -67,6 +69,19 @@ def test_a_fork_that_dies_is_an_error_and_is_not_taken_for_caught() -> None:
         outcomes[0].cause and outcomes[0].cause.sentence
     )
     assert not score.caught and "NOT CAUGHT" in score.line() and "ERROR the edited engine ended" in score.line()
+
+
+def test_a_fork_sets_its_threads_where_vllm_has_taken_the_name_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the threads that load a checkpoint in a fork race for torch's pool: once in 60 forks one found none."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
+    jobs: dict[int, Any] = {0: torch.get_num_threads}
+    try:
+        found = list(forked(jobs))
+    finally:
+        torch._C.set_num_threads(before)
+    assert [made for _, made, _ in found] == [1]
 
 
 def test_the_table_counts_by_section_and_shows_what_was_surely_wrong() -> None:
