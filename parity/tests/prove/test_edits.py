@@ -81,7 +81,8 @@ def test_a_fork_sets_its_threads_where_vllm_has_taken_the_name_away(monkeypatch:
         found = list(forked(jobs))
     finally:
         torch._C.set_num_threads(before)
-    assert [made for _, made, _ in found] == [1]
+    threads: list[Any] = [made for _, made, _ in found]
+    assert threads == [1]
 
 
 def test_the_table_counts_by_section_and_shows_what_was_surely_wrong() -> None:
