@@ -1290,7 +1290,8 @@ def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str,
         raise UnsupportedError(f"{type(processor).__name__} has no pixel budget", fix="leave `vlm` out")
     if not vlm.do_resize:
         return {"do_resize": False}
-    least = vlm.min_pixels or min(processor.size["shortest_edge"], vlm.max_pixels or math.inf)
+    usual = processor.size["shortest_edge"]  # above the most, a small picture would be made larger than that
+    least = vlm.min_pixels or (usual if usual <= (vlm.max_pixels or usual) else 1)
     most = vlm.max_pixels or max(processor.size["longest_edge"], least)
     return {"size": {"shortest_edge": least, "longest_edge": most}}
 
@@ -1348,31 +1349,64 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
-def check_structured(options: GenerationOptions) -> None:
+def check_structured(options: GenerationOptions, checkpoint: Checkpoint) -> None:
+    if not checkpoint.eos_ids:
+        raise UnsupportedError("a structure ends in an end-of-text id, and the checkpoint names none", fix="name one")
     if options.min_new_tokens or options.stop.ignore_eos:
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
     if options.logprobs is not None or options.logits:  # as with a replay
         raise OptionError("replay, logprobs and logits of a structure are not raw", fix="use score_batch on the answer")
 
 
-def grammar_of_schema(schema: str) -> str:
-    if word := re.search(r'"(multipleOf|uniqueItems|minContains|maxContains)": *(true|[0-9])', schema):
-        raise RequestError(f"xgrammar would not see to {word[1]!r}", fix="take it out of the schema")
-    brackets = re.sub(r'"(?:\\.|[^"\\])*"|[^][{}]+', "", schema)
-    depth = max(itertools.accumulate(1 if bracket in "[{" else -1 for bracket in brackets), default=0)
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")  # their keys are names, not keywords
+UNSEEN: dict[str, Callable[[Any], Any]] = {  # keyword of JSON Schema -> where xgrammar passes over it, without a word
+    **dict.fromkeys(("multipleOf", "contains", "minContains", "maxContains", "not", "if", "dependentRequired",
+                     "dependentSchemas"), lambda schema: True),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
+                    lambda schema: "type" not in schema or schema.keys() & {"pattern", "enum", "const"}),
+    "uniqueItems": lambda schema: schema["uniqueItems"],
+    "allOf": lambda schema: len(schema["allOf"]) > 1,
+    "$ref": lambda schema: not schema["$ref"].startswith("#"),
+    "required": lambda schema: not schema.get("properties", {}).keys() >= set(schema["required"]),
+    # A quote or a backslash in a text is written as two characters.
+    "pattern": lambda schema: re.search(r'"|\\\\', re.sub(r"\[\^.*?\]", "", schema["pattern"])),
+}  # fmt: skip
+
+
+def check_schema(schema: Any, depth: int = 1) -> None:
+    """Refuse what the grammar would not see to, at any depth; not what is only called so, a property or a default."""
     if depth > 100:
-        raise RequestError(f"xgrammar would take minutes for a schema {depth} deep", fix="stay within 100")
+        raise RequestError("xgrammar would take minutes for a schema more than 100 deep", fix="make it flatter")
+    inner = schema if isinstance(schema, list) else []
+    if isinstance(schema, dict):
+        if unseen := [word for word in UNSEEN.keys() & schema.keys() if UNSEEN[word](schema)]:
+            raise RequestError(f"xgrammar would not see to {min(unseen)!r}", fix="take it out of the schema")
+        known = {word: value for word, value in schema.items() if word not in ("const", "default", "enum", "examples")}
+        inner = [[*value.values()] if word in NAMED_SCHEMAS else value for word, value in known.items()]
+    for one in inner:
+        check_schema(one, depth + 1)
+
+
+def grammar_of_schema(schema: str) -> str:
+    check_schema(json.loads(schema))
     ebnf = str(need("xgrammar").Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
     return re.sub(r'(?<!\\)", "', '","', ebnf)  # where anything may stand, xgrammar forgets the separators
+
+
+def two_digits(text: str) -> str:
+    """xgrammar writes a character as \\xNN, and reads one as far as there are hexadecimal digits: "\\xdfe" of "ße"."""
+    return re.sub(r"(\\\\)|\\x(..)", lambda found: found[1] or rf"\u00{found[2]}", text)
 
 
 @functools.lru_cache(64)
 def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and choices."""
     grammar, [(form, value)] = need("xgrammar").Grammar, structured.given().items()
+    if re.search(r"\\x00|\\u0000", repr(value)):
+        raise RequestError(f"the {form} holds a NUL, at which xgrammar would end", fix="take it out")
     with foreign(RequestError, f"xgrammar refused the {form}", "correct it"):
         if form == "regex":
-            ebnf = str(grammar.from_regex(value))
+            ebnf = str(grammar.from_regex(two_digits(value)))
         elif form in ("choice", "grammar"):
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in several(value))
             ebnf = str(grammar.from_ebnf(value if form == "grammar" else f"root ::= {choices}"))
@@ -1380,7 +1414,7 @@ def grammar_of(structured: StructuredOptions) -> str:
             ebnf = grammar_of_schema(value if form == "json" else '{"type": "object"}')
     if len(ebnf) > 1 << 18:
         raise RequestError(f"xgrammar would take minutes for the {form}, {len(ebnf)} letters of EBNF", fix="shorten it")
-    return ebnf
+    return two_digits(ebnf)
 
 
 def grammar_compiler(checkpoint: Checkpoint) -> Any:
@@ -1410,7 +1444,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
         known = nearest(request.adapter, adapters) if adapters else "load with adapters={...}"
         raise RequestError(f"no adapter {request.adapter!r} is loaded", fix=known)
     if request.structured is not None:
-        check_structured(plan.options)
+        check_structured(plan.options, checkpoint)
     grammar = None if request.structured is None else grammar_of(request.structured)
     seed = request.seed if request.seed is not None else plan.options.seed
     return Prompt(ids, images, image_kwargs, length, seed, request.adapter, grammar, notes, request.messages)
@@ -1640,8 +1674,8 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     libraries = [need("torch"), need("transformers"), *([need("vllm")] if config.backend == "vllm" else [])]
     versions = [str(library.__version__) for library in libraries]
     adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs),
-           repr(config.decoder))  # fmt: skip
+    how = (config.device, config.attn_implementation, config.max_model_len, repr(config.hf_kwargs),
+           repr(config.vllm_kwargs), repr(config.decoder))  # fmt: skip
     model = fingerprint(config.model, config.revision)
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
 
@@ -1941,8 +1975,8 @@ def feed(
     rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: Literal["left", "right"] = "left"
 ) -> dict[str, Any]:
     """Rows -> padded [rows, longest] tensors and those of the pictures; sets the rows' ids.
-    The padding is the row's own first token: masked like any padding, but a repetition penalty, which reads the ids
-    and not the mask, finds nothing there that the row does not hold itself."""
+    The padding is the first token of the row's own text: masked like any padding, but a repetition penalty, which reads
+    the ids and not the mask, finds nothing there that the row does not hold itself."""
     runs, tensors = picture_inputs([row.prompt for row in rows], checkpoint)
     names, left = list(runs[0]) if runs else ["input_ids"], iter(runs)
     columns = [columns_of(row, left, names, checkpoint.placeholder_id) for row in rows]
@@ -1955,8 +1989,11 @@ def feed(
         values, padding = values + [0] * (len(row.ids) - len(values)), [fill] * (longest - len(row.ids))
         return padding + values if side == "left" else values + padding
 
+    def held(row: Row) -> int:  # no placeholder: the model would look for its picture
+        return next((i for i in row.prompt.token_ids if i != checkpoint.placeholder_id), checkpoint.pad_id)
+
     for name in (*names, "attention_mask"):
-        fills = [row.ids[0] if name == "input_ids" else 0 for row in rows]
+        fills = [held(row) if name == "input_ids" else 0 for row in rows]
         values = [padded(row, own[name], fill) for row, own, fill in zip(rows, columns, fills)]
         tensors[name] = need("torch").tensor(values)
     return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -1981,6 +2018,8 @@ def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[i
     if (size := watch.plan.options.no_repeat_ngram_size) is not None:
         kit, ids = need("transformers.generation.logits_process"), need("torch").tensor([[*prompt_ids, *token_ids]])
         logits = kit.NoRepeatNGramLogitsProcessor(size)(ids, logits[None])[0]
+        if logits.amax() == -math.inf:  # vLLM would take the first token
+            watch.fail(no_token(False, False))
     return logits
 
 
@@ -2263,8 +2302,8 @@ class DecodeLoop:
         """Give each row its token; the places of the rows that go on. input_ids: [rows, all tokens so far]."""
         for row, token in ((row, token) for row, token in zip(self.rows, tokens) if not row.watch.over):
             row.watch.push(token)
-            if row.matcher is not None and not row.matcher.is_terminated():
-                row.matcher.accept_token(token)
+            if row.matcher is not None and not row.matcher.is_terminated() and not row.matcher.accept_token(token):
+                row.watch.fail(no_token(False, True))  # a plugin left no other choice
         for name, criterion in self.criteria:
             with charged(row.watch for row in self.rows):
                 stopped = called(name, "a criterion", lambda ids, own=criterion: own(ids, None).tolist(), input_ids)
@@ -2298,6 +2337,7 @@ class HfBackend:
         self.budget = settings.max_batch_tokens or DEFAULT_BATCH_TOKENS
         self.loop = settings.decoder.hf_loop(self.model, settings, checkpoint) if settings.decoder else DecodeLoop
         self.compiler: Any = functools.cache(functools.partial(grammar_compiler, checkpoint))
+        self.adapter: str | None = None  # of the call that runs
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             for name, path in settings.adapters.items():
@@ -2309,8 +2349,8 @@ class HfBackend:
         rows = begun(prompts, call, self.name, start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
-            self._adapt(adapter)
-            self._run(list(alike), joining)
+            with self._adapted(adapter):
+                self._run(list(alike), joining)
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
@@ -2319,12 +2359,12 @@ class HfBackend:
         size = max(1, SCORED_LOGITS // (self.checkpoint.config.get_text_config().vocab_size * longest))
         scores: dict[int, ScoreResult] = {}
         for adapter in {row.prompt.adapter for row in rows}:
-            self._adapt(adapter)
             left = [row for row in rows if row.prompt.adapter == adapter]
             while left:
                 some = left[:size]
                 try:
-                    scores.update(zip((row.place for row in some), self._score(some, logits, grad)))
+                    with self._adapted(adapter):
+                        scores.update(zip((row.place for row in some), self._score(some, logits, grad)))
                     left = left[size:]
                 except (RuntimeError, MemoryError) as error:
                     size = len(some) // 2
@@ -2361,7 +2401,18 @@ class HfBackend:
         if (structured := row.prompt.structured) is not None:
             row.matcher = need("xgrammar").GrammarMatcher(self.compiler().compile_grammar(structured))
 
+    @contextlib.contextmanager
+    def _adapted(self, adapter: str | None) -> Iterator[None]:
+        """The model with an adapter, or bare; then as it was: a plugin may ask the engine that runs it."""
+        before = self.adapter
+        self._adapt(adapter)
+        try:
+            yield
+        finally:
+            self._adapt(before)
+
     def _adapt(self, adapter: str | None) -> None:
+        self.adapter = adapter
         if adapter is not None:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
@@ -2534,7 +2585,7 @@ class VllmBackend:
     name = "vllm"
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+        self.checkpoint, self.corrupt = checkpoint, False
         with in_process(first_runner=settings.logits_hooks):
             self.model = need("vllm").LLM(**vllm_arguments(settings, checkpoint))
         self.grouped = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
@@ -2618,6 +2669,10 @@ class VllmBackend:
                 yield engine
         finally:  # vLLM keeps what was interrupted, or refused half way: its next call would spin on them
             abort(engine, list(engine.output_processor.request_states))
+            if self.corrupt:  # what is no number stays in the blocks, and no mask hides it: zero times NaN is NaN
+                self.model.reset_prefix_cache()
+                self.model.collective_rpc(lambda worker: [held.zero_() for held in worker.model_runner.kv_caches])
+                self.corrupt = False
 
     def _run(self, rows: list[Row], take: Take, observer: Observer, more: Callable[[], list[Row]] = list) -> None:
         """Step vLLM until `take(row, output)` has said of every row that it is over; it is given errors, too."""
@@ -2631,6 +2686,7 @@ class VllmBackend:
                     for name, output in self._step(engine, running):
                         row, internal, inside = running.get(name, (None, "", None))
                         corrupt = getattr(inside, "num_nans_in_logits", 0)
+                        self.corrupt |= bool(corrupt)
                         if row and take(row, no_token(True, False) if corrupt else output):
                             del running[name]
                             abort(engine, [] if getattr(output, "finished", False) else [internal])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gen_engine import LoadError, RequestError, UnsupportedError, load
+from gen_engine import LoadError, Plugin, RequestError, UnsupportedError, load
 from parity.tasks import text_tasks
 
 from ..conftest import TEXT, Load, of_task, open_engine
@@ -63,6 +63,27 @@ def test_a_batch_mixes_adapters_alike_on_both_and_as_peft_has_it(adapters: dict[
         logits = adapted(torch.tensor([result.prompt_token_ids + result.token_ids])).logits[0].log_softmax(-1)
     rows = range(len(result.prompt_token_ids) - 1, len(result.prompt_token_ids) + len(result.token_ids) - 1)
     assert logits[list(rows), list(result.token_ids)].tolist() == pytest.approx(result.logprobs, abs=1e-4)
+
+
+def test_a_plugin_that_asks_its_own_engine_leaves_the_adapter_as_it_is(adapters: dict[str, str]) -> None:
+    class Asks(Plugin):
+        asked, inner = 0, ""
+
+        def should_stop(self, token_ids: Any, text: str) -> bool:
+            self.asked += 1
+            if self.asked == 3:
+                engine.generate_text_batch([{**of_task(TASKS[0]), "adapter": self.inner}], {"max_new_tokens": 2})
+                engine.score_batch([({**of_task(TASKS[0]), "adapter": self.inner}, [5])])
+            return False
+
+    with open_engine(TEXT, "hf", adapters=adapters) as engine:
+        for outer, inner in ((None, "one"), ("two", "one"), ("one", "two")):
+            request = {**of_task(TASKS[1]), "adapter": outer}
+            [plain] = engine.generate_text_batch([request], {"max_new_tokens": 24})
+            asks = Asks()
+            asks.inner = inner
+            [asking] = engine.generate_text_batch([request], {"max_new_tokens": 24}, plugins=[asks])
+            assert asking.token_ids == plain.token_ids
 
 
 def test_an_unknown_adapter_is_refused_with_the_index(backend: str, adapters: dict[str, str], shared: Load) -> None:

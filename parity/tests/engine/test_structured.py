@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 
-from gen_engine import GenerationEngine, OptionError, RequestError, StructuredOptions, build
+from gen_engine import (
+    GenerationEngine,
+    OptionError,
+    Plugin,
+    RequestError,
+    StructuredOptions,
+    UnsupportedError,
+    build,
+)  # fmt: skip
 
-from ..conftest import TEXT, Load, chat
+from ..conftest import TEXT, Load, chat, open_engine
 
 PERSON = {
     "type": "object",
@@ -85,13 +95,87 @@ def test_exactly_one_form(form: dict[str, Any]) -> None:
         build(StructuredOptions, form)
 
 
+BEYOND = [
+    ("multipleOf", {"type": "integer", "multipleOf": 5}),
+    ("uniqueItems", {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}),
+    ("contains", {"type": "array", "contains": {"type": "integer"}}),
+    ("not", {"not": {"type": "integer"}}),
+    ("if", {"if": {"type": "integer"}, "then": {"minimum": 3}}),
+    ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
+    ("allOf", {"allOf": [{"type": "integer"}, {"minimum": 3}]}),
+    ("minimum", {"minimum": 3}),
+    ("minimum", {"type": "integer", "enum": [1, 5], "minimum": 3}),
+    ("maxLength", {"type": "string", "pattern": "^a+$", "maxLength": 2}),
+    ("required", {"type": "object", "properties": {"b": {}}, "required": ["c"]}),
+    ("pattern", {"type": "string", "pattern": 'a"b'}),
+    ("$ref", {"$ref": "https://example.com/schema"}),
+]
+
+
+@pytest.mark.parametrize(("word", "schema"), BEYOND, ids=str)
+def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(shared: Load, word: str, schema: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, schema]}}, "required": ["a"]}
+    for form in (schema, json.dumps(schema).replace(": ", " : ")):
+        with pytest.raises(RequestError, match=f"request 0: xgrammar would not see to '{re.escape(word)}'"):
+            shared(TEXT, "hf").generate_text_batch([chat("x", structured={"json": form})])
+
+
+def test_what_is_only_called_so_is_no_keyword(text: GenerationEngine) -> None:
+    named: dict[str, Any] = {"multipleOf": {"const": 5}, "not": {"enum": ["if"], "default": {"multipleOf": 3}}}
+    named["a"] = {"type": "array", "uniqueItems": False, "minItems": 1, "maxItems": 1, "items": {"const": 0}}
+    schema = {"type": "object", "properties": named, "required": [*named], "additionalProperties": False}
+    [result] = text.generate_text_batch([chat("x", structured={"json": schema})])
+    assert result.text == '{"multipleOf":5,"not":"if","a":[0]}'
+
+
+WORDS = ["Straße", "Médecin", "éab", "a\x7fb", "\x01a", "\u0100ab", "日本a", "a\\xdfe"]
+
+
+@pytest.mark.parametrize("word", WORDS, ids=ascii)
+def test_a_character_before_hexadecimal_digits_is_that_character(shared: Load, word: str) -> None:
+    """xgrammar writes a grammar with \\xNN, and reads such a one on over the digits behind it."""
+    forms: list[Any] = [{"choice": [word]}, {"json": {"enum": [word]}}, {"regex": re.escape(word)}]
+    forms += [{"json": {"type": "object", "properties": {word: {"const": 1}}, "required": [word]}}]
+    forms += [{"grammar": "root ::= " + json.dumps(word, ensure_ascii=False)}]
+    wanted = [word, json.dumps(word, ensure_ascii=False), word, json.dumps({word: 1}, ensure_ascii=False), word]
+    for backend in ("hf", "vllm"):
+        got = shared(TEXT.parent / "random-llama", backend, max_model_len=512).generate_text_batch(
+            [{"prompt": "The", "structured": form} for form in forms], {"max_new_tokens": 48}
+        )
+        said = [result.text if k % 2 == 0 else json.loads(result.text) for k, result in enumerate(got)]
+        assert said == [text if k % 2 == 0 else json.loads(text) for k, text in enumerate(wanted)]
+
+
 @pytest.mark.parametrize(
-    "word", [{"type": "integer", "multipleOf": 5}, {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}]
+    "form",
+    [{"choice": ["a\0b"]}, {"grammar": 'root ::= "a\\u0000b"'}, {"regex": "a\\x00b"}, {"json": {"const": "\0"}}],
+    ids=str,
 )
-def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(text: GenerationEngine, word: dict[str, Any]) -> None:
-    schema = {"type": "object", "properties": {"a": word}, "required": ["a"]}
-    with pytest.raises(RequestError, match="request 0: xgrammar would not see to '(multipleOf|uniqueItems)'"):
-        text.generate_text_batch([chat("x", structured={"json": schema})])
-    named = {"type": "object", "properties": {"multipleOf": {"const": 5}}, "required": ["multipleOf"]}
-    [result] = text.generate_text_batch([chat("x", structured={"json": named})])
-    assert result.text == '{"multipleOf":5}'
+def test_a_structure_with_a_nul_is_refused_not_cut(form: Any, shared: Load) -> None:
+    with pytest.raises(RequestError, match="request 0: the [a-z]+ holds a NUL"):
+        shared(TEXT, "hf").generate_text_batch([chat("x", structured=form)])
+
+
+def test_a_checkpoint_without_an_end_refuses_a_structure_and_answers_its_neighbour(backend: str, edited: Any) -> None:
+    ends = {"eos_token_id": None, "eos_token": None}
+    model = edited(TEXT.parent / "random-llama", dict.fromkeys(("config.json", "tokenizer_config.json"), ends))
+    (model / "generation_config.json").unlink(missing_ok=True)
+    with open_engine(model, backend, max_model_len=512) as engine:
+        assert engine.checkpoint.eos_ids == ()
+        requests: list[Any] = [{"prompt": "The", "structured": {"choice": ["a"]}}, {"prompt": "The"}]
+        error, answer = engine.generate_text_batch(requests, {"max_new_tokens": 3}, on_error="return")
+    assert isinstance(error, UnsupportedError) and error.index == 0 and "end-of-text" in str(error)
+    assert len(answer.token_ids) == 3
+
+
+def test_a_plugin_that_leaves_a_structure_no_choice_costs_its_row(shared: Load) -> None:
+    class Five(Plugin):
+        def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
+            return torch.full_like(logits, -5.0).index_fill(0, torch.tensor([5]), 9.0)
+
+    requests: list[Any] = [chat(QUESTIONS[0], structured={"choice": ["Paris", "Rome"]}), chat(QUESTIONS[0])]
+    for backend in ("hf", "vllm"):
+        engine = shared(TEXT, backend, logits_hooks=True)
+        error, free = engine.generate_text_batch(requests, {"max_new_tokens": 4}, plugins=[Five()], on_error="return")
+        assert isinstance(error, RequestError) and error.index == 0
+        assert free.token_ids == (5, 5, 5, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib
 import io
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def test_the_pixel_budget_gives_the_same_image_tokens_on_both_and_as_the_process
     assert [r.prompt_token_ids for r in hf] == [r.prompt_token_ids for r in vllm]
     processor: Any = both(VL)[0].processor
     own = dict(processor.image_processor.size)
-    least = budget.get("min_pixels", min(own["shortest_edge"], budget.get("max_pixels", own["longest_edge"])))
+    usual = own["shortest_edge"] if own["shortest_edge"] <= budget.get("max_pixels", math.inf) else 1
+    least = budget.get("min_pixels", usual)
     size = {"shortest_edge": least, "longest_edge": budget.get("max_pixels", max(own["longest_edge"], least))}
     for (width, height), result in zip(SIZES, hf):
         plain = processor(
@@ -290,6 +292,28 @@ def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> 
     assert [run["input_ids"] for run in runs] == [one["input_ids"][0].tolist() for one in alone]
     for name, tensor in tensors.items():
         assert torch.equal(tensor, torch.cat([one[name] for one in alone]))
+
+
+def test_no_picture_is_made_larger_than_its_budget(both: Both) -> None:
+    """Where that is below what the checkpoint makes of the smallest picture."""
+    requests = [
+        look(drawing("red", "square", width=w, height=w), vlm={"max_pixels": most})
+        for w, most in ((32, 2048), (20, 1500), (300, 2048))
+    ]
+    for engine in both(VL):
+        got = engine.generate_vlm_batch(requests, {"max_new_tokens": 2})
+        tokens = [result.prompt_token_ids.count(engine.checkpoint.placeholder_id) for result in got]
+        assert [count * 32 * 32 for count in tokens] == [1024, 1024, 1024]
+
+
+def test_a_prompt_that_begins_with_its_picture_is_padded_with_something_else(vl: GenerationEngine) -> None:
+    short = {"prompt": "<|image_pad|>a", "images": [drawing("red", "circle")]}
+    long = look(drawing("blue", "square"))
+    answers = vl.generate_vlm_batch([short, long], {"max_new_tokens": 4, "repetition_penalty": 1.2})
+    alone = [vl.generate_vlm_batch([one], {"max_new_tokens": 4, "repetition_penalty": 1.2})[0] for one in (short, long)]
+    assert answers == alone
+    [both, other] = vl.score_batch([(short, "b"), (long, "b")])
+    assert both.logprobs == pytest.approx(vl.score_batch([(short, "b")])[0].logprobs, abs=1e-4) and other.logprobs
 
 
 def test_a_picture_of_three_tokens_is_not_taken_for_what_stands_beside_them(vl: GenerationEngine) -> None:
