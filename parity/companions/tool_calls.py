@@ -16,6 +16,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -76,8 +77,7 @@ class Spelling(NamedTuple):
 def python_atom(token: str) -> Any:
     """A string, number, True, False or None. A string may hold line ends, as a shell script does, and NUL, which
     literal_eval refuses; and of an unknown escape, as in "\\d", it warns: doubled, that backslash means the same."""
-    if token in ("true", "false", "null"):  # models mix the two
-        return json.loads(token)
+    token = {"true": "True", "false": "False", "null": "None"}.get(token, token)  # models mix the two
     token = re.sub(r"^([-+]?)0+(?=[0-9])", r"\1", token)  # 07, as they write a month
     raw = {"\n": r"\n", "\r": r"\r", "\0": r"\x00", "\\": r"\\"}
     escape = r"""\\[\n\\'"abfnrtvNuUx0-7]|[\n\r\0\\]"""
@@ -124,11 +124,11 @@ class Cursor:
         self.text, self.types, self.at, self.calls = text, types, at, list[ToolCall]()
         self.name, self.fault = "", ""  # of the call being read; a fault leaves the text readable, but not the call
         self.unheard = ""  # why no call is one from here on
+        self.held: re.Match[str] | None = None  # whether the call being read is to be one of the request's tools
 
     def take(self, pattern: str, expected: str) -> re.Match[str]:
         """Move over `pattern`, or raise BrokenCall."""
-        match = re.compile(pattern).match(self.text, self.at)
-        if match is None:
+        if not (match := re.compile(pattern).match(self.text, self.at)):
             cut = re.compile(LAST_TOKEN).match(self.text, self.at)  # in it, or behind it
             self.at = len(self.text) if cut else self.at
             raise BrokenCall(f"{expected} expected {'where the text ends' if cut else f'at character {self.at}'}")
@@ -154,8 +154,7 @@ class Cursor:
 
     def items(self, opening: str, spelling: Spelling, depth: int = 0) -> Any:
         """What stands in brackets, the opening one taken already: a dict where items have keys, else a list."""
-        if depth > DEEPEST:
-            raise BrokenCall(f"no more than {DEEPEST} levels expected at character {self.at}")
+        self.take(NEVER if depth > DEEPEST else "", f"no more than {DEEPEST} levels")
         keys, values, end = list[Any](), list[Any](), "\\" + CLOSING[opening]
         more = not self.take(f"{WS}({end}?)", "")[1]
         while more:
@@ -174,7 +173,7 @@ class Cursor:
 
     def read(self, form: Notation, found: re.Match[str]) -> None:
         """Keep the calls at an opening; one that breaks is the last."""
-        self.at, self.fault = found.start(), ""
+        self.at, self.fault, self.held = found.start(), "", re.compile(form.held).match(self.text, found.start())
         try:
             form.read(self, form)
         except BrokenCall as broken:
@@ -188,24 +187,40 @@ class Cursor:
         types, half = self.types or {}, self.name[: len(self.name) // 2]
         if self.name == f"{half}.{half}" and self.name not in types and half in types:
             self.name = half  # so Muse Glimmer calls what is in no namespace
-        schema = types.get(self.name, Schema())
-        values = typed(arguments, schema)
+        if types and self.held and self.name not in types:
+            self.blame("a tool of the request expected")
+        values = self.fitted(arguments, types.get(self.name, Schema()))
+        error, raw = self.unheard or self.fault or None, self.text[start : self.at]
+        self.calls.append(ToolCall(self.name, {} if error else values, raw, start, self.at, error))
+        self.name = self.fault = ""
+
+    def fitted(self, arguments: Any, schema: Schema) -> Any:
+        """The arguments by the tool's schema; where a model gave it a lone "arguments", which it has not, what stands
+        in that. Where the model is held to the schema, only what that has, with all that it requires."""
+        values, own = typed(arguments, schema), [*schema.nodes(), {}][0]
         if not isinstance(values, dict):
             self.blame("an object of arguments expected")
-        error, raw = self.unheard or self.fault or None, self.text[start : self.at]
-        self.calls.append(ToolCall(self.name, {} if error else unwrapped(values, schema), raw, start, self.at, error))
-        self.name = self.fault = ""
+            return {}
+        given, strict = own.get("properties"), self.held is not None and self.held.lastgroup == "full"
+        [alone] = values if len(values) == 1 else [""]
+        if isinstance(given, dict) and alone in ("arguments", "input", "properties") and alone not in given:
+            inner = typed(typed(values[alone], Schema({"type": "object"})), schema)
+            values = inner if isinstance(inner, dict) and (strict or inner.keys() <= given.keys()) else values
+        if strict:
+            values = {key: value for key, value in values.items() if key in (given or values)}
+            if missing := [key for key in own.get("required") or () if key not in values]:
+                self.blame(f"an argument {missing[0]!r} expected")
+        return values
 
 
 def reading(text: str, spelling: Spelling = JSON) -> Any:
     """What a text says in a spelling, or the text itself."""
     cursor = Cursor(text)
-    try:
+    with suppress(BrokenCall):
         value = cursor.value(spelling)
         cursor.take(WS + r"\Z", "nothing more")
         return text if cursor.fault else value
-    except BrokenCall:
-        return text
+    return text
 
 
 # -- types, from the tool's schema -------------------------------------------------------------------------------------
@@ -215,8 +230,7 @@ KINDS = {"bool": "boolean", "int": "integer", "float": "number", "str": "string"
 
 def kind(value: Any) -> str:
     """JSON Schema's name of a value's type; "integer" for 3.0 too, as there."""
-    whole = isinstance(value, float) and value.is_integer()
-    return "integer" if whole else "null" if value is None else KINDS[type(value).__name__]
+    return "integer" if isinstance(value, float) and value.is_integer() else KINDS.get(type(value).__name__, "null")
 
 
 class Schema(NamedTuple):
@@ -272,20 +286,8 @@ def typed(value: Any, schema: Schema) -> Any:
     if not allowed:
         return reading(text) if isinstance(value, Bare) else text
     empty: list[Any] = [[], {}] if isinstance(value, Written) and not text.strip() and "string" not in allowed else []
-    for meant in (reading(text), reading(text, PYTHON), *empty):  # templates print True and None, so models do
-        if not isinstance(meant, str) and kind(meant) in allowed:
-            return meant
-    return text
-
-
-def unwrapped(arguments: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """The arguments; where a model gave the tool a lone "arguments", which it has not, what stands in that."""
-    [alone] = arguments if len(arguments) == 1 else [""]
-    given = schema.node.get("properties") if isinstance(schema.node, dict) else None
-    if alone not in ("arguments", "input", "properties") or not isinstance(given, dict) or alone in given:
-        return arguments
-    inner = typed(arguments[alone], Schema({"type": "object"}))
-    return typed(inner, schema) if isinstance(inner, dict) and inner.keys() <= given.keys() else arguments
+    meanings = (reading(text), reading(text, PYTHON), *empty)  # templates print True and None, so models do
+    return next((meant for meant in meanings if not isinstance(meant, str) and kind(meant) in allowed), text)
 
 
 # -- how calls are written: the readers --------------------------------------------------------------------------------
@@ -304,6 +306,8 @@ class Notation(NamedTuple):
     close: str = ""  # and behind it
     foot: str = ""  # what stands behind the arguments
     ends: str = NEVER  # where a malformed call ends, unless another begins or the text ends first
+    held: str = NEVER  # an opening of models that call tools of the request only; as `full`, by their schemas only
+    block: str = ""  # what stands in each text that has such calls; without it they are reported
 
 
 def json_call(cursor: Cursor, start: int = -1, foot: str = "", keyed: bool = False, alone: bool = False) -> None:
@@ -357,8 +361,7 @@ def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
     """Values in tags that name them, up to the foot: pairs of a name and all values in its tags. Where the closing tag
     has the name again, a value may be such pairs, and a name may stand twice."""
     values, nests = dict[str, list[Any]](), "(?P<again>" in form.close
-    if depth > DEEPEST:
-        raise BrokenCall(f"no more than {DEEPEST} levels expected at character {cursor.at}")
+    cursor.take(NEVER if depth > DEEPEST else "", f"no more than {DEEPEST} levels")
     while key := (tag := cursor.take(rf"\s*(?:{form.parameter}|{foot})", "a parameter or the closing tag"))["key"]:
         xml, bare, string = map(tag.groupdict().get, ("xml", "bare", "string"))
         closing = rf"\]\]>\s*(?P<close>{form.close})" if xml else rf"(?P<close>{form.close})|{form.parameter}"
@@ -385,11 +388,8 @@ def tagged(cursor: Cursor, form: Notation, foot: str, depth: int = 0) -> Any:
 def read_json(cursor: Cursor, form: Notation) -> None:
     """An object with a name and arguments, or the beginning of one; any other object is passed over whole."""
     begins = re.compile(r'\{\s*"(?:' + "|".join(NAME_KEYS + ARGUMENT_KEYS) + r')"\s*:').match(cursor.text, cursor.at)
-    try:
+    with nullcontext() if begins else suppress(BrokenCall):
         json_call(cursor, alone=True)
-    except BrokenCall:
-        if begins:
-            raise
 
 
 def read_unknown(cursor: Cursor, form: Notation) -> None:
@@ -398,12 +398,12 @@ def read_unknown(cursor: Cursor, form: Notation) -> None:
 
 # -- the formats -------------------------------------------------------------------------------------------------------
 
-BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls|｜tool_calls?_begin｜)>"
+BLOCK = "<(?:minimax:tool_call|dots_function_call|SPACE(?:function_|tool_)?calls)>"
 PLACES = {  # what stands in a template for what; the rest of it is a regular expression
     " ": r"\s*", "<|": r"<\|", "|>": r"\|>", "NAME": r"(?P<name>[^\s<>{}\[\]]+)", "TITLE": r'(?P<name>[^<>"]+?)',
     "KEY": r'(?P<key>[^<>"]+?)', "STRING": r'(?P<string>[^<>"]*)', "~>": r"(?::\w+)?>", "~": r"(?:ifm\|)?",
-    "SPACE": "(?:｜DSML｜ ?|steptml:|atem:)?", "BARE": "(?P<bare>(?=atem:))?", "«": r"<\|plamo:", "»": r":plamo\|>",
-    "M3": r"\]<\]minimax\[>\[", "LISTED": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
+    "SPACE": "(?:｜DSML｜ ?|atem:)?", "BARE": "(?P<bare>(?=atem:))?", "«": r"<\|plamo:", "»": r":plamo\|>",
+    "M3": r"\]<\]minimax\[>\[", "LIST": r"(?:tool_calls|longcat_tool_call|dots_function_call|ifm\|tool_call)",
 }  # fmt: skip
 BODIES: dict[str, Callable[[Cursor, Notation], None]] = {
     "CALLS": partial(read_list, json_call), "KEYED": partial(read_list, partial(json_call, keyed=True)),
@@ -430,7 +430,7 @@ MARKED = [
              r"<tool_call>(?!\s*<function=|\s*[^\W\d][\w.:-]*\s*<(?:arg_key|tool_sep|/tool_call)) CALLS </tool_call>"),
     notation("granite granite-20b-fc gigachat3 llama llama3_json llama4_json phi4_mini_json",
              r"(?:<|(?:tool_call|python_tag)|>|<|?function_call\|?>|function\scall<|role_sep|>|functools(?=\[)) CALLS"),
-    notation("jamba hunyuan_a13b longcat dots k2_horizon", r"<LISTED>(?=\s*(?:[\[{]|\Z)) CALLS </LISTED>"),
+    notation("jamba hunyuan_a13b longcat dots k2_horizon", r"<LIST>(?!\s*[^\s\[{]) CALLS </LIST>", held="<dots|<ifm"),
     notation("internlm", r"<|action_start|>\s*<|plugin|> CALLS <|action_end|>"),
     notation("cohere cohere_command3 cohere_command4", "<|START_ACTION|> CALLS <|END_ACTION|>"),
     notation("inkling", "<|content_invoke_tool_json|> CALLS (?:<|end_message|>|<|content_model_end_sampling|>)"),
@@ -452,10 +452,10 @@ MARKED = [
     notation("openai", r"to=(?:functions\.)?NAME(?: <|channel|>\w+)? (?:<|constrain|>)?(?:json)?<|message|> OBJECT "
              "(?:<|call|>|<|end|>)", opening=r"\bto=functions\.|\bto=[\w.-]+\s(?:<|constrain|>)?json<|message|>"),
     notation("minimax_m3", """(?:M3<tool_call> )?M3<invoke name=["']?TITLE["']?> ...M3<(?P<key>[^<>/][^<>]*)>VALUE"""
-             "M3</(?P<again>[^<>]*)>...M3</invoke>", opening="M3<(?:tool_call>|invoke )"),
+             "M3</(?P<again>[^<>]*)>...M3</invoke>", opening="M3<(?:tool_call>|invoke )", block="M3<tool_call>"),
     notation("glm glm45 glm47 ling3 hy_v3 hy_v4 poolside_v1 k2_horizon",
              r"<~tool_call~>(?!\s*[{\[<]) NAME (?:<tool_sep~>)? ...<~arg_key~>KEY</~arg_key~> "
-             "(?:<~arg_type>STRING</~arg_type> )?<~arg_value~>VALUE</~arg_value~>...</~tool_call~>"),
+             "(?:<~arg_type>STRING</~arg_type> )?<~arg_value~>VALUE</~arg_value~>...</~tool_call~>", held="<ifm"),
     *(notation(formats, f"(?:<(?:seed:)?tool_call> )?<function=TITLE> ...<parameter=KEY>{margin}</parameter>..."
                "</function>(?: </(?:seed:)?tool_call>)?", ends="</(?:seed:)?tool_call>",  # models forget one
                opening=r"<seed:tool_call>|<tool_call>(?!\s*[{\[])|<function=[^<>]+>(?!\s*\{)")
@@ -463,17 +463,19 @@ MARKED = [
                               "mimo": "(?P<string>)VALUE"}.items()),  # word for word
     notation("llama", "<function=TITLE> OBJECT </function>"),
     notation("minicpm5", r"""<function[\sĠ]*name=["']TITLE["'][^<>]*> ...<param[\sĠ]*name=["']KEY["'] >"""
-             r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name="),
-    notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 step3 dots muse_glimmer",
+             r"(?P<xml> <!\[CDATA\[|)VALUE</param>...</function>", opening=r"<function[\sĠ]*name=", held="(?P<full>)"),
+    notation("invoke minimax_m2 deepseek deepseek_v32 deepseek_v4 deepseek_v41 dots muse_glimmer",
              r"""<SPACEinvoke name=["']?TITLE["']?> ...<BARESPACEparameter name=["']?KEY["']?(?:\sstring="STRING")?>"""
-             "VALUE</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?!\s*(?:{BLOCK}|<tool_call>|[\[{{]))"),
+             "VALUE</SPACEparameter>...</SPACEinvoke>", rf"{BLOCK}(?! (?:{BLOCK}|<tool_call>|[\[{{]))", held="<invoke"),
+    notation("step3", '<｜tool_call_begin｜> function<｜tool_sep｜> <steptml:invoke name="TITLE"> ...'
+             '<steptml:parameter name="KEY">VALUE</steptml:parameter>...</steptml:invoke>(?: <｜tool_call_end｜>)?',
+             "<｜tool_calls_begin｜>"),
     notation("kimi_k3", '<|open|>call tool="(?P<name>[^"]+)"[^<>]*<|sep|> ...<|open|>argument key="(?P<key>[^"]+)"'
              '(?: type="STRING")?<|sep|>VALUE<|close|>argument<|sep|>...<|close|>call<|sep|>', "<|open|>tools<|sep|>"),
 ]  # fmt: skip
 # {"name": "f", "arguments": {"k": "v"}}, in a fence, in a list, in prose
 BARE_JSON = Notation("json xlam llama llama3_json llama4_json phi4_mini_json", read_json, r'\{(?=\s*")', ends="(?=)")
-# [f(k="v"), g()], or f(k="v") where the answer begins
-PYTHON_OPENING = rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()"
+PYTHON_OPENING = rf"(?=\[\s*{NAME}\s*\()|(?:\A|(?<=</think>))\s*(?={NAME}\s*\()"  # [f(k=1), g()], or f() at the start
 BARE_PYTHON = Notation("pythonic llama4_pythonic", BODIES["PYTHON"], PYTHON_OPENING)
 ANY = [*MARKED, BARE_JSON]
 FORMATS = {"auto": ANY, "hf": ANY}  # hf: whatever the checkpoint's own template says
@@ -520,12 +522,11 @@ def calls_in(text: str, forms: Sequence[Notation], types: Mapping[str, Schema] |
 def is_call_list(text: str, start: int) -> bool:
     """Whether a text is from there on nothing but calls in Python's way, or a malformed or cut off list of them."""
     cursor = Cursor(text, at=start)
-    try:
+    with suppress(BrokenCall):
         BARE_PYTHON.read(cursor, BARE_PYTHON)
-    except BrokenCall:
-        ends = cursor.at == len(text) or text.rstrip().endswith("]")
-        return ends and re.compile(rf"\s*\[\s*{NAME}\s*\(").match(text, start) is not None
-    return not text[cursor.at :].strip()
+        return not text[cursor.at :].strip()
+    ends = cursor.at == len(text) or text.rstrip().endswith("]")
+    return ends and re.compile(rf"\s*\[\s*{NAME}\s*\(").match(text, start) is not None
 
 
 def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | None = None) -> list[ToolCall]:
@@ -536,9 +537,9 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
     format: a key of FORMATS, among them the names of vLLM's parsers; or "auto": "pythonic" where the whole answer is
     calls in Python's way, else every other format, each call in that of its opening.
     tools: as the request had them. They give types to the values of formats that write none (<parameter=k>5</parameter>
-    is "5" where the schema says string, and where it says nothing); without, such a value is JSON if it can be.
-    Raises OptionError for an unknown format, or a tool without a name. Linear in len(text).
-    Where a marker is a special token ([TOOL_CALLS], <|python_tag|>), pass GenerationResult.raw_text.
+    is "5" where the schema says string, and where it says nothing); without, such a value is JSON if it can be. Some
+    models are held to them: a call of another is an error. Linear in len(text). Raises OptionError for an unknown
+    format, or a tool without a name. Where a marker is a special token ([TOOL_CALLS]), pass GenerationResult.raw_text.
     """
     if not isinstance(format, str) or format not in FORMATS:
         raise OptionError(f"no tool call format {format!r}", fix=nearest(format, FORMATS))
@@ -551,5 +552,5 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
         types[function["name"]] = Schema(function.get("parameters"), function.get("parameters"))
     answer = max((found.end() for found in re.finditer(ANSWER, text)), default=0)
     pythonic = FORMATS[format] is ANY and any(is_call_list(text, start) for start in {0, answer})
-    forms = [BARE_PYTHON] if pythonic else FORMATS[format]
+    forms = [BARE_PYTHON] if pythonic else [form for form in FORMATS[format] if re.search(form.block, text)]
     return calls_in(text, forms, None if tools is None else types) or calls_in(text, [UNKNOWN])

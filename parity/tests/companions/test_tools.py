@@ -271,7 +271,9 @@ WRITTEN = {
     ) + "<|tool_calls_section_end|>",
     "minimax_m2": f"<minimax:tool_call>\n{BOTH_INVOKED}\n</minimax:tool_call>",
     "minimax_m3": MINIMAX,
-    "step3": f"<｜tool_calls_begin｜>{STEP}<｜tool_calls_end｜>",
+    "step3": f"<｜tool_calls_begin｜>{STEP}<｜tool_calls_end｜>".replace(
+        "<steptml:invoke", "<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke"
+    ).replace("invoke>", "invoke><｜tool_call_end｜>"),
     "muse_glimmer": f" to=get_weather<|message|><atem:function_calls>\n{ATEM}\n</atem:function_calls><|eom|>",
     "muse_glimmer without its channel": ATEM,
     "minicpm5": '<function name="get_weather"><param name="city">Oslo</param>'
@@ -439,7 +441,7 @@ def test_a_schema_types_what_stands_in_tags_in_tags() -> None:
     properties = {"points": {"type": "array", "items": point}, "at": {"anyOf": [{"type": "null"}, point]}}
     more = {"empty": {"type": "array"}, "note": {"type": "string"}, "free": {"type": "object"}}
     schema = {"type": "object", "properties": properties | more, "$defs": {"text": {"type": "string"}}}
-    tags = """<invoke name="f"><points>
+    tags = """<tool_call><invoke name="f"><points>
         <item><x>1</x><label>5</label></item>
         <item><x>2</x><label>six</label></item></points>
         <at><label> 7</label></at><empty></empty><note>a < b</note><free><k>v</k><k>w</k></free></invoke>"""
@@ -491,6 +493,45 @@ def test_a_tool_in_no_namespace_may_be_called_as_its_own() -> None:
     for name, called in (("now.now", "now"), ("get.now", "get.now"), ("new.new", "new.new")):
         text = f'<atem:function_calls><atem:invoke name="{name}"></atem:invoke></atem:function_calls>'
         assert pairs(parse_tool_calls(text, tools=TOOLS)) == [(called, {})]
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("minimax_m2", True), ("k2_horizon", True), ("k2_horizon in JSON", True), ("minicpm5", True), ("glm45", False),
+     ("deepseek_v4", False), ("hermes", False)],
+)  # fmt: skip
+def test_some_models_are_held_to_the_tools_of_the_request(name: str, held: bool) -> None:
+    for format in ("auto", name.split()[0]):
+        first, second = parse_tool_calls(WRITTEN[name], format=format, tools=TOOLS[:1])
+        assert pairs([first]) == CALLS[:1] and second.name == "now"
+        assert ("a tool of the request expected" in str(second.error)) == held == (second.error is not None)
+        assert pairs(parse_tool_calls(WRITTEN[name], format=format, tools=[]))[1] == CALLS[1]
+
+
+@pytest.mark.parametrize(
+    ("params", "arguments"),
+    [
+        ({"city": "Oslo", "mood": "fine"}, {"city": "Oslo"}),
+        ({"arguments": '{"city": "Oslo", "mood": "fine"}'}, {"city": "Oslo"}),
+        ({"City": "Oslo"}, None),
+        ({"properties": '{"town": "Oslo"}'}, None),
+    ],
+)
+def test_minicpm_is_held_to_the_schema_s_arguments_too(params: dict[str, str], arguments: dict[str, Any]) -> None:
+    schema = {"properties": {"city": {"type": "string"}}, "required": ["city"]}
+    inner = "".join(f'<param name="{key}">{value}</param>' for key, value in params.items())
+    [call] = parse_tool_calls(f'<function name="f">{inner}</function>', tools=[{"name": "f", "parameters": schema}])
+    assert (call.arguments, call.error is None) == (arguments or {}, arguments is not None)
+    assert arguments or "an argument 'city' expected" in str(call.error)
+
+
+def test_minimax_m3_and_step3_call_in_their_blocks_only() -> None:
+    begins = {"minimax_m3": "]<]minimax[>[<tool_call>", "step3": "<｜tool_call_begin｜>function<｜tool_sep｜>"}
+    for name, text in ((name, WRITTEN[name].replace(begin, "")) for name, begin in begins.items()):
+        for found in (parse_tool_calls(text, format=format, tools=TOOLS) for format in ("auto", name)):
+            assert found and all(call.error for call in found)
+    stopped = WRITTEN["step3"].split("<｜tool_call_end｜>")[0]
+    assert pairs(parse_tool_calls(stopped, tools=TOOLS)) == CALLS[:1]
 
 
 def test_muse_glimmer_s_values_are_json_where_no_schema_speaks() -> None:
@@ -556,13 +597,14 @@ MALFORMED = {
     ),
     "text among tags": (
         "minimax_m3",
-        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>]<]minimax[>[<b>1]<]minimax[>[</b>so]<]minimax[>[</a>'
-        "]<]minimax[>[</invoke>",
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>]<]minimax[>[<b>1'
+        "]<]minimax[>[</b>so]<]minimax[>[</a>]<]minimax[>[</invoke>",
         "a parameter or the closing tag",
     ),
     "another closing tag": (
         "minimax_m3",
-        ']<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</b>]<]minimax[>[</invoke>',
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>1]<]minimax[>[</b>'
+        "]<]minimax[>[</invoke>",
         "parameter 'a' is not closed by its own tag",
     ),
     "two names in one": ("apertus", '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>', "one name and one set"),
@@ -729,7 +771,8 @@ HOSTILE = [
     "<|tool_call>call:f{a:<escape>", "<|tool_call_start|>[f(", "<function_calls>f()", "to=functions.f", "<my_tool_",
     "[tool_call", "<function_call>[", "<tool_calls>", '<｜DSML｜invoke name="f">',
     '<invoke name="f"><parameter name="a">', '<function name="f"><param name="k"><![CDATA[', "]]>", "<|tools_prefix|>[",
-    ']<]minimax[>[<invoke name="f">]<]minimax[>[<k>x', "]<]minimax[>[<k>", '<|open|>call tool="f"<|sep|>',
+    ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<k>x', "]<]minimax[>[<k>",
+    '<|open|>call tool="f"<|sep|>', "<｜tool_call_begin｜>function<｜tool_sep｜>",
     "<|START_ACTION|>", "<|plamo:begin_tool_request:plamo|>", "to=self<|message|>", "<tool ", "to=f json",
 ]  # fmt: skip
 
@@ -788,6 +831,8 @@ def test_deep_nesting_is_an_error_and_not_a_recursion(opening: str, closing: str
     assert call.error is None
     tags = (piece * 128 for piece in ("]<]minimax[>[<k>", "]<]minimax[>[</k>"))
     [whole, deeper] = parse_tool_calls(
-        "{0}{1}1{2}{3}{0}{1}{1}1{2}{2}{3}".format(']<]minimax[>[<invoke name="f">', *tags, "]<]minimax[>[</invoke>")
+        "]<]minimax[>[<tool_call>{0}{1}1{2}{3}{0}{1}{1}1{2}{2}{3}".format(
+            ']<]minimax[>[<invoke name="f">', *tags, "]<]minimax[>[</invoke>"
+        )
     )
     assert whole.error is None and deeper.error and "128 levels" in deeper.error
