@@ -23,9 +23,9 @@ Row = Mapping[str, Any]
 
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt; of
-    pictures of another size, by the pictures. Where one side has more rows, by likeness of the prompts."""
-    for name_of in (whole_prompt, prompt_with_pictures):
+    """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt and
+    pictures; of other pictures, by prompt. Where one side has more rows, by likeness of the prompts."""
+    for name_of in (prompt_with_pictures, whole_prompt):
         mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
         if mine == theirs:
             break
@@ -530,7 +530,7 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
 
 
 def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Difference]:
-    """The same answers, for other requests. Of what is drawn without a seed, one prompt's answers have no order."""
+    """Answers in another order. Of what is drawn without seeds, or with others, one prompt's answers have none."""
     for number, row in enumerate(new):
         if (row.get("request") or {}).get("answers") == "another":
             yield Difference("batch", "order", "its own request", "another request", number)
@@ -538,7 +538,8 @@ def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Differ
         return
     mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
     sets = [Counter((tuple(row["prompt_ids"]), tuple(row["output_ids"])) for row in rows) for rows in (old, new)]
-    by_chance = sets[0] == sets[1] and all(is_drawn(row) and not seeds_of(row) for row in new)
+    others = all(is_drawn(b) and (not seeds_of(b) or seeds_of(a) != seeds_of(b)) for a, b in zip(old, new))
+    by_chance = sets[0] == sets[1] and others
     if mine != theirs and sorted(mine) == sorted(theirs) and not by_chance:
         moved = [theirs.index(ids) for ids in mine]
         yield Difference(

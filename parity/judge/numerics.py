@@ -320,12 +320,13 @@ SAME = referee.Parting((0, 0), (0, 0), (0, 0))
 def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     """Numbers among the values: log-probabilities may move as far as noise moves them, and where little is known of it
     a few times as far."""
-    gap, allowed = number_gap(question.old.value, question.new.value), referee.within_numbers(found.noise)
     few, values = found.outcome == "cannot tell", (question.old.value, question.new.value)
+    # How the old code padded, and what it took from the logits of unlikely tokens, the noise was not measured in.
+    gap, allowed = number_gap(*values), max(referee.within_numbers(found.noise) * (FAR if few else 1), referee.FLOOR)
     if gap is not None and rounded_off(*values, of_few_bits) and not rounded_off(*values, of_few_digits):
         said = f"{CAUSES['numeric.shift']}: numbers among the values hold fewer bits, as if computed in half precision"
         return "DRIFT", Cause("numeric.shift", "likely", said, "the ids are equal, and no other number shows it"), ()
-    if gap is None or gap > allowed * (FAR if few else 1) or rounded_off(*values, of_few_digits):
+    if gap is None or gap > allowed or rounded_off(*values, of_few_digits):
         return question.otherwise
     if few:
         return unread(question, f"numerics of the site: {found}", [])

@@ -154,6 +154,18 @@ def test_what_is_drawn_without_a_seed_for_one_prompt_has_no_order() -> None:
     assert [d for d in differences(of(*mine), of(*theirs)) if d.field == "order"], "these are two prompts"
 
 
+def test_what_is_drawn_with_other_seeds_for_one_prompt_has_no_order() -> None:
+    """A seed for all in place of one for each; with equal seeds the order is one."""
+
+    def drawn(seed: int, *ids: int) -> dict[str, Any]:
+        return {**ROW, "sampling": {"temperature": said(1.0), "seed": said(seed)}, "output_ids": list(ids)}
+
+    def orders(*rows: dict[str, Any]) -> list[Any]:
+        return [d for d in differences(of(drawn(1, 1, 2), drawn(2, 3, 2)), of(*rows)) if d.field == "order"]
+
+    assert not orders(drawn(7, 3, 2), drawn(7, 1, 2)) and orders(drawn(1, 3, 2), drawn(2, 1, 2))
+
+
 def test_of_prompts_that_hold_answers_the_first_call_comes_first() -> None:
     """Its template is told otherwise; the next call's chat differs, too, as it holds the answer."""
     call = {**ROW, "request": {"number": 0}}
@@ -213,6 +225,17 @@ def test_rows_of_pictures_in_another_size_are_paired_by_picture() -> None:
     assert paired(old, new[::-1]) == list(zip(old, new[::-1]))
     found = differences(Case("s", "c", rows=tuple(old)), Case("s", "c", rows=tuple(new)))
     assert {d.field for d in found if d.stage == "images"} == {"tokens"}
+
+
+def test_rows_of_one_prompt_are_paired_by_their_pictures() -> None:
+    """Asked in turned order and put back; and where the answers were not put back, they are those of others."""
+
+    def seen(picture: str, answer: int) -> dict[str, Any]:
+        return {**ROW, "prompt_ids": [7, 5, 9], "images": [{"sha256": picture, "tokens": 1}], "output_ids": [answer, 2]}
+
+    old, new = of(seen("a", 10), seen("b", 11)), of(seen("b", 11), seen("a", 10))
+    assert paired(old.rows, new.rows) == [(old.rows[0], new.rows[1]), (old.rows[1], new.rows[0])]
+    assert not [d for d in differences(old, new) if d.stage == "images"]
 
 
 def test_pictures_that_generate_encodes_beforehand_are_those_of_a_forward() -> None:

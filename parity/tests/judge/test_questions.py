@@ -243,6 +243,15 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
     for far, verdict in ((0.05, "NEAR-TIE"), (2.0, "DRIFT")):
         question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
         assert verdict_of(group(), question)[0] == verdict
+    exact, draw = group(), np.random.default_rng(0)
+    truths = [draw.exponential(2, 80) + 0.1 for _ in range(24)]
+    paths = [[(-truth + draw.normal(0, 1e-6, 80)).tolist() for _ in "on"] for truth in truths]
+    small = [Reading((-truth).tolist(), *pair) for truth, pair in zip(truths, paths)]
+    exact.verdict = referee.judge(small, dtype="float32")
+    # How the old code padded moves float32 by more than noise.
+    for far, verdict in ((9e-5, "NEAR-TIE"), (2e-4, "DRIFT")):
+        question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
+        assert verdict_of(exact, question)[0] == verdict
     for far, verdict in ((0.05, "ERROR"), (0.5, "ERROR"), (4.0, "DRIFT")):  # too few tokens, and yet no rounding
         question = ask("floats", otherwise, case([1], value=[-1.0]), case([1], value=[-1.0 - far]))
         assert verdict_of(group(rows=2), question)[0] == verdict
