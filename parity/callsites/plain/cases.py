@@ -174,6 +174,7 @@ def text_cases(ask: Any) -> None:
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
     ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
     ask("no-repeats-of-the-prompt", SURE, chat("1, 2, 3, 4. Count to 12.", COUNT), no_repeat_ngram_size=4)
+    ask("no-repeats-of-one", LLAMA, raw(*RAGGED), no_repeat_ngram_size=1, max_new_tokens=24)
     ask("never-twice", GPT2, raw(*RAGGED), never_twice=True, max_new_tokens=20)
     once = {"never_twice": True, "of_transformers": True, "stop_ids": list(range(30))}  # the longest prompt ends first
     ask("never-twice-by-processor", GPT2, raw(*RAGGED[:3]), **once, max_new_tokens=24)
@@ -182,9 +183,14 @@ def text_cases(ask: Any) -> None:
     ask("banned-and-never-twice", GPT2, raw(*RAGGED[:4]), banned=list(range(0, 500, 2)), never_twice=True)
     ask("choice", SURE, chat(FRANCE, COLOURS), form={"choice": ["yes", "no", "perhaps"]})
     ask("choice-llama", LLAMA, raw(*RAGGED), form={"choice": ["yes", "no", "perhaps"]})
+    letters = ["Straße", "Médecin", "Süd", "\x7fb"]  # each before what could be a hexadecimal digit
+    ask("choice-beyond-ascii", LLAMA, [{**row, "form": {"choice": [c]}} for row, c in zip(raw(*RAGGED), letters)])
+    ask("choice-of-emoji", LLAMA, raw(*RAGGED[:4]), form={"choice": ["😀", "🚀"]})
     mixed = [{**row, "form": {"choice": ["yes", "no"]}} if k % 2 else row for k, row in enumerate(chat(*[FRANCE] * 4))]
     ask("forms-beside-none", SURE, mixed, max_new_tokens=16)
     ask("json", SURE, chat("Give me a JSON object for Anna, 31, from Oslo.", COUNT), form={"json": PERSON})
+    flag = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}  # others are not named
+    ask("json-of-one-property", LLAMA, raw(*RAGGED), form={"json": flag}, max_new_tokens=16)
     ask("regex", LLAMA, raw(*RAGGED), form={"regex": "[a-c]{4,6}[0-9]{2}"})
     # What is asked.
     ask("thinking", SURE, chat(FRANCE, "Is 17 even?"), thinking=True, max_new_tokens=48)
@@ -207,6 +213,8 @@ def text_cases(ask: Any) -> None:
     both = "{{ mood }} {% if enable_thinking %}{{ why }}{% endif %}: {{ messages[0].content }}\n"
     told = {"template": both, "variables": {"mood": "calm", "why": "(all is well)"}}
     ask("variables-and-thinking", SURE, chat(FRANCE), thinking=True, max_new_tokens=12, **told)
+    ask("variables-and-thinking-llama", LLAMA, chat("Hello"), thinking=True, max_new_tokens=12, **told)
+    ask("letters-of-compatibility", SURE, chat("ﬁve × ＡＢＣ, x² and ½"), max_new_tokens=12)
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
     asked: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
@@ -236,6 +244,7 @@ def drawn_cases(ask: Any) -> None:
     ask("hot", GPT2, rows, temperature=1.3)
     ask("hot-top-k", LLAMA, rows, temperature=1.2, top_k=20)
     ask("hot-top-p", LLAMA, rows, temperature=1.0, top_p=0.7)
+    ask("hot-least-top-p", LLAMA, rows, temperature=1.0, top_p=0.01)
     ask("hot-min-p", LLAMA, rows, temperature=1.5, min_p=0.08)
     ask("hot-all", GPT2, rows, temperature=0.9, top_p=0.9, top_k=40, min_p=0.01)
     ask("hot-penalty", LLAMA, rows, temperature=0.8, repetition_penalty=1.3)
