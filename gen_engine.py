@@ -1971,31 +1971,24 @@ def columns_of(row: Row, runs: Iterator[Mapping[str, Any]], names: Sequence[str]
     return columns
 
 
-def feed(
-    rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: Literal["left", "right"] = "left"
-) -> dict[str, Any]:
+def feed(rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str = "left") -> dict[str, Any]:
     """Rows -> padded [rows, longest] tensors and those of the pictures; sets the rows' ids.
     The padding is the first token of the row's own text: masked like any padding, but a repetition penalty, which reads
     the ids and not the mask, finds nothing there that the row does not hold itself."""
     runs, tensors = picture_inputs([row.prompt for row in rows], checkpoint)
-    names, left = list(runs[0]) if runs else ["input_ids"], iter(runs)
-    columns = [columns_of(row, left, names, checkpoint.placeholder_id) for row in rows]
+    names, left, placeholder = list(runs[0]) if runs else ["input_ids"], iter(runs), checkpoint.placeholder_id
+    columns = [columns_of(row, left, names, placeholder) for row in rows]
+    longest = max(len(own["input_ids"]) for own in columns)
     for row, own in zip(rows, columns):
         row.ids = tuple(own["input_ids"])
         own["attention_mask"] = [1] * len(row.ids)
-    longest = max(len(row.ids) for row in rows)
-
-    def padded(row: Row, values: list[int], fill: int) -> list[int]:
-        values, padding = values + [0] * (len(row.ids) - len(values)), [fill] * (longest - len(row.ids))
-        return padding + values if side == "left" else values + padding
-
-    def held(row: Row) -> int:  # no placeholder: the model would look for its picture
-        return next((i for i in row.prompt.token_ids if i != checkpoint.placeholder_id), checkpoint.pad_id)
-
-    for name in (*names, "attention_mask"):
-        fills = [held(row) if name == "input_ids" else 0 for row in rows]
-        values = [padded(row, own[name], fill) for row, own, fill in zip(rows, columns, fills)]
-        tensors[name] = need("torch").tensor(values)
+        text = (i for i in row.prompt.token_ids if i != placeholder)  # of one, the model would look for the picture
+        fill = {"input_ids": next(text, checkpoint.pad_id)}
+        for name, values in own.items():
+            values += [0] * (len(row.ids) - len(values))
+            padding = [fill.get(name, 0)] * (longest - len(row.ids))
+            own[name] = padding + values if side == "left" else values + padding
+    tensors.update({name: need("torch").tensor([own[name] for own in columns]) for name in columns[0]})
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
