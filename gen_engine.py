@@ -2397,12 +2397,10 @@ class HfBackend:
     @contextlib.contextmanager
     def _adapted(self, adapter: str | None) -> Iterator[None]:
         """The model with an adapter, or bare; then as it was: a plugin may ask the engine that runs it."""
-        before = self.adapter
-        self._adapt(adapter)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._adapt, self.adapter)
+            self._adapt(adapter)
             yield
-        finally:
-            self._adapt(before)
 
     def _adapt(self, adapter: str | None) -> None:
         self.adapter = adapter
