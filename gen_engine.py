@@ -1125,6 +1125,14 @@ def cache_key(*parts: Any) -> str:
     return str(need("hashlib").sha256(ascii(parts).encode("ascii")).hexdigest())
 
 
+def flat(options: GenerationOptions) -> dict[str, Any]:
+    said = {**fields_of(options), **fields_of(options.stop), **fields_of(options.decode)}
+    return {name: value for name, value in said.items() if name not in ("stop", "decode")}
+
+
+USUAL = flat(GenerationOptions())
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """GenerationOptions that have met a tokenizer.
@@ -1156,28 +1164,17 @@ class Plan:
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
         GenerationOptions, whether or not the caller wrote it). The receiver may change it."""
-        return {
-            name: {"value": list(value) if isinstance(value, list) else value, "from": source}
-            for name, (value, source) in self._resolved.items()
-        }
-
-    @functools.cached_property
-    def _resolved(self) -> dict[str, tuple[Any, str]]:
-        def flat(options: GenerationOptions) -> dict[str, Any]:
-            said = {**fields_of(options), **fields_of(options.stop), **fields_of(options.decode)}
-            return {name: value for name, value in said.items() if name not in ("stop", "decode")}
-
-        stop, usual = self.options.stop, flat(GenerationOptions())
-        said = {k: (v, "default" if v == usual[k] else "caller") for k, v in flat(self.options).items()}
+        said = {k: (v, "default" if v == USUAL[k] else "caller") for k, v in flat(self.options).items()}
         plugins = [plugin.name for plugin in self.plugins]
         named = "caller" if self.checkpoint.settings.max_model_len else "checkpoint"
-        return {
+        resolved = {
             **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
-            "eos_token_ids": (sorted(self.eos_ids), "caller" if stop.ignore_eos else "checkpoint"),
+            "eos_token_ids": (sorted(self.eos_ids), "caller" if self.options.stop.ignore_eos else "checkpoint"),
             "stop_token_ids": (sorted(self.stop_ids), "caller" if self.stop_ids else "default"),
             "max_model_len": (self.checkpoint.window, named),
             "plugins": (plugins, "caller" if plugins else "default"),
         }
+        return {name: {"value": value, "from": source} for name, (value, source) in resolved.items()}
 
     @property
     def determined(self) -> bool:
