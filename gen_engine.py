@@ -1176,11 +1176,6 @@ class Plan:
         }
         return {name: {"value": value, "from": source} for name, (value, source) in resolved.items()}
 
-    @property
-    def determined(self) -> bool:
-        """Whether equal prompts give equal answers without a seed; of plugins, the caller's, nothing is known."""
-        return self.options.temperature == 0 and not self.plugins
-
     def decode(self, ids: Sequence[int]) -> str:
         how = self.options.decode
         return decode_ids(self.checkpoint.tokenizer, ids, how.skip_special_tokens, how.clean_up_tokenization_spaces)
@@ -1236,10 +1231,11 @@ class Prompt:
 
     def key(self, plan: Plan) -> tuple[Any, ...] | None:
         """Equal for prompts whose answers are; None where equal prompts may have other answers."""
-        if plan.options.replay is not None or plan.plugins or not (plan.determined or self.seed is not None):
+        greedy = plan.options.temperature == 0
+        if plan.options.replay is not None or plan.plugins or not (greedy or self.seed is not None):
             return None  # a replay is for the work itself; plugins may do anything
         pixels = tuple((image.size, need("hashlib").sha256(image.tobytes()).hexdigest()) for image in self.images)
-        seed = None if plan.determined else self.seed
+        seed = None if greedy else self.seed
         return self.token_ids, pixels, repr(self.image_kwargs), seed, self.adapter, self.structured
 
 
