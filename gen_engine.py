@@ -2178,15 +2178,14 @@ class DecodeLoop:
         while self.rows or self.waiting:
             with self.observer.timed("verify"):
                 batch = self._advance(batch)
-            rows = len(self.rows)
             batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
             self.observer.stepped()
             if not kept:
                 batch = None
-            elif len(kept) < rows:
+            elif len(kept) < len(batch.ids):
                 batch.keep(kept)
                 spare = batch.ids.shape[1] - max(len(row.ids) + len(row.watch.ids) for row in self.rows)
-                if spare and self._elastic(batch):
+                if spare and batch.elastic and not self.rigid:
                     batch.shift(-spare)
 
     def _advance(self, batch: Any) -> Any:
@@ -2201,14 +2200,11 @@ class DecodeLoop:
             batch.join(prompts)
         return batch
 
-    def _elastic(self, batch: Batch) -> bool:
-        return batch.elastic and not self.rigid
-
     def admit(self, batch: Batch | None) -> list[Row]:
         """Those of the waiting rows that run from now on. A forward of prompts holds up all others: none beside a batch
         unless a quarter of the places is free."""
         self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
-        if not self.waiting or (batch is not None and not self._elastic(batch)):
+        if not self.waiting or (batch is not None and (self.rigid or not batch.elastic)):
             return []
         room, longest = 0, max((row.prompt.length for row in self.rows), default=0)
         for row in self.waiting:
