@@ -2095,13 +2095,12 @@ class Batch:
 
     def keep(self, kept: Sequence[int]) -> None:
         """Take out all rows but these: of the ids, the cache, and every tensor that has a value for each row."""
-        rows, places = len(self.ids), need("torch").tensor(kept, device=self.ids.device)
+        places = need("torch").tensor(kept, device=self.ids.device)
         self.cache.reorder_cache(places)
         for name, value in self.state.items():
-            if hasattr(value, "shape") and name != "cache_position":
-                row_axis = value.ndim - 2  # [rows, length]; Qwen-VL's position_ids are [4, rows, length]
-                if value.ndim >= 2 and value.shape[row_axis] == rows:
-                    self.state[name] = value.index_select(row_axis, places)
+            # [rows, length], or Qwen-VL's position_ids: [4, rows, length]
+            if getattr(value, "ndim", 0) >= 2 and value.shape[-2] == len(self.ids):
+                self.state[name] = value.index_select(-2, places)
         self.rope = None if self.rope is None else self.rope[places]
         self.ids = self.ids[places]
 
