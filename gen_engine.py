@@ -2517,8 +2517,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, need("vllm.sampling_params")
     if prompt.replay is not None:  # sampling has no say
-        neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
-        options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
+        options = dataclasses.replace(options, temperature=0, top_p=1, top_k=None, min_p=0, repetition_penalty=1)
     structured = prompt.structured and kit.StructuredOutputsParams(grammar=prompt.structured)
     ends = sorted(plan.eos_ids) if structured else plan.end_ids  # 0.32 lets no stop id stand inside a structure
     # Else ids and lengths end it, and one output at the end is enough.
