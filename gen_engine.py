@@ -1490,16 +1490,15 @@ def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
 def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     """The first end in `ids`, or None if the row is still running. The same rule on every backend.
     At one token: an end id of the checkpoint, then an id that the caller named, then a stop string, then length."""
-    options = plan.options
-    by_id = next((k for k, i in enumerate(ids) if i in plan.eos_ids or i in plan.stop_ids), None)
-    reach = len(ids) if by_id is None else by_id + 1
-    by_string = string_end(ids[: min(reach, options.max_new_tokens)], plan)
-    if by_string and (by_string.count < reach or by_id is None or isinstance(plan.stop_ids.get(ids[by_id]), str)):
+    ids = ids[: plan.options.max_new_tokens]
+    by_id = ((count, i) for count, i in enumerate(ids, start=1) if i in plan.eos_ids or i in plan.stop_ids)
+    reach, end_id = next(by_id, (len(ids), None))
+    by_string = string_end(ids[:reach], plan)
+    if by_string and (by_string.count < reach or end_id is None or isinstance(plan.stop_ids.get(end_id), str)):
         return by_string
-    if by_id is not None and reach <= options.max_new_tokens:
-        end_id = ids[by_id]
+    if end_id is not None:
         return Ending(reach, "eos", None) if end_id in plan.eos_ids else Ending(reach, "stop", plan.stop_ids[end_id])
-    return Ending(options.max_new_tokens, "length", None) if len(ids) >= options.max_new_tokens else None
+    return Ending(reach, "length", None) if reach == plan.options.max_new_tokens else None
 
 
 def check_replay(replay: Sequence[int], plan: Plan) -> None:
