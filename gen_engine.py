@@ -2324,9 +2324,8 @@ class HfBackend:
                 self.model.load_adapter(path, adapter_name=name)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
-        start = functools.partial(self._start, call.plan)
-        joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, start))
-        rows = begun(prompts, call, self.name, start)
+        joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, self._start))
+        rows = begun(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
             with self._adapted(adapter):
@@ -2374,9 +2373,9 @@ class HfBackend:
         self.model = self.loop = self.compiler = None
         free_memory()
 
-    def _start(self, plan: Plan, row: Row) -> None:
+    def _start(self, row: Row) -> None:
         row.watch.restart()
-        if plan.options.temperature:
+        if row.watch.plan.options.temperature:
             row.generator = need("torch").Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
         if (structured := row.prompt.structured) is not None:
             row.matcher = need("xgrammar").GrammarMatcher(self.compiler().compile_grammar(structured))
@@ -2419,7 +2418,7 @@ class HfBackend:
             most_rows, rows = max(1, failed // 2), [*loop.rows, *loop.waiting]
             del loop
             for row in rows:
-                self._start(call.plan, row)
+                self._start(row)
             call.observer.restarted([row.watch for row in rows])
             free_memory()
 
