@@ -1146,7 +1146,7 @@ class Plan:
     plugins: tuple[Plugin, ...] = ()
 
     def hooks(self, name: str) -> list[tuple[str, Callable[..., Any]]]:
-        return [(plugin.name, getattr(plugin, name)) for plugin in self.plugins if getattr(plugin, name)]
+        return [(plugin.name, hook) for plugin in self.plugins for hook in several(getattr(plugin, name))]
 
     @property
     def changes_rows(self) -> bool:
@@ -2029,9 +2029,8 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
         chain.append(lambda ids, scores: stack(
             [own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
         ))  # fmt: skip
-    for plugin in plan.plugins:
-        for hook in plugin.hf_logits_processors:
-            chain.append(lambda ids, scores, name=plugin.name, hook=hook: logits_of(name, hook, scores, ids, scores))
+    for name, hook in plan.hooks("hf_logits_processors"):
+        chain.append(lambda ids, scores, name=name, hook=hook: logits_of(name, hook, scores, ids, scores))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature not in (0, 1):
@@ -2165,10 +2164,9 @@ class DecodeLoop:
     def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
         self.model, self.places, self.call, self.plan, self.observer = model, places, call, call.plan, call.observer
         self.options, self.rows, self.waiting = call.plan.options, list[Row](), deque(waiting)
-        plugins = call.plan.plugins
-        self.criteria = [(plugin.name, c) for plugin in plugins for c in plugin.hf_stopping_criteria]
+        self.criteria = call.plan.hooks("hf_stopping_criteria")
         # Those were written for transformers' own loop, where no column comes or goes.
-        self.rigid = bool(self.criteria) or any(plugin.hf_logits_processors for plugin in plugins)
+        self.rigid = bool(self.criteria or call.plan.hooks("hf_logits_processors"))
 
     def run(self) -> None:
         """Until no row is left; fills the watch of each."""
