@@ -2474,11 +2474,8 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     lora = {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max([8, *ranks])} if ranks else {}
     return {
-        "model": settings.model,
+        **{name: getattr(settings, name) for name in ("model", "revision", "trust_remote_code", "max_model_len")},
         "dtype": checkpoint.dtype,
-        "revision": settings.revision,
-        "trust_remote_code": settings.trust_remote_code,
-        "max_model_len": settings.max_model_len,
         "max_logprobs": -1,  # any number: hf has no limit either
         "generation_config": "vllm",  # take no sampling defaults from the checkpoint
         "enforce_eager": need("vllm.platforms").current_platform.is_cpu(),  # compiling takes 30 s on a CPU
