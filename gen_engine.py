@@ -2521,12 +2521,9 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         max_tokens=len(prompt.replay) if prompt.replay else options.max_new_tokens,
         min_tokens=options.min_new_tokens if held_back else 0,  # it masks eos ids too, also ignored ones
         temperature=float(options.temperature),
-        top_p=options.top_p,
         top_k=options.top_k or 0,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
+        **{name: getattr(options, name) for name in ("top_p", "min_p", "repetition_penalty", "logprobs")},
         seed=prompt.drawn_seed() if options.temperature else None,
-        logprobs=options.logprobs,
         ignore_eos=True,  # its own eos set differs from ours in some versions; ours goes in as stop ids
         stop_token_ids=ends,
         structured_outputs=structured or None,
