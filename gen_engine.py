@@ -1125,6 +1125,14 @@ def cache_key(*parts: Any) -> str:
     return str(need("hashlib").sha256(ascii(parts).encode("ascii")).hexdigest())
 
 
+def flat(options: GenerationOptions) -> dict[str, Any]:
+    said = {**fields_of(options), **fields_of(options.stop), **fields_of(options.decode)}
+    return {name: value for name, value in said.items() if name not in ("stop", "decode")}
+
+
+USUAL = flat(GenerationOptions())
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """GenerationOptions that have met a tokenizer.
@@ -1138,7 +1146,7 @@ class Plan:
     plugins: tuple[Plugin, ...] = ()
 
     def hooks(self, name: str) -> list[tuple[str, Callable[..., Any]]]:
-        return [(plugin.name, getattr(plugin, name)) for plugin in self.plugins if getattr(plugin, name)]
+        return [(plugin.name, hook) for plugin in self.plugins for hook in several(getattr(plugin, name))]
 
     @property
     def changes_rows(self) -> bool:
@@ -1156,33 +1164,17 @@ class Plan:
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
         GenerationOptions, whether or not the caller wrote it). The receiver may change it."""
-        return {
-            name: {"value": list(value) if isinstance(value, list) else value, "from": source}
-            for name, (value, source) in self._resolved.items()
-        }
-
-    @functools.cached_property
-    def _resolved(self) -> dict[str, tuple[Any, str]]:
-        def flat(options: GenerationOptions) -> dict[str, Any]:
-            said = {**fields_of(options), **fields_of(options.stop), **fields_of(options.decode)}
-            return {name: value for name, value in said.items() if name not in ("stop", "decode")}
-
-        stop, usual = self.options.stop, flat(GenerationOptions())
-        said = {k: (v, "default" if v == usual[k] else "caller") for k, v in flat(self.options).items()}
+        said = {k: (v, "default" if v == USUAL[k] else "caller") for k, v in flat(self.options).items()}
         plugins = [plugin.name for plugin in self.plugins]
         named = "caller" if self.checkpoint.settings.max_model_len else "checkpoint"
-        return {
+        resolved = {
             **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
-            "eos_token_ids": (sorted(self.eos_ids), "caller" if stop.ignore_eos else "checkpoint"),
+            "eos_token_ids": (sorted(self.eos_ids), "caller" if self.options.stop.ignore_eos else "checkpoint"),
             "stop_token_ids": (sorted(self.stop_ids), "caller" if self.stop_ids else "default"),
             "max_model_len": (self.checkpoint.window, named),
             "plugins": (plugins, "caller" if plugins else "default"),
         }
-
-    @property
-    def determined(self) -> bool:
-        """Whether equal prompts give equal answers without a seed; of plugins, the caller's, nothing is known."""
-        return self.options.temperature == 0 and not self.plugins
+        return {name: {"value": value, "from": source} for name, (value, source) in resolved.items()}
 
     def decode(self, ids: Sequence[int]) -> str:
         how = self.options.decode
@@ -1239,10 +1231,11 @@ class Prompt:
 
     def key(self, plan: Plan) -> tuple[Any, ...] | None:
         """Equal for prompts whose answers are; None where equal prompts may have other answers."""
-        if plan.options.replay is not None or plan.plugins or not (plan.determined or self.seed is not None):
+        greedy = plan.options.temperature == 0
+        if plan.options.replay is not None or plan.plugins or not (greedy or self.seed is not None):
             return None  # a replay is for the work itself; plugins may do anything
         pixels = tuple((image.size, need("hashlib").sha256(image.tobytes()).hexdigest()) for image in self.images)
-        seed = None if plan.determined else self.seed
+        seed = None if greedy else self.seed
         return self.token_ids, pixels, repr(self.image_kwargs), seed, self.adapter, self.structured
 
 
@@ -1497,16 +1490,15 @@ def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
 def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     """The first end in `ids`, or None if the row is still running. The same rule on every backend.
     At one token: an end id of the checkpoint, then an id that the caller named, then a stop string, then length."""
-    options = plan.options
-    by_id = next((k for k, i in enumerate(ids) if i in plan.eos_ids or i in plan.stop_ids), None)
-    reach = len(ids) if by_id is None else by_id + 1
-    by_string = string_end(ids[: min(reach, options.max_new_tokens)], plan)
-    if by_string and (by_string.count < reach or by_id is None or isinstance(plan.stop_ids.get(ids[by_id]), str)):
+    ids = ids[: plan.options.max_new_tokens]
+    by_id = ((count, i) for count, i in enumerate(ids, start=1) if i in plan.eos_ids or i in plan.stop_ids)
+    reach, end_id = next(by_id, (len(ids), None))
+    by_string = string_end(ids[:reach], plan)
+    if by_string and (by_string.count < reach or end_id is None or isinstance(plan.stop_ids.get(end_id), str)):
         return by_string
-    if by_id is not None and reach <= options.max_new_tokens:
-        end_id = ids[by_id]
+    if end_id is not None:
         return Ending(reach, "eos", None) if end_id in plan.eos_ids else Ending(reach, "stop", plan.stop_ids[end_id])
-    return Ending(options.max_new_tokens, "length", None) if len(ids) >= options.max_new_tokens else None
+    return Ending(reach, "length", None) if reach == plan.options.max_new_tokens else None
 
 
 def check_replay(replay: Sequence[int], plan: Plan) -> None:
@@ -1971,31 +1963,24 @@ def columns_of(row: Row, runs: Iterator[Mapping[str, Any]], names: Sequence[str]
     return columns
 
 
-def feed(
-    rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: Literal["left", "right"] = "left"
-) -> dict[str, Any]:
+def feed(rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str = "left") -> dict[str, Any]:
     """Rows -> padded [rows, longest] tensors and those of the pictures; sets the rows' ids.
     The padding is the first token of the row's own text: masked like any padding, but a repetition penalty, which reads
     the ids and not the mask, finds nothing there that the row does not hold itself."""
     runs, tensors = picture_inputs([row.prompt for row in rows], checkpoint)
-    names, left = list(runs[0]) if runs else ["input_ids"], iter(runs)
-    columns = [columns_of(row, left, names, checkpoint.placeholder_id) for row in rows]
+    names, left, placeholder = list(runs[0]) if runs else ["input_ids"], iter(runs), checkpoint.placeholder_id
+    columns = [columns_of(row, left, names, placeholder) for row in rows]
+    longest = max(len(own["input_ids"]) for own in columns)
     for row, own in zip(rows, columns):
         row.ids = tuple(own["input_ids"])
         own["attention_mask"] = [1] * len(row.ids)
-    longest = max(len(row.ids) for row in rows)
-
-    def padded(row: Row, values: list[int], fill: int) -> list[int]:
-        values, padding = values + [0] * (len(row.ids) - len(values)), [fill] * (longest - len(row.ids))
-        return padding + values if side == "left" else values + padding
-
-    def held(row: Row) -> int:  # no placeholder: the model would look for its picture
-        return next((i for i in row.prompt.token_ids if i != checkpoint.placeholder_id), checkpoint.pad_id)
-
-    for name in (*names, "attention_mask"):
-        fills = [held(row) if name == "input_ids" else 0 for row in rows]
-        values = [padded(row, own[name], fill) for row, own, fill in zip(rows, columns, fills)]
-        tensors[name] = need("torch").tensor(values)
+        text = (i for i in row.prompt.token_ids if i != placeholder)  # of one, the model would look for the picture
+        fill = {"input_ids": next(text, checkpoint.pad_id)}
+        for name, values in own.items():
+            values += [0] * (len(row.ids) - len(values))
+            padding = [fill.get(name, 0)] * (longest - len(row.ids))
+            own[name] = padding + values if side == "left" else values + padding
+    tensors.update({name: need("torch").tensor([own[name] for own in columns]) for name in columns[0]})
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
@@ -2044,9 +2029,8 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
         chain.append(lambda ids, scores: stack(
             [own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
         ))  # fmt: skip
-    for plugin in plan.plugins:
-        for hook in plugin.hf_logits_processors:
-            chain.append(lambda ids, scores, name=plugin.name, hook=hook: logits_of(name, hook, scores, ids, scores))
+    for name, hook in plan.hooks("hf_logits_processors"):
+        chain.append(lambda ids, scores, name=name, hook=hook: logits_of(name, hook, scores, ids, scores))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature not in (0, 1):
@@ -2109,13 +2093,12 @@ class Batch:
 
     def keep(self, kept: Sequence[int]) -> None:
         """Take out all rows but these: of the ids, the cache, and every tensor that has a value for each row."""
-        rows, places = len(self.ids), need("torch").tensor(kept, device=self.ids.device)
+        places = need("torch").tensor(kept, device=self.ids.device)
         self.cache.reorder_cache(places)
         for name, value in self.state.items():
-            if hasattr(value, "shape") and name != "cache_position":
-                row_axis = value.ndim - 2  # [rows, length]; Qwen-VL's position_ids are [4, rows, length]
-                if value.ndim >= 2 and value.shape[row_axis] == rows:
-                    self.state[name] = value.index_select(row_axis, places)
+            # [rows, length], or Qwen-VL's position_ids: [4, rows, length]
+            if getattr(value, "ndim", 0) >= 2 and value.shape[-2] == len(self.ids):
+                self.state[name] = value.index_select(-2, places)
         self.rope = None if self.rope is None else self.rope[places]
         self.ids = self.ids[places]
 
@@ -2181,10 +2164,9 @@ class DecodeLoop:
     def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
         self.model, self.places, self.call, self.plan, self.observer = model, places, call, call.plan, call.observer
         self.options, self.rows, self.waiting = call.plan.options, list[Row](), deque(waiting)
-        plugins = call.plan.plugins
-        self.criteria = [(plugin.name, c) for plugin in plugins for c in plugin.hf_stopping_criteria]
+        self.criteria = call.plan.hooks("hf_stopping_criteria")
         # Those were written for transformers' own loop, where no column comes or goes.
-        self.rigid = bool(self.criteria) or any(plugin.hf_logits_processors for plugin in plugins)
+        self.rigid = bool(self.criteria or call.plan.hooks("hf_logits_processors"))
 
     def run(self) -> None:
         """Until no row is left; fills the watch of each."""
@@ -2192,15 +2174,14 @@ class DecodeLoop:
         while self.rows or self.waiting:
             with self.observer.timed("verify"):
                 batch = self._advance(batch)
-            rows = len(self.rows)
             batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
             self.observer.stepped()
             if not kept:
                 batch = None
-            elif len(kept) < rows:
+            elif len(kept) < len(batch.ids):
                 batch.keep(kept)
                 spare = batch.ids.shape[1] - max(len(row.ids) + len(row.watch.ids) for row in self.rows)
-                if spare and self._elastic(batch):
+                if spare and batch.elastic and not self.rigid:
                     batch.shift(-spare)
 
     def _advance(self, batch: Any) -> Any:
@@ -2215,14 +2196,11 @@ class DecodeLoop:
             batch.join(prompts)
         return batch
 
-    def _elastic(self, batch: Batch) -> bool:
-        return batch.elastic and not self.rigid
-
     def admit(self, batch: Batch | None) -> list[Row]:
         """Those of the waiting rows that run from now on. A forward of prompts holds up all others: none beside a batch
         unless a quarter of the places is free."""
         self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
-        if not self.waiting or (batch is not None and not self._elastic(batch)):
+        if not self.waiting or (batch is not None and (self.rigid or not batch.elastic)):
             return []
         room, longest = 0, max((row.prompt.length for row in self.rows), default=0)
         for row in self.waiting:
@@ -2344,9 +2322,8 @@ class HfBackend:
                 self.model.load_adapter(path, adapter_name=name)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
-        start = functools.partial(self._start, call.plan)
-        joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, start))
-        rows = begun(prompts, call, self.name, start)
+        joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, self._start))
+        rows = begun(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
             with self._adapted(adapter):
@@ -2394,9 +2371,9 @@ class HfBackend:
         self.model = self.loop = self.compiler = None
         free_memory()
 
-    def _start(self, plan: Plan, row: Row) -> None:
+    def _start(self, row: Row) -> None:
         row.watch.restart()
-        if plan.options.temperature:
+        if row.watch.plan.options.temperature:
             row.generator = need("torch").Generator(self.model.device).manual_seed(row.prompt.drawn_seed())
         if (structured := row.prompt.structured) is not None:
             row.matcher = need("xgrammar").GrammarMatcher(self.compiler().compile_grammar(structured))
@@ -2404,12 +2381,10 @@ class HfBackend:
     @contextlib.contextmanager
     def _adapted(self, adapter: str | None) -> Iterator[None]:
         """The model with an adapter, or bare; then as it was: a plugin may ask the engine that runs it."""
-        before = self.adapter
-        self._adapt(adapter)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._adapt, self.adapter)
+            self._adapt(adapter)
             yield
-        finally:
-            self._adapt(before)
 
     def _adapt(self, adapter: str | None) -> None:
         self.adapter = adapter
@@ -2441,7 +2416,7 @@ class HfBackend:
             most_rows, rows = max(1, failed // 2), [*loop.rows, *loop.waiting]
             del loop
             for row in rows:
-                self._start(call.plan, row)
+                self._start(row)
             call.observer.restarted([row.watch for row in rows])
             free_memory()
 
@@ -2499,11 +2474,8 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
     lora = {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max([8, *ranks])} if ranks else {}
     return {
-        "model": settings.model,
+        **{name: getattr(settings, name) for name in ("model", "revision", "trust_remote_code", "max_model_len")},
         "dtype": checkpoint.dtype,
-        "revision": settings.revision,
-        "trust_remote_code": settings.trust_remote_code,
-        "max_model_len": settings.max_model_len,
         "max_logprobs": -1,  # any number: hf has no limit either
         "generation_config": "vllm",  # take no sampling defaults from the checkpoint
         "enforce_eager": need("vllm.platforms").current_platform.is_cpu(),  # compiling takes 30 s on a CPU
@@ -2538,8 +2510,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
     """Every field said, none left to vLLM. Ends are ids and lengths only; stop strings are watched here."""
     options, kit = plan.options, need("vllm.sampling_params")
     if prompt.replay is not None:  # sampling has no say
-        neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
-        options = dataclasses.replace(options, **neutral)  # type: ignore[arg-type]
+        options = dataclasses.replace(options, temperature=0, top_p=1, top_k=None, min_p=0, repetition_penalty=1)
     structured = prompt.structured and kit.StructuredOutputsParams(grammar=prompt.structured)
     ends = sorted(plan.eos_ids) if structured else plan.end_ids  # 0.32 lets no stop id stand inside a structure
     # Else ids and lengths end it, and one output at the end is enough.
@@ -2550,12 +2521,9 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         max_tokens=len(prompt.replay) if prompt.replay else options.max_new_tokens,
         min_tokens=options.min_new_tokens if held_back else 0,  # it masks eos ids too, also ignored ones
         temperature=float(options.temperature),
-        top_p=options.top_p,
         top_k=options.top_k or 0,
-        min_p=options.min_p,
-        repetition_penalty=options.repetition_penalty,
+        **{name: getattr(options, name) for name in ("top_p", "min_p", "repetition_penalty", "logprobs")},
         seed=prompt.drawn_seed() if options.temperature else None,
-        logprobs=options.logprobs,
         ignore_eos=True,  # its own eos set differs from ours in some versions; ours goes in as stop ids
         stop_token_ids=ends,
         structured_outputs=structured or None,
