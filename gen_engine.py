@@ -989,7 +989,7 @@ def adopt_plugin(given: Any) -> Plugin:
         raise OptionError(f"plugin {given.__name__} is a class", fix=f"make one: {given.__name__}()")
     plugin = Plugin()
     for name in ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criteria", "hf_logits_processors"):
-        setattr(plugin, name, getattr(given, name, getattr(Plugin, name)))
+        setattr(plugin, name, called(plugin.name, name, getattr, given, name, getattr(Plugin, name)))
     for name in ("backends", "kinds", "hf_stopping_criteria", "hf_logits_processors"):
         if not isinstance(getattr(plugin, name), (list, tuple)):
             raise OptionError(f"plugin {plugin.name!r}: {name} is no list", fix="make it a list or a tuple")
@@ -1137,7 +1137,7 @@ class Plan:
     stop_ids: Mapping[int, str | int]
     plugins: tuple[Plugin, ...] = ()
 
-    def hooks(self, name: str) -> list[tuple[str, Callable[..., Any]]]:
+    def hooks(self, name: str) -> list[tuple[str, Any]]:
         return [(plugin.name, getattr(plugin, name)) for plugin in self.plugins if getattr(plugin, name)]
 
     @property
@@ -1547,8 +1547,8 @@ class RowWatch:
     def _plugin_stops(self) -> bool:
         if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
             return False
-        given = tuple(self.ids), self.plan.decode(self.ids)
-        stops = (name for name, hook in self._stoppers if called(name, "should_stop", hook, *given))
+        given, what = (tuple(self.ids), self.plan.decode(self.ids)), "should_stop"
+        stops = (name for name, hook in self._stoppers if called(name, what, bool, called(name, what, hook, *given)))
         self.plugin_end = next(((len(self.ids), name) for name in stops), None)
         return self.plugin_end is not None
 
@@ -1962,12 +1962,14 @@ def feed(
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def logits_of(plugin: str, hook: Callable[..., Any], like: Any, *given: Any, **named: Any) -> Any:
+def logits_of(plugin: str, what: str, hook: Callable[..., Any], like: Any, *given: Any, **named: Any) -> Any:
     """What a plugin makes of logits. Raises OptionError. like: [.., vocabulary], what they must look like."""
-    logits = called(plugin, "logits", hook, *given, **named)
-    if getattr(logits, "shape", None) != like.shape or not need("torch").as_tensor(logits).amax(-1).isfinite().all():
-        problem = f"plugin {plugin!r}: logits gave {brief(logits)}"
-        raise OptionError(problem, fix="return a tensor of the same shape, without NaN, and not all of it -inf")
+    torch, logits = need("torch"), called(plugin, what, hook, *given, **named)
+    alike = operator.attrgetter("shape", "device", "layout")
+    right = torch.is_tensor(logits) and logits.is_floating_point() and alike(logits) == alike(like)
+    if not right or not (logits := logits.to(like.dtype)).amax(-1).isfinite().all():
+        fix = "return a float tensor of the same shape and device, without NaN, and not all of it -inf"
+        raise OptionError(f"plugin {plugin!r}: {what} gave {brief(logits)}", fix=fix)
     return logits
 
 
@@ -1977,7 +1979,7 @@ def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[i
     for name, hook in watch.plan.hooks("logits"):
         shown = tuple(token_ids), logits.clone()
         with charged([watch]):
-            logits = logits_of(name, hook, logits, *shown, prompt_token_ids=tuple(prompt_ids))
+            logits = logits_of(name, "logits", hook, logits, *shown, prompt_token_ids=tuple(prompt_ids))
     if (size := watch.plan.options.no_repeat_ngram_size) is not None:
         kit, ids = need("transformers.generation.logits_process"), need("torch").tensor([[*prompt_ids, *token_ids]])
         logits = kit.NoRepeatNGramLogitsProcessor(size)(ids, logits[None])[0]
@@ -2005,9 +2007,9 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
         chain.append(lambda ids, scores: stack(
             [own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
         ))  # fmt: skip
-    for plugin in plan.plugins:
-        for hook in plugin.hf_logits_processors:
-            chain.append(lambda ids, scores, name=plugin.name, hook=hook: logits_of(name, hook, scores, ids, scores))
+    for name, hooks in plan.hooks("hf_logits_processors"):
+        for own in (functools.partial(logits_of, name, "hf_logits_processors", hook) for hook in hooks):
+            chain.append(lambda ids, scores, own=own: own(scores, ids, scores))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature not in (0, 1):
@@ -2142,10 +2144,9 @@ class DecodeLoop:
     def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
         self.model, self.places, self.call, self.plan, self.observer = model, places, call, call.plan, call.observer
         self.options, self.rows, self.waiting = call.plan.options, list[Row](), deque(waiting)
-        plugins = call.plan.plugins
-        self.criteria = [(plugin.name, c) for plugin in plugins for c in plugin.hf_stopping_criteria]
+        self.criteria = [(name, c) for name, criteria in self.plan.hooks("hf_stopping_criteria") for c in criteria]
         # Those were written for transformers' own loop, where no column comes or goes.
-        self.rigid = bool(self.criteria) or any(plugin.hf_logits_processors for plugin in plugins)
+        self.rigid = bool(self.criteria or self.plan.hooks("hf_logits_processors"))
 
     def run(self) -> None:
         """Until no row is left; fills the watch of each."""
@@ -2265,10 +2266,12 @@ class DecodeLoop:
             row.watch.push(token)
             if row.matcher is not None and not row.matcher.is_terminated():
                 row.matcher.accept_token(token)
+        what = "hf_stopping_criteria"
         for name, criterion in self.criteria:
             with charged(row.watch for row in self.rows):
-                stopped = called(name, "a criterion", lambda ids, own=criterion: own(ids, None).tolist(), input_ids)
-                for watch in (row.watch for row, stops in zip(self.rows, stopped) if stops and not row.watch.over):
+                flags = called(name, what, criterion, input_ids, None)
+                stopped = called(name, what, lambda given: [*zip(self.rows, map(bool, given), strict=True)], flags)
+                for watch in (row.watch for row, stops in stopped if stops and not row.watch.over):
                     watch.over, watch.plugin_end = True, (len(watch.ids), name)
         kept = [place for place, row in enumerate(self.rows) if not row.watch.over]
         for row in [row for row in self.rows if row.watch.over]:

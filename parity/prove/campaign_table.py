@@ -621,6 +621,11 @@ LOGITS: dict[str, Callable[[Any], Any]] = {
     "give nothing but -inf": lambda logits: logits * 0 - math.inf,
     "give +inf": lambda logits: logits * 0 + math.inf,
     "give whole numbers": lambda logits: logits.long(),
+    "give numpy's": lambda logits: logits.numpy(),
+    "give yes and no": lambda logits: logits > 0,
+    "give complex ones": lambda logits: logits.cfloat(),
+    "give what has no data": lambda logits: logits.to("meta"),
+    "give sparse ones": lambda logits: logits.to_sparse(),
     "exit": lambda logits: exit(0),
     "end the memory": lambda logits: raising(MemoryError("planted")),
     "stop the iteration": lambda logits: raising(StopIteration()),
@@ -643,10 +648,11 @@ def plugins() -> Iterator[Item]:
     for name, function in LOGITS.items():
         if name != "exit":  # SystemExit is the caller's to use
             yield Item("plugins", f"logits that {name}", "text", {"prompt": "ab"},
-                       plugins=lambda room, act=function: [hook("logits", only_second(act))],
-                       want="either" if "whole" in name else "refused")  # fmt: skip
+                       plugins=lambda room, act=function: [hook("logits", only_second(act))])  # fmt: skip
     yield Item("plugins", "should_stop that raises", "call", {"plugins": [hook("should_stop", lambda *_: 1 / 0)]})
     yield Item("plugins", "should_stop of one argument", "call", {"plugins": [hook("should_stop", lambda ids: 0)]})
+    yield Item("plugins", "should_stop of two answers", "call",
+               lambda room: {"plugins": [hook("should_stop", lambda *_: numpy().array([True, False]))]})  # fmt: skip
     for name, odd_hook in {
         "raises": lambda text: 1 / 0, "gives None": lambda text: None, "gives a number": lambda text: 5,
         "gives bytes": lambda text: text.encode(), "takes nothing": lambda: "", "gives half an emoji": lambda text: HALF,
@@ -672,6 +678,11 @@ def plugins() -> Iterator[Item]:
         "processors of numbers": [hook("hf_logits_processors", [5])],
         "a criterion that raises": [hook("hf_stopping_criteria", [lambda ids, scores: 1 / 0])],
         "a criterion of None": [hook("hf_stopping_criteria", [lambda ids, scores: None])],
+        "a criterion of no axis": [hook("hf_stopping_criteria", [lambda ids, scores: ids[0, 0] < 0])],
+        "a criterion of too few": [hook("hf_stopping_criteria", [lambda ids, scores: ids[:0, 0] < 0])],
+        "a criterion of two axes": [hook("hf_stopping_criteria", [lambda ids, scores: ids < 0])],
+        "a processor of numpy's": [hook("hf_logits_processors", [lambda ids, scores: scores.numpy()])],
+        "a processor of yes and no": [hook("hf_logits_processors", [lambda ids, scores: scores > 0])],
         "a processor that raises": [hook("hf_logits_processors", [lambda ids, scores: 1 / 0])],
         "a processor of None": [hook("hf_logits_processors", [lambda ids, scores: None])],
         "a processor of NaN": [hook("hf_logits_processors", [lambda ids, scores: scores * math.nan])],

@@ -125,7 +125,10 @@ class Fails(Plugin):
 
 @pytest.mark.parametrize("what", [
     lambda logits: 1 / 0, lambda logits: None, lambda logits: logits * math.nan, lambda logits: logits - math.inf,
-], ids=["raises", "None", "nan", "-inf"])  # fmt: skip
+    lambda logits: logits.numpy(), lambda logits: logits > 0, lambda logits: logits.long(),
+    lambda logits: logits.cfloat(), lambda logits: logits.to("meta"), lambda logits: logits.to_sparse(),
+    lambda logits: logits.numpy().astype(object),
+], ids=["raises", "None", "nan", "-inf", "numpy", "bool", "int", "complex", "meta", "sparse", "objects"])  # fmt: skip
 def test_a_failing_logits_plugin_is_named_and_costs_its_row(hooked: GenerationEngine, what: Any) -> None:
     error = beside(hooked, {"prompt": "ab"}, {"max_new_tokens": 4}, plugins=[Fails(what)])
     assert isinstance(error, OptionError) and "plugin 'fails': logits" in str(error)
@@ -179,6 +182,61 @@ def test_a_failing_object_of_transformers_costs_the_rows_that_it_saw(hook: str) 
         with pytest.raises(OptionError, match="request 0: plugin 'planted'"):
             engine.generate_text_batch(requests, plugins=[always])
         assert engine.generate_text_batch([FRANCE]) == [expected]
+
+
+@pytest.mark.parametrize("two", ["numpy", "torch"])
+def test_an_answer_of_should_stop_that_is_neither_yes_nor_no_costs_its_row(text: GenerationEngine, two: str) -> None:
+    make = {"numpy": "array", "torch": "tensor"}[two]
+    answers = getattr(importlib.import_module(two), make)([True, False])
+    picky = planted(should_stop=lambda ids, said: answers if said.startswith("1") else answers[1])
+    error = beside(text, COUNT, {"max_new_tokens": 8}, plugins=[picky])
+    assert isinstance(error, OptionError) and "plugin 'planted': should_stop" in str(error)
+
+
+ODD_FLAGS: dict[str, Any] = {
+    "no axis": lambda ids: ids[0, 0] < 0, "too few": lambda ids: ids[:-1, 0] < 0, "none": lambda ids: [],
+    "two axes": lambda ids: ids < 0, "yes": lambda ids: True, "without data": lambda ids: (ids[:, 0] < 0).to("meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", ODD_FLAGS.values(), ids=ODD_FLAGS)
+def test_a_criterion_that_gives_not_one_answer_a_row_is_named(shared: Load, flags: Any) -> None:
+    engine = shared(TEXT, "hf")
+    plugin = planted(hf_stopping_criteria=[lambda ids, scores: flags(ids)])
+    errors: list[Any] = engine.generate_text_batch([FRANCE, PERU], plugins=[plugin], on_error="return")
+    assert all(isinstance(error, OptionError) for error in errors) and [error.index for error in errors] == [0, 1]
+    assert "plugin 'planted': hf_stopping_criteria raised" in str(errors[0])
+    second: Any = [lambda ids, scores: (ids[:, -1] < 0).numpy(), lambda ids, scores: [0, 1] if len(ids) > 1 else [0]]
+    fine = planted(hf_stopping_criteria=second)
+    first, last = engine.generate_text_batch([FRANCE, PERU], plugins=[fine])
+    assert (first.finish_reason, last.finish_reason, last.completion_tokens) == ("eos", "plugin", 1)
+
+
+@pytest.mark.parametrize("what", ["numpy", "long", "bool"])
+def test_what_a_logits_processor_gives_is_named(shared: Load, what: str) -> None:
+    plugin = planted(hf_logits_processors=[lambda ids, scores: getattr(scores, what)()])
+    for options in ({}, {"temperature": 1.0, "seed": 3}):
+        with pytest.raises(OptionError, match="request 0: plugin 'planted': hf_logits_processors gave"):
+            shared(TEXT, "hf").generate_text_batch([FRANCE, PERU], options, plugins=[plugin])
+
+
+def test_a_plugin_whose_property_raises_is_named(text: GenerationEngine) -> None:
+    class Raises:
+        name = "raises"
+        logits = property(nonsense)
+
+    with pytest.raises(OptionError, match="plugin 'raises': logits raised ZeroDivisionError"):
+        text.generate_text_batch([FRANCE], plugins=[Raises()])
+
+
+def test_logits_of_another_precision_are_taken_as_they_are_meant(shared: Load) -> None:
+    answers = []
+    for backend in ("hf", "vllm"):
+        engine = shared(TEXT, backend, logits_hooks=True)
+        ways = (planted(logits=lambda ids, given, to=to: getattr(given, to)()) for to in ("float", "double", "half"))
+        answers.append([engine.generate_text_batch([FRANCE, PERU], plugins=[way]) for way in ways])
+    assert answers[0][0] == answers[0][1]
+    assert [[r.token_ids for r in some] for some in answers[0]] == [[r.token_ids for r in some] for some in answers[1]]
 
 
 class Unprintable(Exception):
