@@ -162,18 +162,6 @@ def brief(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
-    """Give an error raised inside the index of its request; among answers it stands in its place, and is not raised."""
-    try:
-        yield
-    except GenEngineError as error:  # of a field of the request's own, too
-        error.index = index
-        if answers is None:
-            raise
-        answers[index] = error
-
-
-@contextlib.contextmanager
 def foreign(kind: type[GenEngineError], what: str, fix: str) -> Iterator[None]:
     """Whatever is raised inside, as an error of ours: files and code of anyone's making raise of every kind."""
     try:
@@ -185,6 +173,19 @@ def foreign(kind: type[GenEngineError], what: str, fix: str) -> Iterator[None]:
         with contextlib.suppress(Exception):
             said = str(error)
         raise kind(f"{what}: {type(error).__name__}: {said}", fix=fix) from error
+
+
+@contextlib.contextmanager
+def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
+    """Give an error raised inside the index of its request; among answers it stands in its place, and is not raised."""
+    try:
+        with foreign(RequestError, "it cannot be served", "see the cause"):
+            yield
+    except GenEngineError as error:  # of a field of the request's own, too
+        error.index = index
+        if answers is None:
+            raise
+        answers[index] = error
 
 
 # == 2. Imports and versions ===========================================================================================
@@ -300,7 +301,8 @@ class Rule(NamedTuple):
     made: Callable[[Any], Any] = lambda value: value
 
     def applied(self, where: str, value: Any) -> Any:
-        made = self.made(value.tolist() if hasattr(value, "dtype") else value)  # numpy's and torch's, as plain ones
+        array = hasattr(value, "dtype") and not isinstance(value, type)  # numpy's or torch's: as a plain value
+        made = self.made(value.tolist() if array else value)
         right_kind = isinstance(made, self.kinds) and (not isinstance(made, bool) or bool in self.kinds)
         if not right_kind or not self.holds(made):
             raise OptionError(f"{where} is {brief(made)}", fix=f"it must be {self.meaning}")
@@ -365,11 +367,13 @@ class Contract:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
-            value = getattr(self, name)
-            if value is not None or not optional:
-                settle(self, **{name: rule.applied(f"{type(self).__name__}.{name}", value)})
-        self.check()
+        kind = type(self).__name__
+        with foreign(OptionError, f"{kind} cannot be made", "see the cause"):
+            for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
+                value = getattr(self, name)
+                if value is not None or not optional:
+                    settle(self, **{name: rule.applied(f"{kind}.{name}", value)})
+            self.check()
 
     def check(self) -> None:
         """Raise OptionError for values that make no sense together."""
@@ -393,15 +397,16 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
     return ruled(default, meaning, float, holds=lambda value: math.isfinite(value) and holds(value), made=made)
 
 
+def check_name(value: Any, problem: str, names: Sequence[str], kind: type[GenEngineError] = OptionError) -> Any:
+    if not isinstance(value, str) or value not in names:
+        raise kind(f"{problem} {brief(value)}", fix=nearest(value, names))
+    return value
+
+
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
     """A field that holds one of these names; another is guessed at."""
 
-    def made(value: Any) -> Any:
-        if value not in names:
-            raise OptionError(f"no {what} {brief(value)}", fix=nearest(value, names))
-        return value
-
-    return ruled(default, "", str, made=made)
+    return ruled(default, "", str, made=lambda value: check_name(value, f"no {what}", names))
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM take
@@ -616,19 +621,16 @@ PART_TYPES = ("text", "image", "image_url")
 def check_message(message: Any, where: str) -> None:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where}: it is {type(message).__name__}", fix="give a mapping with role and content")
-    if message.get("role") not in ROLES:
-        raise RequestError(f"{where}: no role {brief(message.get('role'))}", fix=nearest(message.get("role"), ROLES))
-    content = message.get("content")
-    if content is None and not message.get("tool_calls"):
+    check_name(message.get("role"), f"{where}: no role", ROLES, RequestError)
+    content, calls = message.get("content"), message.get("tool_calls")
+    if content is None and not (isinstance(calls, (list, tuple)) and calls):
         raise RequestError(f"{where}: it has no content", fix="give it a string or a list of parts")
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
         raise RequestError(f"{where}: its content is {type(content).__name__}", fix="give a string or a list of parts")
     for part in content:
-        kind = part.get("type")
-        if kind not in PART_TYPES:
-            raise RequestError(f"{where}: no part of type {brief(kind)}", fix=nearest(kind, PART_TYPES))
+        kind = check_name(part.get("type"), f"{where}: no part of type", PART_TYPES, RequestError)
         if kind == "text" and not isinstance(part.get("text"), str):
             raise RequestError(f"{where}: a text part has no text", fix="give it {'type': 'text', 'text': ...}")
 
@@ -835,9 +837,9 @@ def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] 
     if isinstance(template, Mapping):
         template = template.get("tool_use" if tools and "tool_use" in template else "default")
     own_way = hasattr(owner, "apply_chat_template") and not hasattr(owner, "chat_template")  # Mistral's own library
-    if template is None and not own_way:
+    if not own_way and not isinstance(template, str):
         raise RequestError(f"{type(owner).__name__} has no chat template", fix="use prompt=, or set chat.template")
-    return template or ""
+    return template if isinstance(template, str) else "tools"  # that library knows them
 
 
 _warned: set[str] = set()  # one warning a process for each kind of template owner
@@ -2716,9 +2718,9 @@ def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int
     given, response = item
     if isinstance(response, str):  # tokenized by itself: the boundary is between ids, not inside a token
         response = encode(plan.checkpoint, response, False)
-    if not response:
+    response = () if response is None else TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()
+    if not response:  # found out behind the check of ids, which reads arrays and iterators too
         raise RequestError("the response has no tokens", fix="give it some text or ids")
-    response = TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()  # the same check of ids
     if isinstance(given, str):
         given = {"prompt": given}
     elif isinstance(given, (list, tuple)) and given and all(type(token_id) is int for token_id in given):
@@ -2824,7 +2826,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         string that is tokenized by itself. The boundary is between ids; the joined text is never tokenized again.
         logits: also [response tokens, vocabulary] for each item (on vllm: load with logits_hooks=True).
         grad: hf only, tensors that carry gradient, for training."""
-        items = batch_of(items, "items")
+        items, grad = batch_of(items, "items"), RULES["bool"].applied("grad", grad)
         with self._open():
             asked = Asked(self.config, GenerationOptions(logits=logits), scoring=True, grad=grad)
             if refused := refusal_of(asked):
@@ -2900,9 +2902,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     def _generate(
         self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
     ) -> list[Any]:
-        requests = batch_of(given, "requests")
-        if on_error not in ("raise", "return"):
-            raise OptionError(f"on_error is {brief(on_error)}", fix="it is 'raise' or 'return'")
+        requests, cache = batch_of(given, "requests"), RULES["bool"].applied("cache", cache)
+        check_name(on_error, "no on_error", ("raise", "return"))
         options, adopted = build(GenerationOptions, options), adopt_plugins(plugins)
         if options.replay is not None and len(options.replay) != len(requests):
             raise OptionError(f"{len(requests)} requests, but replays for {len(options.replay)}", fix="give one each")

@@ -254,6 +254,13 @@ def values() -> Iterator[Item]:
         yield Item("options", f"requests {said(value)}", "call", {"requests": value})
     for value in ("ignore", None, 5, True):
         yield Item("options", f"on_error {said(value)}", "call", {"on_error": value})
+    for value in (1, 0, None, "no", [True]):
+        yield Item("options", f"cache {said(value)}", "call", {"cache": value})
+        yield Item("scoring", f"grad {said(value)}", "act",
+                   lambda room, grad=value: room.engine().score_batch([("a", "b")], grad=grad))  # fmt: skip
+    for name in ("on_error", "cache"):
+        two: Any = lambda room, name=name: {name: numpy().array(["return", "raise"] if name == "on_error" else [1, 0])}
+        yield Item("options", f"{name} of numpy's", "call", two)
     for name, bad in REQUESTS.items():
         group = {"messages": "messages", "tools": "messages", "chat": "messages", "structured": "structures",
                  "adapter": "adapters", "prompt_token_ids": "ids"}.get(name, "prompts")  # fmt: skip
@@ -279,6 +286,31 @@ def values() -> Iterator[Item]:
         yield Item("messages", f"message {said(message)}", "text", {"messages": [*GOOD[0]["messages"], message]})
     for name, request in CALLS.items():
         yield Item("messages", name, "text", request, "either")
+    for name, odd in {
+        "role": {"role": ["user", "system"], "content": "x"},
+        "part type": {"role": "user", "content": [{"type": ["text", "image"], "text": "x"}]},
+        "tool_calls": {"role": "assistant", "tool_calls": [1, 2]},
+    }.items():
+        yield Item("messages", f"{name} of numpy's", "text", lambda room, odd=odd: {"messages": [arrays(odd)]})
+    yield Item("prompts", "a mapping that raises", "text", Torn(prompt="x"))
+    yield Item("messages", "a message that raises", "text", {"messages": [Torn(role="user", content="x")]})
+
+
+class Torn(dict[str, Any]):
+    """Raises where its keys are asked for."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("planted")
+
+    keys = items = __iter__
+
+
+def arrays(message: dict[str, Any]) -> dict[str, Any]:
+    """Each list of plain values in a message as an array."""
+    of: Callable[[Any], Any] = lambda value: (
+        [arrays(part) for part in value] if isinstance(value[0], dict) else numpy().array(value)
+    )
+    return {name: of(value) if isinstance(value, list) else value for name, value in message.items()}
 
 
 # == Ids ==
@@ -311,6 +343,11 @@ def ids() -> Iterator[Item]:
     yield Item("ids", "numpy's", "text", lambda room: {"prompt_token_ids": numpy().array([5, 6])}, "either")
     yield Item("ids", "torch's", "text", lambda room: {"prompt_token_ids": torch().tensor([5, 6])}, "either")
     yield Item("ids", "torch's of two axes", "text", lambda room: {"prompt_token_ids": torch().tensor([[5, 6]])})
+    yield Item("ids", "torch's without data", "text",
+               lambda room: {"prompt_token_ids": torch().tensor([5, 6], device="meta")})  # fmt: skip
+    yield Item("prompts", "a type of numpy's", "text", lambda room: {"prompt": numpy().float32})
+    yield Item("options", "temperature of a type of numpy's", "call",
+               lambda room: {"options": {**SHORT, "temperature": numpy().float32}})  # fmt: skip
     for name, value in {"float32": 0.5, "float64": 0.5, "int64": 1}.items():
         given = lambda room, name=name, value=value: {
             "options": {**SHORT, "temperature": getattr(numpy(), name)(value)}
@@ -712,6 +749,9 @@ PAIRS: list[Any] = [
 def scoring() -> Iterator[Item]:
     for pair in PAIRS:
         yield Item("scoring", said(pair), "score", pair)
+    yield Item("scoring", "ids of numpy's", "score", lambda room: ("x", numpy().array([5, 6])), "answered")
+    yield Item("scoring", "ids of torch's", "score", lambda room: ("x", torch().tensor([5, 6])), "answered")
+    yield Item("scoring", "an iterator of nothing", "score", ("x", iter([])))
     nothing: list[Any] = [5, None, "ab", {}, b"x"]
     for items in nothing:
         yield Item("scoring", f"items {said(items)}", "act", lambda room, items=items: room.engine().score_batch(items))

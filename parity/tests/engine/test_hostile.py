@@ -350,6 +350,39 @@ def test_scores_are_halved_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch
             engine.score_batch([pairs[0], ("long " * 80, "x")])
 
 
+ODD_IDS: dict[str, Any] = {
+    "numpy": lambda: importlib.import_module("numpy").array([11, 12]),
+    "torch": lambda: importlib.import_module("torch").tensor([11, 12]),
+    "an iterator": lambda: iter([11, 12]),
+}
+
+
+@pytest.mark.parametrize("make", ODD_IDS.values(), ids=ODD_IDS)
+def test_the_ids_of_a_response_may_be_an_array(text: GenerationEngine, make: Any) -> None:
+    assert text.score_batch([("a", make())]) == text.score_batch([("a", [11, 12])])
+
+
+@pytest.mark.parametrize("nothing", [lambda: iter([]), lambda: importlib.import_module("numpy").array([], int), tuple,
+                                     str, lambda: None], ids=["iterator", "numpy", "tuple", "str", "None"])  # fmt: skip
+def test_a_response_without_tokens_is_refused_whatever_it_is(text: GenerationEngine, nothing: Any) -> None:
+    with pytest.raises(RequestError, match="request 1: the response has no tokens"):
+        text.score_batch([("a", "b"), ("Count to 5.", nothing())])
+
+
+@pytest.mark.parametrize("switch", [1, 0, None, "no", [True], importlib.import_module("numpy").array([1, 0])], ids=str)
+def test_a_switch_of_a_call_is_true_or_false(text: GenerationEngine, switch: Any) -> None:
+    with pytest.raises(OptionError, match="grad is .*It must be True or False"):
+        text.score_batch([("a", "b")], grad=switch)
+    with pytest.raises(OptionError, match="cache is .*It must be True or False"):
+        text.generate_text_batch([FRANCE], cache=switch)
+
+
+def test_the_switches_of_numpy_are_switches(shared: Load) -> None:
+    engine, true = shared(TEXT, "hf"), importlib.import_module("numpy").True_
+    assert engine.score_batch([("a", "b")], grad=true)[0].logprobs.requires_grad
+    assert engine.generate_text_batch([FRANCE], cache=true) == engine.generate_text_batch([FRANCE])
+
+
 # -- vLLM itself -------------------------------------------------------------------------------------------------------
 
 
@@ -603,6 +636,84 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     options = GenerationOptions(max_new_tokens=numpy.int64(7), temperature=numpy.float32(0.5), top_k=torch.tensor(3))
     assert (options.max_new_tokens, options.temperature, options.top_k) == (7, 0.5, 3)
     assert {type(options.max_new_tokens), type(options.top_k)} == {int}
+
+
+def odd_arrays() -> list[Any]:
+    numpy, torch = importlib.import_module("numpy"), importlib.import_module("torch")
+
+    class NoList:
+        dtype = "float32"
+
+    return [numpy.float32, numpy.ndarray, NoList, NoList(), torch.tensor(3, device="meta"), numpy.array([1, 0])]
+
+
+@pytest.mark.parametrize("value", odd_arrays(), ids=lambda value: str(value)[:30])
+def test_what_only_looks_like_an_array_is_refused(text: GenerationEngine, value: Any) -> None:
+    for name in ("dtype", "max_model_len", "device", "backend"):
+        with pytest.raises(OptionError, match="ModelLoadConfig|no dtype|no backend"):
+            load(TEXT, **{"backend": "hf", name: value})
+    with pytest.raises(OptionError, match="GenerationOptions"):
+        text.generate_text_batch([FRANCE], {"temperature": value})
+    for name in ("prompt", "prompt_token_ids", "messages"):
+        if type(value).__name__ != "ndarray" or name != "prompt_token_ids":
+            beside(text, {name: value})
+
+
+def test_a_wrong_dtype_of_numpy_is_told_the_right_ones() -> None:
+    with pytest.raises(OptionError, match="no dtype <class 'numpy.float32'>. Known: bfloat16, float16, float32"):
+        load(TEXT, dtype=importlib.import_module("numpy").float32)
+
+
+# -- requests that raise as they are read ------------------------------------------------------------------------------
+
+
+class Torn(dict[str, Any]):
+    """Raises where its keys are asked for."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("planted")
+
+    keys = items = __iter__
+
+
+class Endless:
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError("planted")
+
+
+def unlike(**message: Any) -> Any:
+    return {"messages": [{"role": "user", "content": "x", **message}]}
+
+
+@pytest.mark.parametrize("odd", [
+    lambda array: unlike(role=array(["user", "system"])),
+    lambda array: unlike(role=array(["user"])),
+    lambda array: unlike(content=[{"type": array(["text", "image"]), "text": "x"}]),
+    lambda array: unlike(content=[{"type": array(["text"]), "text": "x"}]),
+    lambda array: unlike(role="assistant", content=None, tool_calls=array([1, 2])),
+    lambda array: unlike(role="assistant", tool_calls=array([1, 2])),
+    lambda array: Torn(prompt="x"),
+    lambda array: {"messages": [Torn(role="user", content="x")]},
+    lambda array: {"messages": Endless()},
+    lambda array: {"prompt_token_ids": Endless()},
+    lambda array: {"prompt": "x", "structured": Torn(regex="a")},
+])  # fmt: skip
+def test_what_raises_as_it_is_read_costs_its_row(text: GenerationEngine, odd: Any) -> None:
+    beside(text, odd(importlib.import_module("numpy").array))
+
+
+@pytest.mark.parametrize("template", [5, {"default": 5}, [{"name": "default", "template": 5}]], ids=str)
+def test_a_chat_template_that_is_no_text_costs_the_chats(edited: Any, template: Any) -> None:
+    model = edited(TEXT, {"tokenizer_config.json": {"chat_template": template}})
+    (model / "chat_template.jinja").unlink()
+    try:
+        engine = load(model)
+    except LoadError:
+        return
+    with engine:
+        error, answer = engine.generate_text_batch([FRANCE, {"prompt": "1, 2, 3,"}], on_error="return")  # type: Any, Any
+        assert isinstance(error, RequestError) and error.index == 0 and "no chat template" in str(error)
+        assert answer.text
 
 
 # -- n-grams -----------------------------------------------------------------------------------------------------------
