@@ -281,9 +281,8 @@ def build(kind: type[T], value: Any) -> T:
     if not isinstance(value, Mapping):
         raise OptionError(f"{kind.__name__} cannot be made from {type(value).__name__}", fix="pass a mapping")
     known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each kind is a contract
-    for name in value:
-        if name not in known:
-            raise OptionError(f"{kind.__name__} has no field {brief(name)}", fix=nearest(name, known))
+    if unknown := [name for name in value if name not in known]:
+        raise OptionError(f"{kind.__name__} has no field {brief(unknown[0])}", fix=nearest(unknown[0], known))
     return kind(**value)
 
 
@@ -293,7 +292,7 @@ def settle(contract: Any, **values: Any) -> None:
 
 
 class Rule(NamedTuple):
-    """What a field may hold: `made(value)`, of one of the types `kinds` (a bool is no number), for which `holds`."""
+    """What a field holds: `made(value)` (arrays as lists), of a type in `kinds` (a bool is no number), that `holds`."""
 
     meaning: str
     kinds: tuple[type[Any], ...]
@@ -301,8 +300,7 @@ class Rule(NamedTuple):
     made: Callable[[Any], Any] = lambda value: value
 
     def applied(self, where: str, value: Any) -> Any:
-        array = hasattr(value, "dtype") and not isinstance(value, type)  # numpy's or torch's: as a plain value
-        made = self.made(value.tolist() if array else value)
+        made = self.made(value.tolist() if hasattr(value, "dtype") and not isinstance(value, type) else value)
         right_kind = isinstance(made, self.kinds) and (not isinstance(made, bool) or bool in self.kinds)
         if not right_kind or not self.holds(made):
             raise OptionError(f"{where} is {brief(made)}", fix=f"it must be {self.meaning}")
@@ -405,7 +403,6 @@ def check_name(value: Any, problem: str, names: Sequence[str], kind: type[GenEng
 
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
     """A field that holds one of these names; another is guessed at."""
-
     return ruled(default, "", str, made=lambda value: check_name(value, f"no {what}", names))
 
 
@@ -449,7 +446,7 @@ class ModelLoadConfig(Contract):
     max_batch_tokens: int | None = whole(None, 1)
     max_batch_size: int | None = whole(None, 1)
     adapters: Mapping[str, str] = ruled(dict, "a mapping of names to directories", Mapping, holds=lambda value: all(
-        isinstance(path, (str, os.PathLike)) for path in value.values()))  # fmt: skip
+        is_text(name) and isinstance(path, (str, os.PathLike)) for name, path in value.items()))  # fmt: skip
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
@@ -459,7 +456,7 @@ class ModelLoadConfig(Contract):
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
+        settle(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
             settle(self, **{name: extra})
@@ -577,8 +574,8 @@ class GenerationOptions(Contract):
 @dataclass(frozen=True, slots=True)
 class ChatTemplateOptions(Contract):
     """How messages become text.
-    enable_thinking: the switch that Qwen3's and similar templates read. A template that knows no such switch is
-        rendered without it, with one warning and a note on the result.
+    enable_thinking: the switch that Qwen3's and similar templates read. A template that knows no such switch, no tools
+        or none of the kwargs is rendered without, with one warning and a note on the result.
     add_generation_prompt: end with the opening of the assistant's turn.
     template: a Jinja template to use in place of the checkpoint's own.   kwargs: further variables for the template.
     special_tokens: what a marker such as <|im_end|> in messages is: "keep" makes it the token, as everywhere in the
@@ -684,6 +681,7 @@ class VlmGenerationRequest(TextGenerationRequest):
     """A request with pictures.
     Pictures stand in the messages, as {"type": "image", "image": X} or {"type": "image_url", "image_url": {"url": X}};
     or, for a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order.
+    A part with another field is refused, for `vlm` says it; "detail": "auto" and what is None ask for nothing.
     X is a PIL image, a path, bytes or a data: URL. `image_loader` (url -> bytes or PIL image) fetches remote URLs;
     without one they are refused: a prompt does not get to open connections."""
 
@@ -812,13 +810,18 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
 
 
 def part_source(part: Mapping[str, Any]) -> Any:
-    if part["type"] == "image_url":
-        url = part.get("image_url")
-        source = url.get("url") if isinstance(url, Mapping) else url
-        if source is None:
-            raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
-        return source
-    return part.get("image")
+    """The picture of a part, or None of a bare one. Refuses what it says beside."""
+    kind, source = part["type"], part.get(part["type"])
+    beside = {name: value for name, value in part.items() if name not in ("type", kind)}
+    if kind == "image_url" and isinstance(source, Mapping):
+        beside.update((name, value) for name, value in source.items() if name != "url")
+        source = source.get("url")
+    if extra := [name for name, value in beside.items() if value not in (None, "auto")]:
+        fix = "drop it; how large a picture may be is said by the request's vlm={'max_pixels': ...}"
+        raise RequestError(f"a part of type {kind} holds {brief(extra[0])}, which would do nothing", fix=fix)
+    if source is None and kind == "image_url":
+        raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
+    return source
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
@@ -833,28 +836,27 @@ def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[st
 def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
     if chat.template:
         return chat.template
-    template = getattr(owner, "chat_template", None)
+    template = getattr(owner, "chat_template", "tools")  # Mistral's own library has none, and knows tools
     if isinstance(template, Mapping):
         template = template.get("tool_use" if tools and "tool_use" in template else "default")
-    own_way = hasattr(owner, "apply_chat_template") and not hasattr(owner, "chat_template")  # Mistral's own library
-    if not own_way and not isinstance(template, str):
+    if not isinstance(template, str) or not hasattr(owner, "apply_chat_template"):
         raise RequestError(f"{type(owner).__name__} has no chat template", fix="use prompt=, or set chat.template")
-    return template if isinstance(template, str) else "tools"  # that library knows them
+    return template
 
 
 _warned: set[str] = set()  # one warning a process for each kind of template owner
 
 
-def thinking_switch(owner: Any, source: str, chat: ChatTemplateOptions) -> tuple[dict[str, bool], tuple[str, ...]]:
-    """The keyword for the thinking switch, or none and a note. Asked of the template's text and the method's
-    signature, not by trying: a TypeError raised inside a template is the template's own."""
-    if "enable_thinking" in source and takes(owner.__class__, "apply_chat_template", "enable_thinking"):
-        return {"enable_thinking": chat.enable_thinking}, ()
-    note = f"{type(owner).__name__}'s chat template knows no enable_thinking switch; rendered without it"
-    if note not in _warned:
+def switches(owner: Any, source: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Those of the wanted keywords that a template knows, and a note on each other. Asked of the template's text and
+    the method's signature, not by trying: a TypeError raised inside a template is the template's own."""
+    known = {k: v for k, v in wanted.items() if k in source and takes(owner.__class__, "apply_chat_template", k)}
+    lost = f"{type(owner).__name__}'s chat template knows no {{}} switch; rendered without it"
+    notes = tuple(lost.format(name) for name in wanted if name not in known)
+    for note in (note for note in notes if note not in _warned):
         _warned.add(note)
         log.warning(note)
-    return {}, (note,)
+    return known, notes
 
 
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
@@ -866,7 +868,9 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
         parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
         text_only = all(part["type"] == "text" for part in parts)
         content = "".join(part["text"] for part in parts) if text_only and not parts_wanted else parts
-    return {**message, "content": content} if "content" in message else dict(message)  # a template would print None
+    if content is None and not re.search(r"content\S* is none", source):  # another template would print None
+        return {name: message[name] for name in message if name != "content"}
+    return {**message, "content": content}
 
 
 def guard(turns: Sequence[Any], owner: Any, mark: str) -> Any:
@@ -890,21 +894,20 @@ def render_chat(
     if continue_final and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")
     source = template_source(owner, chat, tools)
-    switch, notes = thinking_switch(owner, source, chat)
     mark = need("secrets").token_hex(8) if chat.special_tokens == "escape" else ""
     with foreign(RequestError, "the chat template failed", "see what it says of the messages, or set chat.template"):
+        wanted = dict(enable_thinking=chat.enable_thinking, **chat.kwargs, **({"tools": list(tools)} if tools else {}))
+        known, notes = switches(owner, source, wanted)
         turns = [template_message(message, owner, source) for message in messages]
         if chat.special_tokens != "keep":
             turns = guard(turns, owner, mark)
         text = owner.apply_chat_template(
             turns,
-            tools=list(tools) if tools else None,
             add_generation_prompt=chat.add_generation_prompt and not continue_final,
             continue_final_message=continue_final,
             tokenize=False,  # one kind of return value in every version; tokenized once, by prompt_of
             **({"chat_template": chat.template} if chat.template else {}),
-            **chat.kwargs,
-            **switch,
+            **known,
         )
     return text.split(mark) if mark else [text], notes
 
@@ -944,6 +947,7 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
 
     ("abc", ["abc", "b"]) -> "a"    ("abXYZ", ["XYZ", "Y"]) -> "abX"    ("xab", ["b", "ab"]) -> "x"
     The order of `stops` does not matter, cutting twice is cutting once, and no stop survives. Linear in len(text)."""
+    text = Rule("a string", (str,)).applied("text", text)
     found = first_stop(text, StopOptions(strings=stops).strings)  # type: ignore[arg-type]
     start, end, _ = found or (len(text), len(text), "")
     return text[: end if include_stop else start]
@@ -1158,10 +1162,7 @@ class Plan:
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
         GenerationOptions, whether or not the caller wrote it). The receiver may change it."""
-        return {
-            name: {"value": list(value) if isinstance(value, list) else value, "from": source}
-            for name, (value, source) in self._resolved.items()
-        }
+        return {name: {"value": copy.copy(value), "from": source} for name, (value, source) in self._resolved.items()}
 
     @functools.cached_property
     def _resolved(self) -> dict[str, tuple[Any, str]]:
@@ -2367,6 +2368,8 @@ class HfBackend:
             row.matcher = need("xgrammar").GrammarMatcher(self.compiler().compile_grammar(structured))
 
     def _adapt(self, adapter: str | None) -> None:
+        if self.model is None:
+            raise EngineError("the engine was closed while it ran", fix="close it when the call is over")
         if adapter is not None:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
@@ -2820,6 +2823,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         The keywords of generate_text_batch. Raises what it raises, and ImageError."""
         return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
+    @foreign(EngineError, "the call failed", "see the cause")
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
         A prompt is a raw string, messages, token ids or a request (also with pictures); a response is token ids, or a
@@ -2869,6 +2873,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """Let `observer` be told of the generate calls inside the block; one at a time."""
         if self.observer is not NOBODY:
             raise EngineError("this engine is observed already", fix="end that first, or load another engine")
+        Rule("derived from Observer", (object,), lambda it: hasattr(it, "stepped")).applied("observer", observer)
         self.observer = observer
         try:
             yield
@@ -2899,6 +2904,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 raise EngineError("the engine is closed", fix="load it again")
             yield
 
+    @foreign(EngineError, "the call failed", "see the cause")
     def _generate(
         self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
     ) -> list[Any]:

@@ -266,7 +266,8 @@ def values() -> Iterator[Item]:
                  "adapter": "adapters", "prompt_token_ids": "ids"}.get(name, "prompts")  # fmt: skip
         for value in bad:
             given = {**({} if name in ("messages", "prompt", "prompt_token_ids") else ask("x")), name: value}
-            want = "either" if value == {"template": "{{ nothing.at.all }}"} else "refused"
+            easy = ({"template": "{{ nothing.at.all }}"}, {"kwargs": {"tokenize": True}})  # the latter with a note
+            want = "either" if value in easy else "refused"
             yield Item(group, f"{said(name)} {said(value)}", "text", given, want)
     for value in (
         5,
@@ -475,6 +476,14 @@ def pictures() -> Iterator[Item]:
         "no picture": ask("x"),
         "a part without a picture": {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
         "more pictures than parts": seen(drawn, images=[drawn]),
+        "a budget in a part": {
+            "messages": [{"role": "user", "content": [{"type": "image", "image": drawn, "max_pixels": 1024}]}]
+        },
+        "a detail of low": {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}]}
+            ]
+        },
         "more placeholders than pictures": seen(drawn, "<|image_pad|>"),
         "a url part without a url": {
             "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
@@ -607,6 +616,7 @@ def adapters() -> Iterator[Item]:
     }.items():  # fmt: skip
         yield Item("adapters", name, "loading", {"adapters": {"a": value}})
     yield Item("adapters", "no mapping", "loading", {"adapters": ["a"]})
+    yield Item("adapters", "a name of number", "loading", {"adapters": {1: "/tmp"}})
     for name, body in {
         "of nothing": b"", "of no JSON": b"{", "of a list": b"[]", "of a number": b"5", "of bytes": b"\xff\xfe",
         "without weights": json.dumps(config).encode(), "without a rank": json.dumps({**config, "r": None}).encode(),
@@ -1124,6 +1134,8 @@ def functions() -> Iterator[Item]:
         yield Item(
             "options", f"truncate_at_stops {said(stops)}", "act", lambda room, s=stops: truncate_at_stops("abc", s)
         )
+    for text in (None, b"abc", 5, ["abc"]):
+        yield Item("options", f"cut {said(text)}", "act", lambda room, t=text: truncate_at_stops(t, ["a"]))
     for messages in (5, None, [], "x", [5], [{"role": "x"}], circle()):
         yield Item("messages", f"render {said(messages)}", "act", lambda room, m=messages: room.engine().render(m))
 

@@ -377,6 +377,52 @@ def test_a_switch_of_a_call_is_true_or_false(text: GenerationEngine, switch: Any
         text.generate_text_batch([FRANCE], cache=switch)
 
 
+def test_an_on_error_that_is_no_name_is_refused(text: GenerationEngine) -> None:
+    numpy = importlib.import_module("numpy")
+    odd_ones: list[Any] = [numpy.array(["raise", "return"]), numpy.array(["raise"]), ["raise"], "Raise", None]
+    for odd in odd_ones:
+        with pytest.raises(OptionError, match="no on_error .*raise"):
+            text.generate_text_batch([FRANCE], on_error=odd)
+
+
+def test_a_text_to_cut_is_text() -> None:
+    for odd in (None, b"abc", 5, ["abc"]):
+        with pytest.raises(OptionError, match="text is .*It must be a string"):
+            gen_engine.truncate_at_stops(odd, ["a"])  # type: ignore[arg-type]
+    assert gen_engine.truncate_at_stops("", ["a"]) == ""
+
+
+def test_names_of_adapters_are_text_and_none_vanishes() -> None:
+    for names in ((1, "1"), ("",), (HALF,), (None,)):
+        with pytest.raises(OptionError, match="ModelLoadConfig.adapters is .*a mapping of names to directories"):
+            load(TEXT, adapters=dict.fromkeys(names, "/nowhere"))
+
+
+@pytest.mark.parametrize("method", ["arrived", "stepped", "answered", "timed"])
+def test_an_observer_that_raises_is_an_error_of_ours_and_the_next_call_is_right(
+    text: GenerationEngine, method: str
+) -> None:
+    observer = type("Raises", (gen_engine.Observer,), {method: nonsense})()
+    expected = text.generate_text_batch([FRANCE])
+    if method != "timed" or text.backend.name == "hf":
+        with pytest.raises(EngineError, match="the call failed: ZeroDivisionError: planted"), text.observed(observer):
+            text.generate_text_batch([FRANCE], on_error="return")
+    assert text.generate_text_batch([FRANCE]) == expected
+    with pytest.raises(OptionError, match="observer is 'x'. It must be derived from Observer"), text.observed("x"):  # type: ignore[arg-type]
+        raise AssertionError
+    with text.observed(gen_engine.Observer()):
+        assert text.generate_text_batch([FRANCE]) == expected
+
+
+def test_an_engine_that_a_plugin_closes_says_so_where_another_adapter_is_to_follow() -> None:
+    folder = TEXT.parent / "random-adapters"
+    with open_engine(TEXT, "hf", adapters={name: folder / name for name in ("one", "two")}) as engine:
+        closes = planted(should_stop=lambda ids, said: engine.close())
+        requests = [FRANCE | {"adapter": name} for name in ("one", "two")]
+        with pytest.raises(EngineError, match="the engine was closed while it ran"):
+            engine.generate_text_batch(requests, {"max_new_tokens": 4}, plugins=[closes], on_error="return")
+
+
 def test_the_switches_of_numpy_are_switches(shared: Load) -> None:
     engine, true = shared(TEXT, "hf"), importlib.import_module("numpy").True_
     assert engine.score_batch([("a", "b")], grad=true)[0].logprobs.requires_grad
