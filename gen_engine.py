@@ -162,18 +162,6 @@ def brief(value: Any) -> str:
 
 
 @contextlib.contextmanager
-def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
-    """Give an error raised inside the index of its request; among answers it stands in its place, and is not raised."""
-    try:
-        yield
-    except GenEngineError as error:  # of a field of the request's own, too
-        error.index = index
-        if answers is None:
-            raise
-        answers[index] = error
-
-
-@contextlib.contextmanager
 def foreign(kind: type[GenEngineError], what: str, fix: str) -> Iterator[None]:
     """Whatever is raised inside, as an error of ours: files and code of anyone's making raise of every kind."""
     try:
@@ -185,6 +173,19 @@ def foreign(kind: type[GenEngineError], what: str, fix: str) -> Iterator[None]:
         with contextlib.suppress(Exception):
             said = str(error)
         raise kind(f"{what}: {type(error).__name__}: {said}", fix=fix) from error
+
+
+@contextlib.contextmanager
+def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
+    """Give an error raised inside the index of its request; among answers it stands in its place, and is not raised."""
+    try:
+        with foreign(RequestError, "it cannot be served", "see the cause"):
+            yield
+    except GenEngineError as error:  # of a field of the request's own, too
+        error.index = index
+        if answers is None:
+            raise
+        answers[index] = error
 
 
 # == 2. Imports and versions ===========================================================================================
@@ -280,9 +281,8 @@ def build(kind: type[T], value: Any) -> T:
     if not isinstance(value, Mapping):
         raise OptionError(f"{kind.__name__} cannot be made from {type(value).__name__}", fix="pass a mapping")
     known = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each kind is a contract
-    for name in value:
-        if name not in known:
-            raise OptionError(f"{kind.__name__} has no field {brief(name)}", fix=nearest(name, known))
+    if unknown := [name for name in value if name not in known]:
+        raise OptionError(f"{kind.__name__} has no field {brief(unknown[0])}", fix=nearest(unknown[0], known))
     return kind(**value)
 
 
@@ -292,7 +292,7 @@ def settle(contract: Any, **values: Any) -> None:
 
 
 class Rule(NamedTuple):
-    """What a field may hold: `made(value)`, of one of the types `kinds` (a bool is no number), for which `holds`."""
+    """What a field holds: `made(value)` (arrays as lists), of a type in `kinds` (a bool is no number), that `holds`."""
 
     meaning: str
     kinds: tuple[type[Any], ...]
@@ -300,7 +300,7 @@ class Rule(NamedTuple):
     made: Callable[[Any], Any] = lambda value: value
 
     def applied(self, where: str, value: Any) -> Any:
-        made = self.made(value.tolist() if hasattr(value, "dtype") else value)  # numpy's and torch's, as plain ones
+        made = self.made(value.tolist() if hasattr(value, "dtype") and not isinstance(value, type) else value)
         right_kind = isinstance(made, self.kinds) and (not isinstance(made, bool) or bool in self.kinds)
         if not right_kind or not self.holds(made):
             raise OptionError(f"{where} is {brief(made)}", fix=f"it must be {self.meaning}")
@@ -365,11 +365,13 @@ class Contract:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
-            value = getattr(self, name)
-            if value is not None or not optional:
-                settle(self, **{name: rule.applied(f"{type(self).__name__}.{name}", value)})
-        self.check()
+        kind = type(self).__name__
+        with foreign(OptionError, f"{kind} cannot be made", "see the cause"):
+            for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
+                value = getattr(self, name)
+                if value is not None or not optional:
+                    settle(self, **{name: rule.applied(f"{kind}.{name}", value)})
+            self.check()
 
     def check(self) -> None:
         """Raise OptionError for values that make no sense together."""
@@ -393,15 +395,15 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
     return ruled(default, meaning, float, holds=lambda value: math.isfinite(value) and holds(value), made=made)
 
 
+def check_name(value: Any, problem: str, names: Sequence[str], kind: type[GenEngineError] = OptionError) -> Any:
+    if not isinstance(value, str) or value not in names:
+        raise kind(f"{problem} {brief(value)}", fix=nearest(value, names))
+    return value
+
+
 def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
     """A field that holds one of these names; another is guessed at."""
-
-    def made(value: Any) -> Any:
-        if value not in names:
-            raise OptionError(f"no {what} {brief(value)}", fix=nearest(value, names))
-        return value
-
-    return ruled(default, "", str, made=made)
+    return ruled(default, "", str, made=lambda value: check_name(value, f"no {what}", names))
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM take
@@ -444,7 +446,7 @@ class ModelLoadConfig(Contract):
     max_batch_tokens: int | None = whole(None, 1)
     max_batch_size: int | None = whole(None, 1)
     adapters: Mapping[str, str] = ruled(dict, "a mapping of names to directories", Mapping, holds=lambda value: all(
-        isinstance(path, (str, os.PathLike)) for path in value.values()))  # fmt: skip
+        is_text(name) and isinstance(path, (str, os.PathLike)) for name, path in value.items()))  # fmt: skip
     logits_hooks: bool = False  # it makes vLLM use its older model runner on a GPU: only where it is needed
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)  # off: who measures speed
@@ -454,7 +456,7 @@ class ModelLoadConfig(Contract):
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
-        settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
+        settle(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
             settle(self, **{name: extra})
@@ -572,8 +574,8 @@ class GenerationOptions(Contract):
 @dataclass(frozen=True, slots=True)
 class ChatTemplateOptions(Contract):
     """How messages become text.
-    enable_thinking: the switch that Qwen3's and similar templates read. A template that knows no such switch is
-        rendered without it, with one warning and a note on the result.
+    enable_thinking: the switch that Qwen3's and similar templates read. A template that knows no such switch, no tools
+        or none of the kwargs is rendered without, with one warning and a note on the result.
     add_generation_prompt: end with the opening of the assistant's turn.
     template: a Jinja template to use in place of the checkpoint's own.   kwargs: further variables for the template.
     special_tokens: what a marker such as <|im_end|> in messages is: "keep" makes it the token, as everywhere in the
@@ -616,19 +618,16 @@ PART_TYPES = ("text", "image", "image_url")
 def check_message(message: Any, where: str) -> None:
     if not isinstance(message, Mapping):
         raise RequestError(f"{where}: it is {type(message).__name__}", fix="give a mapping with role and content")
-    if message.get("role") not in ROLES:
-        raise RequestError(f"{where}: no role {brief(message.get('role'))}", fix=nearest(message.get("role"), ROLES))
-    content = message.get("content")
-    if content is None and not message.get("tool_calls"):
+    check_name(message.get("role"), f"{where}: no role", ROLES, RequestError)
+    content, calls = message.get("content"), message.get("tool_calls")
+    if content is None and not (isinstance(calls, (list, tuple)) and calls):
         raise RequestError(f"{where}: it has no content", fix="give it a string or a list of parts")
     if content is None or isinstance(content, str):
         return
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
         raise RequestError(f"{where}: its content is {type(content).__name__}", fix="give a string or a list of parts")
     for part in content:
-        kind = part.get("type")
-        if kind not in PART_TYPES:
-            raise RequestError(f"{where}: no part of type {brief(kind)}", fix=nearest(kind, PART_TYPES))
+        kind = check_name(part.get("type"), f"{where}: no part of type", PART_TYPES, RequestError)
         if kind == "text" and not isinstance(part.get("text"), str):
             raise RequestError(f"{where}: a text part has no text", fix="give it {'type': 'text', 'text': ...}")
 
@@ -682,6 +681,7 @@ class VlmGenerationRequest(TextGenerationRequest):
     """A request with pictures.
     Pictures stand in the messages, as {"type": "image", "image": X} or {"type": "image_url", "image_url": {"url": X}};
     or, for a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order.
+    A part with another field is refused, for `vlm` says it; "detail": "auto" and what is None ask for nothing.
     X is a PIL image, a path, bytes or a data: URL. `image_loader` (url -> bytes or PIL image) fetches remote URLs;
     without one they are refused: a prompt does not get to open connections."""
 
@@ -810,13 +810,18 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
 
 
 def part_source(part: Mapping[str, Any]) -> Any:
-    if part["type"] == "image_url":
-        url = part.get("image_url")
-        source = url.get("url") if isinstance(url, Mapping) else url
-        if source is None:
-            raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
-        return source
-    return part.get("image")
+    """The picture of a part, or None of a bare one. Refuses what it says beside."""
+    kind, source = part["type"], part.get(part["type"])
+    beside = {name: value for name, value in part.items() if name not in ("type", kind)}
+    if kind == "image_url" and isinstance(source, Mapping):
+        beside.update((name, value) for name, value in source.items() if name != "url")
+        source = source.get("url")
+    if extra := [name for name, value in beside.items() if value not in (None, "auto")]:
+        fix = "drop it; how large a picture may be is said by the request's vlm={'max_pixels': ...}"
+        raise RequestError(f"a part of type {kind} holds {brief(extra[0])}, which would do nothing", fix=fix)
+    if source is None and kind == "image_url":
+        raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
+    return source
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
@@ -831,28 +836,27 @@ def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[st
 def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
     if chat.template:
         return chat.template
-    template = getattr(owner, "chat_template", None)
+    template = getattr(owner, "chat_template", "tools")  # Mistral's own library has none, and knows tools
     if isinstance(template, Mapping):
         template = template.get("tool_use" if tools and "tool_use" in template else "default")
-    own_way = hasattr(owner, "apply_chat_template") and not hasattr(owner, "chat_template")  # Mistral's own library
-    if template is None and not own_way:
+    if not isinstance(template, str) or not hasattr(owner, "apply_chat_template"):
         raise RequestError(f"{type(owner).__name__} has no chat template", fix="use prompt=, or set chat.template")
-    return template or ""
+    return template
 
 
 _warned: set[str] = set()  # one warning a process for each kind of template owner
 
 
-def thinking_switch(owner: Any, source: str, chat: ChatTemplateOptions) -> tuple[dict[str, bool], tuple[str, ...]]:
-    """The keyword for the thinking switch, or none and a note. Asked of the template's text and the method's
-    signature, not by trying: a TypeError raised inside a template is the template's own."""
-    if "enable_thinking" in source and takes(owner.__class__, "apply_chat_template", "enable_thinking"):
-        return {"enable_thinking": chat.enable_thinking}, ()
-    note = f"{type(owner).__name__}'s chat template knows no enable_thinking switch; rendered without it"
-    if note not in _warned:
+def switches(owner: Any, source: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Those of the wanted keywords that a template knows, and a note on each other. Asked of the template's text and
+    the method's signature, not by trying: a TypeError raised inside a template is the template's own."""
+    known = {k: v for k, v in wanted.items() if k in source and takes(owner.__class__, "apply_chat_template", k)}
+    lost = f"{type(owner).__name__}'s chat template knows no {{}} switch; rendered without it"
+    notes = tuple(lost.format(name) for name in wanted if name not in known)
+    for note in (note for note in notes if note not in _warned):
         _warned.add(note)
         log.warning(note)
-    return {}, (note,)
+    return known, notes
 
 
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
@@ -864,7 +868,9 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
         parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
         text_only = all(part["type"] == "text" for part in parts)
         content = "".join(part["text"] for part in parts) if text_only and not parts_wanted else parts
-    return {**message, "content": content} if "content" in message else dict(message)  # a template would print None
+    if content is None and not re.search(r"content\S* is none", source):  # another template would print None
+        return {name: message[name] for name in message if name != "content"}
+    return {**message, "content": content}
 
 
 def guard(turns: Sequence[Any], owner: Any, mark: str) -> Any:
@@ -888,21 +894,20 @@ def render_chat(
     if continue_final and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final, but the last message is not the assistant's", fix="append what it began")
     source = template_source(owner, chat, tools)
-    switch, notes = thinking_switch(owner, source, chat)
     mark = need("secrets").token_hex(8) if chat.special_tokens == "escape" else ""
     with foreign(RequestError, "the chat template failed", "see what it says of the messages, or set chat.template"):
+        wanted = dict(enable_thinking=chat.enable_thinking, **chat.kwargs, **({"tools": list(tools)} if tools else {}))
+        known, notes = switches(owner, source, wanted)
         turns = [template_message(message, owner, source) for message in messages]
         if chat.special_tokens != "keep":
             turns = guard(turns, owner, mark)
         text = owner.apply_chat_template(
             turns,
-            tools=list(tools) if tools else None,
             add_generation_prompt=chat.add_generation_prompt and not continue_final,
             continue_final_message=continue_final,
             tokenize=False,  # one kind of return value in every version; tokenized once, by prompt_of
             **({"chat_template": chat.template} if chat.template else {}),
-            **chat.kwargs,
-            **switch,
+            **known,
         )
     return text.split(mark) if mark else [text], notes
 
@@ -942,6 +947,7 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
 
     ("abc", ["abc", "b"]) -> "a"    ("abXYZ", ["XYZ", "Y"]) -> "abX"    ("xab", ["b", "ab"]) -> "x"
     The order of `stops` does not matter, cutting twice is cutting once, and no stop survives. Linear in len(text)."""
+    text = Rule("a string", (str,)).applied("text", text)
     found = first_stop(text, StopOptions(strings=stops).strings)  # type: ignore[arg-type]
     start, end, _ = found or (len(text), len(text), "")
     return text[: end if include_stop else start]
@@ -989,7 +995,7 @@ def adopt_plugin(given: Any) -> Plugin:
         raise OptionError(f"plugin {given.__name__} is a class", fix=f"make one: {given.__name__}()")
     plugin = Plugin()
     for name in ("name", "backends", "kinds", *PLUGIN_HOOKS, "hf_stopping_criteria", "hf_logits_processors"):
-        setattr(plugin, name, getattr(given, name, getattr(Plugin, name)))
+        setattr(plugin, name, called(plugin.name, name, getattr, given, name, getattr(Plugin, name)))
     for name in ("backends", "kinds", "hf_stopping_criteria", "hf_logits_processors"):
         if not isinstance(getattr(plugin, name), (list, tuple)):
             raise OptionError(f"plugin {plugin.name!r}: {name} is no list", fix="make it a list or a tuple")
@@ -1145,7 +1151,7 @@ class Plan:
     stop_ids: Mapping[int, str | int]
     plugins: tuple[Plugin, ...] = ()
 
-    def hooks(self, name: str) -> list[tuple[str, Callable[..., Any]]]:
+    def hooks(self, name: str) -> list[tuple[str, Any]]:
         return [(plugin.name, hook) for plugin in self.plugins for hook in several(getattr(plugin, name))]
 
     @property
@@ -1573,8 +1579,8 @@ class RowWatch:
     def _plugin_stops(self) -> bool:
         if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
             return False
-        given = tuple(self.ids), self.plan.decode(self.ids)
-        stops = (name for name, hook in self._stoppers if called(name, "should_stop", hook, *given))
+        given, what = (tuple(self.ids), self.plan.decode(self.ids)), "should_stop"
+        stops = (name for name, hook in self._stoppers if called(name, what, bool, called(name, what, hook, *given)))
         self.plugin_end = next(((len(self.ids), name) for name in stops), None)
         return self.plugin_end is not None
 
@@ -1984,12 +1990,14 @@ def feed(rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str 
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def logits_of(plugin: str, hook: Callable[..., Any], like: Any, *given: Any, **named: Any) -> Any:
+def logits_of(plugin: str, what: str, hook: Callable[..., Any], like: Any, *given: Any, **named: Any) -> Any:
     """What a plugin makes of logits. Raises OptionError. like: [.., vocabulary], what they must look like."""
-    logits = called(plugin, "logits", hook, *given, **named)
-    if getattr(logits, "shape", None) != like.shape or not need("torch").as_tensor(logits).amax(-1).isfinite().all():
-        problem = f"plugin {plugin!r}: logits gave {brief(logits)}"
-        raise OptionError(problem, fix="return a tensor of the same shape, without NaN, and not all of it -inf")
+    torch, logits = need("torch"), called(plugin, what, hook, *given, **named)
+    alike = operator.attrgetter("shape", "device", "layout")
+    right = torch.is_tensor(logits) and logits.is_floating_point() and alike(logits) == alike(like)
+    if not right or not (logits := logits.to(like.dtype)).amax(-1).isfinite().all():
+        fix = "return a float tensor of the same shape and device, without NaN, and not all of it -inf"
+        raise OptionError(f"plugin {plugin!r}: {what} gave {brief(logits)}", fix=fix)
     return logits
 
 
@@ -1999,7 +2007,7 @@ def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[i
     for name, hook in watch.plan.hooks("logits"):
         shown = tuple(token_ids), logits.clone()
         with charged([watch]):
-            logits = logits_of(name, hook, logits, *shown, prompt_token_ids=tuple(prompt_ids))
+            logits = logits_of(name, "logits", hook, logits, *shown, prompt_token_ids=tuple(prompt_ids))
     if (size := watch.plan.options.no_repeat_ngram_size) is not None:
         kit, ids = need("transformers.generation.logits_process"), need("torch").tensor([[*prompt_ids, *token_ids]])
         logits = kit.NoRepeatNGramLogitsProcessor(size)(ids, logits[None])[0]
@@ -2030,7 +2038,8 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
             [own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
         ))  # fmt: skip
     for name, hook in plan.hooks("hf_logits_processors"):
-        chain.append(lambda ids, scores, name=name, hook=hook: logits_of(name, hook, scores, ids, scores))
+        own = functools.partial(logits_of, name, "hf_logits_processors", hook)
+        chain.append(lambda ids, scores, own=own: own(scores, ids, scores))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature not in (0, 1):
@@ -2282,10 +2291,12 @@ class DecodeLoop:
             row.watch.push(token)
             if row.matcher is not None and not row.matcher.is_terminated() and not row.matcher.accept_token(token):
                 row.watch.fail(no_token(False, True))  # a plugin left no other choice
+        what = "hf_stopping_criteria"
         for name, criterion in self.criteria:
             with charged(row.watch for row in self.rows):
-                stopped = called(name, "a criterion", lambda ids, own=criterion: own(ids, None).tolist(), input_ids)
-                for watch in (row.watch for row, stops in zip(self.rows, stopped) if stops and not row.watch.over):
+                flags = called(name, what, criterion, input_ids, None)
+                stopped = called(name, what, lambda given: [*zip(self.rows, map(bool, given), strict=True)], flags)
+                for watch in (row.watch for row, stops in stopped if stops and not row.watch.over):
                     watch.over, watch.plugin_end = True, (len(watch.ids), name)
         kept = [place for place, row in enumerate(self.rows) if not row.watch.over]
         for row in [row for row in self.rows if row.watch.over]:
@@ -2388,6 +2399,8 @@ class HfBackend:
 
     def _adapt(self, adapter: str | None) -> None:
         self.adapter = adapter
+        if self.model is None:
+            raise EngineError("the engine was closed while it ran", fix="close it when the call is over")
         if adapter is not None:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
@@ -2737,9 +2750,9 @@ def scored_pair(item: Any, plan: Plan, *, spare: int) -> tuple[Prompt, tuple[int
     given, response = item
     if isinstance(response, str):  # tokenized by itself: the boundary is between ids, not inside a token
         response = encode(plan.checkpoint, response, False)
-    if not response:
+    response = () if response is None else TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()
+    if not response:  # found out behind the check of ids, which reads arrays and iterators too
         raise RequestError("the response has no tokens", fix="give it some text or ids")
-    response = TextGenerationRequest(prompt_token_ids=response).prompt_token_ids or ()  # the same check of ids
     if isinstance(given, str):
         given = {"prompt": given}
     elif isinstance(given, (list, tuple)) and given and all(type(token_id) is int for token_id in given):
@@ -2839,13 +2852,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         The keywords of generate_text_batch. Raises what it raises, and ImageError."""
         return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
+    @foreign(EngineError, "the call failed", "see the cause")
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
         A prompt is a raw string, messages, token ids or a request (also with pictures); a response is token ids, or a
         string that is tokenized by itself. The boundary is between ids; the joined text is never tokenized again.
         logits: also [response tokens, vocabulary] for each item (on vllm: load with logits_hooks=True).
         grad: hf only, tensors that carry gradient, for training."""
-        items = batch_of(items, "items")
+        items, grad = batch_of(items, "items"), RULES["bool"].applied("grad", grad)
         with self._open():
             asked = Asked(self.config, GenerationOptions(logits=logits), scoring=True, grad=grad)
             if refused := refusal_of(asked):
@@ -2888,6 +2902,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """Let `observer` be told of the generate calls inside the block; one at a time."""
         if self.observer is not NOBODY:
             raise EngineError("this engine is observed already", fix="end that first, or load another engine")
+        Rule("derived from Observer", (object,), lambda it: hasattr(it, "stepped")).applied("observer", observer)
         self.observer = observer
         try:
             yield
@@ -2918,12 +2933,12 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 raise EngineError("the engine is closed", fix="load it again")
             yield
 
+    @foreign(EngineError, "the call failed", "see the cause")
     def _generate(
         self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
     ) -> list[Any]:
-        requests = batch_of(given, "requests")
-        if on_error not in ("raise", "return"):
-            raise OptionError(f"on_error is {brief(on_error)}", fix="it is 'raise' or 'return'")
+        requests, cache = batch_of(given, "requests"), RULES["bool"].applied("cache", cache)
+        check_name(on_error, "no on_error", ("raise", "return"))
         options, adopted = build(GenerationOptions, options), adopt_plugins(plugins)
         if options.replay is not None and len(options.replay) != len(requests):
             raise OptionError(f"{len(requests)} requests, but replays for {len(options.replay)}", fix="give one each")

@@ -254,12 +254,20 @@ def values() -> Iterator[Item]:
         yield Item("options", f"requests {said(value)}", "call", {"requests": value})
     for value in ("ignore", None, 5, True):
         yield Item("options", f"on_error {said(value)}", "call", {"on_error": value})
+    for value in (1, 0, None, "no", [True]):
+        yield Item("options", f"cache {said(value)}", "call", {"cache": value})
+        yield Item("scoring", f"grad {said(value)}", "act",
+                   lambda room, grad=value: room.engine().score_batch([("a", "b")], grad=grad))  # fmt: skip
+    for name in ("on_error", "cache"):
+        two: Any = lambda room, name=name: {name: numpy().array(["return", "raise"] if name == "on_error" else [1, 0])}
+        yield Item("options", f"{name} of numpy's", "call", two)
     for name, bad in REQUESTS.items():
         group = {"messages": "messages", "tools": "messages", "chat": "messages", "structured": "structures",
                  "adapter": "adapters", "prompt_token_ids": "ids"}.get(name, "prompts")  # fmt: skip
         for value in bad:
             given = {**({} if name in ("messages", "prompt", "prompt_token_ids") else ask("x")), name: value}
-            want = "either" if value == {"template": "{{ nothing.at.all }}"} else "refused"
+            easy = ({"template": "{{ nothing.at.all }}"}, {"kwargs": {"tokenize": True}})  # the latter with a note
+            want = "either" if value in easy else "refused"
             yield Item(group, f"{said(name)} {said(value)}", "text", given, want)
     for value in (
         5,
@@ -279,6 +287,31 @@ def values() -> Iterator[Item]:
         yield Item("messages", f"message {said(message)}", "text", {"messages": [*GOOD[0]["messages"], message]})
     for name, request in CALLS.items():
         yield Item("messages", name, "text", request, "either")
+    for name, odd in {
+        "role": {"role": ["user", "system"], "content": "x"},
+        "part type": {"role": "user", "content": [{"type": ["text", "image"], "text": "x"}]},
+        "tool_calls": {"role": "assistant", "tool_calls": [1, 2]},
+    }.items():
+        yield Item("messages", f"{name} of numpy's", "text", lambda room, odd=odd: {"messages": [arrays(odd)]})
+    yield Item("prompts", "a mapping that raises", "text", Torn(prompt="x"))
+    yield Item("messages", "a message that raises", "text", {"messages": [Torn(role="user", content="x")]})
+
+
+class Torn(dict[str, Any]):
+    """Raises where its keys are asked for."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("planted")
+
+    keys = items = __iter__
+
+
+def arrays(message: dict[str, Any]) -> dict[str, Any]:
+    """Each list of plain values in a message as an array."""
+    of: Callable[[Any], Any] = lambda value: (
+        [arrays(part) for part in value] if isinstance(value[0], dict) else numpy().array(value)
+    )
+    return {name: of(value) if isinstance(value, list) else value for name, value in message.items()}
 
 
 # == Ids ==
@@ -311,6 +344,11 @@ def ids() -> Iterator[Item]:
     yield Item("ids", "numpy's", "text", lambda room: {"prompt_token_ids": numpy().array([5, 6])}, "either")
     yield Item("ids", "torch's", "text", lambda room: {"prompt_token_ids": torch().tensor([5, 6])}, "either")
     yield Item("ids", "torch's of two axes", "text", lambda room: {"prompt_token_ids": torch().tensor([[5, 6]])})
+    yield Item("ids", "torch's without data", "text",
+               lambda room: {"prompt_token_ids": torch().tensor([5, 6], device="meta")})  # fmt: skip
+    yield Item("prompts", "a type of numpy's", "text", lambda room: {"prompt": numpy().float32})
+    yield Item("options", "temperature of a type of numpy's", "call",
+               lambda room: {"options": {**SHORT, "temperature": numpy().float32}})  # fmt: skip
     for name, value in {"float32": 0.5, "float64": 0.5, "int64": 1}.items():
         given = lambda room, name=name, value=value: {
             "options": {**SHORT, "temperature": getattr(numpy(), name)(value)}
@@ -438,6 +476,14 @@ def pictures() -> Iterator[Item]:
         "no picture": ask("x"),
         "a part without a picture": {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
         "more pictures than parts": seen(drawn, images=[drawn]),
+        "a budget in a part": {
+            "messages": [{"role": "user", "content": [{"type": "image", "image": drawn, "max_pixels": 1024}]}]
+        },
+        "a detail of low": {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}]}
+            ]
+        },
         "more placeholders than pictures": seen(drawn, "<|image_pad|>"),
         "a url part without a url": {
             "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
@@ -570,6 +616,7 @@ def adapters() -> Iterator[Item]:
     }.items():  # fmt: skip
         yield Item("adapters", name, "loading", {"adapters": {"a": value}})
     yield Item("adapters", "no mapping", "loading", {"adapters": ["a"]})
+    yield Item("adapters", "a name of number", "loading", {"adapters": {1: "/tmp"}})
     for name, body in {
         "of nothing": b"", "of no JSON": b"{", "of a list": b"[]", "of a number": b"5", "of bytes": b"\xff\xfe",
         "without weights": json.dumps(config).encode(), "without a rank": json.dumps({**config, "r": None}).encode(),
@@ -621,6 +668,11 @@ LOGITS: dict[str, Callable[[Any], Any]] = {
     "give nothing but -inf": lambda logits: logits * 0 - math.inf,
     "give +inf": lambda logits: logits * 0 + math.inf,
     "give whole numbers": lambda logits: logits.long(),
+    "give numpy's": lambda logits: logits.numpy(),
+    "give yes and no": lambda logits: logits > 0,
+    "give complex ones": lambda logits: logits.cfloat(),
+    "give what has no data": lambda logits: logits.to("meta"),
+    "give sparse ones": lambda logits: logits.to_sparse(),
     "exit": lambda logits: exit(0),
     "end the memory": lambda logits: raising(MemoryError("planted")),
     "stop the iteration": lambda logits: raising(StopIteration()),
@@ -643,10 +695,11 @@ def plugins() -> Iterator[Item]:
     for name, function in LOGITS.items():
         if name != "exit":  # SystemExit is the caller's to use
             yield Item("plugins", f"logits that {name}", "text", {"prompt": "ab"},
-                       plugins=lambda room, act=function: [hook("logits", only_second(act))],
-                       want="either" if "whole" in name else "refused")  # fmt: skip
+                       plugins=lambda room, act=function: [hook("logits", only_second(act))])  # fmt: skip
     yield Item("plugins", "should_stop that raises", "call", {"plugins": [hook("should_stop", lambda *_: 1 / 0)]})
     yield Item("plugins", "should_stop of one argument", "call", {"plugins": [hook("should_stop", lambda ids: 0)]})
+    yield Item("plugins", "should_stop of two answers", "call",
+               lambda room: {"plugins": [hook("should_stop", lambda *_: numpy().array([True, False]))]})  # fmt: skip
     for name, odd_hook in {
         "raises": lambda text: 1 / 0, "gives None": lambda text: None, "gives a number": lambda text: 5,
         "gives bytes": lambda text: text.encode(), "takes nothing": lambda: "", "gives half an emoji": lambda text: HALF,
@@ -672,6 +725,11 @@ def plugins() -> Iterator[Item]:
         "processors of numbers": [hook("hf_logits_processors", [5])],
         "a criterion that raises": [hook("hf_stopping_criteria", [lambda ids, scores: 1 / 0])],
         "a criterion of None": [hook("hf_stopping_criteria", [lambda ids, scores: None])],
+        "a criterion of no axis": [hook("hf_stopping_criteria", [lambda ids, scores: ids[0, 0] < 0])],
+        "a criterion of too few": [hook("hf_stopping_criteria", [lambda ids, scores: ids[:0, 0] < 0])],
+        "a criterion of two axes": [hook("hf_stopping_criteria", [lambda ids, scores: ids < 0])],
+        "a processor of numpy's": [hook("hf_logits_processors", [lambda ids, scores: scores.numpy()])],
+        "a processor of yes and no": [hook("hf_logits_processors", [lambda ids, scores: scores > 0])],
         "a processor that raises": [hook("hf_logits_processors", [lambda ids, scores: 1 / 0])],
         "a processor of None": [hook("hf_logits_processors", [lambda ids, scores: None])],
         "a processor of NaN": [hook("hf_logits_processors", [lambda ids, scores: scores * math.nan])],
@@ -701,6 +759,9 @@ PAIRS: list[Any] = [
 def scoring() -> Iterator[Item]:
     for pair in PAIRS:
         yield Item("scoring", said(pair), "score", pair)
+    yield Item("scoring", "ids of numpy's", "score", lambda room: ("x", numpy().array([5, 6])), "answered")
+    yield Item("scoring", "ids of torch's", "score", lambda room: ("x", torch().tensor([5, 6])), "answered")
+    yield Item("scoring", "an iterator of nothing", "score", ("x", iter([])))
     nothing: list[Any] = [5, None, "ab", {}, b"x"]
     for items in nothing:
         yield Item("scoring", f"items {said(items)}", "act", lambda room, items=items: room.engine().score_batch(items))
@@ -1073,6 +1134,8 @@ def functions() -> Iterator[Item]:
         yield Item(
             "options", f"truncate_at_stops {said(stops)}", "act", lambda room, s=stops: truncate_at_stops("abc", s)
         )
+    for text in (None, b"abc", 5, ["abc"]):
+        yield Item("options", f"cut {said(text)}", "act", lambda room, t=text: truncate_at_stops(t, ["a"]))
     for messages in (5, None, [], "x", [5], [{"role": "x"}], circle()):
         yield Item("messages", f"render {said(messages)}", "act", lambda room, m=messages: room.engine().render(m))
 

@@ -59,13 +59,50 @@ def test_a_template_without_the_switch_renders_with_one_warning_and_a_note(
     assert text.generate_text_batch([chat("a")], {"max_new_tokens": 2})[0].notes == ()
 
 
+TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "w", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def test_what_a_template_knows_nothing_of_is_told_in_a_warning_and_a_note_each(
+    text: GenerationEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gen_engine, "_warned", set())
+    kwargs = {"truncation": True, "max_length": 3, "return_dict": True, "mood": "calm"}
+    asked = chat("a", chat={"template": "{{ mood }} " + NO_SWITCH, "kwargs": kwargs}, tools=[TOOL])
+    [result], [plain] = (
+        text.generate_text_batch([request], {"max_new_tokens": 2})
+        for request in (asked, chat("a", chat={"template": "calm " + NO_SWITCH}))
+    )
+    assert result.prompt_token_ids == plain.prompt_token_ids
+    names = ("enable_thinking", "truncation", "max_length", "return_dict", "tools")
+    assert [any(f"knows no {name} switch" in note for note in result.notes) for name in names] == [True] * 5
+    assert len(result.notes) == 5 and [record.message for record in caplog.records] == list(result.notes)
+    [known] = text.generate_text_batch([chat("a", tools=[TOOL])], {"max_new_tokens": 2})
+    assert known.notes == ()
+    with pytest.raises(RequestError, match="request 0: the chat template failed: TypeError"):
+        text.generate_text_batch([chat("a", chat={"kwargs": {"tools": [TOOL]}}, tools=[TOOL])])
+
+
+@pytest.mark.parametrize("said", [{}, {"content": None}], ids=["without", "None"])
+def test_a_call_without_content_is_printed_without_unless_the_template_asks_for_none(said: Any) -> None:
+    owner = checkpoint(TEXT.parent / "random-llama").tokenizer
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [{"type": "function", "function": TOOL}], **said}]
+    assert render(owner, turns, chat={"add_generation_prompt": False}).endswith("[user] Hello\n[assistant] \n")
+    asks = "{% for m in messages %}{{ 'calls' if m['content'] is none else m['content'] }} {% endfor %}"  # DeepSeek's
+    assert render(owner, turns, chat={"template": asks}) == "Hello calls "
+    empty = [*HELLO, {"role": "assistant", "content": ""}]
+    assert render(owner, empty, chat={"template": asks}).rstrip() == "Hello"
+
+
 class Plain:
     """A tokenizer whose method takes no further keywords, though its template speaks of the switch."""
 
     chat_template = "{{ enable_thinking }}"
 
     def apply_chat_template(
-        self, messages: Any, tools: Any, add_generation_prompt: bool, continue_final_message: bool, tokenize: bool
+        self, messages: Any, add_generation_prompt: bool, continue_final_message: bool, tokenize: bool
     ) -> str:
         return f"<{messages[0]['content']}>"
 
@@ -92,11 +129,7 @@ def test_template_variables_reach_the_template() -> None:
 
 
 def test_tools_are_rendered_by_the_template() -> None:
-    tool = {
-        "type": "function",
-        "function": {"name": "get_weather", "description": "w", "parameters": {"type": "object", "properties": {}}},
-    }
-    rendered = render(checkpoint(TEXT).tokenizer, HELLO, tools=[tool])
+    rendered = render(checkpoint(TEXT).tokenizer, HELLO, tools=[TOOL])
     assert "get_weather" in rendered and "<tools>" in rendered
     assert "get_weather" not in render(checkpoint(TEXT).tokenizer, HELLO)
 

@@ -125,7 +125,10 @@ class Fails(Plugin):
 
 @pytest.mark.parametrize("what", [
     lambda logits: 1 / 0, lambda logits: None, lambda logits: logits * math.nan, lambda logits: logits - math.inf,
-], ids=["raises", "None", "nan", "-inf"])  # fmt: skip
+    lambda logits: logits.numpy(), lambda logits: logits > 0, lambda logits: logits.long(),
+    lambda logits: logits.cfloat(), lambda logits: logits.to("meta"), lambda logits: logits.to_sparse(),
+    lambda logits: logits.numpy().astype(object),
+], ids=["raises", "None", "nan", "-inf", "numpy", "bool", "int", "complex", "meta", "sparse", "objects"])  # fmt: skip
 def test_a_failing_logits_plugin_is_named_and_costs_its_row(hooked: GenerationEngine, what: Any) -> None:
     error = beside(hooked, {"prompt": "ab"}, {"max_new_tokens": 4}, plugins=[Fails(what)])
     assert isinstance(error, OptionError) and "plugin 'fails': logits" in str(error)
@@ -179,6 +182,61 @@ def test_a_failing_object_of_transformers_costs_the_rows_that_it_saw(hook: str) 
         with pytest.raises(OptionError, match="request 0: plugin 'planted'"):
             engine.generate_text_batch(requests, plugins=[always])
         assert engine.generate_text_batch([FRANCE]) == [expected]
+
+
+@pytest.mark.parametrize("two", ["numpy", "torch"])
+def test_an_answer_of_should_stop_that_is_neither_yes_nor_no_costs_its_row(text: GenerationEngine, two: str) -> None:
+    make = {"numpy": "array", "torch": "tensor"}[two]
+    answers = getattr(importlib.import_module(two), make)([True, False])
+    picky = planted(should_stop=lambda ids, said: answers if said.startswith("1") else answers[1])
+    error = beside(text, COUNT, {"max_new_tokens": 8}, plugins=[picky])
+    assert isinstance(error, OptionError) and "plugin 'planted': should_stop" in str(error)
+
+
+ODD_FLAGS: dict[str, Any] = {
+    "no axis": lambda ids: ids[0, 0] < 0, "too few": lambda ids: ids[:-1, 0] < 0, "none": lambda ids: [],
+    "two axes": lambda ids: ids < 0, "yes": lambda ids: True, "without data": lambda ids: (ids[:, 0] < 0).to("meta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", ODD_FLAGS.values(), ids=ODD_FLAGS)
+def test_a_criterion_that_gives_not_one_answer_a_row_is_named(shared: Load, flags: Any) -> None:
+    engine = shared(TEXT, "hf")
+    plugin = planted(hf_stopping_criteria=[lambda ids, scores: flags(ids)])
+    errors: list[Any] = engine.generate_text_batch([FRANCE, PERU], plugins=[plugin], on_error="return")
+    assert all(isinstance(error, OptionError) for error in errors) and [error.index for error in errors] == [0, 1]
+    assert "plugin 'planted': hf_stopping_criteria raised" in str(errors[0])
+    second: Any = [lambda ids, scores: (ids[:, -1] < 0).numpy(), lambda ids, scores: [0, 1] if len(ids) > 1 else [0]]
+    fine = planted(hf_stopping_criteria=second)
+    first, last = engine.generate_text_batch([FRANCE, PERU], plugins=[fine])
+    assert (first.finish_reason, last.finish_reason, last.completion_tokens) == ("eos", "plugin", 1)
+
+
+@pytest.mark.parametrize("what", ["numpy", "long", "bool"])
+def test_what_a_logits_processor_gives_is_named(shared: Load, what: str) -> None:
+    plugin = planted(hf_logits_processors=[lambda ids, scores: getattr(scores, what)()])
+    for options in ({}, {"temperature": 1.0, "seed": 3}):
+        with pytest.raises(OptionError, match="request 0: plugin 'planted': hf_logits_processors gave"):
+            shared(TEXT, "hf").generate_text_batch([FRANCE, PERU], options, plugins=[plugin])
+
+
+def test_a_plugin_whose_property_raises_is_named(text: GenerationEngine) -> None:
+    class Raises:
+        name = "raises"
+        logits = property(nonsense)
+
+    with pytest.raises(OptionError, match="plugin 'raises': logits raised ZeroDivisionError"):
+        text.generate_text_batch([FRANCE], plugins=[Raises()])
+
+
+def test_logits_of_another_precision_are_taken_as_they_are_meant(shared: Load) -> None:
+    answers = []
+    for backend in ("hf", "vllm"):
+        engine = shared(TEXT, backend, logits_hooks=True)
+        ways = (planted(logits=lambda ids, given, to=to: getattr(given, to)()) for to in ("float", "double", "half"))
+        answers.append([engine.generate_text_batch([FRANCE, PERU], plugins=[way]) for way in ways])
+    assert answers[0][0] == answers[0][1]
+    assert [[r.token_ids for r in some] for some in answers[0]] == [[r.token_ids for r in some] for some in answers[1]]
 
 
 class Unprintable(Exception):
@@ -310,6 +368,85 @@ def test_scores_are_halved_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch
         assert sizes[0] == 7 and max(sizes[-4:]) <= 2
         with pytest.raises(EngineError, match="request 1: out of memory with one prompt"):
             engine.score_batch([pairs[0], ("long " * 80, "x")])
+
+
+ODD_IDS: dict[str, Any] = {
+    "numpy": lambda: importlib.import_module("numpy").array([11, 12]),
+    "torch": lambda: importlib.import_module("torch").tensor([11, 12]),
+    "an iterator": lambda: iter([11, 12]),
+}
+
+
+@pytest.mark.parametrize("make", ODD_IDS.values(), ids=ODD_IDS)
+def test_the_ids_of_a_response_may_be_an_array(text: GenerationEngine, make: Any) -> None:
+    assert text.score_batch([("a", make())]) == text.score_batch([("a", [11, 12])])
+
+
+@pytest.mark.parametrize("nothing", [lambda: iter([]), lambda: importlib.import_module("numpy").array([], int), tuple,
+                                     str, lambda: None], ids=["iterator", "numpy", "tuple", "str", "None"])  # fmt: skip
+def test_a_response_without_tokens_is_refused_whatever_it_is(text: GenerationEngine, nothing: Any) -> None:
+    with pytest.raises(RequestError, match="request 1: the response has no tokens"):
+        text.score_batch([("a", "b"), ("Count to 5.", nothing())])
+
+
+@pytest.mark.parametrize("switch", [1, 0, None, "no", [True], importlib.import_module("numpy").array([1, 0])], ids=str)
+def test_a_switch_of_a_call_is_true_or_false(text: GenerationEngine, switch: Any) -> None:
+    with pytest.raises(OptionError, match="grad is .*It must be True or False"):
+        text.score_batch([("a", "b")], grad=switch)
+    with pytest.raises(OptionError, match="cache is .*It must be True or False"):
+        text.generate_text_batch([FRANCE], cache=switch)
+
+
+def test_an_on_error_that_is_no_name_is_refused(text: GenerationEngine) -> None:
+    numpy = importlib.import_module("numpy")
+    odd_ones: list[Any] = [numpy.array(["raise", "return"]), numpy.array(["raise"]), ["raise"], "Raise", None]
+    for odd in odd_ones:
+        with pytest.raises(OptionError, match="no on_error .*raise"):
+            text.generate_text_batch([FRANCE], on_error=odd)
+
+
+def test_a_text_to_cut_is_text() -> None:
+    for odd in (None, b"abc", 5, ["abc"]):
+        with pytest.raises(OptionError, match="text is .*It must be a string"):
+            gen_engine.truncate_at_stops(odd, ["a"])  # type: ignore[arg-type]
+    assert gen_engine.truncate_at_stops("", ["a"]) == ""
+
+
+def test_names_of_adapters_are_text_and_none_vanishes() -> None:
+    for names in ((1, "1"), ("",), (HALF,), (None,)):
+        with pytest.raises(OptionError, match="ModelLoadConfig.adapters is .*a mapping of names to directories"):
+            load(TEXT, adapters=dict.fromkeys(names, "/nowhere"))
+
+
+@pytest.mark.parametrize("method", ["arrived", "stepped", "answered", "timed"])
+def test_an_observer_that_raises_is_an_error_of_ours_and_the_next_call_is_right(
+    text: GenerationEngine, method: str
+) -> None:
+    observer = type("Raises", (gen_engine.Observer,), {method: nonsense})()
+    expected = text.generate_text_batch([FRANCE])
+    if method != "timed" or text.backend.name == "hf":
+        with pytest.raises(EngineError, match="the call failed: ZeroDivisionError: planted"), text.observed(observer):
+            text.generate_text_batch([FRANCE], on_error="return")
+    assert text.generate_text_batch([FRANCE]) == expected
+    with pytest.raises(OptionError, match="observer is 'x'. It must be derived from Observer"), text.observed("x"):  # type: ignore[arg-type]
+        raise AssertionError
+    with text.observed(gen_engine.Observer()):
+        assert text.generate_text_batch([FRANCE]) == expected
+
+
+def test_an_engine_that_a_plugin_closes_says_so_where_another_adapter_is_to_follow() -> None:
+    folder = TEXT.parent / "random-adapters"
+    with open_engine(TEXT, "hf", adapters={name: folder / name for name in ("one", "two")}) as engine:
+        closes = planted(should_stop=lambda ids, said: engine.close())
+        requests = [FRANCE | {"adapter": name} for name in ("one", "two")]
+        with pytest.raises(EngineError, match="the engine was closed while it ran"):
+            engine.generate_text_batch(requests, {"max_new_tokens": 4}, plugins=[closes], on_error="return")
+
+
+def test_the_switches_of_numpy_are_switches(shared: Load) -> None:
+    engine, true = shared(TEXT, "hf"), importlib.import_module("numpy").True_
+    assert engine.score_batch([("a", "b")], grad=true)[0].logprobs.requires_grad
+    assert engine.generate_text_batch([FRANCE], cache=true) == engine.generate_text_batch([FRANCE])
 
 
 # -- vLLM itself -------------------------------------------------------------------------------------------------------
@@ -565,6 +702,84 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     options = GenerationOptions(max_new_tokens=numpy.int64(7), temperature=numpy.float32(0.5), top_k=torch.tensor(3))
     assert (options.max_new_tokens, options.temperature, options.top_k) == (7, 0.5, 3)
     assert {type(options.max_new_tokens), type(options.top_k)} == {int}
+
+
+def odd_arrays() -> list[Any]:
+    numpy, torch = importlib.import_module("numpy"), importlib.import_module("torch")
+
+    class NoList:
+        dtype = "float32"
+
+    return [numpy.float32, numpy.ndarray, NoList, NoList(), torch.tensor(3, device="meta"), numpy.array([1, 0])]
+
+
+@pytest.mark.parametrize("value", odd_arrays(), ids=lambda value: str(value)[:30])
+def test_what_only_looks_like_an_array_is_refused(text: GenerationEngine, value: Any) -> None:
+    for name in ("dtype", "max_model_len", "device", "backend"):
+        with pytest.raises(OptionError, match="ModelLoadConfig|no dtype|no backend"):
+            load(TEXT, **{"backend": "hf", name: value})
+    with pytest.raises(OptionError, match="GenerationOptions"):
+        text.generate_text_batch([FRANCE], {"temperature": value})
+    for name in ("prompt", "prompt_token_ids", "messages"):
+        if type(value).__name__ != "ndarray" or name != "prompt_token_ids":
+            beside(text, {name: value})
+
+
+def test_a_wrong_dtype_of_numpy_is_told_the_right_ones() -> None:
+    with pytest.raises(OptionError, match="no dtype <class 'numpy.float32'>. Known: bfloat16, float16, float32"):
+        load(TEXT, dtype=importlib.import_module("numpy").float32)
+
+
+# -- requests that raise as they are read ------------------------------------------------------------------------------
+
+
+class Torn(dict[str, Any]):
+    """Raises where its keys are asked for."""
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("planted")
+
+    keys = items = __iter__
+
+
+class Endless:
+    def __iter__(self) -> Any:
+        raise ZeroDivisionError("planted")
+
+
+def unlike(**message: Any) -> Any:
+    return {"messages": [{"role": "user", "content": "x", **message}]}
+
+
+@pytest.mark.parametrize("odd", [
+    lambda array: unlike(role=array(["user", "system"])),
+    lambda array: unlike(role=array(["user"])),
+    lambda array: unlike(content=[{"type": array(["text", "image"]), "text": "x"}]),
+    lambda array: unlike(content=[{"type": array(["text"]), "text": "x"}]),
+    lambda array: unlike(role="assistant", content=None, tool_calls=array([1, 2])),
+    lambda array: unlike(role="assistant", tool_calls=array([1, 2])),
+    lambda array: Torn(prompt="x"),
+    lambda array: {"messages": [Torn(role="user", content="x")]},
+    lambda array: {"messages": Endless()},
+    lambda array: {"prompt_token_ids": Endless()},
+    lambda array: {"prompt": "x", "structured": Torn(regex="a")},
+])  # fmt: skip
+def test_what_raises_as_it_is_read_costs_its_row(text: GenerationEngine, odd: Any) -> None:
+    beside(text, odd(importlib.import_module("numpy").array))
+
+
+@pytest.mark.parametrize("template", [5, {"default": 5}, [{"name": "default", "template": 5}]], ids=str)
+def test_a_chat_template_that_is_no_text_costs_the_chats(edited: Any, template: Any) -> None:
+    model = edited(TEXT, {"tokenizer_config.json": {"chat_template": template}})
+    (model / "chat_template.jinja").unlink()
+    try:
+        engine = load(model)
+    except LoadError:
+        return
+    with engine:
+        error, answer = engine.generate_text_batch([FRANCE, {"prompt": "1, 2, 3,"}], on_error="return")  # type: Any, Any
+        assert isinstance(error, RequestError) and error.index == 0 and "no chat template" in str(error)
+        assert answer.text
 
 
 # -- n-grams -----------------------------------------------------------------------------------------------------------

@@ -206,6 +206,35 @@ def test_a_bad_row_of_any_kind_fails_alone_where_asked(vl: GenerationEngine, bad
     assert results[0].text == results[2].text == '{"color": "red", "shape": "circle"}'
 
 
+SHOWN = "data:image/png;base64," + base64.b64encode(png(drawing("red", "circle"))).decode()
+BESIDE: list[dict[str, Any]] = [
+    {"type": "image", "image": SHOWN, "max_pixels": 1024},
+    {"type": "image", "image": SHOWN, "resized_height": 32, "resized_width": 32},
+    {"type": "image", "url": SHOWN},
+    {"type": "image_url", "image_url": {"url": SHOWN, "detail": "low"}},
+    {"type": "image_url", "image_url": {"url": SHOWN, "max_pixels": 1024}},
+    {"type": "image_url", "image_url": SHOWN, "min_pixels": 1024},
+]
+
+
+@pytest.mark.parametrize("part", BESIDE, ids=lambda part: " ".join(part))
+def test_what_a_part_says_beside_its_picture_is_refused(vl: GenerationEngine, part: dict[str, Any]) -> None:
+    good = look(drawing("blue", "square"))
+    bad = {"messages": [{"role": "user", "content": [part, {"type": "text", "text": ASK}]}]}
+    first, error = vl.generate_vlm_batch([good, bad], on_error="return")  # type: Any, Any
+    assert isinstance(error, RequestError) and error.index == 1 and "which would do nothing" in str(error)
+    assert "vlm={'max_pixels': ...}" in str(error) and first.text
+
+
+def test_what_a_part_leaves_open_is_nothing(vl: GenerationEngine) -> None:
+    """As OpenAI's clients say `detail`, and tables of messages have a value in each column."""
+    url = {"url": SHOWN, "detail": "auto"}
+    parts: list[Any] = [{"type": "image_url", "image_url": url}, {"type": "image_url", "image_url": {"url": SHOWN}},
+                        {"type": "image", "image": SHOWN, "text": None, "image_url": None}]  # fmt: skip
+    answers = [vl.generate_vlm_batch([{"messages": [{"role": "user", "content": [part]}]}]) for part in parts]
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_a_text_contract_with_pictures_goes_through_the_vlm_door(vl: GenerationEngine) -> None:
     request = gen_engine.TextGenerationRequest(messages=look(drawing("red", "circle"))["messages"])
     assert vl.generate_vlm_batch([request])[0].text == '{"color": "red", "shape": "circle"}'
