@@ -1094,8 +1094,11 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         sees = hasattr(config, "vision_config") or config.model_type in known
         auto = transformers.AutoProcessor if sees else transformers.AutoTokenizer
         owner = auto.from_pretrained(settings.model, **common)
-        with contextlib.suppress(OSError):  # many checkpoints have none
+        try:
             generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
+        except OSError as error:  # many checkpoints have none
+            if isinstance(error.__context__, (json.JSONDecodeError, UnicodeDecodeError)):
+                raise
         processor = owner if sees else None
         tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
         tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves

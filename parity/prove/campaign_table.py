@@ -766,7 +766,7 @@ DAMAGE: dict[str, dict[str, Any]] = {  # changes to a checkpoint
     "a tokenizer config of no JSON": {"tokenizer_config.json": b"{"},
     "a template that is broken": {"chat_template.jinja": b"{% for %}"},
 }
-EITHER_LOADS = ("a generation config of no JSON", "an end that is a list of text", "a dtype of nothing", "a template that is broken",
+EITHER_LOADS = ("an end that is a list of text", "a dtype of nothing", "a template that is broken",
                 "an end that is text", "an end that is a fraction", "a window of text", "no tokenizer", "another size",
                 "heads that do not divide", "a vocabulary of one", "a tokenizer config of no JSON",
                 "layers below none")  # fmt: skip

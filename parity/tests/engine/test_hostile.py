@@ -412,20 +412,23 @@ def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: P
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 
-DAMAGE: dict[str, Any] = {
-    "config.json": b"{", "tokenizer.json": b"[]", "model.safetensors": b"\xff" * 16, "generation_config.json": None,
-}  # fmt: skip
+DAMAGE = {"config.json": b"{", "tokenizer.json": b"[]", "model.safetensors": b"\xff" * 16, "generation_config.json": b"{"}
 
 
 @pytest.mark.parametrize("name", list(DAMAGE))
 def test_a_damaged_file_is_a_load_error(edited: Any, name: str) -> None:
-    changes = {"config.json": {"eos_token_id": "x"}} if DAMAGE[name] is None else {}
-    model = edited(TEXT, changes)
-    if DAMAGE[name]:
-        (model / name).write_bytes(DAMAGE[name])
+    model = edited(TEXT, {})
+    (model / name).write_bytes(DAMAGE[name])
     with pytest.raises(LoadError) as caught:
         load(model)
     assert caught.value.fix and caught.value.__cause__ is not None
+
+
+def test_a_checkpoint_without_a_generation_config_loads(edited: Any, backend: str) -> None:
+    model = edited(TEXT, {})
+    (model / "generation_config.json").unlink()
+    with open_engine(model, backend) as engine:
+        assert engine.generate_text_batch([FRANCE])[0].text == "The capital of France is Paris."
 
 
 class Owns:
