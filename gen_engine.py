@@ -1017,7 +1017,7 @@ class Checkpoint:
     """What both backends read from a checkpoint, once, so that they cannot read it differently.
     eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from the latter.
     pad_id: fills nothing that a model attends to.   window: tokens in all, or None where the checkpoint names none.
-    vocabulary: ids are below it: the tokenizer's, or the model's where that is larger."""
+    vocabulary: ids are below it: the model's, whatever its tokenizer knows beyond; that one's, where none is named."""
 
     settings: ModelLoadConfig
     config: Any
@@ -1110,7 +1110,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         if longest and wanted and wanted > longest:
             raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or drop it")
         dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
-        vocabulary = max(len(tokenizer), getattr(text_config, "vocab_size", 0))
+        vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
         return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
@@ -1206,7 +1206,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     stop_ids: dict[int, str | int] = {}
     for string in stop.strings:
         ids = tokenizer.encode(string, add_special_tokens=False)
-        if len(ids) == 1 and decode_ids(tokenizer, ids) == string:
+        if len(ids) == 1 and ids[0] < vocabulary and decode_ids(tokenizer, ids) == string:
             stop_ids[ids[0]] = string
         elif options.decode.skip_special_tokens and any(special in string for special in tokenizer.all_special_tokens):
             problem = f"stop {string!r} holds a special token, which skip_special_tokens takes out of the text"
@@ -1276,7 +1276,8 @@ def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, .
 def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
     if not ids:
         raise RequestError("the prompt has no tokens", fix="give it some text")
-    check_known(ids, checkpoint, "a token id", "check prompt_token_ids")
+    own = (i for i in ids if i != checkpoint.placeholder_id)  # it can be beyond what a model says (Llama 3.2 Vision)
+    check_known(own, checkpoint, "a token id", "check prompt_token_ids, or what the tokenizer knows beyond the model")
     placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
         fix = f"a prompt holds one {checkpoint.placeholder!r} for each picture" if checkpoint.processor else ""
@@ -1388,8 +1389,7 @@ def grammar_of(structured: StructuredOptions) -> str:
 
 def grammar_compiler(checkpoint: Checkpoint) -> Any:
     """xgrammar's, for structures that end in any of the checkpoint's end-of-text ids; it keeps the latest few."""
-    xgrammar, size = need("xgrammar"), checkpoint.config.get_text_config().vocab_size
-    how = {"vocab_size": size, "stop_token_ids": list(checkpoint.eos_ids)}
+    xgrammar, how = need("xgrammar"), {"vocab_size": checkpoint.vocabulary, "stop_token_ids": list(checkpoint.eos_ids)}
     info = xgrammar.TokenizerInfo.from_huggingface(checkpoint.tokenizer, **how)
     return xgrammar.GrammarCompiler(info, cache_limit_bytes=64 << 20)  # one takes 0.4 MB and more
 
@@ -2319,7 +2319,7 @@ class HfBackend:
         """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
         rows = [Row(prompt, place=place, response=response) for place, (prompt, response) in enumerate(pairs)]
         longest = max(row.prompt.length + len(row.response) for row in rows)
-        size = max(1, SCORED_LOGITS // (self.checkpoint.config.get_text_config().vocab_size * longest))
+        size = max(1, SCORED_LOGITS // (self.checkpoint.vocabulary * longest))
         scores: dict[int, ScoreResult] = {}
         for adapter in {row.prompt.adapter for row in rows}:
             self._adapt(adapter)

@@ -431,6 +431,29 @@ def test_a_checkpoint_without_a_generation_config_loads(edited: Any, backend: st
         assert engine.generate_text_batch([FRANCE])[0].text == "The capital of France is Paris."
 
 
+def test_a_token_beyond_the_model_costs_its_row(edited: Any, backend: str) -> None:
+    """Of a tokenizer that knows more than the model was made for."""
+    model = edited(TEXT, {})
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens([f"<new{k}>" for k in range(60)])
+    tokenizer.save_pretrained(model)
+    beyond = tokenizer.convert_tokens_to_ids("<new59>")
+    with open_engine(model, backend, logits_hooks=True) as engine:
+        for bad in ({"prompt": "a <new59>"}, chat("<new59>"), {"prompt_token_ids": [5, beyond]}):
+            assert "a token id is outside the vocabulary of 576" in str(beside(engine, bad, {"max_new_tokens": 4}))
+        with pytest.raises(RequestError, match="request 0: a token id to replay is outside the vocabulary of 576"):
+            engine.generate_text_batch([FRANCE], {"replay": [[beyond]]})
+        for pair in (("<new59>", "a"), ("a", "<new59>"), ("a", [beyond])):
+            with pytest.raises(RequestError, match="request 1: a token id is outside the vocabulary of 576"):
+                engine.score_batch([("a", "b"), pair])
+        for options in ({"stop": {"token_ids": [beyond]}}, {"logprobs": 577}):
+            with pytest.raises(OptionError, match="576"):
+                engine.generate_text_batch([FRANCE], options)
+        expected = engine.generate_text_batch([FRANCE])
+        [result] = engine.generate_text_batch([FRANCE], {"stop": ["<new59>"]})  # text, of whichever tokens
+        assert [result.text] == [one.text for one in expected]
+
+
 class Owns:
     """Runs code where it is unpickled."""
 
