@@ -1111,6 +1111,9 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
             raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or drop it")
         dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
         vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
+        if unknown := [i for i in eos_ids if type(i) is not int or i >= vocabulary]:
+            problem = f"the checkpoint's end-of-text ids {brief(unknown)} are none of its {vocabulary} tokens"
+            raise LoadError(problem, fix="see config.json, generation_config.json and the tokenizer's")
         return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 

@@ -412,7 +412,12 @@ def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: P
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 
-DAMAGE = {"config.json": b"{", "tokenizer.json": b"[]", "model.safetensors": b"\xff" * 16, "generation_config.json": b"{"}
+DAMAGE = {
+    "config.json": b"{",
+    "tokenizer.json": b"[]",
+    "model.safetensors": b"\xff" * 16,
+    "generation_config.json": b"{",
+}
 
 
 @pytest.mark.parametrize("name", list(DAMAGE))
@@ -429,6 +434,14 @@ def test_a_checkpoint_without_a_generation_config_loads(edited: Any, backend: st
     (model / "generation_config.json").unlink()
     with open_engine(model, backend) as engine:
         assert engine.generate_text_batch([FRANCE])[0].text == "The capital of France is Paris."
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("bad", [[552, 99_999], [576], 551.0, [True], 1.5, "x"], ids=str)
+def test_an_end_that_is_no_token_is_a_load_error(edited: Any, backend: str, name: str, bad: Any) -> None:
+    """vLLM would refuse every request. What is no number at all, a release of transformers may refuse itself."""
+    with pytest.raises(LoadError, match="are none of its 576 tokens|Validation error|not supported between"):
+        open_engine(edited(TEXT, {name: {"eos_token_id": bad}}), backend)
 
 
 def test_a_token_beyond_the_model_costs_its_row(edited: Any, backend: str) -> None:
