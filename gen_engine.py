@@ -455,6 +455,8 @@ class ModelLoadConfig(Contract):
 
     def check(self) -> None:
         settle(self, adapters={str(name): os.fspath(path) for name, path in self.adapters.items()})
+        if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
+            raise OptionError("a model on the device 'meta', or without return_dict, answers nothing", fix="drop it")
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
             settle(self, **{name: extra})
@@ -1084,6 +1086,8 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
                 need("huggingface_hub.utils").validate_repo_id(settings.model)
             except ValueError:  # which speaks of a "repo id"
                 raise FileNotFoundError("there is no such directory") from None
+        elif settings.revision is not None:
+            raise OptionError("revision is for a hub name, and the model is a directory", fix="drop it")
         for path in settings.adapters.values():
             if not Path(path, "adapter_config.json").is_file():
                 raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")

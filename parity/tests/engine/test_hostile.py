@@ -503,6 +503,11 @@ def test_a_mistyped_path_is_said_in_our_words() -> None:
         load(None)  # type: ignore[arg-type]
 
 
+def test_a_revision_of_a_directory_is_refused(backend: str) -> None:
+    with pytest.raises(OptionError, match="revision is for a hub name"):
+        open_engine(TEXT, backend, revision="main")
+
+
 def test_a_fallback_to_hf_may_be_asked_for_on_either_backend() -> None:
     with load(TEXT, fallback_backend="hf") as engine:
         assert engine.backend.name == "hf"
