@@ -2295,11 +2295,15 @@ class HfBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         torch, transformers = need("torch"), need("transformers")
         kind = "AutoModelForCausalLM" if checkpoint.processor is None else "AutoModelForImageTextToText"
-        how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs}
+        how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs, "output_loading_info": True}
         how.update(trust_remote_code=settings.trust_remote_code, revision=settings.revision)
         if settings.attn_implementation:
             how["attn_implementation"] = settings.attn_implementation
-        self.model = getattr(transformers, kind).from_pretrained(settings.model, **how).eval()
+        self.model, found = getattr(transformers, kind).from_pretrained(settings.model, **how)
+        # More than the model takes may be for another use of the checkpoint. For what is lacking stand random numbers.
+        if lacking := sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"]))):
+            problem = f"the checkpoint lacks {len(lacking)} of the weights that its config speaks of: {brief(lacking)}"
+            raise LoadError(problem, fix="get all of its files, and see that the config is theirs")
         if "device_map" not in how:
             self.model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # `generate` takes what a call leaves out from here, and a checkpoint's own config holds sampling defaults.

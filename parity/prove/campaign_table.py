@@ -810,11 +810,22 @@ def loading() -> Iterator[Item]:
     yield Item("loading", "weights that are a pickle", "loading", pickled)
     yield Item("loading", "and no code was run", "act", not_owned, "answered")
     yield Item("loading", "weights of NaN", "loading", not_a_number)
+    yield Item("loading", "weights without a layer", "loading", without_a_layer)
     yield Item("loading", "fallback_backend where it is the backend", "loading", {"fallback_backend": "hf"}, "answered",
                backends=("hf",))  # fmt: skip
     yield Item("loading", "no processor", "loading",
                lambda room: {"model": room.checkpoint("blind", {"preprocessor_config.json": None}, VL)}, "either",
                backends=("hf",))  # fmt: skip
+
+
+def without_a_layer(room: Room) -> dict[str, Any]:
+    from safetensors.torch import load_file, save_file
+
+    model = room.checkpoint("without a layer", {})
+    weights = load_file(model / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if ".layers.2." not in name}
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    return {"model": model}
 
 
 def not_a_number(room: Room) -> dict[str, Any]:

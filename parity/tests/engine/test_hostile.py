@@ -10,7 +10,8 @@ import itertools
 import json
 import math
 import pickle
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from gen_engine import (
 )
 from parity.prove.campaign_table import circle, nested
 
-from ..conftest import TEXT, Load, chat, open_engine
+from ..conftest import TEXT, VL, Load, chat, open_engine
 
 FRANCE, PERU, COUNT = chat("What is the capital of France?"), chat("What is the capital of Peru?"), chat("Count to 25.")
 HALF = "a\ud800b"
@@ -465,6 +466,36 @@ def test_a_token_beyond_the_model_costs_its_row(edited: Any, backend: str) -> No
         expected = engine.generate_text_batch([FRANCE])
         [result] = engine.generate_text_batch([FRANCE], {"stop": ["<new59>"]})  # text, of whichever tokens
         assert [result.text] == [one.text for one in expected]
+
+
+def kept_weights(model: Path, name_of: Callable[[str], str | None]) -> Path:
+    """Its weights under other names, and none where that is None."""
+    torch, file = importlib.import_module("safetensors.torch"), model / "model.safetensors"
+    torch.save_file(
+        {new: w for old, w in torch.load_file(file).items() if (new := name_of(old))}, file, {"format": "pt"}
+    )
+    return model
+
+
+@pytest.mark.parametrize("model, lacking, on", [
+    (TEXT, r"layers\.2\.", ("hf", "vllm")), (TEXT, ".", ("hf", "vllm")), (VL, "visual", ("hf", "vllm")),
+    (TEXT, r"layers\.1\.mlp\.down_proj", ("hf",)), (TEXT, "embed_tokens", ("hf",)),  # vLLM sees to norms and the like
+], ids=["a layer", "all", "what sees", "a matrix", "embeddings"])  # fmt: skip
+def test_weights_that_a_checkpoint_lacks_are_a_load_error(
+    edited: Any, backend: str, model: Path, lacking: str, on: Sequence[str]
+) -> None:
+    broken = kept_weights(edited(model, {}), lambda name: f"x{name}" if re.search(lacking, name) else name)
+    if backend in on:
+        with pytest.raises(
+            LoadError, match="the checkpoint lacks [0-9]+ of the weights" if backend == "hf" else "load"
+        ):
+            open_engine(broken, backend)
+
+
+def test_a_config_of_more_layers_is_a_load_error(edited: Any, backend: str) -> None:
+    layers = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+    with pytest.raises(LoadError, match=r"model\.layers\.3\."):
+        open_engine(edited(TEXT, {"config.json": layers}), backend)
 
 
 class Owns:
