@@ -457,6 +457,8 @@ class ModelLoadConfig(Contract):
 
     def check(self) -> None:
         settle(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
+        if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
+            raise OptionError("a model on the device 'meta', or without return_dict, answers nothing", fix="drop it")
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
             settle(self, **{name: extra})
@@ -1023,7 +1025,7 @@ class Checkpoint:
     """What both backends read from a checkpoint, once, so that they cannot read it differently.
     eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from the latter.
     pad_id: fills nothing that a model attends to.   window: tokens in all, or None where the checkpoint names none.
-    vocabulary: ids are below it: the tokenizer's, or the model's where that is larger."""
+    vocabulary: ids are below it: the model's, whatever its tokenizer knows beyond; that one's, where none is named."""
 
     settings: ModelLoadConfig
     config: Any
@@ -1090,6 +1092,8 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
                 need("huggingface_hub.utils").validate_repo_id(settings.model)
             except ValueError:  # which speaks of a "repo id"
                 raise FileNotFoundError("there is no such directory") from None
+        elif settings.revision is not None:
+            raise OptionError("revision is for a hub name, and the model is a directory", fix="drop it")
         for path in settings.adapters.values():
             if not Path(path, "adapter_config.json").is_file():
                 raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")
@@ -1100,8 +1104,11 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         sees = hasattr(config, "vision_config") or config.model_type in known
         auto = transformers.AutoProcessor if sees else transformers.AutoTokenizer
         owner = auto.from_pretrained(settings.model, **common)
-        with contextlib.suppress(OSError):  # many checkpoints have none
+        try:
             generation = transformers.GenerationConfig.from_pretrained(settings.model, revision=settings.revision)
+        except OSError as error:  # many checkpoints have none
+            if isinstance(error.__context__, (json.JSONDecodeError, UnicodeDecodeError)):
+                raise
         processor = owner if sees else None
         tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
         tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
@@ -1113,7 +1120,10 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         if longest and wanted and wanted > longest:
             raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or drop it")
         dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
-        vocabulary = max(len(tokenizer), getattr(text_config, "vocab_size", 0))
+        vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
+        if unknown := [i for i in eos_ids if type(i) is not int or i >= vocabulary]:
+            problem = f"the checkpoint's end-of-text ids {brief(unknown)} are none of its {vocabulary} tokens"
+            raise LoadError(problem, fix="see config.json, generation_config.json and the tokenizer's")
         return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
@@ -1201,7 +1211,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     stop_ids: dict[int, str | int] = {}
     for string in stop.strings:
         ids = tokenizer.encode(string, add_special_tokens=False)
-        if len(ids) == 1 and decode_ids(tokenizer, ids) == string:
+        if len(ids) == 1 and ids[0] < vocabulary and decode_ids(tokenizer, ids) == string:
             stop_ids[ids[0]] = string
         elif options.decode.skip_special_tokens and any(special in string for special in tokenizer.all_special_tokens):
             problem = f"stop {string!r} holds a special token, which skip_special_tokens takes out of the text"
@@ -1272,7 +1282,8 @@ def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, .
 def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
     if not ids:
         raise RequestError("the prompt has no tokens", fix="give it some text")
-    check_known(ids, checkpoint, "a token id", "check prompt_token_ids")
+    own = (i for i in ids if i != checkpoint.placeholder_id)  # it can be beyond what a model says (Llama 3.2 Vision)
+    check_known(own, checkpoint, "a token id", "check prompt_token_ids, or what the tokenizer knows beyond the model")
     placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
         fix = f"a prompt holds one {checkpoint.placeholder!r} for each picture" if checkpoint.processor else ""
@@ -1418,8 +1429,7 @@ def grammar_of(structured: StructuredOptions) -> str:
 
 def grammar_compiler(checkpoint: Checkpoint) -> Any:
     """xgrammar's, for structures that end in any of the checkpoint's end-of-text ids; it keeps the latest few."""
-    xgrammar, size = need("xgrammar"), checkpoint.config.get_text_config().vocab_size
-    how = {"vocab_size": size, "stop_token_ids": list(checkpoint.eos_ids)}
+    xgrammar, how = need("xgrammar"), {"vocab_size": checkpoint.vocabulary, "stop_token_ids": list(checkpoint.eos_ids)}
     info = xgrammar.TokenizerInfo.from_huggingface(checkpoint.tokenizer, **how)
     return xgrammar.GrammarCompiler(info, cache_limit_bytes=64 << 20)  # one takes 0.4 MB and more
 
@@ -2313,11 +2323,15 @@ class HfBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         torch, transformers = need("torch"), need("transformers")
         kind = "AutoModelForCausalLM" if checkpoint.processor is None else "AutoModelForImageTextToText"
-        how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs}
+        how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs, "output_loading_info": True}
         how.update(trust_remote_code=settings.trust_remote_code, revision=settings.revision)
         if settings.attn_implementation:
             how["attn_implementation"] = settings.attn_implementation
-        self.model = getattr(transformers, kind).from_pretrained(settings.model, **how).eval()
+        self.model, found = getattr(transformers, kind).from_pretrained(settings.model, **how)
+        # More than the model takes may be for another use of the checkpoint. For what is lacking stand random numbers.
+        if lacking := sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"]))):
+            problem = f"the checkpoint lacks {len(lacking)} of the weights that its config speaks of: {brief(lacking)}"
+            raise LoadError(problem, fix="get all of its files, and see that the config is theirs")
         if "device_map" not in how:
             self.model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # `generate` takes what a call leaves out from here, and a checkpoint's own config holds sampling defaults.
@@ -2344,7 +2358,7 @@ class HfBackend:
         """Teacher forcing, padded on the right: what stands there is masked, and comes after all that counts."""
         rows = [Row(prompt, place=place, response=response) for place, (prompt, response) in enumerate(pairs)]
         longest = max(row.prompt.length + len(row.response) for row in rows)
-        size = max(1, SCORED_LOGITS // (self.checkpoint.config.get_text_config().vocab_size * longest))
+        size = max(1, SCORED_LOGITS // (self.checkpoint.vocabulary * longest))
         scores: dict[int, ScoreResult] = {}
         for adapter in {row.prompt.adapter for row in rows}:
             left = [row for row in rows if row.prompt.adapter == adapter]

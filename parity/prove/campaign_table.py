@@ -774,19 +774,19 @@ SETTINGS: dict[str, list[Any]] = {
               "a\0b", [], {}, object, "/etc/passwd", "/tmp", "~/nothing", "http://127.0.0.1/model", "x" * 5000, LONG, b"x", FAR, "models--Qwen--Qwen3-0.6B", "tiny-qwen3-", "x" * 97],
     "backend": ["vlm", None, 5, HALF, [], FAR],
     "dtype": ["fp16", 5, "int8", ""],
-    "device": ["cpuu", 5, "", "cuda:99"],
+    "device": ["cpuu", 5, "", "cuda:99", "meta"],
     "attn_implementation": ["nothing", 5],
     "max_model_len": [0, 1, 2.5, "5", True, 10**9, LONG],
     "max_batch_tokens": [0, -1, "5"],
     "max_batch_size": [0, -1, 2.5],
-    "revision": [5, ""],
+    "revision": [5, "", "main"],  # of a directory
     "trust_remote_code": [1, None],
     "logits_hooks": [1],
     "fallback_backend": ["vllm", 5, "hff", FAR],
     "progress": [None],
     "cache": [5, "answers.sqlite", [], {"a": 5}],
     "decoder": [5, "ngram", object],
-    "hf_kwargs": [5, {"model": "x"}, {"nonsense": 1}, {"dtype": "x"}, {"device_map": 5}, {"device_map": "nowhere"}, {5: 6}],
+    "hf_kwargs": [5, {"model": "x"}, {"nonsense": 1}, {"dtype": "x"}, {"return_dict": False}, {"device_map": 5}, {"device_map": "nowhere"}, {5: 6}],
     "vllm_kwargs": [5, {"nonsense": 1}, {"model": "x"}],
     "nonsense": [1],
 }  # fmt: skip
@@ -808,6 +808,7 @@ DAMAGE: dict[str, dict[str, Any]] = {  # changes to a checkpoint
     "an end that is text": {"config.json": {"eos_token_id": "x"}},
     "an end that is a list of text": {"generation_config.json": b'{"eos_token_id": ["x"]}'},
     "an end that is a fraction": {"config.json": {"eos_token_id": 1.5}},
+    "an end that is no token": {"generation_config.json": b'{"eos_token_id": [552, 99999]}'},
     "layers of text": {"config.json": {"num_hidden_layers": "x"}},
     "layers below none": {"config.json": {"num_hidden_layers": -1}},
     "heads that do not divide": {"config.json": {"num_attention_heads": 7}},
@@ -827,8 +828,8 @@ DAMAGE: dict[str, dict[str, Any]] = {  # changes to a checkpoint
     "a tokenizer config of no JSON": {"tokenizer_config.json": b"{"},
     "a template that is broken": {"chat_template.jinja": b"{% for %}"},
 }
-EITHER_LOADS = ("a generation config of no JSON", "an end that is a list of text", "a dtype of nothing", "a template that is broken",
-                "an end that is text", "an end that is a fraction", "a window of text", "no tokenizer", "another size",
+EITHER_LOADS = ("a dtype of nothing", "a template that is broken",
+                "a window of text", "no tokenizer", "another size",
                 "heads that do not divide", "a vocabulary of one", "a tokenizer config of no JSON",
                 "layers below none")  # fmt: skip
 
@@ -870,11 +871,22 @@ def loading() -> Iterator[Item]:
     yield Item("loading", "weights that are a pickle", "loading", pickled)
     yield Item("loading", "and no code was run", "act", not_owned, "answered")
     yield Item("loading", "weights of NaN", "loading", not_a_number)
+    yield Item("loading", "weights without a layer", "loading", without_a_layer)
     yield Item("loading", "fallback_backend where it is the backend", "loading", {"fallback_backend": "hf"}, "answered",
                backends=("hf",))  # fmt: skip
     yield Item("loading", "no processor", "loading",
                lambda room: {"model": room.checkpoint("blind", {"preprocessor_config.json": None}, VL)}, "either",
                backends=("hf",))  # fmt: skip
+
+
+def without_a_layer(room: Room) -> dict[str, Any]:
+    from safetensors.torch import load_file, save_file
+
+    model = room.checkpoint("without a layer", {})
+    weights = load_file(model / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if ".layers.2." not in name}
+    save_file(kept, model / "model.safetensors", {"format": "pt"})
+    return {"model": model}
 
 
 def not_a_number(room: Room) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import itertools
 import json
 import math
 import pickle
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from gen_engine import (
 )
 from parity.prove.campaign_table import circle, nested
 
-from ..conftest import TEXT, Load, chat, open_engine
+from ..conftest import TEXT, VL, Load, chat, open_engine
 
 FRANCE, PERU, COUNT = chat("What is the capital of France?"), chat("What is the capital of Peru?"), chat("Count to 25.")
 HALF = "a\ud800b"
@@ -569,20 +570,89 @@ def test_no_script_is_run_and_no_pipe_or_device_opened_for_a_picture(tmp_path: P
 
 # -- loading -----------------------------------------------------------------------------------------------------------
 
-DAMAGE: dict[str, Any] = {
-    "config.json": b"{", "tokenizer.json": b"[]", "model.safetensors": b"\xff" * 16, "generation_config.json": None,
-}  # fmt: skip
+DAMAGE = {
+    "config.json": b"{",
+    "tokenizer.json": b"[]",
+    "model.safetensors": b"\xff" * 16,
+    "generation_config.json": b"{",
+}
 
 
 @pytest.mark.parametrize("name", list(DAMAGE))
 def test_a_damaged_file_is_a_load_error(edited: Any, name: str) -> None:
-    changes = {"config.json": {"eos_token_id": "x"}} if DAMAGE[name] is None else {}
-    model = edited(TEXT, changes)
-    if DAMAGE[name]:
-        (model / name).write_bytes(DAMAGE[name])
+    model = edited(TEXT, {})
+    (model / name).write_bytes(DAMAGE[name])
     with pytest.raises(LoadError) as caught:
         load(model)
     assert caught.value.fix and caught.value.__cause__ is not None
+
+
+def test_a_checkpoint_without_a_generation_config_loads(edited: Any, backend: str) -> None:
+    model = edited(TEXT, {})
+    (model / "generation_config.json").unlink()
+    with open_engine(model, backend) as engine:
+        assert engine.generate_text_batch([FRANCE])[0].text == "The capital of France is Paris."
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("bad", [[552, 99_999], [576], 551.0, [True], 1.5, "x"], ids=str)
+def test_an_end_that_is_no_token_is_a_load_error(edited: Any, backend: str, name: str, bad: Any) -> None:
+    """vLLM would refuse every request. What is no number at all, a release of transformers may refuse itself."""
+    with pytest.raises(LoadError, match="are none of its 576 tokens|Validation error|not supported between"):
+        open_engine(edited(TEXT, {name: {"eos_token_id": bad}}), backend)
+
+
+def test_a_token_beyond_the_model_costs_its_row(edited: Any, backend: str) -> None:
+    """Of a tokenizer that knows more than the model was made for."""
+    model = edited(TEXT, {})
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens([f"<new{k}>" for k in range(60)])
+    tokenizer.save_pretrained(model)
+    beyond = tokenizer.convert_tokens_to_ids("<new59>")
+    with open_engine(model, backend, logits_hooks=True) as engine:
+        for bad in ({"prompt": "a <new59>"}, chat("<new59>"), {"prompt_token_ids": [5, beyond]}):
+            assert "a token id is outside the vocabulary of 576" in str(beside(engine, bad, {"max_new_tokens": 4}))
+        with pytest.raises(RequestError, match="request 0: a token id to replay is outside the vocabulary of 576"):
+            engine.generate_text_batch([FRANCE], {"replay": [[beyond]]})
+        for pair in (("<new59>", "a"), ("a", "<new59>"), ("a", [beyond])):
+            with pytest.raises(RequestError, match="request 1: a token id is outside the vocabulary of 576"):
+                engine.score_batch([("a", "b"), pair])
+        for options in ({"stop": {"token_ids": [beyond]}}, {"logprobs": 577}):
+            with pytest.raises(OptionError, match="576"):
+                engine.generate_text_batch([FRANCE], options)
+        expected = engine.generate_text_batch([FRANCE])
+        [result] = engine.generate_text_batch([FRANCE], {"stop": ["<new59>"]})  # text, of whichever tokens
+        assert [result.text] == [one.text for one in expected]
+
+
+def kept_weights(model: Path, name_of: Callable[[str], str | None]) -> Path:
+    """Its weights under other names, and none where that is None."""
+    torch, file = importlib.import_module("safetensors.torch"), model / "model.safetensors"
+    torch.save_file(
+        {new: w for old, w in torch.load_file(file).items() if (new := name_of(old))}, file, {"format": "pt"}
+    )
+    return model
+
+
+@pytest.mark.parametrize("model, lacking, on", [
+    (TEXT, r"layers\.2\.", ("hf", "vllm")), (TEXT, ".", ("hf", "vllm")), (VL, "visual", ("hf", "vllm")),
+    (TEXT, r"layers\.1\.mlp\.down_proj", ("hf",)), (TEXT, "embed_tokens", ("hf",)),  # vLLM sees to norms and the like
+], ids=["a layer", "all", "what sees", "a matrix", "embeddings"])  # fmt: skip
+def test_weights_that_a_checkpoint_lacks_are_a_load_error(
+    edited: Any, backend: str, model: Path, lacking: str, on: Sequence[str]
+) -> None:
+    broken = kept_weights(edited(model, {}), lambda name: f"x{name}" if re.search(lacking, name) else name)
+    if backend in on:
+        with pytest.raises(
+            LoadError, match="the checkpoint lacks [0-9]+ of the weights" if backend == "hf" else "load"
+        ):
+            open_engine(broken, backend)
+
+
+def test_a_config_of_more_layers_is_a_load_error(edited: Any, backend: str) -> None:
+    layers = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+    with pytest.raises(LoadError, match=r"model\.layers\.3\."):
+        open_engine(edited(TEXT, {"config.json": layers}), backend)
 
 
 class Owns:
@@ -619,6 +689,11 @@ def test_a_mistyped_path_is_said_in_our_words() -> None:
             load(path)
     with pytest.raises(OptionError, match="ModelLoadConfig.model is ''. It must be a non-empty string"):
         load(None)  # type: ignore[arg-type]
+
+
+def test_a_revision_of_a_directory_is_refused(backend: str) -> None:
+    with pytest.raises(OptionError, match="revision is for a hub name"):
+        open_engine(TEXT, backend, revision="main")
 
 
 def test_a_fallback_to_hf_may_be_asked_for_on_either_backend() -> None:
