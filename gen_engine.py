@@ -1025,7 +1025,7 @@ class Checkpoint:
     """What both backends read from a checkpoint, once, so that they cannot read it differently.
     eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from the latter.
     pad_id: fills nothing that a model attends to.   window: tokens in all, or None where the checkpoint names none.
-    vocabulary: ids are below it: the model's, whatever its tokenizer knows beyond; that one's, where none is named."""
+    vocabulary: ids are below it (not Llama 3.2's placeholder): the model's, the tokenizer's where that names none."""
 
     settings: ModelLoadConfig
     config: Any
@@ -1063,18 +1063,13 @@ def merge_ids(*sources: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(i for ids in map(several, sources) for i in ids if i is not None and i >= 0))
 
 
-SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-
-
 def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     """The dtype that a checkpoint was saved in: of its config, else the first in a safetensors header, else float32, as
     torch has it. vLLM's own "auto" makes bfloat16 of float32: never left to it."""
     named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
     for file in [] if named else sorted(Path(model).glob("*.safetensors")):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        found = (SAFETENSORS_DTYPES.get(tensor.get("dtype")) for tensor in header.values())
-        named = named or next(filter(None, found), None)
+        weights = need("transformers.modeling_utils").load_state_dict(str(file), map_location="meta").values()
+        named = named or next((weight.dtype for weight in weights if str(weight.dtype).endswith(DTYPES)), None)
     dtype = str(named or "float32").removeprefix("torch.")
     return dtype if dtype in DTYPES else "bfloat16"  # fp8 and the like: quantized weights compute in bfloat16
 
@@ -1095,8 +1090,9 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         elif settings.revision is not None:
             raise OptionError("revision is for a hub name, and the model is a directory", fix="drop it")
         for path in settings.adapters.values():
-            if not Path(path, "adapter_config.json").is_file():
-                raise LoadError(f"no adapter at {brief(path)}", fix="give a directory that PEFT saved")
+            with foreign(LoadError, f"no adapter at {brief(path)}", "give a directory where PEFT saved LoRA weights"):
+                if (kind := json.loads(Path(path, "adapter_config.json").read_bytes())["peft_type"]) != "LORA":
+                    raise ValueError(f"its peft_type is {brief(kind)}")
         transformers, generation = need("transformers"), None
         common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
         config = transformers.AutoConfig.from_pretrained(settings.model, **common)
@@ -1114,16 +1110,14 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
         eos_ids = merge_ids(*(getattr(s, "eos_token_id", None) for s in (tokenizer, generation, config, text_config)))
         pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token_id = pad_id
+        tokenizer.pad_token_id = pad_id  # its own, where it has one
         longest, wanted = getattr(text_config, "max_position_embeddings", None), settings.max_model_len
         if longest and wanted and wanted > longest:
             raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or drop it")
         dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
         vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
         if unknown := [i for i in eos_ids if type(i) is not int or i >= vocabulary]:
-            problem = f"the checkpoint's end-of-text ids {brief(unknown)} are none of its {vocabulary} tokens"
-            raise LoadError(problem, fix="see config.json, generation_config.json and the tokenizer's")
+            raise LoadError(f"end-of-text ids {brief(unknown)} are none of its {vocabulary} tokens", fix="correct them")
         return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
@@ -1282,8 +1276,7 @@ def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, .
 def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
     if not ids:
         raise RequestError("the prompt has no tokens", fix="give it some text")
-    own = (i for i in ids if i != checkpoint.placeholder_id)  # it can be beyond what a model says (Llama 3.2 Vision)
-    check_known(own, checkpoint, "a token id", "check prompt_token_ids, or what the tokenizer knows beyond the model")
+    check_known((i for i in ids if i != checkpoint.placeholder_id), checkpoint, "a token id", "check prompt_token_ids")
     placeholders = ids.count(checkpoint.placeholder_id)
     if placeholders != images:
         fix = f"a prompt holds one {checkpoint.placeholder!r} for each picture" if checkpoint.processor else ""
@@ -2328,10 +2321,9 @@ class HfBackend:
         if settings.attn_implementation:
             how["attn_implementation"] = settings.attn_implementation
         self.model, found = getattr(transformers, kind).from_pretrained(settings.model, **how)
-        # More than the model takes may be for another use of the checkpoint. For what is lacking stand random numbers.
+        # Those that it does not expect may be for another use of the checkpoint; those that are lacking are random now.
         if lacking := sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"]))):
-            problem = f"the checkpoint lacks {len(lacking)} of the weights that its config speaks of: {brief(lacking)}"
-            raise LoadError(problem, fix="get all of its files, and see that the config is theirs")
+            raise LoadError(f"{len(lacking)} weights are lacking: {brief(lacking)}", fix="get all of the checkpoint")
         if "device_map" not in how:
             self.model.to(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         # `generate` takes what a call leaves out from here, and a checkpoint's own config holds sampling defaults.
@@ -2344,7 +2336,9 @@ class HfBackend:
         with warnings.catch_warnings():  # PEFT warns of every adapter after the first, which is what is wanted here
             warnings.filterwarnings("ignore", message="Already found a `peft_config`")
             for name, path in settings.adapters.items():
-                self.model.load_adapter(path, adapter_name=name)
+                info = self.model.load_adapter(path, adapter_name=name)  # None in releases that only warn
+                if strays := sorted(getattr(info, "unexpected_keys", ())):
+                    raise LoadError(f"adapter {name!r} fits nowhere: {brief(strays)}", fix="see whose model it is of")
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, self._start))
@@ -2515,6 +2509,14 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
     }
 
 
+def load_lora(worker: Any, adapter: Any) -> None:
+    """Now, because what fails at its first request fails the rows beside it; and vLLM passes over what fits nowhere."""
+    worker.add_lora(adapter)
+    manager = worker.get_model().lora_manager
+    if strays := sorted(manager.get_adapter(adapter.lora_int_id).loras.keys() - manager.modules.keys()):
+        raise LoadError(f"adapter {adapter.lora_name!r} fits nowhere: {brief(strays)}", fix="see whose model it is of")
+
+
 def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
     """One function for vLLM to call with a row's logits: keeps them where they are asked for, then runs the plugins, or
     leaves the token to replay alone. No object: vLLM copies the parameters deeply, and functions as they are."""
@@ -2586,6 +2588,8 @@ class VllmBackend:
         self.grouped = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
         self.decoder, self.requests, lora = settings.decoder, itertools.count(), need("vllm.lora.request").LoRARequest
         self.adapters = {name: lora(name, k, path) for k, (name, path) in enumerate(settings.adapters.items(), 1)}
+        for adapter in self.adapters.values() if hasattr(self.model.llm_engine.engine_core, "engine_core") else ():
+            self.model.collective_rpc(load_lora, args=(adapter,))
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         def ready(row: Row) -> None:

@@ -627,7 +627,7 @@ def adapters() -> Iterator[Item]:
         given = lambda room, name=name, body=body: {
             "adapters": {"a": room.file(f"adapter {name}/adapter_config.json", body).parent}
         }
-        yield Item("adapters", f"a config {name}", "loading", given, backends=("hf",))
+        yield Item("adapters", f"a config {name}", "loading", given)
     for name, weights in {
         "of nothing": b"",
         "of text": b"x" * 100,
@@ -638,7 +638,7 @@ def adapters() -> Iterator[Item]:
             room.file(f"weights {name}/adapter_config.json", json.dumps(config).encode())
             return {"adapters": {"a": room.file(f"weights {name}/adapter_model.safetensors", weights).parent}}
 
-        yield Item("adapters", f"weights {name}", "loading", given, backends=("hf",))
+        yield Item("adapters", f"weights {name}", "loading", given)
     yield Item("adapters", "one that was not loaded", "text", ask("x", adapter="a"))
 
 

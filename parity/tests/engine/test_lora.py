@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gen_engine import LoadError, Plugin, RequestError, UnsupportedError, load
+from gen_engine import LoadError, Plugin, RequestError, UnsupportedError, installed, load
 from parity.tasks import text_tasks
 
 from ..conftest import TEXT, Load, of_task, open_engine
@@ -117,3 +120,44 @@ def test_scores_beside_adapters_need_the_hook_on_vllm(adapters: dict[str, str]) 
         pytest.raises(UnsupportedError, match="logits_hooks=True"),
     ):
         engine.score_batch([("a", "b")])
+
+
+def rename(folder: Path) -> None:
+    torch, file = importlib.import_module("safetensors.torch"), folder / "adapter_model.safetensors"
+    weights = torch.load_file(file)
+    torch.save_file({name.replace("self_attn", "selfattn"): w for name, w in weights.items()}, file, {"format": "pt"})
+
+
+def configure(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+    return change
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "another kind": (configure(peft_type="IA3"), "its peft_type is 'IA3'"),
+    "no kind": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "no adapter at"),
+    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "no adapter at"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "cannot load"),
+    "broken weights": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 100), "cannot load"),
+    "names of another model": (rename, "adapter 'bad' fits nowhere: .*selfattn"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_adapter_is_a_load_error(name: str, backend: str, adapters: dict[str, str], tmp_path: Path) -> None:
+    """On vLLM, its first request failed all rows beside it. Names that fit nowhere were passed over on both."""
+    if name == "names of another model" and backend == "hf" and installed("transformers<5.10"):
+        return  # transformers only warns
+    damage, words = DAMAGE[name]
+    damage(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
+    with pytest.raises(LoadError, match=words):
+        open_engine(TEXT, backend, adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
+
+
+def test_what_vllm_has_not_of_lora_is_said_at_load(adapters: dict[str, str], tmp_path: Path) -> None:
+    configure(use_dora=True)(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
+    with pytest.raises(LoadError, match="DoRA"):
+        open_engine(TEXT, "vllm", adapters={"bad": str(tmp_path / "bad")})
