@@ -1058,9 +1058,10 @@ class Checkpoint:
         return self.tokenizer.convert_tokens_to_ids(self.placeholder) if self.processor is not None else None
 
 
-def merge_ids(*sources: Any) -> tuple[int, ...]:
-    """One id, several or None, from each source -> unique ids in order."""
-    return tuple(dict.fromkeys(i for ids in map(several, sources) for i in ids if i is not None and i >= 0))
+def merge_ids(vocabulary: int, *sources: Any) -> tuple[int, ...]:
+    """One id, several or None, from each source -> unique ids in order, but those that the model does not have."""
+    ids = itertools.chain.from_iterable(map(several, sources))
+    return tuple(dict.fromkeys(operator.index(i) for i in ids if i is not None and 0 <= i < vocabulary))
 
 
 def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
@@ -1079,20 +1080,25 @@ def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
     return foreign(LoadError, f"{what} {model[:200]!r}", fix)
 
 
+def check_places(settings: ModelLoadConfig) -> None:
+    """Raise for a model or an adapter that is not where it should be."""
+    if not os.path.isdir(settings.model):
+        try:
+            need("huggingface_hub.utils").validate_repo_id(settings.model)
+        except ValueError:  # which speaks of a "repo id"
+            raise FileNotFoundError("there is no such directory") from None
+    elif settings.revision is not None:
+        raise OptionError("revision is for a hub name, and the model is a directory", fix="drop it")
+    for path in settings.adapters.values():
+        with foreign(LoadError, f"no adapter at {brief(path)}", "give a directory where PEFT saved LoRA weights"):
+            if (kind := json.loads(Path(path, "adapter_config.json").read_bytes())["peft_type"]) != "LORA":
+                raise ValueError(f"its peft_type is {brief(kind)}")
+
+
 def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
     """Config, tokenizer and processor of a checkpoint."""
     with loading("cannot read the checkpoint", settings.model):
-        if not os.path.isdir(settings.model):
-            try:
-                need("huggingface_hub.utils").validate_repo_id(settings.model)
-            except ValueError:  # which speaks of a "repo id"
-                raise FileNotFoundError("there is no such directory") from None
-        elif settings.revision is not None:
-            raise OptionError("revision is for a hub name, and the model is a directory", fix="drop it")
-        for path in settings.adapters.values():
-            with foreign(LoadError, f"no adapter at {brief(path)}", "give a directory where PEFT saved LoRA weights"):
-                if (kind := json.loads(Path(path, "adapter_config.json").read_bytes())["peft_type"]) != "LORA":
-                    raise ValueError(f"its peft_type is {brief(kind)}")
+        check_places(settings)
         transformers, generation = need("transformers"), None
         common = {"trust_remote_code": settings.trust_remote_code, "revision": settings.revision}
         config = transformers.AutoConfig.from_pretrained(settings.model, **common)
@@ -1108,16 +1114,16 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         processor = owner if sees else None
         tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
         tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
-        eos_ids = merge_ids(*(getattr(s, "eos_token_id", None) for s in (tokenizer, generation, config, text_config)))
-        pad_id = merge_ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
+        vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
+        ends = [getattr(source, "eos_token_id", None) for source in (tokenizer, generation, config, text_config)]
+        eos_ids = merge_ids(vocabulary, *ends)
+        pads = tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0
+        pad_id = merge_ids(vocabulary, *pads)[0]
         tokenizer.pad_token_id = pad_id  # its own, where it has one
         longest, wanted = getattr(text_config, "max_position_embeddings", None), settings.max_model_len
         if longest and wanted and wanted > longest:
             raise OptionError(f"max_model_len {wanted} is above the checkpoint's {longest}", fix="lower it or drop it")
         dtype = settings.dtype or checkpoint_dtype(config, text_config, settings.model)
-        vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
-        if unknown := [i for i in eos_ids if type(i) is not int or i >= vocabulary]:
-            raise LoadError(f"end-of-text ids {brief(unknown)} are none of its {vocabulary} tokens", fix="correct them")
         return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
@@ -1675,8 +1681,8 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     libraries = [need("torch"), need("transformers"), *([need("vllm")] if config.backend == "vllm" else [])]
     versions = [str(library.__version__) for library in libraries]
     adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, config.max_model_len, repr(config.hf_kwargs),
-           repr(config.vllm_kwargs), repr(config.decoder))  # fmt: skip
+    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs),
+           repr(config.decoder))  # fmt: skip
     model = fingerprint(config.model, config.revision)
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
 
@@ -2004,6 +2010,14 @@ def logits_of(plugin: str, what: str, hook: Callable[..., Any], like: Any, *give
     return logits
 
 
+def no_token(nan: bool, structured: bool) -> GenEngineError:
+    if nan:
+        return EngineError("the model's logits are not numbers (NaN)", fix="see to the weights, or load as float32")
+    if structured:
+        return RequestError("the structure came to where it allows no token", fix="correct it: nothing satisfies it")
+    return OptionError("no token is left to choose", fix="see to temperature, penalties and plugins")
+
+
 def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
     """One row's logits through every plugin, which gets a copy; where one fails, the row does. Then without tokens that
     would end an n-gram which stands there already (in the ids, not in padding). logits: [vocabulary]."""
@@ -2156,14 +2170,6 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
             row.matcher.fill_next_token_bitmask(mask, place)
     xgrammar.apply_token_bitmask_inplace(logits, mask.to(logits.device))
     return logits
-
-
-def no_token(nan: bool, structured: bool) -> GenEngineError:
-    if nan:
-        return EngineError("the model's logits are not numbers (NaN)", fix="see to the weights, or load as float32")
-    if structured:
-        return RequestError("the structure came to where it allows no token", fix="correct it: nothing satisfies it")
-    return OptionError("no token is left to choose", fix="see to temperature, penalties and plugins")
 
 
 class DecodeLoop:
