@@ -1993,6 +1993,14 @@ def logits_of(plugin: str, hook: Callable[..., Any], like: Any, *given: Any, **n
     return logits
 
 
+def no_token(nan: bool, structured: bool) -> GenEngineError:
+    if nan:
+        return EngineError("the model's logits are not numbers (NaN)", fix="see to the weights, or load as float32")
+    if structured:
+        return RequestError("the structure came to where it allows no token", fix="correct it: nothing satisfies it")
+    return OptionError("no token is left to choose", fix="see to temperature, penalties and plugins")
+
+
 def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
     """One row's logits through every plugin, which gets a copy; where one fails, the row does. Then without tokens that
     would end an n-gram which stands there already (in the ids, not in padding). logits: [vocabulary]."""
@@ -2144,14 +2152,6 @@ def constrain(rows: Sequence[Row], logits: Any) -> Any:
             row.matcher.fill_next_token_bitmask(mask, place)
     xgrammar.apply_token_bitmask_inplace(logits, mask.to(logits.device))
     return logits
-
-
-def no_token(nan: bool, structured: bool) -> GenEngineError:
-    if nan:
-        return EngineError("the model's logits are not numbers (NaN)", fix="see to the weights, or load as float32")
-    if structured:
-        return RequestError("the structure came to where it allows no token", fix="correct it: nothing satisfies it")
-    return OptionError("no token is left to choose", fix="see to temperature, penalties and plugins")
 
 
 class DecodeLoop:
