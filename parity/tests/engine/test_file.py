@@ -20,9 +20,8 @@ def banners() -> list[tuple[str, str]]:
     return re.findall(r"^# == (\d+)\. (.+?) =+$", SOURCE, re.MULTILINE)
 
 
-def test_the_map_in_the_docstring_is_the_banners() -> None:
-    mapped = re.findall(r"^ {4,5}(\d+)  (.+?)  +\S", gen_engine.__doc__ or "", re.MULTILINE)
-    assert mapped == banners()
+def test_the_banners_are_a_map() -> None:
+    assert "grep '^# =='" in (gen_engine.__doc__ or "") and all(": " in said for _, said in banners())
     assert [int(number) for number, _ in banners()] == list(range(1, len(banners()) + 1))
 
 
