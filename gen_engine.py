@@ -1059,8 +1059,6 @@ def check_places(settings: ModelLoadConfig) -> None:
             need("huggingface_hub.utils").validate_repo_id(settings.model)
         except ValueError:  # which speaks of a "repo id"
             raise FileNotFoundError("there is no such directory") from None
-    elif settings.revision is not None:
-        raise OptionError("revision is for a hub name, and the model is a directory", fix="drop it")
     for path in settings.adapters.values():
         with foreign(LoadError, f"no adapter at {brief(path)}", "give a directory where PEFT saved LoRA weights"):
             if (kind := json.loads(Path(path, "adapter_config.json").read_bytes())["peft_type"]) != "LORA":
@@ -2538,6 +2536,8 @@ class VllmBackend:
         self.grouped = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
         self.decoder, self.requests, lora = settings.decoder, itertools.count(), need("vllm.lora.request").LoRARequest
         self.adapters = {name: lora(name, k, path) for k, (name, path) in enumerate(settings.adapters.items(), 1)}
+        for adapter in self.adapters.values():
+            self.model.llm_engine.add_lora(adapter)  # what fails at its first request fails the rows beside it
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         def ready(row: Row) -> None:

@@ -1146,8 +1146,6 @@ def functions() -> Iterator[Item]:
         yield Item(
             "options", f"truncate_at_stops {said(stops)}", "act", lambda room, s=stops: truncate_at_stops("abc", s)
         )
-    for text in (None, b"abc", 5, ["abc"]):
-        yield Item("options", f"cut {said(text)}", "act", lambda room, t=text: truncate_at_stops(t, ["a"]))
     for messages in (5, None, [], "x", [5], [{"role": "x"}], circle()):
         yield Item("messages", f"render {said(messages)}", "act", lambda room, m=messages: room.engine().render(m))
 
