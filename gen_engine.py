@@ -1352,8 +1352,7 @@ def check_schema(schema: Any, depth: int = 1) -> None:
     unseen = {word for word in UNSEEN & schema.keys() if schema[word] is not False}
     if "type" not in schema or schema.keys() & {"pattern", "enum", "const"}:
         unseen |= BOUNDS & schema.keys()
-    if len(schema.get("allOf", ())) > 1:
-        unseen.add("allOf")
+    unseen |= {"allOf"} if len(schema.get("allOf", ())) > 1 else set()
     if unseen:
         raise RequestError(f"xgrammar would not see to {min(unseen)!r}", fix="take it out of the schema")
     for word, value in schema.items():
@@ -2449,7 +2448,8 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
     own = settings.vllm_kwargs.get("logits_processors") or ()
     ranks = [json.loads(Path(path, "adapter_config.json").read_bytes())["r"] for path in settings.adapters.values()]
     # One slot more than adapters: on a CPU, vLLM 0.32 computes rows without an adapter with the last slot's.
-    lora = {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": max([8, *ranks])} if ranks else {}
+    rank = 1 << (max([8, *ranks]) - 1).bit_length()  # it takes powers of two
+    lora = {"enable_lora": True, "max_loras": len(ranks) + 1, "max_lora_rank": rank} if ranks else {}
     return {
         **{name: getattr(settings, name) for name in ("model", "revision", "trust_remote_code", "max_model_len")},
         "dtype": checkpoint.dtype,

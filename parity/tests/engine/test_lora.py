@@ -20,13 +20,13 @@ TASKS = text_tasks(6)
 OPTIONS = {"max_new_tokens": 16, "logprobs": 0}
 
 
-def make_adapter(folder: Path, seed: int) -> str:
+def make_adapter(folder: Path, seed: int, rank: int = 4) -> str:
     """A random adapter, large enough to change what the model says."""
     torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
     transformers = importlib.import_module("transformers")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        config = peft.LoraConfig(r=rank, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(TEXT), config)
         for name, weights in model.named_parameters():
             if "lora_B" in name:
@@ -87,6 +87,15 @@ def test_a_plugin_that_asks_its_own_engine_leaves_the_adapter_as_it_is(adapters:
             asks.inner = inner
             [asking] = engine.generate_text_batch([request], {"max_new_tokens": 24}, plugins=[asks])
             assert asking.token_ids == plain.token_ids
+
+
+def test_an_adapter_of_any_rank_is_taken_by_both(tmp_path: Path) -> None:
+    """vLLM makes room for powers of two only."""
+    folder, answers = make_adapter(tmp_path / "odd", 3, rank=12), []
+    for backend in ("hf", "vllm"):
+        with open_engine(TEXT, backend, adapters={"odd": folder}) as engine:
+            answers += engine.generate_text_batch([{**of_task(TASKS[0]), "adapter": "odd"}], OPTIONS)
+    assert answers[0].token_ids == answers[1].token_ids
 
 
 def test_an_unknown_adapter_is_refused_with_the_index(backend: str, adapters: dict[str, str], shared: Load) -> None:
