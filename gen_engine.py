@@ -438,6 +438,8 @@ class ModelLoadConfig(Contract):
 
     def check(self) -> None:
         settle(self, adapters={name: os.fspath(path) for name, path in self.adapters.items()})
+        if self.device == "meta" or not self.hf_kwargs.get("return_dict", True):
+            raise OptionError("a model on the device 'meta', or without return_dict, answers nothing", fix="drop it")
         for name in ("hf_kwargs", "vllm_kwargs"):
             extra = dict(getattr(self, name))
             settle(self, **{name: extra})
@@ -2536,8 +2538,6 @@ class VllmBackend:
         self.grouped = need("vllm.distributed.parallel_state").model_parallel_is_initialized()
         self.decoder, self.requests, lora = settings.decoder, itertools.count(), need("vllm.lora.request").LoRARequest
         self.adapters = {name: lora(name, k, path) for k, (name, path) in enumerate(settings.adapters.items(), 1)}
-        for adapter in self.adapters.values():
-            self.model.llm_engine.add_lora(adapter)  # what fails at its first request fails the rows beside it
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         def ready(row: Row) -> None:

@@ -627,7 +627,7 @@ def adapters() -> Iterator[Item]:
         given = lambda room, name=name, body=body: {
             "adapters": {"a": room.file(f"adapter {name}/adapter_config.json", body).parent}
         }
-        yield Item("adapters", f"a config {name}", "loading", given)
+        yield Item("adapters", f"a config {name}", "loading", given, backends=("hf",))
     for name, weights in {
         "of nothing": b"",
         "of text": b"x" * 100,
@@ -638,7 +638,7 @@ def adapters() -> Iterator[Item]:
             room.file(f"weights {name}/adapter_config.json", json.dumps(config).encode())
             return {"adapters": {"a": room.file(f"weights {name}/adapter_model.safetensors", weights).parent}}
 
-        yield Item("adapters", f"weights {name}", "loading", given)
+        yield Item("adapters", f"weights {name}", "loading", given, backends=("hf",))
     yield Item("adapters", "one that was not loaded", "text", ask("x", adapter="a"))
 
 
@@ -779,7 +779,7 @@ SETTINGS: dict[str, list[Any]] = {
     "max_model_len": [0, 1, 2.5, "5", True, 10**9, LONG],
     "max_batch_tokens": [0, -1, "5"],
     "max_batch_size": [0, -1, 2.5],
-    "revision": [5, "", "main"],  # of a directory
+    "revision": [5, ""],
     "trust_remote_code": [1, None],
     "logits_hooks": [1],
     "fallback_backend": ["vllm", 5, "hff", FAR],
@@ -828,7 +828,7 @@ DAMAGE: dict[str, dict[str, Any]] = {  # changes to a checkpoint
     "a tokenizer config of no JSON": {"tokenizer_config.json": b"{"},
     "a template that is broken": {"chat_template.jinja": b"{% for %}"},
 }
-EITHER_LOADS = ("a dtype of nothing", "a template that is broken",
+EITHER_LOADS = ("a dtype of nothing", "a template that is broken", "an end that is no token",
                 "a window of text", "no tokenizer", "another size",
                 "heads that do not divide", "a vocabulary of one", "a tokenizer config of no JSON",
                 "layers below none")  # fmt: skip

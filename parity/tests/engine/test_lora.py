@@ -156,17 +156,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_adapter_is_a_load_error(name: str, backend: str, adapters: dict[str, str], tmp_path: Path) -> None:
-    """On vLLM, its first request failed all rows beside it."""
-    if name == "names of another model" and (backend == "vllm" or installed("transformers<5.10")):
-        return  # vLLM passes over them, and older transformers only warns
+def test_a_damaged_adapter_is_a_load_error(name: str, adapters: dict[str, str], tmp_path: Path) -> None:
+    """vLLM reads the weights at their first request, and passes over names that fit nowhere."""
+    if name == "names of another model" and installed("transformers<5.10"):
+        return  # transformers only warns
     damage, words = DAMAGE[name]
     damage(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
     with pytest.raises(LoadError, match=words):
-        open_engine(TEXT, backend, adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
-
-
-def test_what_vllm_has_not_of_lora_is_said_at_load(adapters: dict[str, str], tmp_path: Path) -> None:
-    configure(use_dora=True)(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
-    with pytest.raises(LoadError, match="DoRA"):
-        open_engine(TEXT, "vllm", adapters={"bad": str(tmp_path / "bad")})
+        open_engine(TEXT, "hf", adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
