@@ -800,7 +800,7 @@ def part_source(part: Mapping[str, Any]) -> Any:
         beside.update((name, value) for name, value in source.items() if name != "url")
         source = source.get("url")
     if extra := [name for name, value in beside.items() if value not in (None, "auto")]:
-        raise RequestError(f"{brief(extra[0])} in a part of a message does nothing", fix="say vlm={'max_pixels': ...}")
+        raise RequestError(f"{brief(extra[0])} in a part does nothing", fix="drop it, or say vlm={'max_pixels': ...}")
     if source is None and kind == "image_url":
         raise RequestError("an image_url part has no url", fix="give it {'image_url': {'url': ...}}")
     return source
@@ -1331,7 +1331,7 @@ def fit(ids: tuple[int, ...], length: int, pictures: bool, plan: Plan) -> tuple[
 
 def check_structured(options: GenerationOptions, checkpoint: Checkpoint) -> None:
     if not checkpoint.eos_ids:
-        raise UnsupportedError("a structure ends in an end-of-text id, and the checkpoint names none", fix="name one")
+        raise UnsupportedError("a structure needs an end-of-text id, and there is none", fix="name it in config.json")
     if options.min_new_tokens or options.stop.ignore_eos:
         raise OptionError("min_new_tokens or ignore_eos with a structure, which says where it ends", fix="drop one")
     if options.logprobs is not None or options.logits:  # as with a replay

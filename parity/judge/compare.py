@@ -534,7 +534,7 @@ def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Differ
     for number, row in enumerate(new):
         if (row.get("request") or {}).get("answers") == "another":
             yield Difference("batch", "order", "its own request", "another request", number)
-    if len(old) != len(new) or any(a["prompt_ids"] != b["prompt_ids"] for a, b in zip(old, new)):
+    if len(old) != len(new) or any(prompt_with_pictures(a) != prompt_with_pictures(b) for a, b in zip(old, new)):
         return
     mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
     sets = [Counter((tuple(row["prompt_ids"]), tuple(row["output_ids"])) for row in rows) for rows in (old, new)]

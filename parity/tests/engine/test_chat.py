@@ -46,7 +46,7 @@ def test_thinking_on_makes_the_model_think(text: GenerationEngine) -> None:
 
 
 def test_a_template_without_the_switch_renders_with_one_warning_and_a_note(
-    text: GenerationEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    text: GenerationEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     gen_engine.warn_once.cache_clear()
     with caplog.at_level(logging.WARNING, "gen_engine"):
@@ -66,7 +66,7 @@ TOOL = {
 
 
 def test_what_a_template_knows_nothing_of_is_told_in_a_warning_and_a_note_each(
-    text: GenerationEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    text: GenerationEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     gen_engine.warn_once.cache_clear()
     kwargs = {"truncation": True, "max_length": 3, "return_dict": True, "mood": "calm"}

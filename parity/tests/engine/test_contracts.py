@@ -72,6 +72,8 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     ),
     (TextGenerationRequest, {"prompt_token_ids": b"abc"}, "prompt_token_ids is b'abc'"),
     (TextGenerationRequest, {"prompt_token_ids": 5}, "prompt_token_ids is 5"),
+    (ModelLoadConfig, {"model": "m", "device": "meta"}, "answers nothing"),
+    (ModelLoadConfig, {"model": "m", "hf_kwargs": {"return_dict": False}}, "answers nothing"),
     (ModelLoadConfig, {"model": "m", "adapters": {"a": 5}}, "adapters is {'a': 5}"),
     (ModelLoadConfig, {"model": "m", "device": "cpu", "hf_kwargs": {"device_map": "auto"}}, "beside device 'cpu'"),
     (StopOptions, {"token_ids": [-1]}, "token_ids is (-1,)"),

@@ -228,14 +228,16 @@ def test_rows_of_pictures_in_another_size_are_paired_by_picture() -> None:
 
 
 def test_rows_of_one_prompt_are_paired_by_their_pictures() -> None:
-    """Asked in turned order and put back; and where the answers were not put back, they are those of others."""
+    """Asked in turned order and put back; with the pictures in their order, these answers are those of others."""
 
     def seen(picture: str, answer: int) -> dict[str, Any]:
         return {**ROW, "prompt_ids": [7, 5, 9], "images": [{"sha256": picture, "tokens": 1}], "output_ids": [answer, 2]}
 
     old, new = of(seen("a", 10), seen("b", 11)), of(seen("b", 11), seen("a", 10))
     assert paired(old.rows, new.rows) == [(old.rows[0], new.rows[1]), (old.rows[1], new.rows[0])]
-    assert not [d for d in differences(old, new) if d.stage == "images"]
+    assert differences(old, new) == ()
+    turned = differences(old, of(seen("a", 11), seen("b", 10)))
+    assert [d.field for d in turned if d.stage == "batch"] == ["order"]
 
 
 def test_pictures_that_generate_encodes_beforehand_are_those_of_a_forward() -> None:
