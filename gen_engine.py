@@ -1645,8 +1645,8 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     libraries = [need("torch"), need("transformers"), *([need("vllm")] if config.backend == "vllm" else [])]
     versions = [str(library.__version__) for library in libraries]
     adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
-    how = (config.device, config.attn_implementation, repr(config.hf_kwargs), repr(config.vllm_kwargs),
-           repr(config.decoder))  # fmt: skip
+    how = (config.device or need("torch").cuda.is_available(), config.attn_implementation,
+           *map(repr, (config.hf_kwargs, config.vllm_kwargs, config.decoder)))  # fmt: skip
     model = fingerprint(config.model, config.revision)
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
 
@@ -1793,8 +1793,6 @@ UNSUPPORTED = (
          lambda a: len({prompt.structured is None for prompt in a.prompts}) == 2, "vllm>=0.12,<0.20"),
         ("a sliding window", lambda a: not (a.prompts or a.scoring) and getattr(  # asked at load
             read_checkpoint(a.config).config.get_text_config(), "sliding_window", None), "vllm>=0.11,<0.12"),
-        ("bfloat16", lambda a: not (a.prompts or a.scoring)  # at load: its attention cuts bits off, and does not round
-         and read_checkpoint(a.config).dtype == "bfloat16", "vllm>=0.11,<0.17"),
     )),
     *(Refusal(backend, name, operator.attrgetter(f"config.{name}"), fix) for backend, name, fix in (
         ("vllm", "device", "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'"),
@@ -2013,7 +2011,7 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
         ))  # fmt: skip
     for name, hook in plan.hooks("hf_logits_processors"):
         own = functools.partial(logits_of, name, "hf_logits_processors", hook)
-        chain.append(lambda ids, scores, own=own: own(scores, ids, scores))
+        chain.append(lambda ids, scores, own=own: own(scores, ids, scores.clone()))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     if options.temperature not in (0, 1):
@@ -2302,6 +2300,7 @@ class HfBackend:
                 info = self.model.load_adapter(path, adapter_name=name)  # None in releases that only warn
                 if strays := sorted(getattr(info, "unexpected_keys", ())):
                     raise LoadError(f"adapter {name!r} fits nowhere: {brief(strays)}", fix="see whose model it is of")
+        self._adapt(None)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         joining = dataclasses.replace(call, more=lambda: begun(call.more(), call, self.name, self._start))
@@ -2366,11 +2365,12 @@ class HfBackend:
 
     def _adapt(self, adapter: str | None) -> None:
         self.adapter = adapter
+        if self.checkpoint.settings.adapters:
+            kinds = need("peft.tuners.tuners_utils").BaseTunerLayer, need("peft.utils").ModulesToSaveWrapper
+            for module in (module for module in self.model.modules() if isinstance(module, kinds)):
+                module.enable_adapters(adapter is not None)  # transformers' own leaves out the second kind
         if adapter is not None:
-            self.model.enable_adapters()
             self.model.set_adapter(adapter)
-        elif self.checkpoint.settings.adapters:
-            self.model.disable_adapters()
 
     def _places(self, most_rows: int, width: int) -> int:
         return max(1, min(most_rows, self.budget // width))
@@ -2475,7 +2475,7 @@ def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> Ca
 
     def act(prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:  # vLLM counts the parameters
         if plan.options.logits:
-            watch.logits.append(logits.float().cpu().clone())
+            watch.logits[len(token_ids) :] = [logits.float().cpu().clone()]  # again behind each part of a long prompt
         logits = own_logits(watch, prompt_ids, token_ids, logits)
         if replay is not None:  # leave no choice
             logits = need("torch").full_like(logits, -math.inf)
@@ -2913,7 +2913,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             good = [prompt for prompt in prompts if isinstance(prompt, Prompt)]
             asked = Asked(self.config, options, adopted, pictures=kind is VlmGenerationRequest, prompts=good)
             if refused := refusal_of(asked):
-                return self._fall_back(refused)._generate(requests, kind, options, plugins, on_error, cache)
+                return self._fall_back(refused)._generate(requests, kind, options, adopted, on_error, cache)
             results = self._answer(prompts, plan, on_error, cache)
             self.observer.answered(prompts, results)
             return results

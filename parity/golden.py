@@ -402,7 +402,8 @@ class Accepted:
 
 
 SETTINGS: dict[str, type] = {
-    "moved": dict, "functions": list, "arguments": dict, "backends": list, "load": dict, "exit_code": int,
+    "moved": dict, "functions": list, "arguments": dict, "backends": list, "cases": dict, "load": dict,
+    "exit_code": int,
 }  # fmt: skip
 
 
@@ -415,6 +416,8 @@ def settings_faults(said: Any) -> Iterator[Fault]:
         for name, kind in SETTINGS.items():
             found = entry.get(name, kind())
             inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
+            if name == "cases" and isinstance(found, dict):
+                inner = [text for own in found.values() for text in (own if isinstance(own, list) else [None])]
             if not isinstance(found, kind):
                 yield f"{site}.{name}", f"is not {KINDS[kind]}"
             elif name not in ("load", "exit_code") and not all(isinstance(text, str) for text in inner):

@@ -35,6 +35,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -356,7 +357,8 @@ class Judge:
 
     def drawn_beside(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged | None:
         """Other draws, and differences that are no settings of drawing: where the draws follow the settings, whether a
-        value shows more than them is luck, so such a difference is LATENT whatever the luck."""
+        value shows more than them is luck, so such a difference is LATENT whatever the luck; but where a row ends is
+        no matter of luck, and changes values."""
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
         drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
         if not drawn or len(old.rows) != len(new.rows) or not named:
@@ -368,7 +370,8 @@ class Judge:
             return None
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
-        return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), notes
+        verdict = "DRIFT" if name.startswith("stop.") else "LATENT"
+        return verdict, Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), notes
 
     def judged_draws(self, old: Case, new: Case) -> Judged:
         """Other draws under equal settings: do they follow them? (draws.py)"""
@@ -860,6 +863,15 @@ def pairs_asked(
     return sorted(asked, key=lambda pair: order.index(pair[1])), left_out
 
 
+def for_backend(
+    names: Sequence[str], backend: str, backends: Mapping[str, Sequence[str]]
+) -> tuple[list[str], dict[str, Sequence[str]]]:
+    """(a site's cases that are for a backend, the others with theirs). backends: of cases, by patterns of names."""
+    own = {name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None) for name in names}
+    apart = {name: of for name, of in own.items() if of is not None and backend not in of}
+    return [name for name in names if name not in apart], apart
+
+
 def check_sites(
     store: Store,
     *,
@@ -885,7 +897,9 @@ def check_sites(
     asked, left_out = pairs_asked(settings, backends)
     functions, outcomes, items = dict[str, str](), list[Outcome](), list[Item]()
     for site, backend in asked:
-        for name in chosen[site] or ["*"]:
+        fitting, apart = for_backend(chosen[site], backend, settings[site].get("cases", {}))
+        left_out += [f"{site}/{name} on {backend} (sites.json: {', '.join(own)})" for name, own in apart.items()]
+        for name in fitting or ([] if apart else ["*"]):
             refused = unfit(store, site, name, backend, settings[site], functions)
             outcomes += [refused] if refused else []
             items += [] if refused else [(backend, site, name)]

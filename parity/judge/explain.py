@@ -596,9 +596,19 @@ def shuffled(old: Any, new: Any) -> bool:
     return equal(held(old), held(new)) and not all(equal(held(a), held(b)) for a, b in zip(old, new))
 
 
+def answers_moved(inquiry: Inquiry) -> bool:
+    """Whether all texts that differ, however deep, stand at another's place, and each is how some answer begins: parts
+    of one answer are not, but for its first."""
+    old, new = (dict(leaves(case.value)) for case in (inquiry.old, inquiry.new))
+    moved = [(text, new[path]) for path, text in old.items() if path in new and new[path] != text]
+    told = tuple((row.get("text") or "").lstrip() for row in inquiry.old.rows)
+    whole = all(text.strip() and any(one.startswith(text.strip()) for one in told) for text, _ in moved)
+    return bool(moved) and whole and sorted(a for a, _ in moved) == sorted(b for _, b in moved)
+
+
 def in_other_places(inquiry: Inquiry) -> Cause | None:
     """Parts of answers that stand in other ones."""
-    if len(inquiry.old.rows) < 2 or not shuffled(inquiry.old.value, inquiry.new.value):
+    if len(inquiry.old.rows) < 2 or not (shuffled(inquiry.old.value, inquiry.new.value) or answers_moved(inquiry)):
         return None
     said = f"{CAUSES['batch.order']}: parts of the value have changed places"
     return Cause("batch.order", "likely", said, "all that the value held is there, and stands elsewhere")
@@ -714,7 +724,9 @@ def by_company(inquiry: Inquiry, named: Sequence[tuple[str, Difference]] = ()) -
     if (once := next((k for k, row in enumerate(rows) if (row.get("request") or {}).get("shared")), None)) is not None:
         said = f"{CAUSES['cache.key']}: row {once} and an unlike one with this prompt were computed once"
         return Cause("cache.key", "confirmed", said, proof)
-    if (taken := answers_of_others(rows, alone.rows)) is not None:
+    # A row that was given what is another one's, such as its pixel budget, answers as that one does, and is no other's.
+    taken = None if upstream_of_batch(named) else answers_of_others(rows, alone.rows)
+    if taken is not None:
         return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s", proof)
     return in_company(inquiry, proof, named)
 
@@ -724,9 +736,8 @@ SAME_MODEL = 1e-3  # nats: other neighbours move float32 sums by 1e-5
 
 def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Difference]] = ()) -> Cause:
     """Where neighbours come in: by their pictures, in the model, or in what is done with its logits."""
-    for name, difference in named:
-        if difference.counts and STAGES.index(difference.stage) < STAGES.index("batch"):
-            return Cause(name, "confirmed", f"{sentence(name, difference)}; only beside others", proof)
+    if upstream := upstream_of_batch(named):
+        return Cause(upstream[0][0], "confirmed", f"{sentence(*upstream[0])}; only beside others", proof)
     said = f"{CAUSES['batch.composition']}: the case has {len(inquiry.new.rows)} rows"
     gap = None if same_ids(inquiry.old, inquiry.new) else inquiry.company()
     told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
@@ -739,6 +750,10 @@ def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Differen
     said = f"{CAUSES[name]}, only beside others: {len(inquiry.new.rows)} rows"
     proof = f"{proof}; reading the golden, the model says the same beside others, within {gap:.1e} nats"
     return Cause(name, "likely", said, proof)
+
+
+def upstream_of_batch(named: Sequence[tuple[str, Difference]]) -> list[tuple[str, Difference]]:
+    return [(name, d) for name, d in named if d.counts and STAGES.index(d.stage) < STAGES.index("batch")]
 
 
 def ends_apart(inquiry: Inquiry) -> bool:

@@ -104,6 +104,8 @@ def batch(row: Row, tools: Tools) -> Kept:
         return "batch.pad_unmasked", f"{padded.get('pads')} pads are not masked"
     if padded.get("side") == "right":
         return "batch.padding_side", f"{padded.get('pads')} pads stand behind the prompt"
+    if hidden := (inputs or {}).get("hidden"):
+        return "batch.inputs", f"{hidden} of the row's own tokens are masked"
     places = (inputs or {}).get("positions", "from 0")
     if places.startswith("from ") and places != "from 0":
         return "batch.position_ids", f"positions of the row's own tokens count {places}"

@@ -514,14 +514,16 @@ def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
             yield tuple(strings)
 
 
-def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any) -> dict[str, Any]:
+def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int | None = None) -> dict[str, Any]:
+    """room: tokens that fit behind the prompt, where vLLM ends a row that was allowed more."""
+    most = [count for count in (params.max_tokens, room) if count is not None]
     ids, strings = set(params.stop_token_ids or ()), list(params.stop or ())
     return never_text(strings, tokenizer, params.skip_special_tokens) | {
         "end_ids": sourced(
             sorted(ids | (set() if params.ignore_eos else set(ends))), "caller" if ids else "checkpoint"
         ),
         "strings": sourced(strings, "caller" if strings else "default"),
-        "max_new_tokens": sourced(params.max_tokens, "caller"),
+        "max_new_tokens": sourced(min(most, default=None), "caller"),
         "min_new_tokens": sourced(params.min_tokens, "caller" if params.min_tokens else "default"),
         "criteria": sourced([], "default"),
     }
@@ -586,6 +588,8 @@ def forward_event(model: Any, given: Mapping[str, Any]) -> Forward | None:
         said: dict[str, Any] = {"keys": keys, "adapter": adapter}
         if positions is not None and positions.shape[-1] == len(row):
             said["positions"] = counted(positions, number, own)
+        if len(own) < len(row):
+            said["whole"], said["own"] = row, len(own)
         row = [row[place] for place in own]
         count = len(runs(row, placeholder)) if placeholder is not None else 0
         if placeholder is not None and not count:  # beside a row with pictures, which are not its own
@@ -771,6 +775,7 @@ def vllm_event(llm: Any, given: Mapping[str, Any], inner: Sequence[Event], outpu
 def vllm_generated(engine: Any, first: Any, answers: Sequence[tuple[Any, int, Any, Any, Any, str]]) -> Generated:
     """answers: (parameters, number of the request, prompt text or None, prompt ids, generated ids, text)."""
     sequences, ends, samples, tokenizer = [], vllm_ends(engine), dict[int, int](), getattr(engine, "tokenizer", None)
+    window = engine.vllm_config.model_config.max_model_len
     for used, number, prompt, prompt_ids, token_ids, text in answers:
         how = {"ids": "ended", "skip_special_tokens": used.skip_special_tokens, "clean_up": False}
         ids, said = list(token_ids), {"prompt_text": prompt, "decode": how, "text": text or None}
@@ -778,7 +783,8 @@ def vllm_generated(engine: Any, first: Any, answers: Sequence[tuple[Any, int, An
         samples[number] = request["sample"] + 1
         if used.seed is not None and used.temperature:
             request["seed"] = used.seed + request["sample"]
-        own = {"sampling": vllm_sampling(used), "stop": vllm_stop(used, ends, tokenizer)}
+        room = window - len(prompt_ids or ())
+        own = {"sampling": vllm_sampling(used), "stop": vllm_stop(used, ends, tokenizer, room)}
         sequences.append(Produced(list(prompt_ids or ()), ids, ids, ids, {}, said, request, **own))
     config = engine.vllm_config.model_config.hf_config
     return Generated(
@@ -972,11 +978,14 @@ def engine_event(
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
     sequences, effective = [], None
-    for index, result in enumerate(results):
-        if not hasattr(result, "token_ids"):  # on_error="return": no model was asked
-            continue
+    asked = {index: result for index, result in enumerate(results) if hasattr(result, "token_ids")}  # the model was
+    lengths: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for index, result in asked.items():
+        prompt = prompts[index][1]
+        lengths.setdefault(tuple(prompt.token_ids), []).append((prompt.length, len(result.prompt_token_ids)))
+    for index, result in asked.items():
         _, prompt, made = prompts[index]
-        seed, asked = seed_of(prompts[index][0], given.get("options"), prompt), tuple(prompt.token_ids)
+        seed, given_ids = seed_of(prompts[index][0], given.get("options"), prompt), tuple(prompt.token_ids)
         for number, sample in enumerate(result.samples or (result,)):
             effective = sample.effective
             ids = list(sample.token_ids)
@@ -987,20 +996,19 @@ def engine_event(
                     "clean_up": effective["clean_up_tokenization_spaces"]["value"],
                 },
                 "text": sample.text,
-                "images": engine_pictures(engine, prompt, sample.prompt_token_ids, seen, received.get(asked, ()))
+                "images": engine_pictures(engine, prompt, sample.prompt_token_ids, seen, received.get(given_ids, ()))
                 if prompt.images
                 else None,
                 **chat_of(made),
             }
             batch = padded.get(tuple(sample.prompt_token_ids), {})
             request: dict[str, Any] = {"number": index, "sample": number}
-            others = [one for place, (_, one, _) in prompts.items() if place != index]
-            if not asked_for(prompt, others, sample.prompt_token_ids, placeholder):
+            if not asked_for(prompt, sample.prompt_token_ids, placeholder, lengths[given_ids]):
                 request["answers"] = "another"
             request |= adapter_told(engine, prompt, adapters)
             if structure := structure_of(prompts[index][0]):
                 request["structure"] = structure
-            if 0 < ran[alone := collapsed(asked, placeholder)] < wanted[alone]:
+            if 0 < ran[alone := collapsed(given_ids, placeholder)] < wanted[alone]:
                 request["shared"] = True
             if getattr(sample, "cached", False):
                 request["cached"] = True
@@ -1055,13 +1063,13 @@ def seed_of(request: Any, options: Any, prompt: Any) -> int | None:
     return found
 
 
-def asked_for(prompt: Any, others: Sequence[Any], ids: Sequence[int], placeholder: int | None) -> bool:
-    """Whether these ids are a Prompt's own, pictures as one id or as many; of another size they may be of its own
-    pictures, unless they are just another one's."""
+def asked_for(prompt: Any, ids: Sequence[int], placeholder: int | None, lengths: Sequence[tuple[int, int]]) -> bool:
+    """Whether these ids are a Prompt's own, pictures as one id or as many. Of another length they may be of its own
+    pictures, unless the prompts with these ids have got each other's.   lengths: theirs, and of what they got."""
     if collapsed(prompt.token_ids, placeholder) != collapsed(ids, placeholder):
         return False
-    theirs = (o.length for o in others if getattr(o, "token_ids", None) == prompt.token_ids)
-    return len(ids) == getattr(prompt, "length", len(ids)) or len(ids) not in theirs
+    wanted, got = (sorted(column) for column in zip(*lengths))
+    return len(ids) == prompt.length or wanted != got
 
 
 def chat_of(made: Sequence[Event]) -> dict[str, Any]:
@@ -1171,6 +1179,7 @@ class Before:
         self.forwards: dict[tuple[int, ...], list[dict[str, Any]]] = {}
         for ids, said in (row for event in events if isinstance(event, Forward) for row in event.rows):
             self.forwards.setdefault(ids, []).append(said)
+        self.padded = [said for row in self.forwards.values() for said in row if "whole" in said]
         self.turns = Counter[tuple[int, ...]]()  # how often these ids were asked for
         self.texts: dict[tuple[int, ...], str] = {}
         self.unmarked: dict[tuple[int, ...], str] = {}  # without the first id, which may be one that is masked as a pad
@@ -1217,13 +1226,19 @@ class Before:
 
     def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
         """Of rows with one prompt, which may have unlike pictures, each the next.   adapters: all that these ids went
-        through, where there are any."""
-        found, turn = self.forwards.get(tuple(prompt_ids)), self.turns[tuple(prompt_ids)]
+        through, where there are any.   hidden: how many of these ids the model was given, and may not attend to."""
+        ids = list(prompt_ids)
+        found, turn = self.forwards.get(tuple(ids)), self.turns[tuple(ids)]
         if found is None:
-            return None
-        self.turns[tuple(prompt_ids)] += 1
+            ends = ((said, (said["whole"][-len(ids) :], said["whole"][: len(ids)])) for said in self.padded)
+            whole = next((said for said, both in ends if ids in both), None)
+            if whole is None or not ids:
+                return None
+            found = [{**whole, "hidden": len(ids) - whole["own"]}]
+        self.turns[tuple(ids)] += 1
         adapters = sorted({said["adapter"] for said in found})
-        said = {name: value for name, value in found[min(turn, len(found) - 1)].items() if name != "adapter"}
+        kept = ("keys", "positions", "marks", "pictures", "hidden")
+        said = {name: value for name, value in found[min(turn, len(found) - 1)].items() if name in kept}
         return {**said, "adapters": adapters} if any(adapters) else said
 
     def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,11 @@ def test_capabilities_say_what_is_then_done_or_refused(shared: Load) -> None:
 # -- fallback and choice -----------------------------------------------------------------------------------------------
 
 
+class AtOnce(gen_engine.Plugin):
+    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:
+        return True
+
+
 def test_a_configured_fallback_runs_there_warns_and_says_so(shared: Load, caplog: pytest.LogCaptureFixture) -> None:
     with open_engine(TEXT, "vllm", fallback_backend="hf") as engine:
         [fast] = engine.generate_text_batch([COUNT])
@@ -92,6 +97,8 @@ def test_a_configured_fallback_runs_there_warns_and_says_so(shared: Load, caplog
         assert ["falling back to hf" in record.message for record in caplog.records] == [True]
         again = engine.generate_text_batch([COUNT], {"temperature": 0.005, "seed": 1})
         assert again[0].fallback_from == "vllm"
+        [ended] = engine.generate_text_batch([COUNT], {"logits": True}, plugins=(one for one in [AtOnce()]))  # type: ignore[arg-type]
+        assert (ended.finish_reason, ended.fallback_from) == ("plugin", "vllm")
 
 
 def test_without_a_configured_fallback_nothing_falls_back(shared: Load) -> None:

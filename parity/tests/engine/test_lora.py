@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ TASKS = text_tasks(6)
 OPTIONS = {"max_new_tokens": 16, "logprobs": 0}
 
 
-def make_adapter(folder: Path, seed: int, rank: int = 4) -> str:
+def make_adapter(folder: Path, seed: int, rank: int = 4, saved: Sequence[str] = ()) -> str:
     """A random adapter, large enough to change what the model says."""
     torch, peft = importlib.import_module("torch"), importlib.import_module("peft")
     transformers = importlib.import_module("transformers")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        config = peft.LoraConfig(r=rank, lora_alpha=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        targets = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": list(saved) or None}
+        config = peft.LoraConfig(r=rank, lora_alpha=16, task_type="CAUSAL_LM", **targets)
         model = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(TEXT), config)
         for name, weights in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "modules_to_save" in name:
                 torch.nn.init.normal_(weights, std=0.15)
         model.save_pretrained(folder)
     return str(folder)
@@ -87,6 +88,25 @@ def test_a_plugin_that_asks_its_own_engine_leaves_the_adapter_as_it_is(adapters:
             asks.inner = inner
             [asking] = engine.generate_text_batch([request], {"max_new_tokens": 24}, plugins=[asks])
             assert asking.token_ids == plain.token_ids
+
+
+def test_modules_that_an_adapter_saves_whole_stay_its_own(tmp_path: Path, shared: Load) -> None:
+    """Also behind a call without it; and the bare model is none of the adapters."""
+    torch, folder = importlib.import_module("torch"), make_adapter(tmp_path / "head", 3, saved=["down_proj"])
+    request = of_task(TASKS[0])
+    with open_engine(TEXT, "hf", adapters={"head": folder}) as engine:
+        ids = torch.tensor([engine.generate_text_batch([request], OPTIONS)[0].prompt_token_ids])
+        [first] = engine.generate_text_batch([{**request, "adapter": "head"}], OPTIONS)
+        bare = engine.generate_text_batch([request], OPTIONS)
+        assert engine.generate_text_batch([{**request, "adapter": "head"}], OPTIONS) == [first] != bare
+    with (
+        open_engine(TEXT, "hf", adapters={"head": folder}) as engine,
+        open_engine(TEXT, "hf") as plain,
+        torch.no_grad(),
+    ):
+        assert torch.equal(engine.model(ids).logits, plain.model(ids).logits)
+        [fresh] = engine.generate_text_batch([{**request, "adapter": "head"}], OPTIONS)
+        assert fresh == first
 
 
 def test_an_adapter_of_any_rank_is_taken_by_both(tmp_path: Path) -> None:

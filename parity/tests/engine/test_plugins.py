@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -176,6 +177,24 @@ def test_transformers_own_objects_run_on_hf_and_are_refused_on_vllm(shared: Load
     assert other.finish_reason == "eos"
     with pytest.raises(UnsupportedError, match="vllm cannot do plugins that hold transformers objects"):
         shared(TEXT, "vllm").generate_text_batch([COUNT], plugins=[Native()])
+
+
+def test_transformers_own_processors_may_write_into_what_they_are_given(shared: Load) -> None:
+    class Silent(Plugin):
+        name = "silent"
+
+        def __init__(self, copies: bool) -> None:
+            self.hf_logits_processors = (lambda ids, scores: banned(scores.clone() if copies else scores),)
+
+    def banned(scores: Any) -> Any:
+        scores[:, 1::2] = -math.inf
+        return scores
+
+    answers = [
+        shared(TEXT, "hf").generate_text_batch([COUNT], {"max_new_tokens": 4, "logprobs": 3}, plugins=[Silent(copies)])
+        for copies in (True, False)
+    ]
+    assert answers[0] == answers[1] and any(i % 2 for step in answers[0][0].top_logprobs or () for i in step)
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from gen_engine import (
 )
 from parity.tasks import drawing, text_tasks, vision_tasks
 
-from ..conftest import TEXT, VL, Load, chat, of_task
+from ..conftest import SMALL, TEXT, VL, Load, chat, of_task, open_engine
 
 COUNT = chat("Count to 12.")
 UNSURE = {"prompt": "The"}
@@ -95,6 +95,19 @@ def test_full_logits_are_those_of_the_model_on_both(shared: Load) -> None:
         assert (a.logits - b.logits).abs().max() < CLOSE * 10
         chosen = a.logits.log_softmax(-1)[range(6), list(a.token_ids)].tolist()
         assert chosen == pytest.approx(a.logprobs, abs=CLOSE)
+
+
+def test_full_logits_of_a_prompt_that_is_read_in_parts_are_of_its_answer(shared: Load) -> None:
+    """vLLM calls its hook behind each part of a prompt that takes several steps."""
+    options = {"max_new_tokens": 6, "logits": True, "stop": {"ignore_eos": True}}
+    asked = [chat("You know this. " * 20 + "What is the capital of France?"), COUNT]
+    whole = shared(TEXT, "hf").generate_text_batch(asked, options)
+    few = {**SMALL["vllm"]["vllm_kwargs"], "max_num_seqs": 4, "max_num_batched_tokens": 48}
+    with open_engine(TEXT, "vllm", logits_hooks=True, vllm_kwargs=few) as engine:
+        parts = engine.generate_text_batch(asked, options)
+    for a, b in zip(whole, parts):
+        assert a.token_ids == b.token_ids and a.logits.shape == b.logits.shape
+        assert (a.logits - b.logits).abs().max() < CLOSE * 10
 
 
 def test_scores_agree_with_plain_transformers_and_with_each_other(shared: Load) -> None:

@@ -111,21 +111,6 @@ def test_a_window_that_slides_is_refused_at_load_where_vllm_has_none_on_a_cpu(pr
     assert refusal_of(Asked(ModelLoadConfig(str(mistral), backend="vllm"))) is None
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["its own", "asked for"])
-def test_bfloat16_is_refused_at_load_where_vllms_attention_does_not_round_on_a_cpu(
-    pretend: Pretend, edited: Any, own: bool
-) -> None:
-    model = edited(TEXT, {"config.json": {"dtype": "bfloat16"}}) if own else TEXT
-    settings: dict[str, Any] = {"backend": "vllm"} if own else {"backend": "vllm", "dtype": "bfloat16"}
-    for version in ("0.11.0", "0.16.0"):
-        pretend("vllm", version)
-        with pytest.raises(UnsupportedError, match="vllm>=0.11,<0.17 cannot do bfloat16 on a CPU"):
-            load(model, **settings)
-        assert refusal_of(Asked(ModelLoadConfig(str(model), **{**settings, "dtype": "float32"}))) is None
-    pretend("vllm", "0.17.0")
-    assert refusal_of(Asked(ModelLoadConfig(str(model), **settings))) is None
-
-
 def test_a_refused_release_falls_back_only_to_one_that_works(pretend: Pretend) -> None:
     pretend("vllm", "0.10.2")
     with load(TEXT, backend="vllm", fallback_backend="hf") as engine:

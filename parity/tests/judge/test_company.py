@@ -214,15 +214,13 @@ def test_equal_requests_with_one_seed_are_drawn_alike() -> None:
     assert laws.seeds(about) is None
 
 
-def test_pictures_of_another_size_are_another_requests_only_if_they_are_just_that_ones() -> None:
-    def prompt(length: int) -> Any:
-        return SimpleNamespace(token_ids=(1, 7, 2), length=length)
-
-    own, other = prompt(4), prompt(6)
-    assert rows.asked_for(own, [other], [1, 7, 7, 2], 7)
-    assert not rows.asked_for(own, [other], [1, 7, 7, 7, 7, 2], 7)
-    assert rows.asked_for(own, [other], [1, 7, 7, 7, 2], 7), "another budget, and nobody's answer"
-    assert not rows.asked_for(own, [], [1, 7, 7, 3], 7)
+def test_pictures_of_another_size_are_another_requests_only_if_they_got_each_others() -> None:
+    own = SimpleNamespace(token_ids=(1, 7, 2), length=4)
+    assert rows.asked_for(own, [1, 7, 7, 2], 7, [(4, 4), (6, 6)])
+    assert not rows.asked_for(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 4)])
+    assert rows.asked_for(own, [1, 7, 7, 7, 2], 7, [(4, 5), (6, 6)]), "another budget, and nobody's answer"
+    assert rows.asked_for(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 6)]), "the budget of the other one"
+    assert not rows.asked_for(own, [1, 7, 7, 3], 7, [(4, 4)])
 
 
 def test_what_explains_one_text_must_give_the_others_too() -> None:

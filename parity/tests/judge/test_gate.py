@@ -166,6 +166,17 @@ def test_sites_that_are_not_for_a_backend_are_left_out_and_named(
     assert "left out: worker on hf" in said_by(capsys)
 
 
+def test_cases_that_are_not_for_a_backend_are_left_out_and_named(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.set_site("answers", cases={"ye*": ["vllm"]})
+    assert main(["check", "--backend", "hf"]) == 5
+    assert "left out: answers/yes on hf (sites.json: vllm)" in said_by(capsys)
+    store.set_site("answers", cases={"no": ["vllm"], "ye*": ["hf"]})
+    assert main(["check", "--backend", "hf"]) == 0
+    assert "left out" not in said_by(capsys)
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -218,7 +218,19 @@ def test_forward_inputs_are_told_by_row_without_padding() -> None:
     event = rows.forward_event(model, given)
     assert event is not None
     said = {"keys": [], "adapter": "", "positions": "from 0"}
-    assert event.rows == [((5, 6), said), ((7, 8, 9), said)]
+    assert event.rows == [((5, 6), {**said, "whole": [0, 5, 6], "own": 2}), ((7, 8, 9), said)]
+
+
+def test_a_token_of_the_row_that_is_masked_as_if_it_were_padding_is_told() -> None:
+    masked = rows.Forward(
+        [((5, 6), {"keys": [], "adapter": "", "positions": "from 0", "whole": [0, 0, 5, 6], "own": 2})]
+    )
+    before = rows.Before([masked], None)
+    seen, other, own = (before.inputs(ids) for ids in ([0, 5, 6], [1, 5, 6], [5, 6]))
+    assert seen == {"keys": [], "positions": "from 0", "hidden": 1} and other is None
+    assert own == {"keys": [], "positions": "from 0"}
+    assert laws.batch({"inputs": seen}, laws.Tools()) == ("batch.inputs", "1 of the row's own tokens are masked")
+    assert laws.batch({"inputs": own}, laws.Tools()) == laws.KEPT
 
 
 def test_a_loop_of_n_seeds_is_n_samples_of_the_first() -> None:

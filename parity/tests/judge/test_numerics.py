@@ -18,6 +18,7 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Store
+from parity.judge.numerics import CUT_OFF, cuts_bfloat16
 from parity.prove import checkpoints
 from parity.record import rows as recorded
 
@@ -174,6 +175,10 @@ def causes(said: Mapping[str, Any]) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize("backend", ["vllm", "hf"])
 def test_a_faithful_move_in_bfloat16_passes_with_near_ties(backend: str, checked: Checked) -> None:
     code, said, told = checked("--backend", backend)
+    if backend == "vllm" and cuts_bfloat16():  # nothing is wrong but the machine, and that is said
+        assert code == 1 and causes(said) == {("DRIFT", "numeric.shift", "confirmed")}, told
+        assert all(CUT_OFF in outcome["cause"]["sentence"] for outcome in said["outcomes"])
+        return
     assert code == 0, told
     if backend == "hf":
         assert said["numerics"] == [], "all ids are equal here: nothing is read"
