@@ -1355,17 +1355,12 @@ def check_schema(schema: Any, depth: int = 1) -> None:
     if "type" not in schema or schema.keys() & {"pattern", "enum", "const"}:
         unseen |= BOUNDS & schema.keys()
     unseen |= {"allOf"} if len(schema.get("allOf", ())) > 1 else set()
+    unseen |= {name for name in schema.get("properties", ()) if json.dumps(name, ensure_ascii=False) != f'"{name}"'}
     if unseen:
         raise RequestError(f"xgrammar would not see to {min(unseen)!r}", fix="take it out of the schema")
     for word, value in schema.items():
         if word not in ("const", "default", "enum", "examples"):
             check_schema([*value.values()] if word in NAMED_SCHEMAS else value, depth + 1)
-
-
-def grammar_of_schema(schema: str) -> str:
-    check_schema(json.loads(schema))
-    ebnf = str(need("xgrammar").Grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
-    return re.sub(r'(?<!\\)", "', '","', ebnf)  # where anything may stand, xgrammar forgets the separators
 
 
 def two_digits(text: str) -> str:
@@ -1384,7 +1379,10 @@ def grammar_of(structured: StructuredOptions) -> str:
             choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in several(value))
             ebnf = str(grammar.from_ebnf(value if form == "grammar" else f"root ::= {choices}"))
         else:
-            ebnf = grammar_of_schema(value if form == "json" else '{"type": "object"}')
+            schema = value if form == "json" else '{"type": "object"}'
+            check_schema(json.loads(schema))
+            ebnf = str(grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
+            ebnf = re.sub(r'(?<!\\)", "', '","', ebnf)  # where anything may stand, xgrammar forgets the separators
     if len(ebnf) > 1 << 18:
         raise RequestError(f"xgrammar would take minutes for the {form}, {len(ebnf)} letters of EBNF", fix="shorten it")
     return two_digits(ebnf)
@@ -1805,6 +1803,8 @@ UNSUPPORTED = (
     Refusal("vllm", "structures in a process of its own",
             lambda a: any(p.structured for p in a.prompts) and os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0",
             "unset VLLM_ENABLE_V1_MULTIPROCESSING, or use backend='hf'", "vllm<0.32"),
+    Refusal("vllm", "logits plugins beside structures", lambda a: any(p.logits for p in a.plugins) and any(
+            p.structured for p in a.prompts), "install another vllm, or use backend='hf'", "vllm>=0.11,<0.14"),
     *(Refusal("vllm", f"{what} without its hook",
               lambda a, needs=needs: needs(a) and not a.config.logits_hooks,  # type: ignore[misc]
               "load with logits_hooks=True, or use backend='hf'") for what, needs in (
@@ -2277,11 +2277,9 @@ class HfBackend:
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         torch, transformers = need("torch"), need("transformers")
         kind = "AutoModelForCausalLM" if checkpoint.processor is None else "AutoModelForImageTextToText"
-        how = {"dtype": getattr(torch, checkpoint.dtype), **settings.hf_kwargs, "output_loading_info": True}
-        how.update(trust_remote_code=settings.trust_remote_code, revision=settings.revision)
-        if settings.attn_implementation:
-            how["attn_implementation"] = settings.attn_implementation
-        self.model, found = getattr(transformers, kind).from_pretrained(settings.model, **how)
+        how = {"dtype": getattr(torch, checkpoint.dtype), "attn_implementation": settings.attn_implementation}
+        how.update(settings.hf_kwargs, trust_remote_code=settings.trust_remote_code, revision=settings.revision)
+        self.model, found = getattr(transformers, kind).from_pretrained(settings.model, output_loading_info=True, **how)
         # Those that it does not expect may be for another use of the checkpoint; those that are lacking are random now.
         if lacking := sorted(map(str, (*found["missing_keys"], *found["mismatched_keys"]))):
             raise LoadError(f"{len(lacking)} weights are lacking: {brief(lacking)}", fix="get all of the checkpoint")

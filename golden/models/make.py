@@ -668,7 +668,7 @@ def make_twin(name: str, out: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": 100.0}
     tidied = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     changes: dict[str, dict[str, Any]] = {
-        "config": {"rms_norm_eps": 0.01, "rope_parameters": rope},
+        "config": {"rms_norm_eps": 0.01, "rope_parameters": rope, "rope_theta": 100.0},  # of transformers 4, by itself
         "tokenizer_config": {tidied: True},
     }
     for file, change in changes.items():

@@ -30,7 +30,8 @@ FEW = {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3, "gpu_memory_utilization
 LOADS = {"plain": {"vllm": {"vllm_kwargs": FEW}}}
 
 # In bfloat16 vLLM's kernels do not round on every CPU (numerics.cuts_bfloat16), which many unsure tokens show.
-CASES = {"plain": {name: ["hf"] for name in ("bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")}}
+COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")
+CASES = {"plain": {name: ["hf"] for name in COARSE}}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
 BACKENDS = {"rollout_worker": ["vllm"]}

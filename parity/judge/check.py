@@ -118,6 +118,7 @@ class Judge:
     engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
     ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
+    seeds: dict[str, set[int]] = dataclasses.field(default_factory=dict)  # site -> those that its new code gave so far
     greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
     paths: dict[Any, ties.OldPath] = dataclasses.field(default_factory=dict)  # what the site's goldens were asked of
 
@@ -125,6 +126,7 @@ class Judge:
         greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
         old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
         found = self.without_chance(old, new, self.of_this_release(old, compare.differences(old, new)))
+        found = (*found, *self.seeded_again(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
         if old.changing:
@@ -182,6 +184,17 @@ class Judge:
         drawn = bool(pairs) and all(not compare.seeds_of(a) & compare.seeds_of(b) for a, b in pairs)
         return tuple(dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found)
 
+    def seeded_again(self, old: Case, new: Case) -> Iterator[Difference]:
+        """A seed that the new code gives in call after call, where a script seeded the process, once: its calls drew
+        other numbers each. A seed that is an argument is the caller's."""
+        known, given = self.seeds.setdefault(old.site, set()), {n for _, n in leaves(dict(old.arguments), kind=int)}
+        drawn = (pair for pair in compare.paired(old.rows, new.rows) if all(map(compare.is_drawn, pair)))
+        asked = [b for a, b in drawn if (seed_source(a), seed_source(b)) == ("script", "caller")]
+        mine = {seed for row in asked for seed in compare.seeds_of(row) - given}
+        if mine and mine <= known:
+            yield Difference("sampling", "seed", "what the script had seeded", min(mine), 0)
+        known |= mine
+
     def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
         if old.repeats is False:
             said = "the old code gave another value when it was recorded twice"
@@ -233,11 +246,12 @@ class Judge:
         )
 
     def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
-        """A replay; None where it cannot be made."""
+        """A replay, whose rows are of the golden's kind; None where it cannot be made."""
         try:
-            return self.run(old, load, parts)
+            made = self.run(old, load, parts)
         except GoldenError:
             return None
+        return made and own_loops.of_one_kind(old, made)[1]
 
     def changing(self, old: Case, new: Case) -> list[str]:
         """Parts of the new value that are others when the new code is run again, if they are all that differs."""
@@ -448,6 +462,10 @@ class Judge:
             if p >= ALPHA:
                 return "SAME-DISTRIBUTION", None, (f"by texts: p = {p:.3f} of {len(paths)} texts; {why}",)
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
+
+
+def seed_source(row: Mapping[str, Any]) -> str | None:
+    return (row.get("sampling", {}).get("seed") or {}).get("from")
 
 
 def seeded_alike(old: Case, new: Case) -> bool:
@@ -1060,7 +1078,7 @@ def check_site(
     ledgers: what the site's draws have shown, for `judged_together`.
     """
     engines: dict[str, list[Any]] = {}  # only those that are read; the moved code may drop a hundred
-    paths: dict[Any, ties.OldPath] = {}
+    paths, seeds = dict[Any, ties.OldPath](), dict[str, set[int]]()
     for name in names:
         started = time.perf_counter()
         try:
@@ -1079,6 +1097,7 @@ def check_site(
                 resample=again,
                 ledgers=ledgers,
                 paths=paths,
+                seeds=seeds,
             )
             outcome = judge.outcome(old, new, seconds)
             if numerics.wants(old, backend, engines):

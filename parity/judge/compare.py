@@ -407,9 +407,8 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
         return
     before, after = entry(old, "stop", "end_ids"), entry(new, "stop", "end_ids")
     either = {*(entry(old, "stop", "string_ids") or ()), *(entry(new, "stop", "string_ids") or ())}
-    by_criteria = [bool(entry(row, "stop", "criteria")) for row in (old, new)]
-    # Ids may stand in a criterion's place: only those that are chosen can tell.
-    instead = by_criteria == [True, False] and {*before} < {*after}
+    # Ids may stand in a criterion's place, or in a part of it: only those that are chosen can tell.
+    instead = bool(entry(old, "stop", "criteria")) and {*before} < {*after}
     if ({*before} ^ {*after}) - either:
         yield Difference("stop", "end_ids", before, after, counts=not instead)
     for name in ("max_new_tokens", "min_new_tokens"):

@@ -301,7 +301,7 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -
     """A lost end or another budget shows in the ids: cut as the other side cuts, they are the same."""
     if same_ids(inquiry.old, inquiry.new) or len(inquiry.old.rows) != len(inquiry.new.rows):
         return None
-    names = dict(named)
+    names = {name: difference for name, difference in named if difference.counts}
     if "batch.order" in names and names["batch.order"].old != "its own request":
         proof = "put back in order, the recorded ids of both sides are the same"
         return Cause("batch.order", "confirmed", sentence("batch.order", names["batch.order"]), proof)
@@ -334,7 +334,8 @@ def equal_when_cut(old: Row, new: Row) -> bool:
 
 
 def equal_when_shortened(old: Row, new: Row) -> bool:
-    most = min(entry(old, "stop", "max_new_tokens"), entry(new, "stop", "max_new_tokens"))
+    said = [entry(row, "stop", "max_new_tokens") for row in (old, new)]
+    most = min((count for count in said if count is not None), default=None)
     return bool(old["output_ids"][:most] == new["output_ids"][:most])
 
 
@@ -493,6 +494,8 @@ def after_decoding(inquiry: Inquiry) -> Cause:
                 return Cause("stop.strings", "likely", said, "the ids are the same, and the old code cuts by hand")
             if name == "post.trim" and unfinished(difference.old, difference.new):
                 proof = UNFINISHED
+            if name == "post.trim" and (markers := by_markers(inquiry)):
+                name, proof = "decode.skip_special", f"the ids are the same, and {markers} is all that texts differ by"
             alone = equal(without_texts(difference.old), without_texts(difference.new)) and inquiry.old.rows
             return Cause(name, "confirmed" if alone else "likely", sentence(name, difference), proof)
         if equal(by_token(difference.old), by_token(difference.new)):
@@ -633,6 +636,24 @@ def kept_more(old: Any, new: Any) -> str | None:
     if all(a.strip() == b.strip() for a, b in texts):
         return "post.strip"
     return "post.trim" if all(a and b and (a in b or b in a) for a, b in texts) else None
+
+
+def by_markers(inquiry: Inquiry) -> str:
+    """A special token of the answers by which texts differ, where nothing else is left of any difference."""
+    decode = inquiry.decode
+    if decode is None:
+        return ""
+    ids = {i for case in (inquiry.old, inquiry.new) for row in case.rows for i in row["output_ids"]}
+    markers = [decode([i], False, False) for i in ids if not decode([i], True, False)]
+    found = ""
+    for pair in other_texts(inquiry):
+        bare, whole = sorted(pair, key=len)
+        left = whole
+        for marker in (one for one in markers if one and one in whole and one not in bare):
+            left, found = left.replace(marker, ""), marker
+        if left != bare:
+            return ""
+    return found
 
 
 def unfinished(old: Any, new: Any) -> bool:

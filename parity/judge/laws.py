@@ -152,6 +152,21 @@ def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., 
     return next(filter(stops, range(least + 1, len(ids) + 1)), None) if stops(len(ids)) else None
 
 
+def goes_on(old: Row, new: Row, tools: Tools) -> str:
+    """Of draws, which are others: whether the new stops would let an old answer go on that a stop had ended."""
+    ids, strings = old["output_ids"], entry(new, "stop", "strings") or ()
+    ends = {*(entry(old, "stop", "end_ids") or ()), *(entry(new, "stop", "end_ids") or ())}
+    ends |= {*(entry(new, "stop", "string_ids") or ())}
+    asked = tools.decode and "stop" in old and "stop" in new and is_drawn(old) and is_drawn(new)
+    stopped = asked and ids and len(ids) < (entry(old, "stop", "max_new_tokens") or 0) and ids[-1] not in ends
+    told = entry(old, "stop", "criteria") or entry(old, "stop", "strings")
+    if not stopped or not told or tools.decode is None or entry(new, "stop", "criteria") or ids == new["output_ids"]:
+        return ""
+    if completed(ids, strings, tools.decode) is not None:
+        return ""
+    return f"a stop ended it at {brief(tools.decode(ids, True, False)[-12:])}, which is none of {list(strings)}"
+
+
 def text(row: Row, tools: Tools) -> Kept:
     """Each decode that was seen. Of a text that the engine had cut, the decode must begin with it."""
     if tools.decode is None or row.get("text") is None or "decode" not in row:
@@ -248,6 +263,9 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
             if found and found[0] and (before == KEPT or cut_otherwise):
                 yield Broken(law, found[0], number, found[1])
                 break
+
+    ends = ((number, goes_on(mine, theirs, tools)) for number, (mine, theirs) in enumerate(pairs))
+    yield from itertools.islice((Broken("end", "stop.strings", number, said) for number, said in ends if said), 1)
 
     if (broken := seeds(new.rows)) is not None:
         said = f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"

@@ -344,9 +344,8 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     few, values = found.outcome == "cannot tell", (question.old.value, question.new.value)
     # How the old code padded, and what it took from the logits of unlikely tokens, the noise was not measured in.
     gap, allowed = number_gap(*values), max(referee.within_numbers(found.noise) * (FAR if few else 1), referee.FLOOR)
-    if gap is not None and rounded_off(*values, of_few_bits) and not rounded_off(*values, of_few_digits):
-        said = f"{CAUSES['numeric.shift']}: numbers among the values hold fewer bits, as if computed in half precision"
-        return "DRIFT", Cause("numeric.shift", "likely", said, "the ids are equal, and no other number shows it"), ()
+    if gap is not None and (coarse := fewer_bits(*values)):
+        return "DRIFT", coarse, ()
     if gap is None or gap > allowed or rounded_off(*values, of_few_digits):
         return question.otherwise
     if few:
@@ -356,6 +355,13 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
 
 
 FAR = 5  # times what a few tokens say of noise
+
+
+def fewer_bits(old: Any, new: Any) -> Cause | None:
+    if not rounded_off(old, new, of_few_bits) or rounded_off(old, new, of_few_digits):
+        return None
+    said = f"{CAUSES['numeric.shift']}: numbers among the values hold fewer bits, as if computed in half precision"
+    return Cause("numeric.shift", "likely", said, "no rounding of a model takes bits from every number")
 
 
 def rounded_off(old: Any, new: Any, few: Callable[[float], bool]) -> bool:
@@ -409,6 +415,8 @@ def by_steps(group: Group, found: referee.Verdict, question: Question, steps: Se
                 f"at the golden's own ids numbers are {question.apart:.1e} apart, rounding explains {allowed:.1e}"
             ]
         return "DRIFT", question.beside, tuple(notes)
+    if (coarse := fewer_bits(question.old.value, question.new.value)) is not None:
+        return "DRIFT", coarse, (f"rounding explains where the ids part: {found}",)
     worst = max(seen, key=lambda one: one.gap)
     said = (
         f"{CAUSES['numeric.near_tie']}: {len(seen)} rows part, the widest gap is {worst.gap:.1e} nats "

@@ -106,6 +106,7 @@ BEYOND = [
     ("minimum", {"minimum": 3}),
     ("minimum", {"type": "integer", "enum": [1, 5], "minimum": 3}),
     ("maxLength", {"type": "string", "pattern": "^a+$", "maxLength": 2}),
+    ('a"b', {"type": "object", "properties": {'a"b': {}}}),  # releases before 0.2 do not escape it
 ]
 
 
@@ -132,9 +133,10 @@ WORDS = ["Straße", "Médecin", "éab", "a\x7fb", "\x01a", "\u0100ab", "日本a"
 def test_a_character_before_hexadecimal_digits_is_that_character(shared: Load, word: str) -> None:
     """xgrammar writes a grammar with \\xNN, and reads such a one on over the digits behind it."""
     forms: list[Any] = [{"choice": [word]}, {"json": {"enum": [word]}}, {"regex": re.escape(word)}]
-    forms += [{"json": {"type": "object", "properties": {word: {"const": 1}}, "required": [word]}}]
+    name = word if json.dumps(word, ensure_ascii=False) == f'"{word}"' else "ß"
+    forms += [{"json": {"type": "object", "properties": {name: {"const": 1}}, "required": [name]}}]
     forms += [{"grammar": "root ::= " + json.dumps(word, ensure_ascii=False)}]
-    wanted = [word, json.dumps(word, ensure_ascii=False), word, json.dumps({word: 1}, ensure_ascii=False), word]
+    wanted = [word, json.dumps(word, ensure_ascii=False), word, json.dumps({name: 1}, ensure_ascii=False), word]
     for backend in ("hf", "vllm"):
         got = shared(TEXT.parent / "random-llama", backend, max_model_len=512).generate_text_batch(
             [{"prompt": "The", "structured": form} for form in forms], {"max_new_tokens": 48}
