@@ -162,6 +162,9 @@ def smallest(
 ) -> Found | None:
     """The most alike pair that fits; among equals the plainest one, and the one that agrees with what was recorded
     (hints)."""
+    alike = sorted({*old} & {*new}, key=lambda way: plainness(way, hints.get("new")))
+    if (same := next((way for way in alike[:MOST] if fits(way, way)), None)) is not None:
+        return Found(same, same, ())
     sides = [
         sorted(ways, key=lambda way: plainness(way, hints.get(side)))[:MOST]
         for ways, side in ((old, "old"), (new, "new"))
@@ -255,10 +258,13 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
         if not of_value and any(a != b and any(r.text(way) == a for r, _ in rows for way in ways) for a, b in known):
             break  # a text of the value is a decoded one, and became what no way of ours gives
 
-        def fits(one: Recipe, other: Recipe, texts: Any = texts) -> bool:
+        changed = {pair for pair in texts if pair[0] != pair[1]}
+        of_ours = {pair for pair in changed if any(a.text(way) == pair[0] for a, _ in rows for way in ways)}
+
+        def fits(one: Recipe, other: Recipe, texts: Any = texts, of_ours: Any = of_ours) -> bool:
             before = {text for text, _ in texts}
             made = [(a.text(one), b.text(other)) for a, b in rows]
-            return all(pair in texts for pair in made if pair[0] in before)
+            return all(pair in texts for pair in made if pair[0] in before) and of_ours <= {*made}
 
         for (before, after), (a, b) in itertools.product(texts, rows):
             if before == after:

@@ -146,6 +146,8 @@ def text_cases(ask: Any) -> None:
     special = {"banned": list(range(30, 550)), "stop_ids": [551, *range(553, 563)], "include_stop": True}
     ask("stop-id-kept-special", LLAMA, raw(*RAGGED[:4]), **special)
     ask("enough", SURE, chat(COUNT, FRANCE), enough=7)
+    ask("until-a-sign-of-several-tokens", SURE, chat("Draw a family."), until="👨", max_new_tokens=32)
+    ask("until-by-criterion", SURE, chat(COUNT, FRANCE, COLOURS), until=", 2", of_transformers=True)
     ask("enough-llama", LLAMA, raw(*RAGGED), enough=5, logprobs=0)
     ask("until", SURE, chat(COUNT, FRANCE), until=", 6")
     ask("enough-by-criterion", SURE, chat(COUNT, FRANCE), enough=7, of_transformers=True)
@@ -174,6 +176,7 @@ def text_cases(ask: Any) -> None:
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
     ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
     ask("no-repeats-of-the-prompt", SURE, chat("1, 2, 3, 4. Count to 12.", COUNT), no_repeat_ngram_size=4)
+    ask("no-repeats-by-the-spare", LLAMA, raw(*RAGGED[:4]), no_repeat_ngram_size=1, spare=True)
     ask("no-repeats-of-one", LLAMA, raw(*RAGGED), no_repeat_ngram_size=1, max_new_tokens=24)
     ask("never-twice", GPT2, raw(*RAGGED), never_twice=True, max_new_tokens=20)
     once = {"never_twice": True, "of_transformers": True, "stop_ids": list(range(30))}  # the longest prompt ends first
@@ -282,6 +285,13 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     small = pictures.drawing("red", "circle", width=40, height=40, seed=1)
     ask("most-pixels", VL, [seen(what, small), seen(what, large)], pixels={"longest_edge": 64 * 64}, logprobs=0)
     ask("least-pixels", VL, [seen(what, small)], pixels={"shortest_edge": 96 * 96}, logprobs=0)
+    ask(
+        "most-below-the-least",
+        VL,
+        [seen(what, small)],
+        pixels={"shortest_edge": 1, "longest_edge": 48 * 48},
+        logprobs=0,
+    )
     ask("least-above-most", VL, [seen(what, large)], pixels={"shortest_edge": 224 * 224}, logprobs=0)
     ask("alike-pictures", VL, [seen(what, red), seen(what, green)], logprobs=0)
     below = pictures.changed_below(red)

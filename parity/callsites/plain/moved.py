@@ -73,7 +73,7 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Se
         if how.get("as_it_is"):
             request["vlm"] = {"do_resize": False}
         if pixels := how.get("pixels"):
-            request["vlm"] = {PIXELS[edge]: size for edge, size in pixels.items()}
+            request["vlm"] = {PIXELS[edge]: size for edge, size in pixels.items() if size > 1}  # no least is none
     if how.get("form"):
         request["structured"] = how["form"]
     return request
@@ -153,6 +153,21 @@ class Until:
         return self.said in text
 
 
+class UntilOfTransformers:
+    """The same as a criterion of transformers, which sees the padded batch."""
+
+    name, backends = "until", ("hf",)
+
+    def __init__(self, said: str, tokenizer: Any) -> None:
+        self.said, self.tokenizer, self.widths = said, tokenizer, Widths()
+        self.hf_stopping_criteria = [self.ends]
+
+    def ends(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        answers = input_ids[:, self.widths.since(input_ids) - 1 :]  # asked for the first time with one
+        texts = self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+        return input_ids.new_tensor([self.said in text for text in texts]).bool()
+
+
 class Then:
     """A plugin that changes the text."""
 
@@ -229,16 +244,18 @@ def answers(
     model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any], *, cached: bool
 ) -> list[list[dict[str, Any]]]:
     banned, adapters = settings.get("banned", ()), tuple(sorted({row["adapter"] for row in rows if row.get("adapter")}))
-    hooks = any(settings.get(name) for name in ("banned", "never_twice", "no_repeat_ngram_size", "best"))
-    dtype, window = settings.get("dtype", "float32"), settings.get("window", WINDOW)
     spare = "hf" if settings.get("spare") else None  # for what is of transformers
+    wanted = ("banned", "never_twice", "no_repeat_ngram_size", "best")
+    hooks = not spare and any(settings.get(name) for name in wanted)
+    dtype, window = settings.get("dtype", "float32"), settings.get("window", WINDOW)
     model = engine(model_path, dtype, hooks, cached, adapters, window, spare)
     requests = [request_of(row, settings, adapters) for row in rows]
     theirs = spare or (settings.get("of_transformers") and model.config.backend == "hf")
     plugins: list[Any] = [NeverTwiceOfTransformers() if theirs else NeverTwice()] if settings.get("never_twice") else []
     plugins += [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
     plugins += [(EnoughOfTransformers if theirs else Enough)(settings["enough"])] if settings.get("enough") else []
-    plugins += [Until(settings["until"])] if settings.get("until") else []
+    if settings.get("until"):
+        plugins += [UntilOfTransformers(settings["until"], model.tokenizer) if theirs else Until(settings["until"])]
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
     results = generate(requests, options_of(settings), plugins=plugins, cache=not settings.get("fresh"))
