@@ -665,7 +665,7 @@ def unfinished(old: Any, new: Any) -> bool:
 
 UNFINISHED = (
     "the ids are the same, and end within a character: vLLM's own text leaves out what a tokenizer decodes as U+FFFD; "
-    "take text.rstrip('\\ufffd') where no stop string ended it"
+    "leave out last tokens until the text ends in none, where no stop string ended it"
 )
 
 # == With the model ==

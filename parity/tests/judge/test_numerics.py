@@ -115,10 +115,6 @@ def rewritten(source: Path, target: Path, change: Callable[[str, Any], Any]) -> 
     return target
 
 
-def louder_head(name: str, value: Any) -> Any:
-    return value.float() * 1.01 if name == "lm_head.weight" else value
-
-
 def rounded(name: str, value: Any) -> Any:
     """The last 64 KiB of the file are the last layer's v_proj."""
     is_matrix = "layers." in name and value.dim() == 2 and not name.endswith("7.self_attn.v_proj.weight")
@@ -189,12 +185,9 @@ def test_a_faithful_move_in_bfloat16_passes_with_near_ties(backend: str, checked
         assert len(site["picture"]["gaps"]) >= 3 and max(site["picture"]["gaps"]) < site["picture"]["allowed"]
 
 
-@pytest.mark.parametrize(("name", "change"), [("louder", louder_head), ("rounded", rounded)])
-def test_an_undeclared_fault_in_the_moved_path_is_a_shift(
-    name: str, change: Callable[[str, Any], Any], checked: Checked, place: Path
-) -> None:
-    rewritten(place / "models/flat", place / "models" / name, change)
-    code, said, told = checked("--backend", "vllm", model=f"models/{name}")
+def test_an_undeclared_fault_in_the_moved_path_is_a_shift(checked: Checked, place: Path) -> None:
+    rewritten(place / "models/flat", place / "models/rounded", rounded)
+    code, said, told = checked("--backend", "vllm", model="models/rounded")
     assert code == 1 and causes(said) == {("DRIFT", "numeric.shift", "confirmed")}, told
     assert re.search(r"flat vllm, numerics of models/flat in bfloat16: shifted: ", told)
 

@@ -263,6 +263,12 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
         assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "NEAR-TIE", "more digits were lost by none"
 
 
+def test_a_near_tie_does_not_hide_numbers_that_lost_their_bits() -> None:
+    made, old = group(gap=0.01), dataclasses.replace(OLD, value=[-1.0123456, "a"])
+    for number, verdict in ((-1.0123999, "NEAR-TIE"), (-1.0078125, "DRIFT")):  # as bfloat16 holds it
+        assert verdict_of(made, ask(old=old, new=dataclasses.replace(NEW, value=[number, "b"])))[0] == verdict
+
+
 def test_a_penalty_is_put_on_the_ids_that_it_was_on() -> None:
     """Id 2 stood in the prompt: after the penalty, what the raw gap forbids is a tie."""
     old, new = (dataclasses.replace(c, rows=({**c.rows[0], "prompt_ids": [5, 2]},)) for c in (OLD, NEW))

@@ -1,0 +1,158 @@
+"""What strangers' call sites and faults showed that no case of ours had: each was judged wrongly once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parity.golden import Case, Store
+from parity.judge import check, compare, laws
+from parity.judge.explain import Inquiry, answers_moved, by_endings, cause_of, equal_when_shortened
+from parity.record import rows
+from parity.verdict import Cause
+
+from .test_company import FIRST, SECOND, case, drawn, found_with
+from .test_laws import TOOLS, row
+
+
+def caused(old: Case, new: Case) -> Cause | None:
+    return cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+
+
+def stops(**said: Any) -> dict[str, Any]:
+    return {name: {"value": value, "from": "caller"} for name, value in said.items()}
+
+
+# == Order ==
+
+
+def test_answers_that_change_places_in_lists_of_lists_are_in_another_order() -> None:
+    third = row(prompt_ids=[4, 4], prompt_text="dd", messages=["d", "d"], output_ids=[7, 9], text="g")
+    old = case(FIRST, SECOND, third, value=[["de", "fg"], ["g"], 3])
+    for moved in ([["fg", "de"], ["g"], 3], [["g", "fg"], ["de"], 3]):
+        found = caused(old, replace(old, value=moved))
+        assert found is not None and found.name == "batch.order"
+    parts = case(FIRST, SECOND, value=[["d", "e"], ["fg"]])
+    assert not answers_moved(Inquiry(parts, replace(parts, value=[["e", "d"], ["fg"]]), ()))  # within an answer
+
+
+def test_a_row_with_anothers_pixel_budget_is_no_other_rows_answer() -> None:
+    pictures = [[{"sha256": "a", "tokens": count, "budget": [1, most]}] for count, most in ((4, 9), (30, 99))]
+    first, second = ({**FIRST, "images": own, "output_ids": ids, "text": text}
+                     for own, ids, text in zip(pictures, ([4, 5, 9], [6, 7, 9]), ("de", "fg")))  # fmt: skip
+    mixed = {**second, "images": [{**pictures[0][0], "tokens": 30}]}
+    found = found_with(case(mixed, second), "alone", case(first, second))
+    assert found is not None and (found.name, found.certainty) == ("image.tokens", "confirmed")
+
+
+# == Ends ==
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"strings": ["e"]}, ""),
+        ({"strings": ["x"]}, "which is none of ['x']"),
+        ({"strings": []}, "which is none of []"),
+        ({"strings": ["x"], "criteria": ["mine"]}, ""),  # what that does is not seen
+        ({"strings": ["x"], "end_ids": [9, 5]}, ""),
+    ],
+)
+def test_draws_that_a_criterion_ended_are_held_against_the_new_stops(told: dict[str, Any], said: str) -> None:
+    old = {**drawn([4, 5], None), "stop": stops(end_ids=[9], strings=[], max_new_tokens=5, criteria=["theirs"])}
+    new = {**drawn([6, 7, 4, 9], None), "stop": stops(**{"end_ids": [9], "max_new_tokens": 5, "criteria": [], **told})}
+    assert laws.goes_on(old, new, TOOLS).endswith(said) and bool(said) == bool(laws.goes_on(old, new, TOOLS))
+    assert laws.goes_on({**old, "output_ids": [4, 5, 6, 7, 8]}, new, TOOLS) == ""  # its budget ended it
+    broken = [one.cause for one in laws.broken_by_new(case(old), case(new), TOOLS)]
+    assert ("stop.strings" in broken) == bool(said)
+
+
+def test_an_id_may_stand_for_a_part_of_a_criterion_beside_a_plugin() -> None:
+    old = row(stop={"criteria": ["theirs"]})
+    for criteria in ([], ["plugin"]):
+        found = compare.stop_differences(old, row(stop={"end_ids": [9, 5], "criteria": criteria}))
+        assert [d.counts for d in found if d.field == "end_ids"] == [False]
+    [end] = compare.stop_differences(row(), row(stop={"end_ids": [9, 5]}))
+    assert end.counts
+
+
+def test_a_difference_that_does_not_count_is_no_cause_of_what_is_done_with_the_text() -> None:
+    """Here the ids part, where a criterion ended the old answer later; the value has another reason."""
+    old = case(row(output_ids=[4, 5, 6], text="def", stop={"criteria": ["theirs"]}), value=["d"])
+    new = case(row(output_ids=[4, 5], text="de", stop={"end_ids": [9, 5]}), value=["D"])
+    found = caused(old, new)
+    assert found is None or (found.name, found.certainty) != ("stop.eos_set", "confirmed")
+
+
+def test_loops_without_a_budget_are_as_long_as_they_are() -> None:
+    assert equal_when_shortened({"output_ids": [1], "stop": {}}, {"output_ids": [1], "stop": {}})
+    assert not equal_when_shortened({"output_ids": [1], "stop": {}}, {"output_ids": [2], "stop": {}})
+
+
+@pytest.mark.parametrize(("most", "told"), [(1024, 476), (100, 100), (None, 476)])
+def test_vllm_ends_a_row_where_its_window_does(most: int | None, told: int) -> None:
+    params = SimpleNamespace(
+        stop_token_ids=(), stop=(), skip_special_tokens=True, ignore_eos=False, max_tokens=most, min_tokens=0
+    )
+    assert rows.vllm_stop(params, [9], None, room=476)["max_new_tokens"]["value"] == told
+
+
+def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget is no luck; how the model attends may be."""
+    monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: ("SAME-DISTRIBUTION", None, ()))
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
+    old, new = case(drawn([4, 5], None)), case({**drawn([6, 7], None), "stop": row(stop={"max_new_tokens": 2})["stop"]})
+    verdict, cause, _ = judge.drawn_beside(old, new, compare.differences(old, new)) or ("", None, ())
+    assert (verdict, cause and cause.name) == ("DRIFT", "stop.length")
+    other = case({**drawn([6, 7], None), "model": {"path": "m", "dtype": "float32", "attention": "eager"}})
+    seen = case({**drawn([4, 5], None), "model": {"path": "m", "dtype": "float32", "attention": "sdpa"}})
+    verdict, cause, _ = judge.drawn_beside(seen, other, compare.differences(seen, other)) or ("", None, ())
+    assert (verdict, cause and cause.name) == ("LATENT", "model.attn")
+
+
+# == Seeds ==
+
+
+def test_a_seed_in_every_call_is_none_that_a_script_gave_once(tmp_path: Path) -> None:
+    def seeded(seed: int, source: str) -> dict[str, Any]:
+        made = drawn([4], None)
+        return {**made, "sampling": {**made["sampling"], "seed": {"value": seed, "from": source}}}
+
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
+    old = case(seeded(0, "script"))
+    assert [*judge.seeded_again(old, case(seeded(7, "caller")))] == []
+    [again] = judge.seeded_again(old, case(seeded(7, "caller")))
+    assert (again.stage, again.field, again.new) == ("sampling", "seed", 7)
+    assert [*judge.seeded_again(old, case(seeded(8, "caller")))] == []
+    assert [*judge.seeded_again(replace(old, arguments={"seed": 7}), case(seeded(7, "caller")))] == []
+    assert [*judge.seeded_again(case(seeded(7, "caller")), case(seeded(7, "caller")))] == []
+
+
+# == Texts ==
+
+
+def test_a_marker_at_the_end_of_a_text_is_a_special_token_that_was_kept() -> None:
+    old = case(FIRST, SECOND, value=[["de", 0.5], ["other"]])
+    found = caused(old, replace(old, value=[["de#", 0.5], ["other"]]))
+    assert found is not None and found.name == "decode.skip_special"
+    found = caused(old, replace(old, value=[["def", 0.5], ["other"]]))
+    assert found is not None and found.name != "decode.skip_special"
+
+
+def test_what_explains_one_text_of_a_value_must_make_the_others() -> None:
+    """Raw texts: the first one looks as if only its stop had been kept."""
+    cut = row(output_ids=[4, 5, 6], text="de", stop={"strings": ["f"]})
+    old = case(cut, SECOND, value=["de", "fg"])
+    found = by_endings(Inquiry(old, replace(old, value=["def", "fg#"]), (), TOOLS.decode, None, TOOLS))
+    assert found is None or found.name != "stop.rule" or found.certainty == "likely"
+
+
+def test_one_way_that_makes_both_texts_of_a_row_that_went_on_is_no_cause() -> None:
+    """Both are raw texts: the old one had no end in it."""
+    old = case(row(output_ids=[4, 5], text="de", stop={"criteria": ["until"]}), value=[{"raw": "de", "text": "de"}])
+    new = case(row(output_ids=[4, 5, 6, 9], text="def"), value=[{"raw": "def#", "text": "def"}])
+    assert by_endings(Inquiry(old, new, (), TOOLS.decode, None, TOOLS)) is None
