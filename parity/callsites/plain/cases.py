@@ -174,7 +174,6 @@ def text_cases(ask: Any) -> None:
     uneven = [f"{'bb cd ef gh ' * (1 + 3 * place % 4)}{place}" for place in range(8)]  # which end one by one
     ask("penalty-of-those-that-join", LLAMA, raw(*uneven), repetition_penalty=0.2, stop_ids=list(range(60, 90)))
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
-    ask("no-repeats", LLAMA, raw(*RAGGED), no_repeat_ngram_size=2, max_new_tokens=30, logprobs=0)
     ask("no-repeats-of-the-prompt", SURE, chat("1, 2, 3, 4. Count to 12.", COUNT), no_repeat_ngram_size=4)
     ask("no-repeats-by-the-spare", LLAMA, raw(*RAGGED[:4]), no_repeat_ngram_size=1, spare=True)
     ask("no-repeats-of-one", LLAMA, raw(*RAGGED), no_repeat_ngram_size=1, max_new_tokens=24)
