@@ -8,6 +8,7 @@ is needed, only the checkpoint's tokenizer; a few thousand recipes take millisec
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,10 +248,13 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
     text must give the others, too, from their own ids."""
     ways = list(recipes(stop_lists(old, new)))
     theirs = dict(leaves(new.value))
-    known = [(text, theirs[path]) for path, text in leaves(old.value) if path in theirs]
     given = [text for _, text in leaves(dict(old.arguments))]
-    known = [without(before, after, given) for before, after in known]
+    places = [(path, without(text, theirs[path], given)) for path, text in leaves(old.value) if path in theirs]
+    known = [pair for _, pair in places]
     recorded = [(a["text"], b["text"]) for a, b in pairs if "text" in a and "text" in b]
+    under: dict[tuple[str, str], set[Any]] = {pair: {()} for pair in recorded}
+    for path, pair in places:
+        under.setdefault(pair, set()).add(tuple(name for name in path if isinstance(name, str)))
     wholes = [a.get("decode", {}).get("ids") == "whole" for a, _ in pairs]
     rows = [(Row2Text(a, decode, w), Row2Text(b, decode, w)) for (a, b), w in zip(pairs, wholes)]
     rows += [(Row2Text(a, decode), Row2Text(b, decode)) for (a, b), w in zip(pairs, wholes) if w]
@@ -258,23 +262,24 @@ def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode:
         if not of_value and any(a != b and any(r.text(way) == a for r, _ in rows for way in ways) for a, b in known):
             break  # a text of the value is a decoded one, and became what no way of ours gives
 
-        changed = {pair for pair in texts if pair[0] != pair[1]}
-        of_ours = {pair for pair in changed if any(a.text(way) == pair[0] for a, _ in rows for way in ways)}
+        of_ours = {(old, new) for old, new in texts if any(a.text(way) == old for a, _ in rows for way in ways)}
 
-        def fits(one: Recipe, other: Recipe, texts: Any = texts, of_ours: Any = of_ours) -> bool:
+        def fits(one: Recipe, other: Recipe, texts: Any = texts, alike: Any = frozenset()) -> bool:
             before = {text for text, _ in texts}
             made = [(a.text(one), b.text(other)) for a, b in rows]
-            return all(pair in texts for pair in made if pair[0] in before) and of_ours <= {*made}
+            return all(pair in texts for pair in made if pair[0] in before) and alike <= {*made}
 
         for (before, after), (a, b) in itertools.product(texts, rows):
             if before == after:
                 continue
+            # What stands under the same names of a value was made in the same way.
+            alike = {pair for pair in of_ours if pair[0] != pair[1] and under[pair] & under[before, after]}
             hints = {
                 side: {**made.row.get("decode", {}), "strings": entry(made.row, "stop", "strings") or by_hand(case)}
                 for side, made, case in (("old", a, old), ("new", b, new))
             }
             sides = [[way for way in ways if made.text(way) == text] for made, text in ((a, before), (b, after))]
-            found = smallest(sides[0], sides[1], hints, fits)
+            found = smallest(sides[0], sides[1], hints, functools.partial(fits, alike=alike))
             if found is not None and found.fields:
                 return dataclasses.replace(found, of_value=of_value)
     return None

@@ -193,7 +193,7 @@ def recorded_text(done: Recorded, store: Store) -> str:
     if seen.returncode:
         lines.append(f"the script itself ended with {seen.returncode}")
     if not seen.cases:
-        lines.append("nothing was recorded: no call of a site, and no model call, was seen")
+        lines.append("nothing was recorded: no call of a site was seen, nor, where none was named, of a model")
     elif done.refused:
         lines.append("goldens that differ are replaced with --overwrite only; calls of another script are another site")
     elif done.written:

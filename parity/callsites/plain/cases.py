@@ -284,13 +284,9 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     small = pictures.drawing("red", "circle", width=40, height=40, seed=1)
     ask("most-pixels", VL, [seen(what, small), seen(what, large)], pixels={"longest_edge": 64 * 64}, logprobs=0)
     ask("least-pixels", VL, [seen(what, small)], pixels={"shortest_edge": 96 * 96}, logprobs=0)
-    ask(
-        "most-below-the-least",
-        VL,
-        [seen(what, small)],
-        pixels={"shortest_edge": 1, "longest_edge": 48 * 48},
-        logprobs=0,
-    )
+    flat = pictures.drawing("red", "circle", width=64, height=32, seed=1)
+    fewer = {"shortest_edge": 1, "longest_edge": 48 * 48}
+    ask("most-below-the-least", VL, [seen(what, flat)], pixels=fewer, logprobs=0)
     ask("least-above-most", VL, [seen(what, large)], pixels={"shortest_edge": 224 * 224}, logprobs=0)
     ask("alike-pictures", VL, [seen(what, red), seen(what, green)], logprobs=0)
     below = pictures.changed_below(red)
