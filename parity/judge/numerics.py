@@ -322,13 +322,16 @@ CUT_OFF = "; vLLM's kernels cut bfloat16 off on this CPU, and do not round: move
 
 def cuts_bfloat16() -> bool:
     """Whether vLLM's kernels here cut bits off where they should round: on a CPU without AVX512-BF16, and on any before
-    0.17. All log-probabilities move one way then. Seen of 1/√5, which lies between 0.4453 and 0.4473."""
+    0.17. All log-probabilities move one way then. Seen of 1/√5, which lies between 0.4453 and 0.4473; not of a build
+    that has no such kernel."""
     import torch
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return False
     importlib.import_module("vllm._custom_ops")  # loads the kernels
+    if not hasattr(torch.ops._C, "rms_norm"):
+        return False
     values = torch.tensor([[1.0, 3.0] * 8], dtype=torch.bfloat16)
     normed = torch.empty_like(values)
     torch.ops._C.rms_norm(normed, values, torch.ones_like(values[0]), 0.0)

@@ -25,15 +25,7 @@ from typing import Any
 from parity.callsites import probe
 from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
-from parity.judge.check import (
-    Session,
-    check_site,
-    check_sites,
-    finished,
-    for_backend,
-    judged_together,
-    new_function,
-)
+from parity.judge.check import Session, check_site, check_sites, finished, judged_together, new_function
 from parity.judge.worker import Worker
 from parity.prove.edited import LIMIT, PROCESSES, edits, forked, prepare, run_edits, shown_on
 from parity.prove.plants import PLANTS, Plant
@@ -170,7 +162,6 @@ def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) ->
     largest = max(names, key=lambda site: len(names[site]))
     for backend, shapes in SHAPES.items():
         fitting = [site for site in names if backend in settings[site].get("backends", ["hf"])]
-        names = {site: for_backend(own, backend, settings[site].get("cases", {}))[0] for site, own in names.items()}
         chosen = {site: names[site][::2] for site in fitting}
         chosen = {largest: names[largest][1::4]} if backend == "vllm" else chosen
         for shape, site in zip(itertools.cycle(shapes), (site for site in chosen if site != PROBE)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import os
@@ -113,13 +114,18 @@ def test_a_hub_name_is_known_with_its_revision() -> None:
     assert len({fingerprint(name, revision) for name in ("a/b", "a/c") for revision in (None, "1", "2")}) == 6
 
 
-def test_the_same_checkpoint_loaded_otherwise_has_keys_of_its_own(text: gen_engine.GenerationEngine) -> None:
+def test_the_same_checkpoint_loaded_otherwise_has_keys_of_its_own(
+    text: gen_engine.GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ways: list[dict[str, Any]] = [
         {}, {"device": "cuda:1"}, {"attn_implementation": "eager"}, {"hf_kwargs": {"a": 1}}, {"vllm_kwargs": {"a": 1}},
         {"backend": "vllm"}, {"decoder": Speculation("ngram")},
     ]  # fmt: skip
     found = {loaded_model(ModelLoadConfig(str(TEXT), **way), text.checkpoint) for way in ways}
     assert len(found) == len(ways)
+    there = importlib.import_module("torch").cuda.is_available()
+    monkeypatch.setattr("torch.cuda.is_available", lambda: not there)  # a store that machines share
+    assert loaded_model(ModelLoadConfig(str(TEXT)), text.checkpoint) not in found
 
 
 # -- entries

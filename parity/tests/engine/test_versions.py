@@ -10,12 +10,19 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import Asked, GenerationEngine, LoadError, ModelLoadConfig, UnsupportedError, load, refusal_of
+from gen_engine import Asked, GenerationEngine, LoadError, ModelLoadConfig, Plugin, UnsupportedError, load, refusal_of
 from parity.companions.speculation import Speculation
 
 from ..conftest import PROMPT, ROOT, TEXT, Load, chat
 
 COUNT = chat("Count to 30.")
+
+
+class Silent(Plugin):
+    def logits(self, token_ids: Any, logits: Any) -> Any:
+        return logits
+
+
 Pretend = Callable[[str, str], None]
 
 
@@ -75,6 +82,19 @@ def test_what_a_release_cannot_do_is_data(
     pretend(library, version)
     said = refusal_of(Asked(ModelLoadConfig(str(TEXT), **settings)))
     assert said is None if refused is None else refused in str(said)
+
+
+@pytest.mark.parametrize(("version", "refused"), [("0.11.0", True), ("0.13.0", True), ("0.14.0", False)])
+def test_plugins_that_could_break_a_structure_are_refused_where_vllm_goes_on(
+    pretend: Pretend, version: str, refused: bool
+) -> None:
+    pretend("vllm", version)
+    config = ModelLoadConfig(str(TEXT), backend="vllm", logits_hooks=True)
+    shaped = dataclasses.replace(PROMPT, structured='root ::= "a"')
+    said = refusal_of(Asked(config, plugins=[Silent()], prompts=[shaped]))
+    assert ("logits plugins beside structures" in str(said)) == refused
+    assert refusal_of(Asked(config, prompts=[shaped])) is None
+    assert refusal_of(Asked(config, plugins=[Silent()], prompts=[PROMPT])) is None
 
 
 @pytest.mark.parametrize(("peft", "refused"), [("0.21.2", True), ("0.22.0", False)])
