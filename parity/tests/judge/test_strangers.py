@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge import check, compare, laws
+from parity.judge import check, compare, endings, laws
 from parity.judge.explain import Inquiry, answers_moved, by_endings, cause_of, equal_when_shortened
 from parity.record import rows
 from parity.verdict import Cause
@@ -135,8 +135,17 @@ def test_a_seed_in_every_call_is_none_that_a_script_gave_once(tmp_path: Path) ->
 # == Texts ==
 
 
+def test_a_replay_is_without_what_the_new_code_reads_beside_it(tmp_path: Path) -> None:
+    """As where it asks the bare model for hidden states: a row that is only read is none of the golden's answers."""
+    read = {**FIRST, "prompt_ids": [2, 3, 4, 5], "output_ids": [], "scored": True}
+    judge = check.Judge(Store(tmp_path), "hf", lambda *_: case(FIRST, read, value=["de"]))
+    again = judge.again(case(FIRST), {}, frozenset())
+    assert again is not None and [one["output_ids"] for one in again.rows] == [FIRST["output_ids"]]
+
+
 def test_a_marker_at_the_end_of_a_text_is_a_special_token_that_was_kept() -> None:
-    old = case(FIRST, SECOND, value=[["de", 0.5], ["other"]])
+    """One row has the text by its end, another without: no one way makes both."""
+    old = case(FIRST, row(output_ids=[4, 5]), value=[["de", 0.5], ["other"]])
     found = caused(old, replace(old, value=[["de#", 0.5], ["other"]]))
     assert found is not None and found.name == "decode.skip_special"
     found = caused(old, replace(old, value=[["def", 0.5], ["other"]]))
@@ -151,8 +160,9 @@ def test_what_explains_one_text_of_a_value_must_make_the_others() -> None:
     assert found is None or found.name != "stop.rule" or found.certainty == "likely"
 
 
-def test_one_way_that_makes_both_texts_of_a_row_that_went_on_is_no_cause() -> None:
-    """Both are raw texts: the old one had no end in it."""
+def test_one_way_that_makes_both_texts_of_a_row_that_went_on_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are raw texts: the old one had no end in it. Of few ways that are looked at, this one is not the plainest."""
+    monkeypatch.setattr(endings, "MOST", 8)
     old = case(row(output_ids=[4, 5], text="de", stop={"criteria": ["until"]}), value=[{"raw": "de", "text": "de"}])
     new = case(row(output_ids=[4, 5, 6, 9], text="def"), value=[{"raw": "def#", "text": "def"}])
     assert by_endings(Inquiry(old, new, (), TOOLS.decode, None, TOOLS)) is None
