@@ -161,7 +161,7 @@ def test_what_explains_one_text_of_a_value_must_make_the_others() -> None:
 
 
 def test_one_way_that_makes_both_texts_of_a_row_that_went_on_is_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are raw texts: the old one had no end in it. Of few ways that are looked at, this one is not the plainest."""
+    """Both are raw texts: the old one had no end in it. Of few ways that are looked at, this is not the plainest."""
     monkeypatch.setattr(endings, "MOST", 8)
     old = case(row(output_ids=[4, 5], text="de", stop={"criteria": ["until"]}), value=[{"raw": "de", "text": "de"}])
     new = case(row(output_ids=[4, 5, 6, 9], text="def"), value=[{"raw": "def#", "text": "def"}])
