@@ -1152,14 +1152,13 @@ class Plan:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the value is that of
         GenerationOptions, whether or not the caller wrote it). The receiver may change it."""
         said = {k: (v, "default" if v == USUAL[k] else "caller") for k, v in flat(self.options).items()}
-        plugins = [plugin.name for plugin in self.plugins]
         named = "caller" if self.checkpoint.settings.max_model_len else "checkpoint"
         resolved = {
             **{"stop_strings" if name == "strings" else name: entry for name, entry in said.items()},
             "eos_token_ids": (sorted(self.eos_ids), "caller" if self.options.stop.ignore_eos else "checkpoint"),
             "stop_token_ids": (sorted(self.stop_ids), "caller" if self.stop_ids else "default"),
             "max_model_len": (self.checkpoint.window, named),
-            "plugins": (plugins, "caller" if plugins else "default"),
+            "plugins": ([plugin.name for plugin in self.plugins], "caller" if self.plugins else "default"),
         }
         return {name: {"value": value, "from": source} for name, (value, source) in resolved.items()}
 
@@ -1240,8 +1239,7 @@ def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple
 def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, ...]:
     """Pieces of one text, which no token joins. All but the first are tokenized behind an end of line, which is taken
     off again: to the beginning of a text many tokenizers add a space."""
-    ids = encode(checkpoint, pieces[0], False)
-    line_end = encode(checkpoint, "\n", False) if pieces[1:] else ()
+    ids, line_end = encode(checkpoint, pieces[0], False), encode(checkpoint, "\n", False) if pieces[1:] else ()
     for piece in pieces[1:]:
         behind = encode(checkpoint, f"\n{piece}", False)
         if not line_end or behind[: len(line_end)] != line_end:
@@ -1341,7 +1339,9 @@ def check_structured(options: GenerationOptions, checkpoint: Checkpoint) -> None
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")  # their keys are names, not keywords
 UNSEEN = {"multipleOf", "uniqueItems", "contains", "minContains", "maxContains", "not", "if", "dependentRequired",
           "dependentSchemas"}  # fmt: skip
-BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"}
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern",
+          "minProperties", "maxProperties"}  # fmt: skip
+SHAPES = {"properties", "required", "additionalProperties", "patternProperties", "items", "minItems", "maxItems"}
 
 
 def check_schema(schema: Any, depth: int = 1) -> None:
@@ -1351,11 +1351,13 @@ def check_schema(schema: Any, depth: int = 1) -> None:
     schema = dict(enumerate(schema)) if isinstance(schema, list) else schema
     if not isinstance(schema, dict):
         return
-    unseen = {word for word in UNSEEN & schema.keys() if schema[word] is not False}
-    if "type" not in schema or schema.keys() & {"pattern", "enum", "const"}:
-        unseen |= BOUNDS & schema.keys()
+    words, names = schema.keys(), schema.get("properties", ())
+    unseen = {word for word in UNSEEN & words if schema[word] is not False} | {*schema.get("required", ())} - {*names}
+    taken = words & {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
+    unseen |= words & (BOUNDS | SHAPES if taken else set() if "type" in words else BOUNDS)
+    unseen |= words & {"minLength", "maxLength"} if words & {"pattern", "format"} else set()
     unseen |= {"allOf"} if len(schema.get("allOf", ())) > 1 else set()
-    unseen |= {name for name in schema.get("properties", ()) if json.dumps(name, ensure_ascii=False) != f'"{name}"'}
+    unseen |= {name for name in names if json.dumps(name, ensure_ascii=False) != f'"{name}"'}
     if unseen:
         raise RequestError(f"xgrammar would not see to {min(unseen)!r}", fix="take it out of the schema")
     for word, value in schema.items():
@@ -1564,13 +1566,13 @@ class RowWatch:
 
 def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     """The text before the end; with include_stop, the caller's stop too. An eos is never text."""
+    whole, keep = plan.decode(ids), plan.options.stop.include_stop and ending.reason == "stop"
     if ending.reason in ("length", "plugin"):
-        return plan.decode(ids)
-    keep = plan.options.stop.include_stop and ending.reason == "stop"
+        return whole
     if ending.cut is not None:
-        return plan.decode(ids)[: ending.cut[1] if keep else ending.cut[0]]
-    body = plan.decode(ids[:-1])
-    return body + (decode_ids(plan.checkpoint.tokenizer, ids[-1:]) if keep else "")
+        return whole[: ending.cut[1] if keep else ending.cut[0]]
+    body = plan.decode(ids[:-1])  # the same, where decoding leaves out the stop, for it is a special token
+    return whole if keep and whole != body else body + (decode_ids(plan.checkpoint.tokenizer, ids[-1:]) if keep else "")
 
 
 def run_post_decode(text: str, plan: Plan) -> str:
@@ -1640,8 +1642,8 @@ def fingerprint(model: str, revision: str | None = None) -> str:
 
 def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     """Tells a model as it is loaded here from all others: another dtype, device or library may answer otherwise."""
-    libraries = [need("torch"), need("transformers"), *([need("vllm")] if config.backend == "vllm" else [])]
-    versions = [str(library.__version__) for library in libraries]
+    libraries = ("torch", "transformers", *(["vllm"] if config.backend == "vllm" else []))
+    versions = [str(need(name).__version__) for name in libraries]
     adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
     how = (config.device or need("torch").cuda.is_available(), config.attn_implementation,
            *map(repr, (config.hf_kwargs, config.vllm_kwargs, config.decoder)))  # fmt: skip
@@ -1665,8 +1667,7 @@ def from_entry(key: str, entry: Any) -> Completion | None:
     if not isinstance(entry, str) or not entry.isascii() or entry != sealed(key, entry[64:]):
         return None
     ids, prompt_ids, logprobs, tops = json.loads(entry[64:])
-    rows = None if tops is None else tuple(map(dict, tops))
-    return Completion(tuple(ids), tuple(prompt_ids), None if logprobs is None else tuple(logprobs), rows)
+    return Completion(tuple(ids), tuple(prompt_ids), logprobs and tuple(logprobs), tops and tuple(map(dict, tops)))
 
 
 class Answers:
@@ -2650,8 +2651,7 @@ class VllmBackend:
         """running: by name the row, the name that the engine itself uses, and its request inside."""
         core = getattr(engine.engine_core, "engine_core", None)  # none, where it is in a process of its own
         for row in rows:
-            name, prompt = str(next(self.requests)), row.prompt
-            lora = self.adapters.get(prompt.adapter or "")
+            name, prompt, lora = str(next(self.requests)), row.prompt, self.adapters.get(row.prompt.adapter or "")
             inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
             if prompt.images:
                 inputs["multi_modal_data"] = {"image": list(prompt.images)}

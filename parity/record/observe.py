@@ -728,6 +728,17 @@ def tap_resolved(name: str, observer: Observer, original: Any, *args: Any, **kwa
     return result
 
 
+def tap_criteria(observer: Observer, original: Any, criteria: Any, ids: Any, *args: Any, **kwargs: Any) -> Any:
+    """Where generate's criteria end each row: what follows is padding, also where the pad id is an end."""
+    done = original(criteria, ids, *args, **kwargs)
+    if observer.depth("generate") == 1:
+        with observer.guarded("the criteria of generate"):
+            ends = observer._local.__dict__.setdefault("resolved", {}).setdefault("ends", {})
+            for row in (row for row, over in enumerate(done.tolist()) if over):
+                ends.setdefault(row, ids.shape[1])
+    return done
+
+
 @to_its_end
 def tap_vllm(observer: Observer, original: Any, llm: Any, *args: Any, **kwargs: Any) -> Any:
     """LLM.generate and LLM.chat; chat calls generate's inner parts, not generate."""
@@ -904,6 +915,7 @@ LIBRARY_TAPS: dict[str, dict[str, Callable[..., Any]]] = {
         "GenerationMixin._get_logits_processor": functools.partial(tap_resolved, "processors"),
         "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
     },
+    "transformers.generation.stopping_criteria": {"StoppingCriteriaList.__call__": tap_criteria},
     "torch": {"multinomial": tap_draw, "Tensor.multinomial": tap_draw},
     "vllm.entrypoints.llm": {"LLM.__init__": tap_loading, "LLM.generate": tap_vllm, "LLM.chat": tap_vllm},
     "vllm.v1.engine.llm_engine": {"LLMEngine.add_request": tap_add_request, "LLMEngine.step": tap_step},

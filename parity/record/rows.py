@@ -643,8 +643,10 @@ def picture_sums(given: Mapping[str, Any]) -> list[list[float]]:
     return found
 
 
-def ended(ids: Sequence[int], ends: Sequence[int], pad: int | None) -> list[int]:
-    """Generated ids up to the one that ended them, without what padding follows."""
+def ended(ids: Sequence[int], ends: Sequence[int], pad: int | None, most: int | None = None) -> list[int]:
+    """Generated ids up to the one that ended them, without the padding.   most: where its criteria ended it."""
+    if most is not None and all(i == pad for i in ids[most:]):  # else they were asked of more, as where others guess
+        ids = ids[:most]
     for k, i in enumerate(ids):
         if i in ends:
             return list(ids[: k + 1])
@@ -689,6 +691,7 @@ def generate_event(
     masks = [[int(not inferred or i != pad) for i in row] for row in prompts] if mask is None else lists(mask)
     copies = max(1, len(whole) // max(1, len(prompts)))
     sequences, bos, ragged = [], first_id(config.bos_token_id), any(tuple(ids) in known for ids in prompts)
+    ends = resolved.get("ends", {}) if (config.num_beams or 1) == 1 else {}  # beams change places
     for number, ids in enumerate(whole):
         asked = number // copies
         own, batch = padding(prompts[asked], masks[asked], pad, not inferred, known, bos, ragged)
@@ -697,7 +700,8 @@ def generate_event(
             batch["positions"] = "given"
         new = ids[length:]
         request = {"number": asked, "sample": number % copies}
-        mine = ended(new, stop["end_ids"]["value"], pad)
+        most = ends[number] - length if number in ends else None
+        mine = ended(new, stop["end_ids"]["value"], pad, most)
         sequences.append(Produced(own, mine, new, ids, batch, request=request))
     sampling = hf_sampling(given, resolved, checkpoint)
     return Generated(sequences, model_of(model), sampling, stop, placeholder_of(model.config), nested)

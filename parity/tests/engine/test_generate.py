@@ -21,7 +21,7 @@ from gen_engine import (
 )
 from parity.tasks import text_tasks
 
-from ..conftest import TEXT, WINDOW, Load, chat, endings, of_task, open_engine, spy
+from ..conftest import ROOT, TEXT, WINDOW, Load, chat, endings, of_task, open_engine, spy
 
 TASKS = text_tasks(200)
 RAGGED = [*TASKS[:12], max(TASKS[12:], key=lambda task: len(task.answer))]
@@ -142,6 +142,20 @@ def test_a_stop_id_ends_the_row_and_is_not_text(text: GenerationEngine) -> None:
     [kept] = text.generate_text_batch([COUNT], {"stop": {"token_ids": [comma], "include_stop": True}})
     assert (cut.text, cut.stop_reason, cut.raw_text) == ("1", comma, "1,")
     assert (kept.text, kept.token_ids) == ("1,", cut.token_ids)
+
+
+def test_a_kept_stop_id_is_the_text_that_it_is_behind_others(edited: Callable[..., Path]) -> None:
+    """By itself it would lose its blank: SentencePiece's decoder takes one off the beginning of a text."""
+    pieces = {"type": "Metaspace", "replacement": "\u0120", "prepend_scheme": "always", "split": True}
+    model = edited(ROOT / "golden/models/random-llama", {"tokenizer.json": {"decoder": pieces}})
+    with open_engine(model, "hf", max_model_len=512) as llama:
+        blank = next(i for i in range(llama.checkpoint.vocabulary) if llama.tokenizer.decode([5, i])[1:2] == " ")
+        request, stop = {"prompt": "The end"}, {"token_ids": [blank], "include_stop": True}
+        bare = {"max_new_tokens": 4, "min_new_tokens": 4, "stop": {"ignore_eos": True}}
+        ids = llama.generate_text_batch([request], bare)[0].token_ids
+        [kept] = llama.generate_text_batch([request], {"replay": [[*ids, blank]], "max_new_tokens": 5, "stop": stop})
+        assert kept.text == llama.tokenizer.decode([*ids, blank]) and kept.text.count(" ")
+        assert kept.stop_reason == blank and not kept.text.endswith(llama.tokenizer.decode([*ids]))
 
 
 def test_include_stop_keeps_the_string_and_nothing_after(text: GenerationEngine) -> None:

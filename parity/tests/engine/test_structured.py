@@ -106,6 +106,13 @@ BEYOND = [
     ("minimum", {"minimum": 3}),
     ("minimum", {"type": "integer", "enum": [1, 5], "minimum": 3}),
     ("maxLength", {"type": "string", "pattern": "^a+$", "maxLength": 2}),
+    ("maxLength", {"type": "string", "format": "email", "maxLength": 2}),
+    ("minProperties", {"minProperties": 1}),
+    ("minimum", {"$ref": "#/properties/n", "type": "integer", "minimum": 5}),
+    ("minItems", {"type": "array", "minItems": 2, "anyOf": [{}]}),
+    ("properties", {"type": "object", "properties": {"n": {}}, "oneOf": [{"type": "object"}]}),
+    ("n", {"type": "object", "properties": {"m": {}}, "required": ["n"]}),
+    ("n", {"type": "object", "anyOf": [{"required": ["n"]}]}),
     ('a"b', {"type": "object", "properties": {'a"b': {}}}),  # releases before 0.2 do not escape it
 ]
 

@@ -133,3 +133,29 @@ def test_a_least_length_that_counts_the_prompt_is_one_of_the_answer(plain: tuple
     for how, least in (({"min_length": length + 2}, 2), ({"min_length": 1}, 0), ({"min_new_tokens": 3}, 3)):
         _, case = seen(lambda how=how: model.generate(**inputs, max_new_tokens=4, do_sample=False, **how))
         assert case.rows[0]["stop"]["min_new_tokens"]["value"] == least
+
+
+def test_a_row_that_criteria_end_is_not_padded_to_an_end(plain: tuple[Any, Any]) -> None:
+    """The pad id is an end of text, as usual: what stands behind a stop string, or a criterion's end, is padding."""
+    from transformers import StoppingCriteria
+
+    class Second(StoppingCriteria):
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+            return (input_ids[:, -1] == comma) & (input_ids[:, 0] == inputs["input_ids"][0, 0])
+
+    model, processor = plain
+    tokenizer = processor.tokenizer
+    tokenizer.padding_side = "left"
+    inputs = tokenizer(["1, 2, 3,", "7, 8, 9, 10, 11,"], return_tensors="pt", padding=True)
+    comma = tokenizer.encode(",", add_special_tokens=False)[0]
+    stops: tuple[dict[str, Any], ...] = (
+        {"stop_strings": [" 5"], "tokenizer": tokenizer},
+        {"stopping_criteria": [Second()]},
+    )
+    for how in stops:
+        ends = {"eos_token_id": [tokenizer.pad_token_id, tokenizer.eos_token_id], "max_new_tokens": 12}
+        ids, case = seen(lambda ends=ends, how=how: model.generate(**inputs, **ends, **how, do_sample=False))
+        [first, second] = (row["output_ids"] for row in case.rows)
+        given = ids[0, inputs["input_ids"].shape[1] :].tolist()
+        assert given[len(first) :] == [tokenizer.pad_token_id] * (len(given) - len(first)) and len(second) == 12
+        assert 0 < len(first) < 12 and first[-1] != tokenizer.pad_token_id
