@@ -135,27 +135,25 @@ def test_a_least_length_that_counts_the_prompt_is_one_of_the_answer(plain: tuple
         assert case.rows[0]["stop"]["min_new_tokens"]["value"] == least
 
 
-def test_a_row_that_criteria_end_is_not_padded_to_an_end(plain: tuple[Any, Any]) -> None:
+def test_a_row_that_criteria_end_is_not_padded_to_an_end() -> None:
     """The pad id is an end of text, as usual: what stands behind a stop string, or a criterion's end, is padding."""
-    from transformers import StoppingCriteria
+    import transformers
 
-    class Second(StoppingCriteria):
+    class AtFour(transformers.StoppingCriteria):  # type: ignore[misc]
         def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
-            return (input_ids[:, -1] == comma) & (input_ids[:, 0] == inputs["input_ids"][0, 0])
+            return input_ids.new_tensor([input_ids.shape[1] - length == 4, False]).bool()
 
-    model, processor = plain
-    tokenizer = processor.tokenizer
-    tokenizer.padding_side = "left"
-    inputs = tokenizer(["1, 2, 3,", "7, 8, 9, 10, 11,"], return_tensors="pt", padding=True)
-    comma = tokenizer.encode(",", add_special_tokens=False)[0]
-    stops: tuple[dict[str, Any], ...] = (
-        {"stop_strings": [" 5"], "tokenizer": tokenizer},
-        {"stopping_criteria": [Second()]},
-    )
-    for how in stops:
-        ends = {"eos_token_id": [tokenizer.pad_token_id, tokenizer.eos_token_id], "max_new_tokens": 12}
-        ids, case = seen(lambda ends=ends, how=how: model.generate(**inputs, **ends, **how, do_sample=False))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TEXT, padding_side="left")
+    model = transformers.AutoModelForCausalLM.from_pretrained(TEXT, dtype="float32").eval()
+    asked = [[{"role": "user", "content": text}] for text in ("What is the capital of France?", "Count to 20.")]
+    how = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+    texts = [tokenizer.apply_chat_template(one, **how) for one in asked]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    length, pad = inputs["input_ids"].shape[1], tokenizer.pad_token_id
+    ends = {"eos_token_id": [pad, tokenizer.eos_token_id], "max_new_tokens": 12, "do_sample": False}
+    for stops in ({"stop_strings": ["capital"], "tokenizer": tokenizer}, {"stopping_criteria": [AtFour()]}):
+        ids, case = seen(lambda stops=stops: model.generate(**inputs, **ends, **stops))
         [first, second] = (row["output_ids"] for row in case.rows)
-        given = ids[0, inputs["input_ids"].shape[1] :].tolist()
-        assert given[len(first) :] == [tokenizer.pad_token_id] * (len(given) - len(first)) and len(second) == 12
-        assert 0 < len(first) < 12 and first[-1] != tokenizer.pad_token_id
+        given = ids[0, length:].tolist()
+        assert given == first + [pad] * (12 - len(first)) and len(second) == 12
+        assert 0 < len(first) < 12 and first[-1] != pad
