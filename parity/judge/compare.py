@@ -24,8 +24,9 @@ Row = Mapping[str, Any]
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt and
-    pictures; of other pictures, by prompt. Where one side has more rows, by likeness of the prompts."""
-    for name_of in (prompt_with_pictures, whole_prompt):
+    pictures; of other pictures, by prompt; of other prompts, by messages. Where one side has more rows, by likeness of
+    the prompts."""
+    for name_of in (prompt_with_pictures, whole_prompt, prompt_around_pictures, messages):
         mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
         if mine == theirs:
             break
@@ -70,6 +71,14 @@ def whole_prompt(row: Row) -> Any:
 def prompt_with_pictures(row: Row) -> Any:
     pictures = tuple(picture.get("sha256") for picture in row.get("images", ()))
     return collapsed(row["prompt_ids"], placeholder_in(row)), pictures
+
+
+def prompt_around_pictures(row: Row) -> Any:
+    return collapsed(row["prompt_ids"], placeholder_in(row))
+
+
+def messages(row: Row) -> Any:
+    return written(row["messages"]) if row.get("messages") else object()  # no row is the same as one of no chat
 
 
 def by_name(

@@ -360,6 +360,8 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
     if name == "post.strip" and lost_tokens(inquiry):
         certainty, proof = "likely", f"{proof}; so would a last token that is blank and lost"
+    if any(entry(row, "stop", "criteria") for row in inquiry.old.rows):
+        certainty, proof = "likely", f"{proof}; what the old code's own criterion stops at is not seen"
     return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
 
 

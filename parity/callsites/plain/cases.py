@@ -117,7 +117,7 @@ def text_cases(ask: Any) -> None:
     ask("stop-ids", SURE, chat(COUNT, FRANCE), stop_ids=[16, 11], max_new_tokens=40)
     ask("stop-ids-llama", LLAMA, raw(*RAGGED), stop_ids=list(range(60)), max_new_tokens=16)
     ask("goes-on", SURE, chat(FRANCE, "Is 17 even?"), go_on=True, max_new_tokens=30)
-    ask("goes-on-to-a-stop", SURE, chat(FRANCE, COUNT), go_on=True, stop=[", 5"], max_new_tokens=30)
+    ask("goes-on-to-a-stop", SURE, chat(FRANCE, COUNT), go_on=True, stop=[", 5", "ttaw"], max_new_tokens=30)
     ask("at-least", SURE, chat(FRANCE, "Is 17 even?"), min_new_tokens=20, max_new_tokens=28)
     ask("at-least-with-best-tokens", SURE, chat(FRANCE, COUNT), min_new_tokens=20, max_new_tokens=24, logprobs=2)
     ask("at-least-exactly", SURE, chat(FRANCE, COUNT), min_new_tokens=12, max_new_tokens=12)
@@ -227,6 +227,7 @@ def text_cases(ask: Any) -> None:
     ask("adapters", SURE, [{**chat(FRANCE)[0], "adapter": a} for a in (None, *adapters, None)], logprobs=0)
     ask("beyond-ascii", SURE, chat("Draw a family.", "What is the capital of Iceland?"), max_new_tokens=32)
     ask("last-ids", SURE, chat("You know this. " * 8 + FRANCE, COUNT), keep_last=30)
+    ask("too-long-in-place", SURE, chat(FRANCE, "You know this. " * 8 + FRANCE, COUNT), most=60)
     ask("window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64)
     ask("last-ids-of-a-window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64, keep_last=50)
     narrow = {"window": 64, "dtype": "bfloat16"}
@@ -278,7 +279,7 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     ask("one-and-two-pictures", VL, [seen(what, red), seen(what, large, blue), seen(what, blue)], logprobs=0)
     ask("few-pixels", VL, [seen(what, large), seen(what, blue)], pixels=few, logprobs=0)
     ask("many-pixels", VL, [seen(what, red), seen(what, large)], pixels=many, logprobs=0)
-    ask("inside", VL, [seen(what, red, blue, inside=True), seen(what, blue, red, inside=True)], logprobs=0)
+    ask("inside", VL, [seen(what, red, blue, inside=True), seen(what, blue, large, inside=True)], logprobs=0)
     ask("own-pixels", VL, [seen(what, red, pixels=few), seen(what, red, pixels=many), seen(what, red)], logprobs=0)
     ask("many-pixels-of-two", VL, [seen(what, red, blue)], pixels=many, logprobs=0)
     small = pictures.drawing("red", "circle", width=40, height=40, seed=1)
@@ -387,6 +388,7 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
         ("scores-best-tokens", {"model_path": LLAMA, "pairs": pairs, "best": True}),
         ("scores-behind-an-end", {"model_path": SURE, "pairs": behind, "best": True}),
         ("scores-bfloat16", {"model_path": LLAMA, "pairs": pairs * 3, "dtype": "bfloat16"}),
+        ("scores-chat-llama", {"model_path": LLAMA, "pairs": chats}),
         ("scores-gpt2", {"model_path": GPT2, "pairs": pairs}),
         ("scores-pictures", {"model_path": VL, "pairs": shown}),
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from gen_engine import GenerationEngine, ModelLoadConfig, load
+from gen_engine import GenerationEngine, ModelLoadConfig, PromptTooLongError, load
 
 WINDOW = 512  # of every checkpoint here
 PLACES = 3  # rows at a time, so that rows of a case join those that are under way
@@ -80,9 +80,10 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Se
 
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
-    """Messages with their pictures in the parts."""
-    left = list(images)
-    parts = [[{**p, "image": left.pop(0)} if p["type"] == "image" else p for p in m["content"]] for m in messages]
+    """Messages with their pictures in the parts, the first of them as a URL."""
+    left: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images]
+    left[0] = {"type": "image_url", "image_url": {"url": images[0]}}
+    parts = [[left.pop(0) if p["type"] == "image" else p for p in m["content"]] for m in messages]
     return [{**message, "content": content} for message, content in zip(messages, parts)]
 
 
@@ -98,7 +99,7 @@ def options_of(how: Mapping[str, Any]) -> dict[str, Any]:
         [stop["strings"]] = stop["strings"]
     decode = {there: how[here] for here, there in DECODES.items() if here in how}
     cut = {"truncate_prompt": bool(how.get("keep_last") or how.get("window"))}
-    cut |= {"max_prompt_tokens": how["keep_last"]} if how.get("keep_last") else {}
+    cut |= {"max_prompt_tokens": most} if (most := how.get("keep_last", how.get("most"))) else {}
     own = {name: how[name] for name in OPTIONS & how.keys()}
     own |= {"logits": True} if how.get("best") else {}
     return {"max_new_tokens": 24, **own, **cut, "stop": stop, "decode": decode}
@@ -258,11 +259,15 @@ def answers(
         plugins += [UntilOfTransformers(settings["until"], model.tokenizer) if theirs else Until(settings["until"])]
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
-    results = generate(requests, options_of(settings), plugins=plugins, cache=not settings.get("fresh"))
+    given: dict[str, Any] = {"plugins": plugins, "on_error": "return" if settings.get("most") else "raise"}
+    results: list[Any] = generate(requests, options_of(settings), cache=not settings.get("fresh"), **given)
+    failed = {error.index for error in results if isinstance(error, PromptTooLongError)}
     again = settings.get("first_again")  # what is said of a request itself is its first sample
     return [
         [told(sample, settings) for sample in (*(result.samples or (result,)), *([result] if again else ()))]
-        for result in results
+        if place not in failed
+        else [{"error": "too long"}]
+        for place, result in enumerate(results)
     ]
 
 

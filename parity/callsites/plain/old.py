@@ -149,6 +149,8 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
     model = adapted(model_path, how["adapter"], dtype) if how.get("adapter") else model
     given, ends = inputs_of(row, how, tokenizer, processor), ends_of(how, model)
     length, samples = given["input_ids"].shape[1], []
+    if length > how.get("most", length):
+        return [{"error": "too long"}]
     for number in range(how.get("n", 1)):
         if how.get("seed") is not None:
             torch.manual_seed(how["seed"] + number)

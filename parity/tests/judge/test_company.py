@@ -176,8 +176,18 @@ def test_a_row_of_another_requests_ids_breaks_no_law_of_prompts() -> None:
 def test_rows_are_paired_by_prompt_where_some_are_missing() -> None:
     assert compare.paired([FIRST, SECOND, FIRST], [SECOND, FIRST]) == [(FIRST, FIRST), (SECOND, SECOND)]
     assert compare.paired([FIRST, SECOND], [SECOND, FIRST]) == [(FIRST, FIRST), (SECOND, SECOND)]
-    other = row(prompt_ids=[5])
+    other = {**FIRST, "prompt_ids": [5], "messages": ["z"]}
     assert compare.paired([FIRST, SECOND], [SECOND, other]) == [(FIRST, SECOND), (SECOND, other)]
+
+
+def test_rows_of_another_order_that_all_changed_are_paired_by_what_is_left_of_them() -> None:
+    """A template, or pictures, that are others in every row say nothing of the messages."""
+    mine = [{**FIRST, "messages": [name]} for name in "ab"]
+    theirs = [{**one, "prompt_ids": [7, 7, place]} for place, one in enumerate(mine)]
+    assert compare.paired(mine, theirs[::-1]) == list(zip(mine, theirs))
+    shown = [{**FIRST, "prompt_ids": [k, 5, 5], "images": [{"sha256": "x", "tokens": 2}]} for k in range(2)]
+    fewer = [{**one, "prompt_ids": [k, 5], "images": [{"sha256": "y", "tokens": 1}]} for k, one in enumerate(shown)]
+    assert compare.paired(shown, fewer[::-1]) == list(zip(shown, fewer))
 
 
 def test_ids_that_are_only_read_count_where_both_sides_have_them() -> None:
