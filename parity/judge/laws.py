@@ -264,8 +264,13 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
                 yield Broken(law, found[0], number, found[1])
                 break
 
-    ends = ((number, goes_on(mine, theirs, tools)) for number, (mine, theirs) in enumerate(pairs))
-    yield from itertools.islice((Broken("end", "stop.strings", number, said) for number, said in ends if said), 1)
+    for number, (mine, theirs) in enumerate(pairs):
+        if said := goes_on(mine, theirs, tools):
+            one, other = ({*(entry(row, "stop", "strings") or ())} for row in (mine, theirs))
+            yield Broken(
+                "end", "stop.rule" if one and one == other else "stop.strings", number, said
+            )  # one begun in the prompt
+            break
 
     if (broken := seeds(new.rows)) is not None:
         said = f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"

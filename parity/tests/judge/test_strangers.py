@@ -69,6 +69,9 @@ def test_draws_that_a_criterion_ended_are_held_against_the_new_stops(told: dict[
     assert laws.goes_on({**old, "output_ids": [4, 5, 6, 7, 8]}, new, TOOLS) == ""  # its budget ended it
     broken = [one.cause for one in laws.broken_by_new(case(old), case(new), TOOLS)]
     assert ("stop.strings" in broken) == bool(said)
+    begun = {**old, "stop": {**old["stop"], "strings": new["stop"]["strings"]}}  # in the prompt, which ours do not read
+    broken = [one.cause for one in laws.broken_by_new(case(begun), case(new), TOOLS)]
+    assert ("stop.rule" in broken) == bool(said and told["strings"])
 
 
 def test_an_id_may_stand_for_a_part_of_a_criterion_beside_a_plugin() -> None:
