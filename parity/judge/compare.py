@@ -382,18 +382,30 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     if drawn[0] != drawn[1]:
         before, after = (("drawn" if one else "greedy") for one in drawn)
         yield Difference("sampling", "mode", before, after)
+    as_many = len(processors(old)) == len(processors(new))
     for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
         if name in ONLY_DRAWN and not all(drawn):
             continue
         before, after = entry(old, "sampling", name), entry(new, "sampling", name)
         if name == "processors":
-            if len(before) != len(after):
+            if not as_many and before != after:
                 yield Difference("sampling", name, before, after)
+        elif name in PENALTIES and as_many and None in (before, after):
+            continue  # one that is written as a processor: only the ids can tell
         elif not equal(before, after, 1e-9) and not (name == "top_k" and {before, after} <= {0, -1, None}):
             yield Difference("sampling", name, before, after)
     for form, (before, after) in both_structures(old, new).items():
         if before != after:
             yield Difference("sampling", form, before, after)
+
+
+PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
+
+
+def processors(row: Row) -> list[str]:
+    """Names of what else is done to the logits; all penalties are as one, which a processor may be."""
+    penalised = any(entry(row, "sampling", name) for name in PENALTIES)
+    return [*(entry(row, "sampling", "processors") or ()), *(["penalties"] if penalised else [])]
 
 
 def both_structures(old: Row, new: Row) -> dict[str, tuple[Any, Any]]:

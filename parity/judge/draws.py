@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
-from parity.judge.compare import entry
+from parity.judge.compare import PENALTIES, entry
 
 Row = Mapping[str, Any]
 Stream = tuple[Any, ...]  # rows of one stream have the same random numbers
@@ -87,7 +87,7 @@ def unreadable(row: Row) -> str:
     """Why the distribution of a row's draws cannot be computed; "" if it can."""
     if others := entry(row, "sampling", "processors"):
         return f"{', '.join(others)} changed the logits, which cannot be computed again"
-    for name in ("presence_penalty", "frequency_penalty"):
+    for name in PENALTIES:
         if entry(row, "sampling", name):
             return f"{name} was set"
     if (entry(row, "sampling", "num_beams") or 1) > 1:

@@ -135,6 +135,24 @@ def test_a_seed_in_every_call_is_none_that_a_script_gave_once(tmp_path: Path) ->
     assert [*judge.seeded_again(case(seeded(7, "caller")), case(seeded(7, "caller")))] == []
 
 
+# == Settings ==
+
+
+def test_a_penalty_of_vllms_may_be_written_as_a_processor() -> None:
+    def asked(processors: list[str], **penalties: float) -> dict[str, Any]:
+        return {**FIRST, "sampling": stops(temperature=0, processors=processors, **penalties)}
+
+    def differ(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+        return [d.field for d in compare.sampling_differences(old, new)]
+
+    old = asked([], frequency_penalty=1.0, presence_penalty=0.5)
+    assert differ(old, asked(["mine"])) == []
+    assert differ(old, asked([])) == ["frequency_penalty", "presence_penalty"]
+    assert differ(old, asked([], frequency_penalty=0.5, presence_penalty=0.5)) == ["frequency_penalty"]
+    assert differ(old, asked(["mine"], frequency_penalty=1.0)) == ["presence_penalty", "processors"]
+    assert differ(asked(["ours"]), asked([])) == ["processors"]
+
+
 # == Texts ==
 
 
