@@ -530,20 +530,26 @@ def input_differences(old: Row, new: Row) -> Iterator[Difference]:
         yield Difference("images", "tensors", *sums)
 
 
+def tells_its_adapter(row: Row) -> bool:
+    """Of plain code on hf only that there is one, and not which."""
+    bare = "inputs" in row and not row["inputs"].get("adapters")
+    return bare or row.get("model", {}).get("backend") == "vllm" or "adapter" in (row.get("request") or {})
+
+
 def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
-    """Other adapters: of vLLM's requests than were asked for; on hf, of all rows with one prompt together, because
-    which of them had which is not to be seen."""
+    """Other adapters: of vLLM's requests, or of an engine's, than were asked for; on hf, of all rows with one prompt
+    together, because which of them had which is not to be seen."""
     found: dict[tuple[int, ...], tuple[int, set[str], set[str]]] = {}
     for number, (old, new) in enumerate(pairs):
         named = [(row.get("request") or {}).get("adapter") for row in (old, new)]
         if named[1] == "another":
             yield Difference("model", "adapters", "the one asked for", "another", number)
-        elif named[0] != named[1] and backends_of(old, new) == {"vllm"}:
-            yield Difference("model", "adapters", named[0], named[1], number)
-        if "inputs" in old and "inputs" in new:
+        elif "inputs" in old and "inputs" in new:
             _, mine, theirs = found.setdefault(tuple(old["prompt_ids"]), (number, set(), set()))
             mine.update(old["inputs"].get("adapters", [""]))
             theirs.update(new["inputs"].get("adapters", [""]))
+        elif named[0] != named[1] and all(map(tells_its_adapter, (old, new))):
+            yield Difference("model", "adapters", named[0], named[1], number)
     for number, mine, theirs in found.values():
         if mine != theirs:
             yield Difference("model", "adapters", sorted(mine), sorted(theirs), number)

@@ -290,6 +290,22 @@ def test_adapters_are_those_of_all_rows_with_one_prompt(theirs: list[list[str]],
     assert {compare.cause_name(d, FIRST, FIRST) for d in found} <= {"model.weights"}
 
 
+@pytest.mark.parametrize(
+    ("theirs", "differs"),
+    [
+        ({"request": {"adapter": "a"}, "inputs": {"adapters": ["1f"]}}, False),
+        ({"request": {"adapter": "b"}, "inputs": {"adapters": ["1f"]}}, True),
+        ({"request": {}, "inputs": {}}, True),  # none is on
+        ({"request": {}, "inputs": {"adapters": ["1f"]}}, False),  # plain code, which does not say which
+        ({"request": {}}, False),
+    ],
+)
+def test_an_adapter_of_vllms_is_held_against_one_of_hf(theirs: dict[str, Any], differs: bool) -> None:
+    old = {**FIRST, "request": {"adapter": "a"}, "model": {"backend": "vllm"}}
+    new = {**FIRST, "model": {"backend": "hf"}, **theirs}
+    assert bool([*compare.adapter_differences([(old, new)])]) is differs
+
+
 def test_an_adapter_that_is_off_is_no_adapter() -> None:
     import torch
     from peft import LoraConfig, get_peft_model
