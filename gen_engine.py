@@ -1342,6 +1342,7 @@ UNSEEN = {"multipleOf", "uniqueItems", "contains", "minContains", "maxContains",
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "pattern",
           "minProperties", "maxProperties"}  # fmt: skip
 SHAPES = {"properties", "required", "additionalProperties", "patternProperties", "items", "minItems", "maxItems"}
+TAKERS = {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # xgrammar reads the one, and no word beside it
 
 
 def check_schema(schema: Any, depth: int = 1) -> None:
@@ -1353,8 +1354,7 @@ def check_schema(schema: Any, depth: int = 1) -> None:
         return
     words, names = schema.keys(), schema.get("properties", ())
     unseen = {word for word in UNSEEN & words if schema[word] is not False} | {*schema.get("required", ())} - {*names}
-    taken = words & {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
-    unseen |= words & (BOUNDS | SHAPES if taken else set() if "type" in words else BOUNDS)
+    unseen |= words & (BOUNDS | SHAPES if words & TAKERS else set() if "type" in words else BOUNDS)
     unseen |= words & {"minLength", "maxLength"} if words & {"pattern", "format"} else set()
     unseen |= {"allOf"} if len(schema.get("allOf", ())) > 1 else set()
     unseen |= {name for name in names if json.dumps(name, ensure_ascii=False) != f'"{name}"'}
@@ -1642,8 +1642,7 @@ def fingerprint(model: str, revision: str | None = None) -> str:
 
 def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     """Tells a model as it is loaded here from all others: another dtype, device or library may answer otherwise."""
-    libraries = ("torch", "transformers", *(["vllm"] if config.backend == "vllm" else []))
-    versions = [str(need(name).__version__) for name in libraries]
+    versions = [str(need(n).__version__) for n in ("torch", "transformers", "vllm")[: 2 + (config.backend == "vllm")]]
     adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
     how = (config.device or need("torch").cuda.is_available(), config.attn_implementation,
            *map(repr, (config.hf_kwargs, config.vllm_kwargs, config.decoder)))  # fmt: skip
@@ -1667,7 +1666,8 @@ def from_entry(key: str, entry: Any) -> Completion | None:
     if not isinstance(entry, str) or not entry.isascii() or entry != sealed(key, entry[64:]):
         return None
     ids, prompt_ids, logprobs, tops = json.loads(entry[64:])
-    return Completion(tuple(ids), tuple(prompt_ids), logprobs and tuple(logprobs), tops and tuple(map(dict, tops)))
+    rows = None if tops is None else tuple(map(dict, tops))
+    return Completion(tuple(ids), tuple(prompt_ids), None if logprobs is None else tuple(logprobs), rows)
 
 
 class Answers:

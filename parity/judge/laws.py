@@ -26,7 +26,7 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.compare import decodes_of, entry, is_drawn, paired, placeholder_in
-from parity.judge.endings import Decode
+from parity.judge.endings import Decode, leaves
 from parity.record.rows import collapsed
 from parity.verdict import brief
 
@@ -152,6 +152,21 @@ def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., 
     return next(filter(stops, range(least + 1, len(ids) + 1)), None) if stops(len(ids)) else None
 
 
+def ends_early(old: Row, new: Row, held: Sequence[str], tools: Tools) -> str:
+    """Of draws, which are others: whether a new stop would end an old answer that went on behind it, where it stands in
+    the texts that the old value held: so nobody had cut there by hand."""
+    added = {*(entry(new, "stop", "strings") or ())} - {*(entry(old, "stop", "strings") or ())}
+    found = [stop for stop in added if any(stop in text for text in held)]
+    if not found or tools.decode is None or not (is_drawn(old) and is_drawn(new)):
+        return ""
+    count = completed(old["output_ids"], found, tools.decode, entry(new, "stop", "min_new_tokens") or 0)
+    if count is None or count >= len(old["output_ids"]):
+        return ""
+    return (
+        f"{brief(found[0])} would end it after {count} of {len(old['output_ids'])} tokens, which the old code let stand"
+    )
+
+
 def goes_on(old: Row, new: Row, tools: Tools) -> str:
     """Of draws, which are others: whether the new stops would let an old answer go on that a stop had ended."""
     ids, strings = old["output_ids"], entry(new, "stop", "strings") or ()
@@ -264,7 +279,11 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
                 yield Broken(law, found[0], number, found[1])
                 break
 
+    held = [text for _, text in leaves(old.value)]
     for number, (mine, theirs) in enumerate(pairs):
+        if said := ends_early(mine, theirs, held, tools):
+            yield Broken("end", "stop.strings", number, said)
+            break
         if said := goes_on(mine, theirs, tools):
             one, other = ({*(entry(row, "stop", "strings") or ())} for row in (mine, theirs))
             yield Broken(

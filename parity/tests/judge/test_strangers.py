@@ -135,6 +135,16 @@ def test_a_seed_in_every_call_is_none_that_a_script_gave_once(tmp_path: Path) ->
     assert [*judge.seeded_again(case(seeded(7, "caller")), case(seeded(7, "caller")))] == []
 
 
+def test_draws_are_held_against_stops_that_the_old_code_had_not() -> None:
+    old = {**drawn([4, 5, 6, 9], None), "stop": stops(end_ids=[9], strings=[], max_new_tokens=8, criteria=[])}
+    new = {**drawn([6, 7, 9], None), "stop": stops(end_ids=[9], strings=["e"], max_new_tokens=8, criteria=[])}
+    for value, cause in ((["def"], ["stop.strings"]), (["d"], [])):  # cut by hand
+        broken = [b for b in laws.broken_by_new(case(old, value=value), case(new), TOOLS) if b.law == "end"]
+        assert [b.cause for b in broken] == cause
+    late = {**old, "output_ids": [4, 6, 7, 5]}
+    assert laws.ends_early(late, new, ["dfge"], TOOLS) == ""  # with its last token
+
+
 # == Settings ==
 
 
