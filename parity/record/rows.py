@@ -924,20 +924,15 @@ def engine_pictures(
     digests = own if tuple(own) in given or not given else [*given[0], *own[len(given[0]) :]]
     for image, tokens, digest in zip(prompt.images, runs(ids, engine.checkpoint.placeholder_id), digests):
         budget = budget_of(engine.checkpoint.vision.image_processor, prompt.image_kwargs)
-        ways = seen.get(f"{digest}{tokens}", ())
-        made = next((way for way in ways if way["budget"] == budget), ways[0] if ways else {})
-        budget = made.get("budget", budget)  # which the processor was told, whatever was asked for
         said = {"sha256": digest, "size": list(image.size), "tokens": tokens, "budget": budget, "pixels": image}
-        pictures.append({**made, **said})
+        pictures.append({**seen.get(f"{digest}{tokens}", {}), **said})
     return pictures
 
 
-def pictures_by_budget(inner: Sequence[Event]) -> dict[str, list[dict[str, Any]]]:
-    """What the image processor made of pictures, by sha256 and tokens, the latest first."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for picture in (p for event in inner if isinstance(event, Images) for p in event.pictures):
-        found.setdefault(f"{picture['sha256']}{picture.get('tokens')}", []).insert(0, picture)
-    return found
+def pictures_by_budget(inner: Sequence[Event]) -> dict[str, Any]:
+    """What the image processor made of pictures, by sha256 and tokens."""
+    pictures = [p for event in inner if isinstance(event, Images) for p in event.pictures]
+    return {f"{p['sha256']}{p.get('tokens')}": p for p in pictures}
 
 
 # LLM -> an adapter's number, or a picture's uuid -> what came under it first: vLLM goes by these.
