@@ -153,18 +153,22 @@ def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., 
 
 
 def ends_early(old: Row, new: Row, held: Sequence[str], tools: Tools) -> str:
-    """Of draws, which are others: whether a new stop would end an old answer that went on behind it, where it stands in
-    the texts that the old value held: so nobody had cut there by hand."""
+    """Of draws, which are others: whether a new stop would end an old answer, where texts of the old value hold what
+    came behind it: so nobody had cut there by hand."""
     added = {*(entry(new, "stop", "strings") or ())} - {*(entry(old, "stop", "strings") or ())}
-    found = [stop for stop in added if any(stop in text for text in held)]
-    if not found or tools.decode is None or not (is_drawn(old) and is_drawn(new)):
+    if not added or tools.decode is None or not (is_drawn(old) and is_drawn(new)):
         return ""
-    count = completed(old["output_ids"], found, tools.decode, entry(new, "stop", "min_new_tokens") or 0)
-    if count is None or count >= len(old["output_ids"]):
+    ids = old["output_ids"]
+    if (count := completed(ids, [*added], tools.decode, entry(new, "stop", "min_new_tokens") or 0)) is None:
         return ""
-    return (
-        f"{brief(found[0])} would end it after {count} of {len(old['output_ids'])} tokens, which the old code let stand"
-    )
+    before = tools.decode(ids[:count], True, False)
+    whole = tools.decode(ids, True, False)[: len(before) + BEHIND].strip()
+    if whole == before.strip() or not any(whole in text for text in held):
+        return ""
+    return f"one of {sorted(added)} would end it after {count} of {len(ids)} tokens, and the old code let it go on"
+
+
+BEHIND = 8  # characters that tell whether a text goes on
 
 
 def goes_on(old: Row, new: Row, tools: Tools) -> str:
@@ -286,9 +290,8 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> Iterator[Broken]:
             break
         if said := goes_on(mine, theirs, tools):
             one, other = ({*(entry(row, "stop", "strings") or ())} for row in (mine, theirs))
-            yield Broken(
-                "end", "stop.rule" if one and one == other else "stop.strings", number, said
-            )  # one begun in the prompt
+            name = "stop.rule" if one and one == other else "stop.strings"  # the same ones: it began in the prompt
+            yield Broken("end", name, number, said)
             break
 
     if (broken := seeds(new.rows)) is not None:

@@ -138,7 +138,7 @@ def test_a_seed_in_every_call_is_none_that_a_script_gave_once(tmp_path: Path) ->
 def test_draws_are_held_against_stops_that_the_old_code_had_not() -> None:
     old = {**drawn([4, 5, 6, 9], None), "stop": stops(end_ids=[9], strings=[], max_new_tokens=8, criteria=[])}
     new = {**drawn([6, 7, 9], None), "stop": stops(end_ids=[9], strings=["e"], max_new_tokens=8, criteria=[])}
-    for value, cause in ((["def"], ["stop.strings"]), (["d"], [])):  # cut by hand
+    for value, cause in ((["def"], ["stop.strings"]), (["d"], []), (["d", "e and f"], [])):  # cut by hand, twice
         broken = [b for b in laws.broken_by_new(case(old, value=value), case(new), TOOLS) if b.law == "end"]
         assert [b.cause for b in broken] == cause
     late = {**old, "output_ids": [4, 6, 7, 5]}
