@@ -74,15 +74,15 @@ def test_columns_are_added_and_never_replaced() -> None:
 
 
 @pytest.fixture
-def ray(tmp_path: Path) -> Iterator[Path]:
-    """Ray runs. The file that says a worker was killed."""
+def killed(tmp_path: Path) -> Iterator[Path]:
+    """Ray runs: the file that a worker leaves which is killed."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray, killed = importlib.import_module("ray"), tmp_path / "killed"
+    ray, mark = importlib.import_module("ray"), tmp_path / "killed"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # workers have not seen ours
-    environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KILLED": str(killed)}}
+    environment = {"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "KILLED": str(mark)}}
     # more places than the worker holds, or nothing is left that reads and writes
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR", runtime_env=environment)
-    yield killed
+    yield mark
     ray.shutdown()
 
 
@@ -100,7 +100,7 @@ class Dying(Generate):
 
 
 def test_readmes_recipe_does_nothing_twice_though_a_worker_is_killed(
-    ray: Path, shared: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    killed: Path, shared: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     [recipe] = [code for code in re.findall(r"^```py\n(.*?)^```", readme, re.M | re.S) if "map_batches" in code]
@@ -110,7 +110,7 @@ def test_readmes_recipe_does_nothing_twice_though_a_worker_is_killed(
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
     exec(compile(recipe, "README.md", "exec"), names)
-    assert ray.exists(), "a worker was killed"
+    assert killed.exists(), "a worker was killed"
     said = capsys.readouterr().out.splitlines()  # Ray also says, there, that a worker died
     assert recipe.splitlines()[-1].removeprefix("# ") in said
     found = sorted(importlib.import_module("ray.data").read_parquet(names["out"]).take_all(), key=lambda row: row["id"])

@@ -145,6 +145,13 @@ def test_draws_are_held_against_stops_that_the_old_code_had_not() -> None:
     assert laws.ends_early(late, new, ["dfge"], TOOLS) == ""  # with its last token
 
 
+def test_what_a_criterion_stops_at_is_not_seen_and_confirms_nothing() -> None:
+    for criteria, certainty in (([], "confirmed"), (["mine"], "likely")):
+        old, new = (row(output_ids=[4, 5, 9], stop={"criteria": criteria}) for _ in range(2))
+        found = by_endings(Inquiry(case(old, value=["de"]), case(new, value=["de#"]), (), TOOLS.decode, None, TOOLS))
+        assert found is not None and found.certainty == certainty, found
+
+
 # == Settings ==
 
 
