@@ -21,8 +21,10 @@ import signal
 import sys
 import tempfile
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -68,12 +70,20 @@ def edits(only: str | None = None) -> list[Edit]:
     return [edit for edit in found if only is None or only in edit.name or only == edit.section]
 
 
-def shown_on(backend: str, chosen: Sequence[Edit], once: bool = False) -> list[Edit]:
-    """once: what shows on both backends is shown on one of them, by turns."""
-    places = (
-        (edit.backends[number % len(edit.backends)],) if once else edit.backends for number, edit in enumerate(chosen)
-    )
-    return [edit for edit, where in zip(chosen, places) if backend in where]
+def sampled(chosen: Sequence[Edit], every: int, turn: int) -> list[Edit]:
+    """One in `every` of each section, others at another turn; each on one of its backends, by turns."""
+    kept, seen = list[Edit](), Counter[str]()
+    for edit in chosen:
+        if seen[edit.section] % every == turn % every:
+            kept.append(replace(edit, backends=(edit.backends[len(kept) % len(edit.backends)],)))
+        seen[edit.section] += 1
+    return kept
+
+
+def turn_of_sources() -> int:
+    """Another one with each change of what is tried: in time each edit has its turn, and a red run can be repeated."""
+    sources = [ENGINE, *sorted((ENGINE.parent / "parity/judge").glob("*.py"))]
+    return zlib.crc32(b"".join(path.read_bytes() for path in sources))
 
 
 def run_edits(store: Store, chosen: Sequence[Edit], backend: str) -> Iterator[Score]:

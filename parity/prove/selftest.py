@@ -27,7 +27,7 @@ from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
 from parity.judge.check import Session, check_site, check_sites, finished, judged_together, new_function
 from parity.judge.worker import Worker
-from parity.prove.edited import LIMIT, PROCESSES, edits, forked, prepare, run_edits, shown_on
+from parity.prove.edited import LIMIT, PROCESSES, edits, forked, prepare, run_edits, sampled, turn_of_sources
 from parity.prove.plants import PLANTS, Plant
 from parity.prove.score import CALL_SITES, Score, table
 from parity.record import observe
@@ -174,35 +174,36 @@ def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) ->
 
 
 def selftest(
-    store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None, once: bool = False
+    store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None, sample: int = 0
 ) -> Result:
-    """once: an edit that shows on both backends is judged on one of them, by turns."""
+    """sample: one edit in so many of each section, on one of its backends; 0 is all on both."""
     apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
     with tempfile.TemporaryDirectory(prefix="parity-") as name:
         scratch = copied(store, Path(name) / "golden")
         add_probe(scratch, Path(name))
         scores = []
         for kind in (None, "hf", "vllm"):
-            for score in judged_in_forks(scratch, kind, only, once):
+            for score in judged_in_forks(scratch, kind, only, sample):
                 progress(score.line())
                 scores.append(score)
         clean = run_clean(scratch, apart, progress) if only is None else ()
     return Result(tuple(scores), clean)
 
 
-def judged_in_forks(store: Store, kind: str | None, only: str | None, once: bool = False) -> Iterator[Score]:
+def judged_in_forks(store: Store, kind: str | None, only: str | None, sample: int = 0) -> Iterator[Score]:
     """Plants in call sites (None), or the engine's edits for a backend, in a process that ends with them: what was
     loaded for them goes with it."""
     with Worker() as worker:
-        yield from worker.run(PLANTED, (str(store.root), kind, only, once), limit=LIMIT * PROCESSES)
+        yield from worker.run(PLANTED, (str(store.root), kind, only, sample), limit=LIMIT * PROCESSES)
 
 
-def planted(job: tuple[str, str | None, str | None, bool]) -> Iterator[Score]:
+def planted(job: tuple[str, str | None, str | None, int]) -> Iterator[Score]:
     """In that process."""
-    root, backend, only, once = job
+    root, backend, only, sample = job
     store = Store(root)
     if backend is not None:
-        yield from run_edits(store, shown_on(backend, edits(only), once), backend)
+        chosen = sampled(edits(only), sample, turn_of_sources()) if sample else edits(only)
+        yield from run_edits(store, [edit for edit in chosen if backend in edit.backends], backend)
         return
     plants = [plant for plant in PLANTS if only is None or only in plant.name]
     prepare(store, [case for plant in plants for case in plant.cases], "hf")
@@ -218,7 +219,7 @@ def run(args: argparse.Namespace) -> int:
     tell: Callable[[str], None] = lambda text: None  # noqa: E731
     if sys.stderr.isatty():
         tell = lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)  # noqa: E731
-    result = selftest(Store(args.goldens), args.only, tell, args.once)
+    result = selftest(Store(args.goldens), args.only, tell, args.sample)
     print(result.text())
     if not args.only:
         print(result.gate())
@@ -234,6 +235,9 @@ def add_selftest(subparsers: Any) -> None:
         epilog="example: python -m parity selftest --only padding",
     )
     parser.add_argument("--only", metavar="TEXT", help="plants whose name holds this; no clean runs")
-    parser.add_argument("--once", action="store_true", help="an edit that shows on both backends on one, by turns")
+    parser.add_argument(
+        "--sample", type=int, choices=range(1, 10), default=0, metavar="N",
+        help="of the edits inside the engine one in N of each section, on one backend; the sources say which",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="PATH", help="also write what each plant gave")
     parser.set_defaults(run=run)

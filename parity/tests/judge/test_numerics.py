@@ -194,7 +194,7 @@ def test_an_undeclared_fault_in_the_moved_path_is_a_shift(checked: Checked, plac
 
 
 def test_another_dtype_is_named(checked: Checked) -> None:
-    code, said, told = checked("--backend", "vllm", dtype="float16")
+    code, said, told = checked("--backend", "hf", dtype="float16")
     assert code == 1 and {cause for _, cause, _ in causes(said)} == {"model.dtype"}, told
     assert {sure for verdict, _, sure in causes(said)} == {"confirmed"}, told
 

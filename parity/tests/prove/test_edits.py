@@ -12,7 +12,7 @@ import torch
 
 from parity.callsites import probe
 from parity.golden import Store
-from parity.prove.edited import ENGINE, Edit, edits, forked, shown_on
+from parity.prove.edited import ENGINE, Edit, edits, forked, sampled
 from parity.prove.score import Score, table
 from parity.prove.selftest import judged_in_forks
 from parity.verdict import CAUSES, Cause, Outcome, Verdict
@@ -42,10 +42,13 @@ def test_every_edit_is_shown_by_some_golden_and_sections_and_backends_have_their
     assert sum("hf" in edit.backends for edit in EDITS) >= 80 and sum("vllm" in edit.backends for edit in EDITS) >= 80
 
 
-def test_by_turns_each_edit_is_judged_on_one_backend() -> None:
-    parts = [shown_on(backend, EDITS, once=True) for backend in ("hf", "vllm")]
-    assert sorted(edit.name for part in parts for edit in part) == sorted(edit.name for edit in EDITS)
-    assert min(map(len, parts)) >= 80 and all(part != shown_on("hf", EDITS) for part in parts)
+def test_samples_hold_each_edit_once_and_each_some_of_every_section_and_backend() -> None:
+    samples = [sampled(EDITS, 3, turn) for turn in range(3)]
+    assert sorted(edit.name for sample in samples for edit in sample) == sorted(edit.name for edit in EDITS)
+    for sample in samples:
+        assert {edit.section for edit in sample} == {edit.section for edit in EDITS}
+        counts = Counter(backend for edit in sample for backend in edit.backends)
+        assert sum(counts.values()) == len(sample) >= 80 and min(counts["hf"], counts["vllm"]) >= 40
 
 
 def test_an_edit_whose_place_is_gone_is_refused() -> None:
