@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gen_engine import OptionError, nearest
 from parity.callsites import probe
 from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
@@ -216,6 +217,9 @@ PLANTED = f"{planted.__module__}:{planted.__qualname__}"
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.only and not (edits(args.only) or any(args.only in plant.name for plant in PLANTS)):
+        names = [*(plant.name for plant in PLANTS), *(name for edit in edits() for name in (edit.name, edit.section))]
+        raise OptionError(f"no plant's name holds {args.only!r}", fix=nearest(args.only, names))
     tell: Callable[[str], None] = lambda text: None  # noqa: E731
     if sys.stderr.isatty():
         tell = lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)  # noqa: E731
@@ -225,7 +229,7 @@ def run(args: argparse.Namespace) -> int:
         print(result.gate())
     if args.json:
         Path(args.json).write_text(json.dumps([score.to_json() for score in result.scores], indent=1))
-    return 0 if result.passes or (args.only and all(s.named for s in result.scores)) else 1
+    return 0 if result.passes or (args.only and result.scores and all(s.named for s in result.scores)) else 1
 
 
 def add_selftest(subparsers: Any) -> None:

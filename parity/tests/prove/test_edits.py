@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from parity.__main__ import main
 from parity.callsites import probe
 from parity.golden import Store
 from parity.prove.edited import ENGINE, Edit, edits, forked, sampled
@@ -49,6 +50,11 @@ def test_samples_hold_each_edit_once_and_each_some_of_every_section_and_backend(
         assert {edit.section for edit in sample} == {edit.section for edit in EDITS}
         counts = Counter(backend for edit in sample for backend in edit.backends)
         assert sum(counts.values()) == len(sample) >= 80 and min(counts["hf"], counts["vllm"]) >= 40
+
+
+def test_a_plant_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--only", "contents-stripped"]) == 2
+    assert "content-stripped" in capsys.readouterr().err
 
 
 def test_an_edit_whose_place_is_gone_is_refused() -> None:
