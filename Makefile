@@ -37,7 +37,7 @@ browser:
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --jobs 2 --html parity.html
 
-# SELFTEST="--sample 3": a third of the edits inside the engine, others with each change of it or of the judge.
+# SELFTEST="--sample 3": a third of the edits inside the engine; which one hangs on the bytes of it and of the judge.
 selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
 	$(BIN)/python -m parity selftest $(SELFTEST)
 

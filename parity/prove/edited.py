@@ -71,17 +71,17 @@ def edits(only: str | None = None) -> list[Edit]:
 
 
 def sampled(chosen: Sequence[Edit], every: int, turn: int) -> list[Edit]:
-    """One in `every` of each section, others at another turn; each on one of its backends, by turns."""
+    """One in `every` of each section, each on one of its backends: 2 * `every` turns hold all on both."""
     kept, seen = list[Edit](), Counter[str]()
     for edit in chosen:
         if seen[edit.section] % every == turn % every:
-            kept.append(replace(edit, backends=(edit.backends[len(kept) % len(edit.backends)],)))
+            kept.append(replace(edit, backends=(edit.backends[(len(kept) + turn // every) % len(edit.backends)],)))
         seen[edit.section] += 1
     return kept
 
 
 def turn_of_sources() -> int:
-    """Another one with each change of what is tried: in time each edit has its turn, and a red run can be repeated."""
+    """A number that the sources make: over their changes each edit has its turn, and a red run can be repeated."""
     sources = [ENGINE, *sorted((ENGINE.parent / "parity/judge").glob("*.py"))]
     return zlib.crc32(b"".join(path.read_bytes() for path in sources))
 

@@ -43,9 +43,11 @@ def test_every_edit_is_shown_by_some_golden_and_sections_and_backends_have_their
     assert sum("hf" in edit.backends for edit in EDITS) >= 80 and sum("vllm" in edit.backends for edit in EDITS) >= 80
 
 
-def test_samples_hold_each_edit_once_and_each_some_of_every_section_and_backend() -> None:
-    samples = [sampled(EDITS, 3, turn) for turn in range(3)]
-    assert sorted(edit.name for sample in samples for edit in sample) == sorted(edit.name for edit in EDITS)
+def test_samples_hold_all_in_turn_and_each_some_of_every_section_and_backend() -> None:
+    samples = [sampled(EDITS, 3, turn) for turn in range(6)]
+    assert sorted(edit.name for sample in samples[:3] for edit in sample) == sorted(edit.name for edit in EDITS)
+    held = {(edit.name, backend) for sample in samples for edit in sample for backend in edit.backends}
+    assert held == {(edit.name, backend) for edit in EDITS for backend in edit.backends}
     for sample in samples:
         assert {edit.section for edit in sample} == {edit.section for edit in EDITS}
         counts = Counter(backend for edit in sample for backend in edit.backends)
