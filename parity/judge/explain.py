@@ -305,6 +305,9 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -
     if "batch.order" in names and names["batch.order"].old != "its own request":
         proof = "put back in order, the recorded ids of both sides are the same"
         return Cause("batch.order", "confirmed", sentence("batch.order", names["batch.order"]), proof)
+    if taken := answers_of_golden_others(inquiry.old.rows, inquiry.new.rows):
+        said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
+        return Cause("batch.order", "confirmed", said, "each answer of another request is the golden's of that one")
     tests = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
     for name, test in tests.items():
         if name in names and all(test(a, b) for a, b in inquiry.pairs):
@@ -782,6 +785,23 @@ def upstream_of_batch(named: Sequence[tuple[str, Difference]]) -> list[tuple[str
 def ends_apart(inquiry: Inquiry) -> bool:
     """Whether rows differ in where they end, and in nothing before."""
     return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
+
+
+def answers_of_golden_others(old: Sequence[Row], new: Sequence[Row]) -> tuple[int, int] | None:
+    """(row, whose answer it got), where each row that differs was given another request's, which is the golden's of
+    that one. Prompts of such rows are those of the answers, and say nothing of the prompts' own stages."""
+
+    def whole(row: Row) -> Any:
+        return collapsed(row["prompt_ids"], placeholder_in(row)), shown(row), row["output_ids"]
+
+    golden, taken = [whole(row) for row in old], list[tuple[int, int]]()
+    for number, row in enumerate(new):
+        if (answer := whole(row)) == golden[number]:
+            continue
+        if (row.get("request") or {}).get("answers") != "another" or answer not in golden:
+            return None
+        taken.append((number, golden.index(answer)))
+    return taken[0] if taken else None
 
 
 def shown(row: Row) -> list[Any]:

@@ -73,6 +73,18 @@ def test_answers_that_go_round_among_equal_requests_too_are_those_of_others() ->
     assert answers_of_others([longer, longer, FIRST], [FIRST, longer, FIRST]) == (0, 1)
 
 
+def test_prompts_that_came_with_the_answers_of_others_say_nothing_of_their_own_stages() -> None:
+    """Of three unlike answers that go round among four rows, one stands twice and one nowhere."""
+    third = row(prompt_ids=[5, 5, 5], output_ids=[8, 9], text="gh")
+    old, seen = case(FIRST, SECOND, FIRST, third), {"request": {"answers": "another"}}
+    new = case(*({**one, **seen} for one in (SECOND, third, SECOND, FIRST)))
+    cause = found_with(new, ALONE, old)
+    assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
+    assert "row 0 got row 1's" in cause.sentence
+    unseen = found_with(case(SECOND, third, SECOND, FIRST), ALONE, old)  # as seen, each is its own request's
+    assert unseen is not None and unseen.name != "batch.order"
+
+
 def test_a_template_that_is_told_something_else_comes_before_the_laws_of_prompts() -> None:
     thinks, cut = ({**FIRST, "template": {"sha256": "sha", "arguments": {"enable_thinking": told}}, "prompt_ids": ids}
                    for told, ids in ((False, [2, 3]), (None, [2, 5])))  # fmt: skip
