@@ -724,6 +724,8 @@ def prompt_cause(old: Row, new: Row) -> str:
             return "prompt.truncation"
         few = abs(len(before) - len(after)) < LEAST_CUT and long[: len(short)] == short
         return "prompt.messages" if few or written_so(before, after) else "prompt.truncation"
+    if len(short) > 1 and long[0] == short[0] and long[1 - len(short) :] == short[1:] and before == after:
+        return "prompt.truncation"  # behind a first id that was kept
     cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
     if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
         last = new["prompt_ids"][-1]

@@ -204,6 +204,12 @@ def test_a_prompt_that_lacks_a_character_was_written_otherwise(text: str, cause:
     assert prompt_cause(old, new) == cause
 
 
+def test_a_cut_that_keeps_the_first_id_is_a_cut() -> None:
+    whole = {**ROW, "prompt_ids": [1, 4, 5, 6, 7]}
+    assert prompt_cause(whole, {**whole, "prompt_ids": [1, 6, 7]}) == "prompt.truncation"
+    assert prompt_cause(whole, {**whole, "prompt_ids": [1, 4, 6, 7]}) == "prompt.tokenization"
+
+
 def test_ids_that_are_another_part_of_a_text_are_a_cut_prompt() -> None:
     first, last = ({**ROW, "prompt_text": None, "prompt_ids": ids} for ids in ([1, 2, 3], [4, 5, 6]))
     told = [{**row, "request": {"cut": f"{end} 3 of 6"}} for row, end in ((first, "first"), (last, "last"))]
