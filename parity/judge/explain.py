@@ -306,8 +306,7 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -
         proof = "put back in order, the recorded ids of both sides are the same"
         return Cause("batch.order", "confirmed", sentence("batch.order", names["batch.order"]), proof)
     if taken := answers_of_golden_others(inquiry.old.rows, inquiry.new.rows):
-        said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
-        return Cause("batch.order", "confirmed", said, "each answer of another request is the golden's of that one")
+        return of_golden_others(inquiry, taken)
     tests = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
     for name, test in tests.items():
         if name in names and all(test(a, b) for a, b in inquiry.pairs):
@@ -787,21 +786,34 @@ def ends_apart(inquiry: Inquiry) -> bool:
     return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
 
 
-def answers_of_golden_others(old: Sequence[Row], new: Sequence[Row]) -> tuple[int, int] | None:
-    """(row, whose answer it got), where each row that differs was given another request's, which is the golden's of
-    that one. Prompts of such rows are those of the answers, and say nothing of the prompts' own stages."""
-
-    def whole(row: Row) -> Any:
-        return collapsed(row["prompt_ids"], placeholder_in(row)), shown(row), row["output_ids"]
-
-    golden, taken = [whole(row) for row in old], list[tuple[int, int]]()
+def answers_of_golden_others(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[int, int]]:
+    """(row, whose answer it got) of rows that were seen to be given another request's, if nothing differs before the
+    first of them. Prompts of such rows are those of the answers, and say nothing of the prompts' own stages."""
+    asked, taken = [asked_as(row) for row in old], list[tuple[int, int]]()
     for number, row in enumerate(new):
-        if (answer := whole(row)) == golden[number]:
-            continue
-        if (row.get("request") or {}).get("answers") != "another" or answer not in golden:
-            return None
-        taken.append((number, golden.index(answer)))
-    return taken[0] if taken else None
+        given = (row.get("request") or {}).get("answers") == "another" and asked_as(row)
+        if given and given in asked and (number >= len(asked) or asked[number] != given):
+            taken.append((number, asked.index(given)))
+        elif not taken and (number >= len(asked) or asked[number] != asked_as(row)):
+            return []
+    return taken
+
+
+def of_golden_others(inquiry: Inquiry, taken: Sequence[tuple[int, int]]) -> Cause:
+    old, new, places = inquiry.old.rows, inquiry.new.rows, dict(taken)
+    said = f"{CAUSES['batch.order']}: row {taken[0][0]} got row {taken[0][1]}'s"
+    if len(old) == len(new) and all(
+        row["output_ids"] == old[places.get(k, k)]["output_ids"] and (k in places or asked_as(row) == asked_as(old[k]))
+        for k, row in enumerate(new)
+    ):
+        return Cause("batch.order", "confirmed", said, "each answer of another request is the golden's of that one")
+    if inquiry.rerun is not None and inquiry.realigned(inquiry.rerun({}, frozenset({ALONE}))):
+        return Cause("batch.order", "confirmed", said, "each request by itself gives the old answer")
+    return Cause("batch.order", "likely", said, "it came with that one's prompt")
+
+
+def asked_as(row: Row) -> tuple[Any, Any]:
+    return collapsed(row["prompt_ids"], placeholder_in(row)), shown(row)
 
 
 def shown(row: Row) -> list[Any]:
@@ -812,7 +824,7 @@ def answers_of_others(together: Sequence[Row], alone: Sequence[Row]) -> tuple[in
     """(row, whose answer it got), where rows that are asked alone get other ones' answers among the others. That a row
     answers as one of the same prompt does says nothing."""
     right = [tuple(row["output_ids"]) for row in alone]
-    prompts = [(collapsed(row["prompt_ids"], placeholder_in(row)), shown(row)) for row in alone]
+    prompts = [asked_as(row) for row in alone]
     lengths = ({len(row["prompt_ids"]) for row in some} for some in (together, alone))
     if len(right) != len(together) or len(set(map(frozenset, lengths))) > 1:  # what is exchanged is there all the same
         return None
