@@ -24,8 +24,8 @@ Row = Mapping[str, Any]
 
 def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     """Rows side by side: in order, or, where the same prompts come in another order or some are missing, by prompt and
-    pictures; of other pictures, by prompt; of other prompts, by messages. Where one side has more rows, by likeness of
-    the prompts."""
+    pictures; of other pictures, by prompt; of other prompts, by messages. Where one side has more rows, or most prompts
+    are more like that of another place, by likeness of the prompts."""
     for name_of in (prompt_with_pictures, whole_prompt, prompt_around_pictures, messages):
         mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
         if mine == theirs:
@@ -34,7 +34,7 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
         if fewer and not fewer - more:
             return by_name(old, new, mine, theirs)
     elsewhere = len(old) != len(new) or any(bool(a.get("images")) != bool(b.get("images")) for a, b in zip(old, new))
-    if elsewhere and len(old) * len(new) <= MOST_COMPARED:
+    if len(old) * len(new) <= MOST_COMPARED and (elsewhere or in_another_order(old, new)):
         return by_likeness(old, new)
     return list(zip(old, new))
 
@@ -54,6 +54,12 @@ def by_likeness(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]
                 left.remove(chosen[number])
     pairs = [(number, place) if fewer is old else (place, number) for number, place in chosen.items()]
     return [(old[one], new[other]) for one, other in sorted(pairs)]
+
+
+def in_another_order(old: Sequence[Row], new: Sequence[Row]) -> bool:
+    """Whether most prompts, all other ones, are more like the prompt of another place than like that of their own."""
+    elsewhere = sum(max(likeness(a, other) for other in new) > likeness(a, b) for a, b in zip(old, new))
+    return elsewhere * 2 > len(old)
 
 
 def likeness(one: Row, other: Row) -> int:

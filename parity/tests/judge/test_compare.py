@@ -204,6 +204,15 @@ def test_a_prompt_that_lacks_a_character_was_written_otherwise(text: str, cause:
     assert prompt_cause(old, new) == cause
 
 
+def test_other_prompts_in_another_order_are_paired_by_likeness() -> None:
+    """Rows come as they end: under another template, none has its old prompt, nor its old place."""
+    old = [{**ROW, "messages": None, "prompt_ids": [1, word, word, 8, 9]} for word in (4, 5, 6)]
+    new = [{**ROW, "messages": None, "prompt_ids": [1, word, word, 7]} for word in (6, 4, 5)]
+    assert [(a["prompt_ids"][1], b["prompt_ids"][1]) for a, b in paired(old, new)] == [(4, 4), (5, 5), (6, 6)]
+    unlike = [{**row, "prompt_ids": [2, 2]} for row in new]
+    assert paired(old, unlike) == list(zip(old, unlike)), "nothing says another order"
+
+
 def test_a_cut_that_keeps_the_first_id_is_a_cut() -> None:
     whole = {**ROW, "prompt_ids": [1, 4, 5, 6, 7]}
     assert prompt_cause(whole, {**whole, "prompt_ids": [1, 6, 7]}) == "prompt.truncation"
