@@ -36,7 +36,7 @@ from parity.judge.compare import (
     told_stops,
     unseen,
 )
-from parity.judge.endings import Decode, by_hand, explain_text, leaves, strange_text
+from parity.judge.endings import ADDED, Decode, by_hand, explain_text, leaves, strange_text
 from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
 from parity.judge.questions import candidates, checkpoint_of, number_gap
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
@@ -352,7 +352,13 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
     if found is None or (drawn and not found.of_value):  # rows may well be decoded in another way than values
         return None
-    name = found.cause
+    name, ways = found.cause, {found.old.skip_special, found.new.skip_special}
+    if (
+        name == "decode.skip_special"
+        and ADDED in ways
+        and all("text" in a and a["text"] == b.get("text") for a, b in inquiry.pairs)
+    ):
+        return None  # a marker that is no special token was cut by hand: both were seen to decode alike
     if name in ("post.trim", "decode.skip_special") and (within_stops(inquiry) or by_a_stop(inquiry)):
         name = "stop.rule"
     moved, told = {*found.old.stops} ^ {*found.new.stops}, told_stops(inquiry.new)
@@ -420,18 +426,21 @@ def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause |
     if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
         return None, 0.0
     forced = inquiry.rerun({}, frozenset({ANSWERS})) if inquiry.rerun else None
-    if forced is not None and forced.raised is None and same_ids(inquiry.old, forced):
-        inquiry.steps.append("the golden's ids were forced, to see what the new code makes of them")
+    if forced is not None and forced.raised is None and (whole := said_as_far(inquiry.old, forced)) is not None:
+        far = "" if whole else ", as far as the new stops let them go"
+        inquiry.steps.append(f"the golden's ids were forced{far}, to see what the new code makes of them")
         found = differences(inquiry.old, forced)
         asked = STAGES[: STAGES.index("batch")]
         if named := [x for x in suspects(inquiry.old, forced, found) if x[1].counts and x[1].stage in asked]:
             proof = "with the golden's ids forced, this differs still"
             return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
-        if equal(inquiry.old.value, forced.value):
+        if equal(inquiry.old.value, forced.value) or (not whole and beginnings(inquiry, forced)):
             return None, 0.0
         found = tuple(d for d in found if d.stage == "value")
         gap = number_gap(inquiry.old.value, forced.value)
-        return after_decoding(dataclasses.replace(inquiry, new=forced, found=found)), gap or 0.0
+        old = inquiry.old if whole else shortened(inquiry.old, forced)
+        made = after_decoding(dataclasses.replace(inquiry, old=old, new=forced, found=found))
+        return made if whole else dataclasses.replace(made, certainty="likely"), gap or 0.0
     if followed:
         if forced is None or (len(forced.rows) > len(inquiry.old.rows) and equal(inquiry.old.value, forced.value)):
             return None, 0.0  # calls that were added, and change nothing
@@ -447,6 +456,42 @@ def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause |
         return None, 0.0
     proof = "the golden's texts come from their ids"
     return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", proof), 0.0
+
+
+def said_as_far(old: Case, forced: Case) -> bool | None:
+    """Whether forced ids are the golden's, whole (True), or as far as the new stops let them go where a criterion of
+    the old code's own kept rows until all had ended (False)."""
+    if same_ids(old, forced):
+        return True
+    pairs = list(zip(old.rows, forced.rows))
+    kept = all(
+        b["output_ids"] == a["output_ids"][: len(b["output_ids"]) if entry(a, "stop", "criteria") else None]
+        for a, b in pairs
+    )
+    return False if pairs and len(old.rows) == len(forced.rows) and kept else None
+
+
+def beginnings(inquiry: Inquiry, forced: Case) -> bool:
+    """Whether texts lack nothing but what the golden's rows went on with behind the new stops."""
+    decode, theirs, more = inquiry.decode, dict(leaves(forced.value)), {""}
+    if decode is None or not theirs:
+        return False
+    for old, new in zip(inquiry.old.rows, forced.rows):
+        for skip in (True, False):
+            whole, part = (decode(row["output_ids"], skip, False) for row in (old, new))
+            more |= {whole[len(part) :], whole[len(part) :].rstrip()} if whole.startswith(part) else set()
+    for path, text in leaves(inquiry.old.value):
+        ways = {text.removesuffix(end) for end in more if text.endswith(end)}
+        ways |= {way.strip() for way in ways} if text == text.strip() else set()
+        if theirs.get(path) not in ways:
+            return False
+    return True
+
+
+def shortened(old: Case, forced: Case) -> Case:
+    """The golden, whose rows end where the forced ones do."""
+    rows = [{**a, "output_ids": b["output_ids"]} for a, b in zip(old.rows, forced.rows)]
+    return dataclasses.replace(old, rows=tuple(rows))
 
 
 def asked_for_other_answers(old: Case, forced: Case) -> Cause | None:

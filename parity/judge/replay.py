@@ -156,8 +156,8 @@ class Replay:
     def _answering(self, original: Any, requests: Any, fields: Mapping[str, Any], how: Mapping[str, Any]) -> Any:
         """A call that gives the golden's answers; each sample of a request is asked by itself."""
         number = fields.get("n") or 1
-        answers = [row["output_ids"] for row in self.rows if not row.get("scored")]
-        said = answers[self.answered :][: len(requests) * number]
+        answers = [row for row in self.rows if not row.get("scored")]
+        said = [self._said(row, fields) for row in answers[self.answered :][: len(requests) * number]]
         self.answered += len(said)
         if len(said) < len(requests) * number:  # the golden has no more
             return original(self.used, list(requests), fields, **how)
@@ -169,6 +169,17 @@ class Replay:
             self.copies = 1
         groups = [found[k : k + number] for k in range(0, len(found), number)]
         return [dataclasses.replace(group[0], samples=tuple(group)) if number > 1 else group[0] for group in groups]
+
+    def _said(self, row: Row, fields: Mapping[str, Any]) -> Sequence[int]:
+        """A row's ids; behind an end of a criterion, which keeps each row until all have ended, as far as the new
+        options let them go."""
+        ids: Sequence[int] = row["output_ids"]
+        if not entry(row, "stop", "criteria"):
+            return ids
+        module = sys.modules[type(self.used).__module__]
+        options = module.build(module.GenerationOptions, {**fields, "n": 1})
+        ending = module.find_ending(ids, module.make_plan(options, self.used.checkpoint))
+        return ids if ending is None else ids[: ending.count]
 
     def parted(self, result: Any) -> bool:
         """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is no parting: the old

@@ -13,7 +13,7 @@ import pytest
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import check, compare, draws, laws, numerics, own_loops, ties
-from parity.judge.endings import strange_text
+from parity.judge.endings import ADDED, strange_text
 from parity.judge.explain import (
     Inquiry,
     answers_of_others,
@@ -21,6 +21,7 @@ from parity.judge.explain import (
     by_cache,
     by_endings,
     cause_of,
+    from_other_ids,
     permuted,
     possible,
     replays,
@@ -83,6 +84,42 @@ def test_prompts_that_came_with_the_answers_of_others_say_nothing_of_their_own_s
     assert "row 0 got row 1's" in cause.sentence
     unseen = found_with(case(SECOND, third, SECOND, FIRST), ALONE, old)  # as seen, each is its own request's
     assert unseen is not None and unseen.name != "batch.order"
+
+
+@pytest.mark.parametrize(
+    ("held", "made", "name"),
+    [
+        ("de", "de", None),
+        ("defg", "de", None),  # the old code kept what its row went on with
+        ("de", "aa", "post.other"),
+        ("de", "d", "post.trim"),
+        ("defg", "d", "post.trim"),
+    ],
+)
+def test_ids_behind_the_end_of_a_criterion_are_forced_as_far_as_the_new_stops_go(
+    held: str, made: str, name: str | None
+) -> None:
+    """Its rows run on until all have ended. Such draws passed with any text."""
+    own = row(output_ids=[4, 5, 6, 7], text="defg", stop={"criteria": ["Own"]})
+    old, forced = case(own, value=[held]), case({**own, "output_ids": [4, 5]}, value=[made])
+    new = case({**own, "output_ids": [6, 5]}, value=["fe"])
+    rerun = lambda load, parts: forced if ANSWERS in parts else new  # noqa: E731
+    cause, _ = from_other_ids(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, rerun, TOOLS))
+    assert (cause and cause.name) == name and (cause is None or cause.certainty == "likely")
+
+
+def test_a_marker_that_is_cut_by_hand_is_no_other_decoding() -> None:
+    """A way of decoding gives the same, but both sides were seen to decode alike."""
+
+    def without_added(ids: Any, skip: bool | str, clean: bool) -> str:
+        return decode(ids, bool(skip), clean).replace("d" if skip == ADDED else "#", "")
+
+    old, new = case(FIRST, value="de"), case(FIRST, value="e")
+    cause = cause_of(Inquiry(old, new, compare.differences(old, new), without_added))
+    assert cause is not None and cause.name == "post.trim"
+    silent = case({**FIRST, "text": "e"}, value="e")  # decoded so
+    cause = by_endings(Inquiry(old, silent, compare.differences(old, silent), without_added))
+    assert cause is not None and cause.name == "decode.skip_special"
 
 
 def test_a_template_that_is_told_something_else_comes_before_the_laws_of_prompts() -> None:
