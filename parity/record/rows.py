@@ -982,7 +982,8 @@ def engine_event(
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
     sequences, effective = [], None
-    asked = {index: result for index, result in enumerate(results) if hasattr(result, "token_ids")}  # the model was
+    # Of these the model was asked; a request that was refused may hold another one's answer.
+    asked = {k: result for k, result in enumerate(results) if hasattr(result, "finish_reason") and k in prompts}
     lengths: dict[tuple[int, ...], list[tuple[int, int]]] = {}
     for index, result in asked.items():
         prompt = prompts[index][1]

@@ -154,6 +154,7 @@ def text_cases(ask: Any) -> None:
     ask("banned-by-processor", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), of_transformers=True)
     ask("changed-after", SURE, chat(FRANCE, COUNT), then=["x", "upper", "x", "!"], max_new_tokens=16)
     ask("changed-after-a-stop", SURE, chat(FRANCE), then=["upper"], stop=[" Paris"])
+    ask("changed-after-stripped", SURE, chat(FRANCE, COUNT), then=[" "], strip=True, max_new_tokens=9)
     ask("cut-by-length", SURE, chat(COUNT, FRANCE), max_new_tokens=9)
     # What is decoded.
     ask("specials-kept", LLAMA, raw(*RAGGED), skip_special=False, max_new_tokens=24)
@@ -193,6 +194,7 @@ def text_cases(ask: Any) -> None:
     ask("json", SURE, chat("Give me a JSON object for Anna, 31, from Oslo.", COUNT), form={"json": PERSON})
     flag = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}  # others are not named
     ask("json-of-one-property", LLAMA, raw(*RAGGED), form={"json": flag}, max_new_tokens=16)
+    ask("json-object", LLAMA, raw(*RAGGED[:4]), form={"json_object": True}, max_new_tokens=12)
     ask("regex", LLAMA, raw(*RAGGED), form={"regex": "[a-c]{4,6}[0-9]{2}"})
     # What is asked.
     ask("thinking", SURE, chat(FRANCE, "Is 17 even?"), thinking=True, max_new_tokens=48)

@@ -204,9 +204,10 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
         tokenizer.decode(ids[: how.get("min_new_tokens", 0)], skip_special_tokens=how.get("skip_special", True))
     )
     whole, stop = cut(text, how, least)
+    whole = whole.strip() if how.get("strip") else whole
     for change in how.get("then", ()):
         whole = whole.upper() if change == "upper" else whole + change
-    said: dict[str, Any] = {"text": whole.strip() if how.get("strip") else whole, "tokens": len(ids), "prompt": length}
+    said: dict[str, Any] = {"text": whole, "tokens": len(ids), "prompt": length}
     said["raw"] = tokenizer.decode(ids, skip_special_tokens=False)
     by_id = ended and (ids[-1] in how.get("stop_ids", ()) or how.get("go_on"))
     said["reason"], said["stop"] = "length", None
@@ -229,16 +230,16 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
 
 
 def grammar(form: Mapping[str, Any], model: Any, tokenizer: Any, ends: Sequence[int]) -> Any:
-    """A logits processor of xgrammar's: "json" a schema, "regex", or "choice" of strings."""
+    """A logits processor of xgrammar's: "json" a schema, "json_object" any, "regex", or "choice" of strings."""
     import xgrammar
     from xgrammar.contrib.hf import LogitsProcessor
 
     size = model.config.get_text_config().vocab_size
     known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=list(ends))
     compiler = xgrammar.GrammarCompiler(known)
-    if "json" in form:
+    if schema := form.get("json") or (form.get("json_object") and {"type": "object"}):
         return LogitsProcessor(
-            compiler.compile_json_schema(json.dumps(form["json"]), any_whitespace=False, separators=(",", ":"))
+            compiler.compile_json_schema(json.dumps(schema), any_whitespace=False, separators=(",", ":"))
         )
     return LogitsProcessor(compiler.compile_regex(form.get("regex") or "|".join(map(re.escape, form["choice"]))))
 
