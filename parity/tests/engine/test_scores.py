@@ -160,7 +160,7 @@ def test_gradients_flow_through_scores_on_hf_only(shared: Load) -> None:
     engine.model.zero_grad(set_to_none=True)
     assert not shared(TEXT, "hf").score_batch(pairs()[:1], logits=True)[0].logits.requires_grad
     with pytest.raises(UnsupportedError, match="gradient"):
-        shared(TEXT, "vllm", logits_hooks=True).score_batch(pairs()[:1], grad=True)
+        shared(TEXT, "vllm").score_batch(pairs()[:1], grad=True)
 
 
 def test_full_logits_need_the_hook_on_vllm(shared: Load) -> None:
