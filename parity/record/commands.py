@@ -97,8 +97,9 @@ def unreplayable(done: Recorded, store: Store) -> list[str]:
             if found := objects_in(value):
                 kinds.setdefault((case.site, name), found[0])
     return [
-        f"{site}: the argument {name!r} is a {kind}, which no golden can hold; if the moved code still takes it, say in "
-        f'{store.root / "sites.json"} what makes one: "{site}": {{"arguments": {{"{name}": "pkg.setup:make"}}}}, a function without arguments'
+        f"{site}: the argument {name!r} is a {kind}, which no golden can hold; if the moved code still takes one, "
+        f'{store.root / "sites.json"} says what makes it: "{site}": {{"arguments": {{"{name}": "pkg.setup:make"}}}}, '
+        "a function without arguments"
         for (site, name), kind in kinds.items()
         if name not in settings.get(site, {}).get("arguments", {})
     ]
