@@ -150,6 +150,7 @@ def text_cases(ask: Any) -> None:
     ask("until-by-criterion", SURE, chat(COUNT, FRANCE, COLOURS), until=", 2", of_transformers=True)
     ask("enough-llama", LLAMA, raw(*RAGGED), enough=5, logprobs=0)
     ask("until", SURE, chat(COUNT, FRANCE), until=", 6")
+    ask("until-a-long-text", SURE, chat("Count to 30."), until=", ".join(map(str, range(1, 17))), max_new_tokens=64)
     ask("enough-by-criterion", SURE, chat(COUNT, FRANCE), enough=7, of_transformers=True)
     ask("banned-by-processor", LLAMA, raw(*RAGGED), banned=list(range(0, 500, 2)), of_transformers=True)
     ask("changed-after", SURE, chat(FRANCE, COUNT), then=["x", "upper", "x", "!"], max_new_tokens=16)
