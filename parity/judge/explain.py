@@ -305,8 +305,11 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -
     if "batch.order" in names and names["batch.order"].old != "its own request":
         proof = "put back in order, the recorded ids of both sides are the same"
         return Cause("batch.order", "confirmed", sentence("batch.order", names["batch.order"]), proof)
-    if taken := answers_of_golden_others(inquiry.old.rows, inquiry.new.rows):
-        return of_golden_others(inquiry, taken)
+    if taken := given_to_another(inquiry.old.rows, inquiry.new.rows):
+        said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
+        if inquiry.rerun is not None and inquiry.realigned(inquiry.rerun({}, frozenset({ALONE}))):
+            return Cause("batch.order", "confirmed", said, "each request by itself gives the old answer")
+        return Cause("batch.order", "likely", said, "it came with that one's prompt")
     tests = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
     for name, test in tests.items():
         if name in names and all(test(a, b) for a, b in inquiry.pairs):
@@ -831,30 +834,17 @@ def ends_apart(inquiry: Inquiry) -> bool:
     return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
 
 
-def answers_of_golden_others(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[int, int]]:
-    """(row, whose answer it got) of rows that were seen to be given another request's, if nothing differs before the
-    first of them. Prompts of such rows are those of the answers, and say nothing of the prompts' own stages."""
-    asked, taken = [asked_as(row) for row in old], list[tuple[int, int]]()
+def given_to_another(old: Sequence[Row], new: Sequence[Row]) -> tuple[int, int] | None:
+    """(row, whose answer it got), where the first prompt that differs was seen to come with another request's answer:
+    it is that one's, and says nothing of the prompts' own stages."""
+    asked = [asked_as(row) for row in old]
     for number, row in enumerate(new):
-        given = (row.get("request") or {}).get("answers") == "another" and asked_as(row)
-        if given and given in asked and (number >= len(asked) or asked[number] != given):
-            taken.append((number, asked.index(given)))
-        elif not taken and (number >= len(asked) or asked[number] != asked_as(row)):
-            return []
-    return taken
-
-
-def of_golden_others(inquiry: Inquiry, taken: Sequence[tuple[int, int]]) -> Cause:
-    old, new, places = inquiry.old.rows, inquiry.new.rows, dict(taken)
-    said = f"{CAUSES['batch.order']}: row {taken[0][0]} got row {taken[0][1]}'s"
-    if len(old) == len(new) and all(
-        row["output_ids"] == old[places.get(k, k)]["output_ids"] and (k in places or asked_as(row) == asked_as(old[k]))
-        for k, row in enumerate(new)
-    ):
-        return Cause("batch.order", "confirmed", said, "each answer of another request is the golden's of that one")
-    if inquiry.rerun is not None and inquiry.realigned(inquiry.rerun({}, frozenset({ALONE}))):
-        return Cause("batch.order", "confirmed", said, "each request by itself gives the old answer")
-    return Cause("batch.order", "likely", said, "it came with that one's prompt")
+        given = asked_as(row)
+        if asked[number : number + 1] == [given]:
+            continue
+        seen = (row.get("request") or {}).get("answers") == "another"
+        return (number, asked.index(given)) if seen and given in asked else None
+    return None
 
 
 def asked_as(row: Row) -> tuple[Any, Any]:

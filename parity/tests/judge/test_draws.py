@@ -19,9 +19,10 @@ from parity.golden import Case, Store
 from parity.judge import draws
 from parity.judge.check import Session, check_site, check_sites, judged_together
 from parity.judge.numerics import Numerics
+from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.prove.plants import replaced
 from parity.record.observe import Observer, Site, case
-from parity.tests.conftest import ROOT, TEXT
+from parity.tests.conftest import ROOT, TEXT, Load
 from parity.verdict import Outcome
 
 VOCABULARY = 40
@@ -312,3 +313,18 @@ def test_a_golden_that_could_not_have_been_drawn_cannot_be_judged(goldens: Store
     check = check_sites(store, backends=("hf",))
     assert [o.verdict for o in check.outcomes] == ["ERROR"] and check.exit_code == 3
     assert "cannot be drawn" in str(check.outcomes[0].cause and check.outcomes[0].cause.sentence)
+
+
+def test_ids_are_forced_up_to_the_new_stop_where_a_criterion_kept_the_row(shared: Load) -> None:
+    engine = shared(TEXT, "hf")
+    asked = [{"prompt": "The"}], {"max_new_tokens": 24, "stop": ["."], "temperature": 1.0}
+    ids = tuple(engine.tokenizer.encode("1, 2. 3, 4"))
+    answer = {"prompt_ids": [0], "output_ids": list(ids)}
+    own = {**answer, "stop": {"criteria": {"value": ["Own"], "from": "caller"}}}
+    with Engines() as engines:
+        replay = Replay(engines, put_back=frozenset({ANSWERS}), rows=[own])
+        [result] = replay.call(type(engine).generate_text_batch, engine, *asked)
+        assert (result.text, result.stop_reason) == ("1, 2", ".") and ids[: len(result.token_ids)] == result.token_ids
+        replay = Replay(engines, put_back=frozenset({ANSWERS}), rows=[{**answer, "stop": {}}])
+        with pytest.raises(gen_engine.RequestError, match="the options end the answer"):
+            replay.call(type(engine).generate_text_batch, engine, *asked)
