@@ -20,6 +20,7 @@ from parity.bench import bench
 from parity.companions import batch_files
 from parity.golden import GoldenError
 from parity.prove import campaign, matrix, referee_command, selftest, stop_laws
+from parity.prove.real import ground
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import answers
@@ -41,6 +42,7 @@ COMMANDS = (
     answers.add_compare,
     selftest.add_selftest,
     referee_command.add_referee,
+    ground.add_real,
     bench.add_bench,
     stop_laws.add_laws,
     campaign.add_campaign,

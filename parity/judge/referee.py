@@ -6,7 +6,11 @@
 
 The error of a step is a path's log-probability of the golden's token minus the reference's. Nats of log-probability are
 turned into nats of logit: log p moves by (1 - p) times what its logit moves by, so where a model is sure nothing shows,
-and a trained model and a flat one become comparable. Then, over all tokens of a site, with each row as one cluster:
+and a trained model and a flat one become comparable.
+
+Rows that begin with the same ids (a system prompt, the samples of one prompt) have the same errors there, bit by bit:
+each distinct prefix counts once. Then, over all tokens of a site, with what a row does not share as one cluster, and
+each shared prefix as another:
 
     size      root mean square of the new errors over that of the old ones
     typical   the same of the typical (geometric mean) error: where few rows hold most of the squares (flipped experts)
@@ -20,6 +24,10 @@ and a trained model and a flat one become comparable. Then, over all tokens of a
 Greedy tokens were chosen by the old path's rounding, which therefore lies high on them, and the new one less so: a bias
 that is nobody's fault (0.15 sizes with flipping experts). A bias, a scale or a probe is an alarm only if it shows in
 new - old AND in new - slope x old, where that choice cancels; of the two the smaller one is told.
+
+An alarm rests on the size of an effect, not on its significance: with 100,000 tokens every difference of two kernels is
+significant. Its interval must lie beyond a margin, which is a part of the rounding that was measured (`Margins`), and
+the verdict gives both in nats of logit.
 
 "holds" needs size and bias surely inside their margins, and no alarm anywhere; it says what would have been seen.
 "cannot tell" says how many tokens it lacks. Nothing here loads a model.
@@ -51,6 +59,8 @@ class Reading:
     reference, old, new: log-probabilities, nats, one per token; None where a path did not read that token.
     start: how many ids stand before the first one.   prompt: how many of the tokens are the prompt's, not the answer's.
     probes: what the reference says of the same tokens with one thing in it moved by PROBED.
+    ids: of the whole row, those before `start` too, so that what rows share counts once; () if it shares nothing, as a
+    row with images: the same ids may stand for other ones.
     """
 
     reference: Sequence[float | None]
@@ -59,10 +69,13 @@ class Reading:
     start: int = 1
     prompt: int = 0
     probes: Mapping[str, Sequence[float | None]] = field(default_factory=dict)
+    ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if not len(self.reference) == len(self.old) == len(self.new):
             raise ValueError("reference, old and new must have read the same tokens")
+        if self.ids and len(self.ids) != self.start + len(self.reference):
+            raise ValueError(f"Reading: {len(self.ids)} ids, expected {self.start + len(self.reference)}: all of the row's")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,8 @@ class Parting:
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """One statistic.   low, high: the interval that decides an alarm.   least, most: the margins it must lie between.
-    where: the row, for the worst one."""
+    rounding: nats of logit, the size of the old errors. A ratio (its `least` is not negative) is one of sizes to it,
+    any other value is in units of it.   where: the row, for the worst one."""
 
     name: str
     value: float
@@ -92,12 +106,31 @@ class Estimate:
     least: float
     most: float
     outcome: Outcome
+    rounding: float
     where: int | None = None
+
+    @property
+    def effect(self) -> float:
+        """Nats of logit: a shift of this size; for a ratio, a fault that is independent of rounding."""
+        return self.in_nats(self.value)
+
+    @property
+    def margin(self) -> float:
+        """The largest effect that is no alarm, nats of logit."""
+        return self.in_nats(self.most)
+
+    def in_nats(self, value: float) -> float:
+        if self.least < 0:
+            return value * self.rounding
+        return self.rounding * math.sqrt(max(value**2 - 1, 0.0))
 
     def __str__(self) -> str:
         row = "" if self.where is None else f" of row {self.where}"
-        margin = f"{self.least:.2f} to {self.most:.2f}" if self.least > -math.inf else f"up to {self.most:.2f}"
-        return f"{self.name}{row} {self.value:.2f} ({self.low:.2f} to {self.high:.2f}; allowed {margin})"
+        margin = f"{self.least:.2f} to {self.most:.2f}"
+        said = f"{self.name}{row} {self.value:.2f} ({self.low:.2f} to {self.high:.2f}; allowed {margin})"
+        if 0 <= self.least and self.value <= 1:
+            return said
+        return f"{said}, an effect of {self.effect:.1e} nats where {self.margin:.1e} are allowed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +285,16 @@ def f_quantile(level: float, df: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """All steps of a site that three paths read, one entry each.
+    """All steps of a site that three paths read, one entry each; those that rows share stand here once.
 
-    row, position: where.   answer: of the answer, or of the prompt.   logprob: the reference's.   probes: as errors.
+    cluster: steps whose errors may go together have the same number.   rows: cluster -> the row it was read in.
+    position: in the row.   answer: of the answer, or of the prompt.   logprob: the reference's.   probes: as errors.
     old, new: errors, nats of logit.   open: where the model is unsure enough for rounding to show. Other steps count
     in `size` and `row` only: a fault may make them unsure.   scale: the old errors' size, few large ones aside.
     """
 
-    row: Array
+    cluster: Array
+    rows: Sequence[int]
     position: Array
     answer: Array
     logprob: Array
@@ -269,28 +304,83 @@ class Errors:
     open: Array
     scale: float
 
+    @property
+    def rounding(self) -> float:
+        """What effects are measured in, nats of logit."""
+        return math.hypot(self.scale, FLOOR)
+
     def clipped(self, errors: Array, clip: float = CLIP) -> Array:
-        limit = clip * math.hypot(self.scale, FLOOR)
+        limit = clip * self.rounding
         return np.clip(errors, -limit, limit)
 
 
 def errors_of(rows: Sequence[Reading]) -> Errors:
     """Steps with errors in nats of logit. A value that is no number on the new path is an error without bound."""
     names = sorted(set.intersection(*(set(row.probes) for row in rows))) if rows else []
-    found: list[tuple[float, ...]] = []
-    for number, row in enumerate(rows):
-        columns = (row.reference, row.old, row.new, *(row.probes[name] for name in names))
-        for step, given in enumerate(zip(*columns)):
-            values = [value for value in given if value is not None]
-            if len(values) == len(given) and math.isfinite(values[0]):
-                found.append((number, row.start + step, step >= row.prompt, *values))
-    table = np.array(found, dtype=np.float64).reshape(-1, 6 + len(names))
+    columns = [[row.reference, row.old, row.new, *(row.probes[name] for name in names)] for row in rows]
+    readable = [[is_readable(values) for values in zip(*sides)] for sides in columns]
+    clusters, origins = clusters_of(rows, readable)
+    steps: list[tuple[float, ...]] = []
+    for row, sides, numbers in zip(rows, columns, clusters):
+        for step, values in enumerate(zip(*sides)):
+            number = numbers[step]
+            if number is not None:
+                steps.append((number, row.start + step, step >= row.prompt, *values))
+    table = np.array(steps, dtype=np.float64).reshape(-1, 6 + len(names))
     logprob = np.minimum(table[:, 3], 0.0)
     unsure = -np.expm1(logprob)
-    worth, is_open = np.hypot(unsure, SURE), unsure > SURE
+    is_open = unsure > SURE
+    worth = np.hypot(unsure, SURE)
     old, new, *probes = (np.nan_to_num((column - table[:, 3]) / worth, nan=np.inf) for column in table.T[4:])
-    where = table[:, 0].astype(int), table[:, 1], table[:, 2] > 0
-    return Errors(*where, logprob, old, new, dict(zip(names, probes)), is_open, robust_size(old[is_open]))
+    cluster, position, answer = table[:, 0].astype(int), table[:, 1], table[:, 2] > 0
+    size = robust_size(old[is_open])
+    return Errors(cluster, origins, position, answer, logprob, old, new, dict(zip(names, probes)), is_open, size)
+
+
+def is_readable(values: Sequence[float | None]) -> bool:
+    """Whether every path read a step.   values: the reference's first."""
+    return None not in values and math.isfinite(values[0] or 0.0)
+
+
+def clusters_of(
+    rows: Sequence[Reading], readable: Sequence[Sequence[bool]]
+) -> tuple[list[list[int | None]], list[int]]:
+    """(for each row the cluster of each step, for each cluster the row that it was read in).
+
+    A step is left out (None) if a path did not read it, or if an earlier row has it behind the same ids. The steps that
+    one row shares with the same other rows are a cluster, and so are those that it shares with none.
+    """
+    paths = prefixes_of(rows)
+    first: dict[int, int] = {}  # prefix -> the row that reads it first
+    sharers: dict[int, int] = {}  # prefix -> how many rows read it
+    for k, row in enumerate(rows):
+        for prefix, is_read in zip(paths[k][row.start :], readable[k]):
+            if is_read:
+                first.setdefault(prefix, k)
+                sharers[prefix] = sharers.get(prefix, 0) + 1
+    numbers: dict[tuple[int, int], int] = {}
+    clusters: list[list[int | None]] = []
+    for k, row in enumerate(rows):
+        own: list[int | None] = []
+        for prefix in paths[k][row.start :]:
+            is_mine = first.get(prefix) == k
+            own.append(numbers.setdefault((k, sharers[prefix]), len(numbers)) if is_mine else None)
+        clusters.append(own)
+    return clusters, [row for row, _ in numbers]
+
+
+def prefixes_of(rows: Sequence[Reading]) -> list[list[int]]:
+    """For each row, at each position, the number of the prefix that ends there; equal prefixes have equal numbers."""
+    known: dict[tuple[int, object], int] = {}
+    paths = []
+    for k, row in enumerate(rows):
+        ids: Sequence[object] = row.ids or [(k, position) for position in range(row.start + len(row.reference))]
+        path, before = [], -1
+        for token in ids:
+            before = known.setdefault((before, token), len(known))
+            path.append(before)
+        paths.append(path)
+    return paths
 
 
 def robust_size(errors: Array, clip: float = 2.5) -> float:
@@ -309,16 +399,15 @@ def robust_size(errors: Array, clip: float = 2.5) -> float:
 
 # == Estimates ==
 
-Sums = Array  # [quantities, rows]: a row's steps are one cluster, so all that is kept of it is sums
+Sums = Array  # [quantities, clusters]: all that is kept of a cluster is sums
 Statistic = Callable[[Sums], Array]  # [quantities, ...] -> [...]
 
 
 def sums_of(e: Errors, terms: Sequence[Array], chosen: Array | None = None) -> Sums:
-    """Sums over each row's (chosen) steps: their number, and the terms."""
-    keep = np.ones(len(e.row), bool) if chosen is None else chosen
-    count = int(e.row.max()) + 1 if len(e.row) else 0
-    columns = (np.ones(len(e.row)), *terms)
-    return np.stack([np.bincount(e.row[keep], weights=term[keep], minlength=count) for term in columns])
+    """Sums over each cluster's (chosen) steps: their number, and the terms."""
+    keep = np.ones(len(e.cluster), bool) if chosen is None else chosen
+    columns = (np.ones(len(e.cluster)), *terms)
+    return np.stack([np.bincount(e.cluster[keep], weights=term[keep], minlength=len(e.rows)) for term in columns])
 
 
 def log_size(s: Sums) -> Array:
@@ -340,9 +429,9 @@ def effect(s: Sums) -> Array:
 
 
 def jackknife(s: Sums, statistic: Statistic) -> tuple[float, float, float]:
-    """(value, standard error, degrees of freedom), each row with tokens left out in turn.
+    """(value, standard error, degrees of freedom), each cluster with tokens left out in turn.
 
-    The degrees are those of as many equal rows as the unequal ones are worth: of one row that says everything, 2.
+    The degrees are those of as many equal clusters as the unequal ones are worth: of one that says everything, 2.
     """
     used = s[:, s[0] > 0]
     whole, count = used.sum(1), used.shape[1]
@@ -384,30 +473,31 @@ def interval(s: Sums, statistic: Statistic, *, ratio: bool = False) -> Interval:
     return Interval(value, *widths)
 
 
-def in_logs(name: str, i: Interval, least: float, most: float, *, needed: bool = False) -> Estimate:
+def in_logs(e: Errors, name: str, i: Interval, least: float, most: float, *, needed: bool = False) -> Estimate:
     """A ratio. needed: it must be shown to hold; any other can only be an alarm."""
     outcome = i.outcome(math.log(least) if least else -math.inf, math.log(most))
     outcome = "holds" if outcome == "cannot tell" and not needed else outcome
     value, low, high = (math.exp(min(x, 700)) for x in (i.value, i.value - i.alarm, i.value + i.alarm))
-    return Estimate(name, value, low, high, least, most, outcome)
+    return Estimate(name, value, low, high, least, most, outcome, e.rounding)
 
 
 def size_of(e: Errors, margins: Margins) -> tuple[Estimate, Interval]:
     """The ratio of sizes, with its interval in logs."""
     i = interval(sums_of(e, [e.clipped(e.old) ** 2, e.clipped(e.new) ** 2]), log_size, ratio=True)
-    return in_logs("size", i, margins.least_size, margins.size, needed=True), i
+    return in_logs(e, "size", i, margins.least_size, margins.size, needed=True), i
 
 
 def typical(e: Errors, margins: Margins) -> Estimate:
     least = (0.1 * e.scale) ** 2 + FLOOR**2  # below a tenth of the noise an error is as good as none
     old, new = (np.log(np.minimum(side**2, 1e12) + least) / 2 for side in (e.old, e.new))
-    return in_logs("typical", interval(sums_of(e, [new - old], e.open), mean), margins.least_typical, margins.typical)
+    i = interval(sums_of(e, [new - old], e.open), mean)
+    return in_logs(e, "typical", i, margins.least_typical, margins.typical)
 
 
 def late(e: Errors, margins: Margins) -> Estimate:
     after = e.position >= np.quantile(e.position, 2 / 3)
     s = sums_of(e, [e.clipped(e.old) ** 2, e.clipped(e.new) ** 2], after)
-    return in_logs("late", interval(s, log_size, ratio=True), 0.0, margins.late)
+    return in_logs(e, "late", interval(s, log_size, ratio=True), 0.0, margins.late)
 
 
 def worst_row(e: Errors, margins: Margins) -> Estimate:
@@ -423,7 +513,7 @@ def worst_row(e: Errors, margins: Margins) -> Estimate:
     grown = logs[k] - width > math.log(margins.row) and logs[k] > -1.2 * logs.min()
     outcome: Outcome = "shifted" if grown else "holds"
     value, low, high = (math.exp(min(x, 700)) for x in (logs[k], logs[k] - width, logs[k] + width))
-    return Estimate("row", value, low, high, 0.0, margins.row, outcome, int(used[k]))
+    return Estimate("row", value, low, high, 0.0, margins.row, outcome, e.rounding, e.rows[int(used[k])])
 
 
 def along(e: Errors, name: str, direction: Array, most: float, *, needed: bool = False) -> Estimate:
@@ -439,7 +529,7 @@ def along(e: Errors, name: str, direction: Array, most: float, *, needed: bool =
     outcome: Outcome = next(o for o in ("holds", "cannot tell", "shifted") if o in ranked)
     if not needed and outcome == "cannot tell" and (abs(i.value) < most or abs(i.value) < i.alarm):
         outcome = "holds"  # neither beyond the margin nor surely there
-    return Estimate(name, i.value, i.value - i.alarm, i.value + i.alarm, -most, most, outcome)
+    return Estimate(name, i.value, i.value - i.alarm, i.value + i.alarm, -most, most, outcome, e.rounding)
 
 
 def centred(e: Errors) -> Array:
@@ -462,12 +552,12 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: M
     """
     allowed = margins or (EXACT if exact else INEXACT)
     e = errors_of(rows)
-    count, steps = len(set(e.row[e.open].tolist())), int(e.open.sum())
+    count, steps = len(set(e.cluster[e.open].tolist())), int(e.open.sum())
     noise = Noise(robust_size(e.old[e.open]), robust_size(e.new[e.open]), largest_of(e.old[e.open]), steps)
     if count < 2 or steps < LEAST:
         return Verdict("cannot tell", (), noise, count, math.inf, more=max(steps, 200), exact=exact)
     size, i = size_of(e, allowed)
-    bias = along(e, "bias", np.ones(len(e.row)), allowed.bias, needed=True)
+    bias = along(e, "bias", np.ones(len(e.cluster)), allowed.bias, needed=True)
     others = [along(e, name, e.clipped(probe), allowed.along) for name, probe in e.probes.items()]
     others.append(along(e, "scale", centred(e), allowed.along))
     estimates = (size, typical(e, allowed), late(e, allowed), worst_row(e, allowed), bias, *others)

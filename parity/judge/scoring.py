@@ -485,6 +485,7 @@ def readings(reference: Reference, new: Sequence[Scored], rows: Sequence[Given])
             start=row.start,
             prompt=row.answer - row.start,
             probes={name: scores[k].logprobs for name, scores in reference.probes.items()},
+            ids=() if row.images else row.ids,
         )
         for k, row in enumerate(rows)
     ]

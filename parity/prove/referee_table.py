@@ -294,6 +294,7 @@ def readings(
             now[k].logprobs,
             prompt=len(paths.prompts[k]) - 1,
             probes={name: scores[k].logprobs for name, scores in probes.items()},
+            ids=paths.rows[k].ids,
         )
         for k in places
     ]

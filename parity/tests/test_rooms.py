@@ -30,7 +30,7 @@ ROOMS: dict[str, str] = {
     "tests": "door shell demo prove callsites bench rollout report judge record ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("golden", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
     "demo": "demo",
     "shell": "shell",

@@ -197,6 +197,76 @@ def test_where_a_model_is_sure_nothing_shows_and_the_rest_is_judged() -> None:
     assert judge(site(drawn(), rows=60, sure=0.9, fault=added(2 * BFLOAT16)), dtype="bfloat16").outcome == "shifted"
 
 
+# == Prefixes that rows share ==
+
+
+def beginning_alike(made: list[Reading], shared: int) -> list[Reading]:
+    """The same rows behind one system prompt: as many first tokens as `shared` are those of the first row, and so are
+    their errors, on both paths."""
+    first, alike = made[0], []
+    for number, row in enumerate(made):
+        sides = {name: [*getattr(first, name)[:shared], *getattr(row, name)[shared:]] for name in SIDES}
+        ids = [1, *range(100, 100 + shared), *(1000 * (number + 1) + k for k in range(len(row.reference) - shared))]
+        alike.append(Reading(**sides, prompt=row.prompt, ids=ids))
+    return alike
+
+
+SIDES = ("reference", "old", "new")
+
+
+def test_errors_of_a_shared_system_prompt_are_one_row_of_evidence() -> None:
+    """24 rows of which 40 tokens in 45 are the same: their one accidental shift is no shift of 24 rows."""
+    draw, counted, repeated = drawn(8), [], []
+    for _ in range(60):
+        made = beginning_alike(site(draw, rows=24, steps=45, alike=0.0), 40)
+        counted.append(judge(made, dtype="bfloat16").outcome)
+        repeated.append(judge([dataclasses.replace(row, ids=()) for row in made], dtype="bfloat16").outcome)
+    assert counted.count("shifted") == 0
+    assert repeated.count("shifted") > 6  # what was wrong: each row had been evidence of its own
+
+
+def test_a_shared_prefix_is_read_once_and_what_follows_in_every_row() -> None:
+    verdict = judge(beginning_alike(site(drawn(), rows=24, steps=45), 25), dtype="bfloat16")
+    assert verdict.noise.tokens == 25 + 24 * 20
+    assert verdict.rows == 25  # the prefix, and the rows
+
+
+def test_samples_of_one_prompt_share_it_and_no_more() -> None:
+    made = site(drawn(), rows=2, steps=60)
+    ids = [[1, *range(20), *range(100 * k, 100 * k + 40)] for k in (1, 2)]
+    rows = [dataclasses.replace(row, ids=own) for row, own in zip(made, ids)]
+    errors = referee.errors_of(rows)
+    assert len(errors.cluster) == 20 + 2 * 40 and len(errors.rows) == 3
+    assert errors.rows[errors.cluster[-1]] == 1
+
+
+def test_rows_that_read_other_parts_share_what_both_read() -> None:
+    """The second row reads its answer only, behind the same prompt: nothing of it has been read before."""
+    made = site(drawn(), rows=2, steps=60)
+    whole = dataclasses.replace(made[0], ids=[1, *range(60)])
+    answer = {name: getattr(made[1], name)[40:] for name in SIDES}
+    part = Reading(**answer, start=41, ids=[1, *range(40), *range(500, 520)])
+    assert len(referee.errors_of([part, whole]).cluster) == 20 + 60
+
+
+def test_a_fault_that_befalls_all_rows_behind_a_shared_prefix_is_an_alarm() -> None:
+    made = site(drawn(), rows=24, steps=45, fault=lambda row, errors: errors + 0.5 * BFLOAT16)
+    assert judge(beginning_alike(made, 25), dtype="bfloat16").outcome == "shifted"
+
+
+def test_ids_of_another_number_than_the_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 ids, expected 2"):
+        Reading([-1.0], [-1.0], [-1.0], ids=[1, 2, 3])
+
+
+def test_an_alarm_tells_its_effect_and_the_margin_in_nats() -> None:
+    made = site(drawn(), fault=lambda row, errors: errors + 0.5 * BFLOAT16)
+    [bias] = [estimate for estimate in judge(made, dtype="bfloat16").seen if estimate.name == "bias"]
+    assert bias.effect == pytest.approx(0.5 * BFLOAT16, rel=0.2)
+    assert bias.margin == pytest.approx(0.25 * BFLOAT16, rel=0.1)
+    assert "an effect of 2." in str(bias) and "nats where 1." in str(bias)
+
+
 # == Too little to tell ==
 
 

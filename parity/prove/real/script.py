@@ -1,0 +1,35 @@
+"""What is recorded: 24 chats in six calls of four, four more with a system message, and samples.
+
+python -m parity record --site chats=parity.prove.real.old:answer -- python -m parity.prove.real.script
+"""
+
+from __future__ import annotations
+
+from parity import real_model
+from parity.prove.real.old import answer, sample
+from parity.record.observe import case
+
+TOPICS = ("photosynthesis", "the moon", "bread", "chess", "volcanoes", "honey bees")
+FORMS = (
+    "Explain {} to a child.",
+    "What are three facts about {}?",
+    "Write two sentences about {} in French.",
+    "Give me a question about {} and its answer.",
+)
+LIBRARIAN = "You are a librarian. Answer in one sentence, and name a book that the reader could borrow."
+
+
+def main() -> None:
+    model = str(real_model.folder())
+    for number, topic in enumerate(TOPICS):
+        with case(f"chats-{number}"):
+            answer(model, [form.format(topic) for form in FORMS])
+    with case("librarian"):
+        answer(model, [f"What should I read about {topic}?" for topic in TOPICS[:4]], system=LIBRARIAN)
+    for number, topic in enumerate(TOPICS[:3]):
+        with case(f"samples-{number}"):
+            sample(model, f"Tell me something about {topic}.", seed=number)
+
+
+if __name__ == "__main__":
+    main()
