@@ -74,8 +74,9 @@ class Reading:
     def __post_init__(self) -> None:
         if not len(self.reference) == len(self.old) == len(self.new):
             raise ValueError("reference, old and new must have read the same tokens")
-        if self.ids and len(self.ids) != self.start + len(self.reference):
-            raise ValueError(f"Reading: {len(self.ids)} ids, expected {self.start + len(self.reference)}: all of the row's")
+        length = self.start + len(self.reference)
+        if self.ids and len(self.ids) != length:
+            raise ValueError(f"Reading: {len(self.ids)} ids, expected {length}. Give all ids of the row.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Estimate:
         row = "" if self.where is None else f" of row {self.where}"
         margin = f"{self.least:.2f} to {self.most:.2f}"
         said = f"{self.name}{row} {self.value:.2f} ({self.low:.2f} to {self.high:.2f}; allowed {margin})"
-        if 0 <= self.least and self.value <= 1:
+        if self.least >= 0 and self.value <= 1:
             return said
         return f"{said}, an effect of {self.effect:.1e} nats where {self.margin:.1e} are allowed"
 

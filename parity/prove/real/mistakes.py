@@ -59,7 +59,7 @@ def scale_attention(model: Any) -> None:
     for module in model.modules():
         if isinstance(getattr(module, "scaling", None), float):
             module.scaling *= SCALE
-        implementation = getattr(module, "impl", None)
+        implementation: Any = getattr(module, "impl", None)
         if isinstance(getattr(implementation, "scale", None), float):
             implementation.scale *= SCALE
 

@@ -47,4 +47,5 @@ def sample(model_path: str, question: str, count: int = 4, seed: int = 0, max_ne
             top_k=0,
             num_return_sequences=count,
         )
-    return tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    texts: list[str] = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
