@@ -19,7 +19,7 @@ from parity import shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
 from parity.golden import GoldenError
-from parity.prove import campaign, matrix, referee_command, selftest, stop_laws
+from parity.prove import campaign, frozen, matrix, referee_command, selftest, stop_laws
 from parity.prove.real import ground
 from parity.record import commands as recording
 from parity.record import inventory
@@ -43,6 +43,7 @@ COMMANDS = (
     selftest.add_selftest,
     referee_command.add_referee,
     ground.add_real,
+    frozen.add_frozen,
     bench.add_bench,
     stop_laws.add_laws,
     campaign.add_campaign,
