@@ -25,9 +25,9 @@ Greedy tokens were chosen by the old path's rounding, which therefore lies high 
 that is nobody's fault (0.15 sizes with flipping experts). A bias, a scale or a probe is an alarm only if it shows in
 new - old AND in new - slope x old, where that choice cancels; of the two the smaller one is told.
 
-An alarm rests on the size of an effect, not on its significance: with 100,000 tokens every difference of two kernels is
-significant. Its interval must lie beyond a margin, which is a part of the rounding that was measured (`Margins`), and
-the verdict gives both in nats of logit.
+An alarm rests on the size of an effect, not on its significance alone: with 100,000 tokens every difference of two
+kernels is significant. It must surely (19 in 20) lie beyond a margin, which is a part of the rounding that was measured
+(`Margins`), and the verdict gives both in nats of logit.
 
 "holds" needs size and bias surely inside their margins, and no alarm anywhere; it says what would have been seen.
 "cannot tell" says how many tokens it lacks. Nothing here loads a model.
@@ -96,7 +96,7 @@ class Parting:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One statistic.   low, high: the interval that decides an alarm.   least, most: the margins it must lie between.
+    """One statistic.   low, high: between which it lies, 9 times in 10.   least, most: the margins it must lie between.
     rounding: nats of logit, the size of the old errors. A ratio (its `least` is not negative) is one of sizes to it,
     any other value is in units of it.   where: the row, for the worst one."""
 
@@ -224,6 +224,7 @@ STATISTICS = 9  # five, scale, three probes
 SURE = 0.01  # 1 - p is not taken for smaller than this: below, a log-probability's own float32 rounding would be read
 FLOOR = 1e-4  # nats: float32 rounding of either path and of the reference is below it, and so is what nobody can see
 FLOAT32 = 2e-6  # nats: its own rounding, of a path that has none beside it
+LEVERAGE = 3.0  # sizes, of an error and of a direction along which it is looked at
 CLIP = 4.0  # sizes: an error counts as this large at most. An expert that flips moves one step by 100
 ROW_CLIP = 8.0  # the same, in the worst row, where a few flips must not and a whole row must count
 LEAST = 20  # unsure tokens, below which nothing is said
@@ -450,17 +451,26 @@ def jackknife(s: Sums, statistic: Statistic) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value with half an interval's width at the level of an alarm, and at that of "holds"."""
+    """A value, 0 if nothing is wrong, with half an interval's width at the level of an alarm, and at that of "holds".
+
+    Both count: the margin says how large an effect matters, and the level how often chance may pass for an effect.
+    """
 
     value: float
     alarm: float
     holds: float
 
+    @property
+    def is_significant(self) -> bool:
+        """Whether no effect at all, 0, lies outside of the interval at the level of an alarm."""
+        return abs(self.value) > self.alarm
+
     def outcome(self, least: float, most: float) -> Outcome:
-        """Outside a margin surely, inside both surely, or neither."""
-        if self.value - self.alarm > most or self.value + self.alarm < least:
+        """Beyond a margin surely, and significant; inside both margins surely; or neither."""
+        low, high = self.value - self.holds, self.value + self.holds
+        if (low > most or high < least) and self.is_significant:
             return "shifted"
-        return "holds" if self.value + self.holds < most and self.value - self.holds > least else "cannot tell"
+        return "holds" if least < low and high < most else "cannot tell"
 
 
 def interval(s: Sums, statistic: Statistic, *, ratio: bool = False) -> Interval:
@@ -478,7 +488,7 @@ def in_logs(e: Errors, name: str, i: Interval, least: float, most: float, *, nee
     """A ratio. needed: it must be shown to hold; any other can only be an alarm."""
     outcome = i.outcome(math.log(least) if least else -math.inf, math.log(most))
     outcome = "holds" if outcome == "cannot tell" and not needed else outcome
-    value, low, high = (math.exp(min(x, 700)) for x in (i.value, i.value - i.alarm, i.value + i.alarm))
+    value, low, high = (math.exp(min(x, 700)) for x in (i.value, i.value - i.holds, i.value + i.holds))
     return Estimate(name, value, low, high, least, most, outcome, e.rounding)
 
 
@@ -518,8 +528,12 @@ def worst_row(e: Errors, margins: Margins) -> Estimate:
 
 
 def along(e: Errors, name: str, direction: Array, most: float, *, needed: bool = False) -> Estimate:
-    """What of the new errors, beyond the old ones, goes with a direction [steps]. See the top for why twice."""
-    old, new = e.clipped(e.old), e.clipped(e.new)
+    """What of the new errors, beyond the old ones, goes with a direction [steps]. See the top for why twice.
+
+    Both are clipped, each by its own size: a few steps at which everything moves much would decide alone."""
+    old, new = e.clipped(e.old, LEVERAGE), e.clipped(e.new, LEVERAGE)
+    limit = LEVERAGE * robust_size(direction[e.open])
+    direction = np.clip(direction, -limit, limit)
     shared = float((old * new).sum() / max(float((old**2).sum()), 1e-300))
     found = []
     for part in (new - old, new - shared * old):
@@ -528,9 +542,9 @@ def along(e: Errors, name: str, direction: Array, most: float, *, needed: bool =
     i = min(found, key=lambda i: abs(i.value))
     ranked = [i.outcome(-most, most) for i in found]
     outcome: Outcome = next(o for o in ("holds", "cannot tell", "shifted") if o in ranked)
-    if not needed and outcome == "cannot tell" and (abs(i.value) < most or abs(i.value) < i.alarm):
+    if not needed and outcome == "cannot tell" and (abs(i.value) < most or not i.is_significant):
         outcome = "holds"  # neither beyond the margin nor surely there
-    return Estimate(name, i.value, i.value - i.alarm, i.value + i.alarm, -most, most, outcome, e.rounding)
+    return Estimate(name, i.value, i.value - i.holds, i.value + i.holds, -most, most, outcome, e.rounding)
 
 
 def centred(e: Errors) -> Array:
@@ -559,7 +573,7 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: M
         return Verdict("cannot tell", (), noise, count, math.inf, more=max(steps, 200), exact=exact)
     size, i = size_of(e, allowed)
     bias = along(e, "bias", np.ones(len(e.cluster)), allowed.bias, needed=True)
-    others = [along(e, name, e.clipped(probe), allowed.along) for name, probe in e.probes.items()]
+    others = [along(e, name, probe, allowed.along) for name, probe in e.probes.items()]
     others.append(along(e, "scale", centred(e), allowed.along))
     estimates = (size, typical(e, allowed), late(e, allowed), worst_row(e, allowed), bias, *others)
     outcomes = [estimate.outcome for estimate in estimates]
@@ -576,7 +590,7 @@ def largest_of(errors: Array) -> float:
 
 def smallest_seen(i: Interval, margins: Margins, noise: Noise) -> float:
     """An independent fault of this root mean square, nats of logit, puts the size beyond its margin and interval."""
-    beyond = 2 * (math.log(margins.size) + i.alarm)
+    beyond = 2 * max(math.log(margins.size) + i.holds, i.alarm)
     return math.hypot(noise.old, FLOOR) * math.sqrt(math.expm1(min(beyond, 100.0)))
 
 
@@ -586,7 +600,9 @@ def lacking(i: Interval, size: Estimate, centred: Iterable[Estimate], tokens: in
     room = math.inf if size.outcome == "holds" else max(1e-9, abs(math.log(size.most) - i.value))
     if size.least and size.outcome != "holds":
         room = min(room, max(1e-9, abs(i.value - math.log(size.least))))
-    times = (i.alarm / room if i.value > math.log(size.most) else i.holds / room) ** 2
+    times = (i.holds / room) ** 2
+    if i.value > math.log(size.most):
+        times = max(times, (i.alarm / i.value) ** 2)
     for x in (x for x in centred if x.outcome == "cannot tell"):
         times = max(times, ((x.high - x.value) / max(1e-9, abs(x.most - abs(x.value)))) ** 2)
     return max(1, math.ceil(tokens * (min(max(times, 1.05), 100.0) - 1)))
