@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Task", "chance_tasks", "drawing", "text_tasks", "training_tasks", "vision_tasks"]
+__all__ = ["Task", "chance_tasks", "drawing", "real_questions", "text_tasks", "training_tasks", "vision_tasks"]
 
 
 @dataclass(frozen=True)
@@ -389,3 +389,25 @@ def chance_tasks(count: int, *, seed: int = 0) -> list[Task]:
     rng = random.Random(seed)
     throws = [", ".join(str(rng.randint(1, 6)) for _ in range(5)) + "." for _ in range(count)]
     return [Task("chance", _ask("Throw a die five times."), throw) for throw in throws]
+
+
+# == Questions to a real model: nobody knows their one right answer ==
+
+TOPICS = [
+    "photosynthesis", "the moon", "bread", "chess", "volcanoes", "honey bees", "the Roman Empire", "black holes",
+    "jazz", "coffee", "vaccines", "bicycles", "glaciers", "the water cycle", "sleep", "dinosaurs",
+]  # fmt: skip
+FORMS = [
+    "Explain {} to a child.",
+    "What are three facts about {}?",
+    "Write two sentences about {} in French.",
+    "Give me a question about {} and its answer.",
+]
+
+
+def real_questions(count: int) -> list[str]:
+    """So many different questions, at most 64: each topic in the first form, then each in the second, ..."""
+    asked = [form.format(topic) for form in FORMS for topic in TOPICS]
+    if count > len(asked):
+        raise ValueError(f"real_questions({count}): there are {len(asked)}. Ask for fewer.")
+    return asked[:count]

@@ -1,8 +1,10 @@
-"""What the referee calls rounding, and what it calls a fault: on checkpoints made on the spot, and on the tiny ones.
+"""What the referee calls rounding, and what it calls a fault: on checkpoints made on the spot, on the tiny ones, and on
+a real model, where it was built (`make real-model`).
 
 Every checkpoint answers prompts greedily (plain transformers, in its dtype). Those tokens are read by the reference,
 by the old path (plain transformers, batches of four, padded on the left) and by other paths: clean ones, on which no
-alarm may come, and ones with a planted fault. Clean paths are judged on two sets of rows, faults on the first.
+alarm may come, and ones with a planted fault. Clean paths are judged on two sets of rows, faults on the first. Clean
+paths are judged again on RESAMPLED sets, drawn from all rows: the share of alarms there is the false-alarm rate.
 
 Map: cases, tokens, paths, lines, the table, memory, the command.
 """
@@ -23,10 +25,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from parity import real_model
 from parity.judge import referee
 from parity.judge.scoring import OLD_ROWS, Given, Reader, Scored, given_of, read_engine, read_probes
 from parity.prove import checkpoints
 
+ALARMS = 0.01  # of clean comparisons, at most
+RESAMPLED = 10  # sets of rows for each clean path
+REAL = "smollm2"
 OTHER_DTYPE = {"bfloat16": "float16", "float16": "bfloat16"}
 MODELS = Path(__file__).parents[2] / "golden/models"
 ENGINE: Mapping[str, Any] = {
@@ -45,7 +51,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A checkpoint in a dtype.   rows, tokens: of one set, of one answer.   shape: None for the tiny trained one.
+    """A checkpoint in a dtype.   rows, tokens: of one set, of one answer.   shape: None for a trained one.
     moved: also with faults on vLLM."""
 
     name: str
@@ -74,8 +80,10 @@ def cases(*, quick: bool = False, only: str = "", dtype: str = "") -> list[Case]
         for kind in OTHER_DTYPE
     ]
     tiny = [Case("tiny-qwen3", kind) for kind in (*OTHER_DTYPE, "float32")]
-    wanted = only.split(",") if only else [case.name for case in (*made, *tiny)]
-    return [case for case in (*made, *tiny) if case.name in wanted and dtype in ("", case.dtype)]
+    real = [Case(REAL, "bfloat16", rows=24, tokens=48), Case(REAL, "float16", rows=8, tokens=16)]
+    known = [*made, *tiny, *real]
+    wanted = only.split(",") if only else [case.name for case in known]
+    return [case for case in known if case.name in wanted and dtype in ("", case.dtype)]
 
 
 # == Tokens ==
@@ -88,17 +96,21 @@ def prompts_of(case: Case, folder: Path) -> list[list[int]]:
         return [[draw.randrange(540) for _ in range(draw.randrange(12, 41))] for _ in range(count)]
     import transformers
 
-    from parity.tasks import text_tasks
-
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    tasks = [task for task in text_tasks(8 * count) if not task.tools][:count]
     texts = [
-        tokenizer.apply_chat_template(
-            list(task.messages), tokenize=False, add_generation_prompt=True, enable_thinking=False
-        )
-        for task in tasks
+        tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True, enable_thinking=False)
+        for chat in chats_of(case, count)
     ]
     return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+
+
+def chats_of(case: Case, count: int) -> list[list[dict[str, Any]]]:
+    """Questions to a trained model. Those to the real one share its template's system message, as most users' do."""
+    from parity.tasks import real_questions, text_tasks
+
+    if case.name == REAL:
+        return [[{"role": "user", "content": question}] for question in real_questions(count)]
+    return [list(task.messages) for task in text_tasks(8 * count) if not task.tools][:count]
 
 
 def answers_of(reader: Reader, prompts: Sequence[Sequence[int]], case: Case) -> list[list[int]]:
@@ -187,7 +199,7 @@ def read_same(paths: Paths, reader: Reader) -> None:
 
 def read_planted(paths: Paths, reader: Reader) -> None:
     for fault in checkpoints.LOADED:
-        if fault.only in ("", paths.case.name):
+        if fault.fits(paths.case.name):
             with fault.plant(reader.model):
                 paths.add("small" if fault.small else "fault", fault.name, old_way(reader, paths.first))
 
@@ -260,6 +272,15 @@ def lines_of(paths: Paths) -> Iterator[Line]:
             yield line_of(paths, path, kind, range(start, start + count))
 
 
+def resampled(paths: Paths) -> Iterator[str]:
+    """The outcome of each clean path on sets of rows that are drawn from all of them."""
+    draw = random.Random(2)
+    for path, kind in paths.kinds.items():
+        for _ in range(RESAMPLED if kind == "clean" else 0):
+            places = draw.sample(range(len(paths.rows)), paths.case.rows)
+            yield referee.judge(readings(paths, path, places), dtype=paths.case.dtype).outcome
+
+
 def line_of(paths: Paths, path: str, kind: str, places: Sequence[int]) -> Line:
     case = paths.case
     verdict = referee.judge(readings(paths, path, places), dtype=case.dtype)
@@ -306,14 +327,18 @@ def readings(
 KINDS = (("clean", "clean"), ("fault", "faults"), ("small", "small faults, below the margins"))
 
 
-def summary(lines: Sequence[Line]) -> list[str]:
+def summary(lines: Sequence[Line], again: Sequence[str]) -> list[str]:
+    """again: outcomes of the resampled clean comparisons."""
     clean = [line for line in lines if line.kind == "clean"]
     faults = [line for line in lines if line.kind == "fault"]
     alarms = [line for line in clean if line.outcome == "shifted"]
     held = sum(line.outcome == "holds" for line in clean)
     without = [line for line in clean if line.inexact]
     found = [line for line in faults if line.inexact]
+    rate = again.count("shifted") / max(1, len(again))
     return [
+        f"{len(again)} resampled clean comparisons: {again.count('shifted')} alarms ({rate:.1%}), "
+        f"{again.count('holds')} hold",
         f"{len(clean)} clean comparisons: {len(alarms)} alarms, {held} hold, "
         f"{len(clean) - held - len(alarms)} cannot tell",
         f"{len(faults)} faults: {sum(line.outcome == 'shifted' for line in faults)} caught, "
@@ -323,13 +348,13 @@ def summary(lines: Sequence[Line]) -> list[str]:
     ]
 
 
-def markdown(lines: Sequence[Line]) -> str:
+def markdown(lines: Sequence[Line], again: Sequence[str] = ()) -> str:
     """A row for each path, a column for each checkpoint. Of a clean path the sizes of both sets of rows; of a fault its
     size, the verdict, and what it looks like; of a small one what of it goes with a probe, in units of the noise."""
     columns = list(dict.fromkeys((line.checkpoint, line.dtype) for line in lines))
     head = "| | " + " | ".join(f"{name} {dtype}" for name, dtype in columns) + " |"
     rule = "|---" * (len(columns) + 1) + "|"
-    parts = [*summary(lines), ""]
+    parts = [*summary(lines, again), ""]
     for kind, title in KINDS:
         paths = list(dict.fromkeys(line.path for line in lines if line.kind == kind))
         parts += [f"**{title}**", "", head, rule]
@@ -352,15 +377,19 @@ def cell(line: Line) -> str:
     return f"{size}{marks[line.outcome]}{like}{wrong}"
 
 
-def prove(case: Case, say: Say) -> list[Line]:
+def prove(case: Case, say: Say) -> tuple[list[Line], list[str]]:
+    """The lines of a checkpoint, and the outcomes of its resampled clean comparisons."""
     with tempfile.TemporaryDirectory(prefix="referee-") as folder:
         place = Path(folder)
-        if case.shape is None:
+        if case.name == REAL:
+            saved = real_model.folder()
+        elif case.shape is None:
             saved = MODELS / case.name
         else:
             saved = checkpoints.make(case.shape, case.dtype, place / "model")
             say("made")
-        return list(lines_of(read_paths(case, saved, place, say)))
+        paths = read_paths(case, saved, place, say)
+        return list(lines_of(paths)), list(resampled(paths))
 
 
 # == Memory ==
@@ -423,25 +452,29 @@ def run_referee(given: argparse.Namespace) -> int:
     wanted = cases(quick=given.quick, only=given.only, dtype=given.dtype)
     if not wanted:
         raise ValueError(f"--only {given.only}: there are {', '.join(dict.fromkeys(case.name for case in cases()))}")
-    lines = run(wanted)
-    print(markdown(lines))
+    lines, again = run(wanted)
+    print(markdown(lines, again))
     if given.out:
         given.out.with_suffix(".json").write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n")
-        given.out.with_suffix(".md").write_text(markdown(lines))
-    return int(any(line.kind == "clean" and not line.good for line in lines))
+        given.out.with_suffix(".md").write_text(markdown(lines, again))
+    alarms = any(line.kind == "clean" and not line.good for line in lines)
+    return int(alarms or again.count("shifted") > ALARMS * len(again))
 
 
-def run(wanted: Sequence[Case]) -> list[Line]:
+def run(wanted: Sequence[Case]) -> tuple[list[Line], list[str]]:
     import transformers
 
     with contextlib.suppress(AttributeError):
         transformers.logging.disable_progress_bar()
     lines: list[Line] = []
+    again: list[str] = []
     begun = time.monotonic()
     for number, case in enumerate(wanted, 1):
 
         def say(what: str, head: str = f"{number} of {len(wanted)}: {case.name} {case.dtype}") -> None:
             print(f"{head}: {what} ({time.monotonic() - begun:.0f} s)", file=sys.stderr, flush=True)
 
-        lines += prove(case, say)
-    return lines
+        own, resamples = prove(case, say)
+        lines += own
+        again += resamples
+    return lines, again

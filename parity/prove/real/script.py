@@ -8,20 +8,14 @@ from __future__ import annotations
 from parity import real_model
 from parity.prove.real.old import answer, sample
 from parity.record.observe import case
+from parity.tasks import FORMS, TOPICS
 
-TOPICS = ("photosynthesis", "the moon", "bread", "chess", "volcanoes", "honey bees")
-FORMS = (
-    "Explain {} to a child.",
-    "What are three facts about {}?",
-    "Write two sentences about {} in French.",
-    "Give me a question about {} and its answer.",
-)
 LIBRARIAN = "You are a librarian. Answer in one sentence, and name a book that the reader could borrow."
 
 
 def main() -> None:
     model = str(real_model.folder())
-    for number, topic in enumerate(TOPICS):
+    for number, topic in enumerate(TOPICS[:6]):
         with case(f"chats-{number}"):
             answer(model, [form.format(topic) for form in FORMS])
     with case("librarian"):
