@@ -19,7 +19,7 @@ from parity import shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
 from parity.golden import GoldenError
-from parity.prove import campaign, matrix, referee_command, selftest, stop_laws
+from parity.prove import campaign, matrix, mutants, referee_command, selftest, stop_laws
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import answers
@@ -40,6 +40,7 @@ COMMANDS = (
     batch_files.add_batch,
     answers.add_compare,
     selftest.add_selftest,
+    mutants.add_mutants,
     referee_command.add_referee,
     bench.add_bench,
     stop_laws.add_laws,
