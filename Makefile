@@ -40,9 +40,13 @@ browser:
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --jobs 2 --html parity.html
 
-# SELFTEST="--sample 3": a third of the edits inside the engine; which one hangs on the bytes of it and of the judge.
-selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
+# SELFTEST="--sample 3": a third of the engine's mutations; which ones follows from the bytes of it and of the judge.
+selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
 	$(BIN)/python -m parity selftest $(SELFTEST)
+
+# MUTANTS="--seed 20261125 --count 50 --backend hf": another sample; the default is 200 by the date, on both backends.
+mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
+	$(BIN)/python -m parity mutants $(MUTANTS)
 
 # BENCH="--clock cpu": more of its flags, for a machine that others use too.
 bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: tables and pictures in bench/ (15 minutes)
@@ -88,4 +92,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model test browser parity selftest bench goldens lint matrix vendor release models pins clean
+.PHONY: help demo real-model test browser parity selftest mutants bench goldens lint matrix vendor release models pins clean
