@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 CHAT = {"enable_thinking", "add_generation_prompt", "template", "kwargs", "special_tokens"}
@@ -40,7 +40,7 @@ BOUNDS = {  # least, most
     "seed": (0, 2**63 - 1),
 }
 WHOLE = {"max_new_tokens", "min_new_tokens", "top_k", "no_repeat_ngram_size", "n", "seed"}
-NOT_FAST = {  # what a faster library has no word for, or no room
+NOT_FAST: dict[str, Callable[[Any], bool]] = {  # what a faster library has no word for, or no room
     "no_repeat_ngram_size": lambda value: True,
     "temperature": lambda value: value > 2,
 }

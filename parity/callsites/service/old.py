@@ -196,26 +196,38 @@ def one_answer(call: Mapping[str, Any], request: Request, model: Any, tokenizer:
     return str(finished(made, call["options"], model, tokenizer)["text"])
 
 
+def answers_of(call: Mapping[str, Any], model: Any, tokenizer: Any) -> list[Any]:
+    """Of each request its text, or the error of the one that is at fault."""
+    answers = list[Any]()
+    for place, request in enumerate(call.get("requests", ())):
+        try:
+            answers.append(one_answer(call, request, model, tokenizer))
+        except ValueError as error:
+            answers.append(failure(error, call["about"], place))
+    return answers
+
+
+def first_fault(call: Mapping[str, Any], model: Any, tokenizer: Any) -> dict[str, Any] | None:
+    """What fails the whole call: anything where all shall be answered or none, or a response that cannot be scored."""
+    checks = [(check_response, *pair) for pair in call.get("pairs", ())]
+    if call.get("all_or_none"):
+        checks += [(check_request, request, call["options"]) for request in call["requests"]]
+    for place, (check, *given) in enumerate(checks):
+        try:
+            check(*given, model, tokenizer)
+        except ValueError as error:
+            return failure(error, call["about"], place)
+    return None
+
+
 def outcome(model_path: str, call: Mapping[str, Any]) -> Any:
-    about, answers = call["about"], list[Any]()
     try:
         check_load(call.get("load", {}))
         model, tokenizer = loaded(model_path)
         check_options(call.get("options", {}), model, tokenizer, bool(call.get("fast")))
     except (ValueError, RuntimeError) as error:
-        return failure(error, about)
-    for place, request in enumerate(call.get("requests", ())):
-        try:
-            answers.append(one_answer(call, request, model, tokenizer))
-        except ValueError as error:
-            answers.append(failure(error, about, place))
-    for place, (request, response) in enumerate(call.get("pairs", ())):
-        try:
-            check_response(request, response, model, tokenizer)
-        except ValueError as error:
-            return failure(error, about, place)
-    bad = [answer for answer in answers if isinstance(answer, dict)]
-    return bad[0] if bad and call.get("all_or_none") else answers
+        return failure(error, call["about"])
+    return first_fault(call, model, tokenizer) or answers_of(call, model, tokenizer)
 
 
 def refuse(model_path: str, calls: list[dict[str, Any]]) -> list[Any]:
