@@ -32,8 +32,9 @@ LOADS = {name: {"vllm": {"vllm_kwargs": FEW}} for name in ("plain", "service")}
 # In bfloat16 vLLM's kernels do not round on every CPU (numerics.cuts_bfloat16), which many unsure tokens show.
 COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")
 
-# Of one backend by nature: memory and gradients are the caller's with transformers alone, and what only vLLM cannot do.
-ONE_BACKEND = {name: ["hf"] for name in ("halved", "one-too-large", "gradient", "log-of-samples")}
+# Of one backend by nature: memory, gradients and equal draws are transformers' alone, and some things only vLLM cannot
+# do. Pictures are refused before either has a say.
+ONE_BACKEND = {name: ["hf"] for name in ("halved", "one-too-large", "gradient", "log-of-samples", "no-such-pictures")}
 ONE_BACKEND |= {name: ["vllm"] for name in ("log-of-the-spare", "gradient-by-the-spare", "not-for-the-fast-library")}
 CASES = {"plain": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-SURE, LLAMA = "golden/models/tiny-qwen3", "golden/models/random-llama"
+SURE, LLAMA, VL = (f"golden/models/{name}" for name in ("tiny-qwen3", "random-llama", "tiny-qwen3-vl"))
 DIFFERS: dict[str, str] = {}
 SAMPLED = frozenset({"log-of-samples"})
 
@@ -23,7 +23,20 @@ def call(about: list[str], options: dict[str, Any], *requests: dict[str, Any], *
 
 def cases(directory: Path) -> list[tuple[str, str, dict[str, Any]]]:
     found = [(name, "refuse", {"model_path": model, "calls": calls}) for name, model, calls in refused()]
-    return [*logged(), *found, *survived()]
+    described = ("described", "describe", {"model_path": SURE})
+    return [("shown", "show", {"model_path": SURE, "chats": shown()}), described, *logged(), *found, *survived()]
+
+
+def shown() -> list[dict[str, Any]]:
+    began = [{"role": "user", "content": COUNT}, {"role": "assistant", "content": "1, 2"}]
+    mood = "{% for m in messages %}{{ mood }}: {{ m.content }}\n{% endfor %}"
+    return [
+        chat(FRANCE),
+        chat(FRANCE, chat={"enable_thinking": True}, tools=[TOOL]),
+        chat(FRANCE, chat={"add_generation_prompt": False}),
+        {"messages": began, "continue_final": True},
+        chat(FRANCE, chat={"template": mood, "kwargs": {"mood": "calm"}}),
+    ]
 
 
 def logged() -> list[tuple[str, str, dict[str, Any]]]:
@@ -104,6 +117,18 @@ def refused() -> list[tuple[str, str, list[dict[str, Any]]]]:
         call(["logprobs"], {**few, "logprobs": 0}, {"prompt": "Hello", "structured": yes}, hello),
         call(["multipleOf"], few, {"prompt": "Hello", "structured": {"json": number}}, hello),
     ]
+    part, question = {"type": "image"}, {"type": "text", "text": "What?"}
+    seen = {"messages": [{"role": "user", "content": [part, question]}]}
+    far, empty = "https://example.com/a.png", "data:image/png;base64,AAAA"
+    budget = {"min_pixels": 9_000, "max_pixels": 4_000}
+    pictures = [
+        call(["no/such.png"], few, {**seen, "images": ["no/such.png"]}, pictures=True),
+        call([far], few, {**seen, "images": [far]}, pictures=True),
+        call(["unreadable picture"], few, {**seen, "images": [empty]}, pictures=True),
+        call(["min_pixels", "max_pixels"], few, {**seen, "images": [far], "vlm": budget}, pictures=True),
+        call(["images"], few, {**seen, "images": ["a.png", "b.png"]}, pictures=True),
+        call(["no picture"], few, chat("What?"), pictures=True),
+    ]
     rules = [call(["ZeroDivisionError"], {"max_new_tokens": 20}, chat(COUNT), chat(FRANCE), breaks_at=", 3")]
     fast = [
         call([name], {**few, name: value}, hello, fast=True)
@@ -117,6 +142,7 @@ def refused() -> list[tuple[str, str, list[dict[str, Any]]]]:
         ("markers", SURE, markers),
         ("malformed", SURE, shapes),
         ("forms-that-cannot-be", LLAMA, forms),
+        ("no-such-pictures", VL, pictures),
         ("no-such-model", LLAMA, [call(["no/such"], few, load={"model": "no/such"})]),
         ("rule-that-breaks", SURE, rules),
         ("not-for-the-fast-library", LLAMA, fast),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
+import io
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from PIL import Image, UnidentifiedImageError
 
 CHAT = {"enable_thinking", "add_generation_prompt", "template", "kwargs", "special_tokens"}
 FIELDS = {
     "request": {
         "messages", "prompt", "prompt_token_ids", "tools", "chat", "continue_final", "seed", "adapter", "structured",
+        "images", "vlm",
     },
     "options": {
         "max_new_tokens", "min_new_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n",
@@ -64,7 +70,7 @@ def check_bounds(options: Mapping[str, Any]) -> None:
 
 
 def check_ids(ids: Sequence[int], model: Any, what: str) -> None:
-    size = model.config.vocab_size
+    size = model.config.get_text_config().vocab_size
     for unknown in (i for i in ids if not 0 <= i < size):
         raise ValueError(f"{what} {unknown} is not among the {size} that there are")
 
@@ -74,7 +80,7 @@ def check_options(options: Mapping[str, Any], model: Any, tokenizer: Any, fast: 
     check_bounds(options)
     if options.get("min_new_tokens", 0) > options.get("max_new_tokens", 256):
         raise ValueError("min_new_tokens is above max_new_tokens")
-    if (options.get("logprobs") or 0) > model.config.vocab_size:
+    if (options.get("logprobs") or 0) > model.config.get_text_config().vocab_size:
         raise ValueError(f"logprobs is {options['logprobs']}, more than there are tokens")
     stop = options.get("stop", {})
     check_ids(stop.get("token_ids", ()), model, "stop id")
@@ -112,6 +118,32 @@ def check_messages(request: Mapping[str, Any], tokenizer: Any) -> None:
             raise ValueError(f"the messages hold {token}")
 
 
+def check_picture(source: str) -> None:
+    if source.startswith("https://"):
+        raise ValueError(f"{source} is not on this machine")
+    if not source.startswith("data:"):
+        if not Path(source).is_file():
+            raise ValueError(f"there is no file {source}")
+        return
+    try:
+        Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2])))
+    except UnidentifiedImageError as error:
+        raise ValueError("unreadable picture") from error
+
+
+def check_pictures(request: Mapping[str, Any]) -> None:
+    sources, budget = request.get("images", []), request.get("vlm", {})
+    if not sources:
+        raise ValueError("no picture in the request")
+    if budget.get("min_pixels", 0) > budget.get("max_pixels", math.inf):
+        raise ValueError("min_pixels is above max_pixels")
+    parts = [part for message in request["messages"] for part in message["content"] if part["type"] == "image"]
+    if len(parts) != len(sources):
+        raise ValueError(f"{len(sources)} images for {len(parts)} places")
+    for source in sources:
+        check_picture(source)
+
+
 def check_form(form: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     if len(form) != 1:
         raise ValueError(f"{len(form)} forms of an answer, where one is wanted")
@@ -129,7 +161,7 @@ def check_length(request: Mapping[str, Any], options: Mapping[str, Any], model: 
     if not ids:
         raise ValueError("the prompt has no tokens")
     check_ids(ids, model, "token id")
-    room = model.config.max_position_embeddings - options.get("max_new_tokens", 256)
+    room = model.config.get_text_config().max_position_embeddings - options.get("max_new_tokens", 256)
     most = options.get("max_prompt_tokens", room)
     if len(ids) > min(most, room):
         raise ValueError(f"the prompt has {len(ids)} tokens, max_prompt_tokens are {most}, there is room for {room}")
@@ -160,7 +192,7 @@ def check_response(prompt: str, response: Any, model: Any, tokenizer: Any) -> No
         raise ValueError("the response has no tokens")
     check_ids(ids, model, "token id")
     tokens = len(tokenizer(prompt)["input_ids"]) + len(ids)
-    if tokens > model.config.max_position_embeddings:
+    if tokens > model.config.get_text_config().max_position_embeddings:
         raise ValueError(f"prompt and response have {tokens} tokens")
 
 

@@ -35,7 +35,19 @@ def failure(error: GenEngineError, about: Sequence[str]) -> dict[str, Any]:
     return {"error": next(kinds), "request": error.index, "names": [word for word in about if word in str(error)]}
 
 
-# == What is kept of an answer ==
+# == What is shown and kept ==
+
+KNOWN = ("model", "architecture", "dtype", "max_model_len", "pad_token_id", "supports_vlm")
+
+
+def show(model_path: str, chats: list[dict[str, Any]]) -> list[str]:
+    model = engine(model_path)
+    return [model.render(**chat) for chat in chats]
+
+
+def describe(model_path: str) -> dict[str, Any]:
+    said = engine(model_path).describe()
+    return {**{name: said[name] for name in KNOWN}, "eos_token_ids": sorted(said["eos_token_ids"])}
 
 
 def settings_of(effective: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -94,7 +106,9 @@ def answers(model_path: str, call: Mapping[str, Any]) -> list[Any]:
     rules = [Raising(call["breaks_at"])] if "breaks_at" in call else []
     on_error: Any = "raise" if call.get("all_or_none") else "return"
     how: dict[str, Any] = {"plugins": rules, "on_error": on_error, "cache": False}
-    return model.generate_text_batch(call.get("requests", ()), call["options"], **how)
+    generate: Any = model.generate_vlm_batch if call.get("pictures") else model.generate_text_batch
+    found: list[Any] = generate(call.get("requests", ()), call["options"], **how)
+    return found
 
 
 def outcome(model_path: str, call: Mapping[str, Any]) -> Any:

@@ -1,5 +1,7 @@
 """What a small service keeps beside its texts, and what it refuses: transformers, torch and Python, a row at a time.
 
+show             the text of the prompt of a chat
+describe         what is loaded
 record           each answer with its ids, counts, why it ended, the settings that it was made with and their source
 refuse           what is wrong with requests, options and places to load from, before anything runs
 within_memory    a batch that is halved where memory runs out
@@ -20,7 +22,7 @@ import numpy
 import torch
 import transformers
 
-from .checks import check_load, check_options, check_request, check_response
+from .checks import check_load, check_options, check_pictures, check_request, check_response
 
 Request = Mapping[str, Any]  # "messages", "prompt" or "prompt_token_ids"; "chat", "tools", "seed"
 Options = Mapping[str, Any]
@@ -48,7 +50,9 @@ USUAL: dict[str, Any] = {
 
 @functools.cache
 def loaded(model_path: str) -> tuple[Any, Any]:
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).eval()
+    sees = hasattr(transformers.AutoConfig.from_pretrained(model_path), "vision_config")
+    auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model = auto.from_pretrained(model_path, dtype=torch.float32).eval()
     return model, transformers.AutoTokenizer.from_pretrained(model_path)
 
 
@@ -58,17 +62,23 @@ def failure(error: BaseException, about: Sequence[str], place: int | None = None
     return {"error": next(kinds), "request": place, "names": [word for word in about if word in str(error)]}
 
 
+def text_of(request: Request, tokenizer: Any) -> str:
+    """A chat as its template writes it."""
+    chat, going_on = request.get("chat", {}), bool(request.get("continue_final"))
+    switches = {"enable_thinking": chat.get("enable_thinking", False), **chat.get("kwargs", {})}
+    switches |= {"chat_template": chat["template"]} if "template" in chat else {}
+    opening = chat.get("add_generation_prompt", True) and not going_on
+    switches |= {"add_generation_prompt": opening, "continue_final_message": going_on}
+    messages, tools = request["messages"], request.get("tools")
+    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, **switches))
+
+
 def prompt_ids(request: Request, tokenizer: Any) -> list[int]:
     if "prompt_token_ids" in request:
         return list(request["prompt_token_ids"])
     if "prompt" in request:
         return list(tokenizer(request["prompt"])["input_ids"])
-    chat = request.get("chat", {})
-    switches = {"enable_thinking": chat.get("enable_thinking", False), **chat.get("kwargs", {})}
-    text = tokenizer.apply_chat_template(
-        request["messages"], tools=request.get("tools"), tokenize=False, add_generation_prompt=True, **switches
-    )
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(text_of(request, tokenizer), add_special_tokens=False)["input_ids"])
 
 
 def end_ids(options: Options, model: Any) -> list[int]:
@@ -113,7 +123,26 @@ def finished(ids: Sequence[int], options: Options, model: Any, tokenizer: Any) -
     return {"text": text, "reason": "eos" if ended else "length", "stop": None}
 
 
-# == What is kept of an answer ==
+# == What is shown and kept ==
+
+
+def show(model_path: str, chats: list[dict[str, Any]]) -> list[str]:
+    tokenizer = loaded(model_path)[1]
+    return [text_of(request, tokenizer) for request in chats]
+
+
+def describe(model_path: str) -> dict[str, Any]:
+    model, tokenizer = loaded(model_path)
+    own = model.generation_config.eos_token_id
+    return {
+        "model": model_path,
+        "architecture": model.config.architectures[0],
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.config.get_text_config().max_position_embeddings,
+        "eos_token_ids": sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}),
+        "pad_token_id": tokenizer.pad_token_id,
+        "supports_vlm": hasattr(model.config, "vision_config"),
+    }
 
 
 def settings_of(options: Options, model: Any) -> dict[str, list[Any]]:
@@ -125,7 +154,7 @@ def settings_of(options: Options, model: Any) -> dict[str, list[Any]]:
     said["eos_token_ids"] = [sorted(own), "caller" if given.get("ignore_eos") else "checkpoint"]
     ids = list(given.get("token_ids", ()))
     said["stop_token_ids"] = [sorted(ids), "caller" if ids else "default"]
-    said["max_model_len"] = [model.config.max_position_embeddings, "checkpoint"]
+    said["max_model_len"] = [model.config.get_text_config().max_position_embeddings, "checkpoint"]
     return said
 
 
@@ -185,6 +214,8 @@ class Raising(transformers.StoppingCriteria):  # type: ignore[misc]
 
 
 def one_answer(call: Mapping[str, Any], request: Request, model: Any, tokenizer: Any) -> str:
+    if call.get("pictures"):
+        check_pictures(request)
     check_request(request, call["options"], model, tokenizer)
     ids, more = prompt_ids(request, tokenizer), dict[str, Any]()
     if "breaks_at" in call:
