@@ -963,7 +963,7 @@ def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...],
 
 def adapter_told(engine: Any, prompt: Any, used: Mapping[tuple[int, ...], set[str]]) -> dict[str, Any]:
     """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
-    folder = str(engine.config.adapters[prompt.adapter]) if prompt.adapter else ""
+    folder = str(engine.config.adapters.get(prompt.adapter, prompt.adapter)) if prompt.adapter else ""
     if folder not in used.get(tuple(prompt.token_ids), {folder}):
         return {"adapter": "another"}
     return {"adapter": shown_path(folder)} if folder else {}
