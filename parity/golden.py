@@ -25,7 +25,9 @@ A case holds one row per sequence that the model generated:
     images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}]
     request       {"number", "sample", "seed"}: which request of the call the row answers, and that one's own seed; of
                   what an engine scores {"response"}: how many of the ids are the response; {"cut", "behind"}: which
-                  part of a text the ids are, or how many stand behind it; {"structure"}: the form asked for
+                  part of a text the ids are, or how many stand behind it; {"structure"}: the form asked for;
+                  {"script_seed"}: the seed that the script gave before this call, in whose place the recorder gave its
+                  own
     scored        true: ids that were only read
     loop          of code that chooses by itself: "likeliest", "chosen" or "chosen, all but the last"
     batch         {"rows", "side" of the padding, "pads" of this row, "masked"}
