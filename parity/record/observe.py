@@ -158,6 +158,11 @@ def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
         return [keep(entry, blobs, paths=paths) for entry in value]
     if isinstance(value, (set, frozenset)):
         return {"$set": [keep(entry, blobs, paths=paths) for entry in sorted(value, key=repr)]}
+    if paths and (settings := kept_settings(value, blobs)) is not None:
+        return settings
+    if paths and golden.is_pydantic(type(value)):
+        fields = {name: keep(part, blobs, paths=paths) for name, part in vars(value).items()}
+        return {"$record": object_named(value)["$object"], "fields": fields}
     if is_dataclass(value) and not isinstance(value, type):
         fields = {name: keep(getattr(value, name), blobs, paths=paths) for name in value.__dataclass_fields__}
         return {"$record": object_named(value)["$object"], "fields": fields} if paths else fields
@@ -166,6 +171,16 @@ def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
     if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy and torch
         return keep(value.detach().cpu().float().tolist() if hasattr(value, "detach") else value.tolist(), blobs)
     return object_named(value)
+
+
+def kept_settings(value: Any, blobs: golden.Store | None) -> dict[str, Any] | None:
+    """A library's settings by the fields that differ from the default. None for anything else, and
+    where one of the fields, such as a function, is no data."""
+    if (found := golden.settings_in(value)) is None:
+        return None
+    name, own = found
+    fields = {key: keep(entry, blobs, paths=True) for key, entry in own.items()}
+    return None if golden.objects_in(fields) else {"$settings": name, "fields": fields}
 
 
 def object_named(value: Any) -> dict[str, str]:
