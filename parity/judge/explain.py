@@ -466,7 +466,7 @@ def said_as_far(old: Case, forced: Case) -> bool | None:
     the old code's own kept rows until all had ended (False)."""
     if same_ids(old, forced):
         return True
-    pairs = list(zip(old.rows, forced.rows))
+    pairs = paired(old.rows, forced.rows)
     kept = all(
         b["output_ids"] == a["output_ids"][: len(b["output_ids"]) if entry(a, "stop", "criteria") else None]
         for a, b in pairs
@@ -479,7 +479,7 @@ def beginnings(inquiry: Inquiry, forced: Case) -> bool:
     decode, theirs, more = inquiry.decode, dict(leaves(forced.value)), {""}
     if decode is None or not theirs:
         return False
-    for old, new in zip(inquiry.old.rows, forced.rows):
+    for old, new in paired(inquiry.old.rows, forced.rows):
         for skip in (True, False):
             whole, part = (decode(row["output_ids"], skip, False) for row in (old, new))
             more |= {whole[len(part) :], whole[len(part) :].rstrip()} if whole.startswith(part) else set()
@@ -493,14 +493,14 @@ def beginnings(inquiry: Inquiry, forced: Case) -> bool:
 
 def shortened(old: Case, forced: Case) -> Case:
     """The golden, whose rows end where the forced ones do."""
-    rows = [{**a, "output_ids": b["output_ids"]} for a, b in zip(old.rows, forced.rows)]
+    rows = [{**a, "output_ids": b["output_ids"]} for a, b in paired(old.rows, forced.rows)]
     return dataclasses.replace(old, rows=tuple(rows))
 
 
 def asked_for_other_answers(old: Case, forced: Case) -> Cause | None:
     """Whether code that is given the golden's answers, as far as it asks for any, asks for more or fewer."""
     counts = len(old.rows), len(forced.rows)
-    given = all(a["output_ids"] == b["output_ids"] for a, b in zip(old.rows, forced.rows))
+    given = all(a["output_ids"] == b["output_ids"] for a, b in paired(old.rows, forced.rows))
     if counts[0] == counts[1] or not given or forced.raised is not None:
         return None
     said = f"of the same answers the old code asked for {counts[0]}, the new code for {counts[1]}"

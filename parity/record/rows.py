@@ -961,6 +961,15 @@ def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...],
     return used
 
 
+def seeds_received(inner: Sequence[Event]) -> dict[tuple[int, ...], list[int]]:
+    """The seeds with which vLLM drew for each prompt, in the order in which it was asked."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for event in inner:
+        if isinstance(event, Params) and event.params.seed is not None:
+            found.setdefault(event.prompt_ids, []).append(event.params.seed)
+    return found
+
+
 def adapter_told(engine: Any, prompt: Any, used: Mapping[tuple[int, ...], set[str]]) -> dict[str, Any]:
     """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
     folder = str(engine.config.adapters.get(prompt.adapter, prompt.adapter)) if prompt.adapter else ""
@@ -978,7 +987,7 @@ def engine_event(
     placeholder = engine.checkpoint.placeholder_id
     asked_of = [prompt for _, prompt, _ in prompts.values() if hasattr(prompt, "token_ids")]
     received = pictures_received(engine.model, inner)
-    adapters = adapters_received(engine.model, inner)
+    adapters, seeds = adapters_received(engine.model, inner), seeds_received(inner)
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
     sequences, effective = [], None
@@ -1018,7 +1027,10 @@ def engine_event(
             if getattr(sample, "cached", False):
                 request["cached"] = True
             if seed is not None and effective["temperature"]["value"]:
+                got = seeds.get(given_ids, []) if "cached" not in request else []
                 request["seed"] = seed + number
+                if got and seed + number not in got:
+                    request["seed"] = got[min(number, len(got) - 1)]
             prompted = list(sample.prompt_token_ids)
             sequences.append(Produced(prompted, ids, ids, [*prompted, *ids], batch, said, request))
     if effective is None:
@@ -1328,6 +1340,17 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
             row["images"] = row["images"] and [kept_picture(p, store) for p in row["images"]]
             found.append({key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None})
     return found
+
+
+def with_script_seed(found: Sequence[dict[str, Any]], seed: int | None) -> list[dict[str, Any]]:
+    """Rows that would have been drawn with the seed that a script gave before their call, had the recorder not given
+    its own: they name it."""
+    return [
+        {**row, "request": {**row.get("request", {}), "script_seed": seed}}
+        if seed is not None and row.get("sampling", {}).get("seed", {}).get("from") == "script"
+        else row
+        for row in found
+    ]
 
 
 def split_calls(events: list[Event], keep: int) -> tuple[list[list[Event]], list[Event]]:
