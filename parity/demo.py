@@ -181,7 +181,7 @@ REAL_QUESTIONS = (
     "Give me a JSON object with the fields name, age and city for a fictional person.",
     "List five things to take on a hike.",
 )
-MOST_LINES = 6  # of an answer; of one's own question it is shown whole
+MOST_LINES = 8  # of an answer; of one's own question it is shown whole
 
 
 @dataclass(frozen=True)

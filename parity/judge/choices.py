@@ -65,12 +65,27 @@ def read_choices(path: str, dtype: str, pairs: Sequence[Pair]) -> Choices:
         truth = reader.read(rows)
     with scoring.Reader(path, dtype, device=source.device) as reader:
         old = reader.read(rows, most_rows=scoring.OLD_ROWS, side="left", what=dtype)
-    reference = scoring.Reference(source, truth, old, {})
-    noise = referee.judge(scoring.readings(reference, old, rows), dtype=dtype).noise
-    margins = tuple(margins_of(*each) for each in zip(pairs, truth))
-    rounded = tuple(margins_of(*each) for each in zip(pairs, old))
-    errors = tuple(there - here for here, there in zip(margins, rounded))
-    return Choices(margins, errors, noise, tuple(parting_of(*each) for each in zip(pairs, truth, old)))
+    return choices_of(pairs, rows, scoring.Reference(source, truth, old, {}), dtype)
+
+
+def choices_of(
+    pairs: Sequence[Pair],
+    rows: Sequence[scoring.Given],
+    reference: scoring.Reference,
+    dtype: str,
+) -> Choices:
+    """rows: given_choices of each pair, as the reference read them."""
+    readings = scoring.readings(reference, reference.old, rows)
+    margins = []
+    errors = []
+    partings = []
+    for pair, truth, old in zip(pairs, reference.truth, reference.old):
+        exact = margins_of(pair, truth)
+        margins.append(exact)
+        errors.append(margins_of(pair, old) - exact)
+        partings.append(parting_of(pair, truth, old))
+    noise = referee.judge(readings, dtype=dtype).noise
+    return Choices(tuple(margins), tuple(errors), noise, tuple(partings))
 
 
 def refuse_pictures(reader: scoring.Reader, pairs: Sequence[Pair]) -> None:
@@ -142,18 +157,18 @@ class Size:
 def size_of(margins: Array, chosen: Array, unit: float) -> Size:
     """margins: of two tokens, nats.   chosen: whether the path took the one that a positive margin prefers.
     unit: the size of rounding, nats."""
+    import torch
+
     near = np.clip(margins / unit, -NEAR, NEAR)
-    signed = np.where(chosen, near, -near)
+    signed = torch.tensor(np.where(chosen, near, -near))
     tried = np.geomspace(SMALLEST, LARGEST, TRIED)
-    likelihoods = np.array([log_phi(signed / size).sum() for size in tried])
+    scaled = signed[None] / torch.tensor(tried)[:, None]  # [sizes, steps]
+    likelihoods = torch.special.log_ndtr(scaled).sum(1).numpy()
     best = int(likelihoods.argmax())
     alarm = tried[likelihoods > likelihoods[best] - ALARM_DROP]
     holds = tried[likelihoods > likelihoods[best] - HOLDS_DROP]
     steps = int((np.abs(near) < NEAR / 4).sum())
     return Size(float(tried[best]), float(alarm[0]), float(holds[-1]), steps)
-
-
-log_phi = np.vectorize(lambda x: math.log(max(math.erfc(-x / math.sqrt(2)) / 2, 1e-300)), otypes=[float])
 
 
 # == The verdict ==
@@ -172,16 +187,25 @@ class ChoicesJudged:
 
 def judge_choices(read: Choices, pairs: Sequence[Pair]) -> ChoicesJudged:
     """A fault where either path's errors are surely larger than rounding, or an answer parts where no rounding of the
-    measured size turns float32's choice."""
+    measured size turns float32's choice. Of a few tokens no size is known, and nothing is said."""
     rows = tuple(row_of(*each, read.noise) for each in zip(pairs, read.partings))
     margins = np.concatenate(read.margins)
-    near = np.abs(margins) < NEAR * max(read.noise.old, referee.FLOOR)
-    unit = max(referee.robust_size(np.concatenate(read.errors)[near]), referee.FLOOR)
+    unit = rounding_of(read, margins)
     old = size_of(np.abs(margins), margins > 0, unit)
     shared = [common_steps(pair) for pair in pairs]
-    followed = np.concatenate([margin[: len(taken)] for margin, taken in zip(read.margins, shared)])
-    new = size_of(followed, np.concatenate(shared), unit)
-    return ChoicesJudged(outcome_of(rows, old, new), old, new, rows, unit)
+    followed = [margin[: len(same)] for margin, same in zip(read.margins, shared)]
+    new = size_of(np.concatenate(followed), np.concatenate(shared), unit)
+    is_measured = read.noise.tokens >= referee.LEAST
+    outcome = outcome_of(rows, old, new) if is_measured else "cannot tell"
+    return ChoicesJudged(outcome, old, new, rows, unit)
+
+
+def rounding_of(read: Choices, margins: Array) -> float:
+    """The size of rounding at the steps where two tokens are close, nats of logit."""
+    errors = np.concatenate(read.errors)
+    reach = NEAR * max(read.noise.old, referee.FLOOR)
+    close = np.abs(margins) < reach
+    return max(referee.robust_size(errors[close]), referee.FLOOR)
 
 
 def row_of(pair: Pair, parting: referee.Parting | None, noise: referee.Noise) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def line(name: Any, text: str = "one two three", **more: Any) -> dict[str, Any]:
     return {"id": name, "text": text, "finish_reason": "eos", "token_ids": [1, 2], **more}
 
 
-IDS = {"prompt_token_ids": [9, 9], "token_ids": [1, 2]}
+IDS: dict[str, Any] = {"prompt_token_ids": [9, 9], "token_ids": [1, 2]}
 
 
 def result(name: str, text: str) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def write_int8(model: Path, target: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(model).save_pretrained(target)
 
 
-def write_answers(folder: Path, name: str, load: dict[str, Any]) -> None:
+def write_answers(folder: Path, name: str, load: Mapping[str, Any]) -> None:
     options = {"max_new_tokens": TOKENS, "stop": {"ignore_eos": True}}
     config = {**load, "model": str(load["model"]), "dtype": "bfloat16", "progress": False}
     answer_file(folder / "questions.jsonl", folder / f"{name}.jsonl", config, options, ids=True)
