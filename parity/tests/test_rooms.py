@@ -24,7 +24,7 @@ ROOMS: dict[str, str] = {
     "bench": "judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
     "prove": "callsites judge record ground companions gen_engine",
-    "demo": "ground companions gen_engine",
+    "demo": "judge record ground companions gen_engine",  # it says why two answers part
     "shell": "record ground gen_engine",
     "door": "shell prove bench report rollout judge record ground companions gen_engine",
     "tests": "door shell demo prove callsites bench rollout report judge record ground companions gen_engine",
