@@ -1,6 +1,6 @@
 """Run the cases of a library the old way: the script that the recorder watches.
 
-    python -m parity.foreign.drive lm_eval --dtype float32
+python -m parity.foreign.drive lm_eval --dtype float32
 """
 
 from __future__ import annotations

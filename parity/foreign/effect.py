@@ -1,8 +1,8 @@
-"""Whether each mistake does something: the edited code's value, or what it asks of the engine, differs from the move's.
+"""Whether each mistake changes something: the value, or what is asked of the engine.
 
-    python -m parity.foreign.effect lm_eval --dtype float32       exit code 1: a mistake changes nothing
+    python -m parity.foreign.effect lm_eval --dtype float32    exit code 1: one changes nothing
 
-This is found without the harness that is tried: both are run here, on transformers, and compared directly.
+The harness has no part in it: move and mistake run here, on transformers, and are compared.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 import gen_engine
+
 from parity.foreign.drive import LIBRARIES, cases_of
 from parity.foreign.material import DTYPES, Case, Mistake
 
@@ -81,13 +82,22 @@ def main() -> int:
             continue
         module = edited(asked.library, mistake)
         for name in mistake.cases:
-            (was, asked_before), (now, asked_now) = run(moved, cases[name]), run(module, cases[name])
-            changes = [what for what, differs in (
-                ("value", was != now),
-                ("settings", asked_before != asked_now),
-            ) if differs]
+            (was, asked_before), (now, asked_now) = (
+                run(moved, cases[name]),
+                run(module, cases[name]),
+            )
+            changes = [
+                what
+                for what, differs in (
+                    ("value", was != now),
+                    ("settings", asked_before != asked_now),
+                )
+                if differs
+            ]
             idle += not changes
-            print(f"{mistake.name}/{name}: changes {' and '.join(changes) or 'NOTHING'}", flush=True)
+            print(
+                f"{mistake.name}/{name}: changes {' and '.join(changes) or 'NOTHING'}", flush=True
+            )
     return int(idle > 0)
 
 

@@ -1,4 +1,4 @@
-"""Engines of the moved call sites, one for each checkpoint and dtype, kept for all sites of a process."""
+"""Engines of the moved call sites: one for each checkpoint and dtype, kept for the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from gen_engine import GenerationEngine, load
 
 __all__ = ["SamplingDefaults", "SavedSampling", "engine", "sampling_defaults", "saved_sampling"]
 
-TOP_K_OF_TRANSFORMERS = 50  # what `generate` takes where do_sample is set and neither caller nor checkpoint says top_k
+TOP_K_OF_TRANSFORMERS = (
+    50  # what `generate` takes where do_sample is set and neither caller nor checkpoint says top_k
+)
 
 
 @functools.cache
@@ -21,7 +23,7 @@ def engine(model_path: str, dtype: str) -> GenerationEngine:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What `generate` of transformers takes from the checkpoint where the caller does not say it."""
+    """What `generate` takes from the checkpoint where the caller does not say it."""
 
     repetition_penalty: float
     top_k: int | None

@@ -1,8 +1,18 @@
-"""Prompts that the libraries' cases share: ragged chats under one system prompt, few-shot text, multiple choice."""
+"""Prompts that the cases share: ragged chats under one system prompt, and few-shot text."""
 
 from __future__ import annotations
 
-__all__ = ["ARITHMETIC", "FACTS", "LETTERS", "QUESTIONS", "SYSTEM", "chat", "chats", "checkpoint", "contexts"]
+__all__ = [
+    "ARITHMETIC",
+    "FACTS",
+    "LETTERS",
+    "QUESTIONS",
+    "SYSTEM",
+    "chat",
+    "chats",
+    "checkpoint",
+    "contexts",
+]
 
 SYSTEM = "You are a helpful assistant. Answer briefly."
 QUESTIONS = (
@@ -12,13 +22,8 @@ QUESTIONS = (
     "Is 17 even?",
 )
 LETTERS = (" A", " B", " C", " D")
-ARITHMETIC = (
-    "Question: What is 3 + 4?\nAnswer: 7\n\n"
-    "Question: What is 12 + 30?\nAnswer: 42\n\n"
-)
-OPENED_CHAT = (
-    "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
+ARITHMETIC = "Question: What is 3 + 4?\nAnswer: 7\n\nQuestion: What is 12 + 30?\nAnswer: 42\n\n"
+OPENED_CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 FACTS = "Question: What is the capital of Norway?\nAnswer: Oslo\n\n"
 
 
@@ -37,7 +42,7 @@ def chats(count: int = len(QUESTIONS)) -> list[list[dict[str, str]]]:
 
 
 def contexts(dtype: str) -> list[str]:
-    """Contexts of different lengths, as few-shot tasks make them. The tiny checkpoint knows chats only."""
+    """Contexts of different lengths, as few-shot tasks make them; chats for the tiny model."""
     if dtype == "float32":
         return [OPENED_CHAT.format(question) for question in QUESTIONS]
     return [

@@ -1,6 +1,6 @@
-"""Record a library's old code, lay out the faithful move and each mistake as sites, and have the harness check them.
+"""Record a library's old code, lay out its move and each mistake as sites, and check them.
 
-All sites of a library, backend and dtype are checked by one `parity check`, so that each engine is loaded once.
+All sites of a library, backend and dtype are checked by one `parity check`: an engine loads once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from typing import Any
 from parity.foreign.drive import cases_of
 from parity.foreign.material import Case, Mistake
 
-__all__ = ["FAITHFUL", "ROOT", "Answer", "Job", "RunError", "check", "lay_out", "mistakes_of", "record"]
+__all__ = [
+    "FAITHFUL",
+    "ROOT",
+    "Answer",
+    "Job",
+    "RunError",
+    "check",
+    "lay_out",
+    "mistakes_of",
+    "record",
+]
 
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build/foreign"
@@ -69,7 +79,9 @@ class Job:
 
     @property
     def cases(self) -> list[Case]:
-        return [case for case in cases_of(self.library, self.dtype) if self.backend in case.backends]
+        return [
+            case for case in cases_of(self.library, self.dtype) if self.backend in case.backends
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +131,16 @@ def record(python: Path, job: Job) -> Path:
     sites = [f"--site={FAITHFUL}={old}:{function}" for function in functions]
     script = ["-m", "parity.foreign.drive", job.library, "--dtype", job.dtype]
     log = WORK / "logs" / f"record-{job.library}-{job.dtype}.log"
-    command = ["parity", "record", "--goldens", str(job.goldens), *sites, "--", str(python), *script]
+    command = [
+        "parity",
+        "record",
+        "--goldens",
+        str(job.goldens),
+        *sites,
+        "--",
+        str(python),
+        *script,
+    ]
     code = run_in(python, command, log)
     if code != GOLDENS_WRITTEN:
         raise RunError(
@@ -130,7 +151,7 @@ def record(python: Path, job: Job) -> Path:
 
 
 def lay_out(job: Job) -> Path:
-    """Write a store with one site for the faithful move and one for each mistake. Returns its folder."""
+    """Write a store: a site for the faithful move, one for each mistake. Returns its folder."""
     shutil.rmtree(job.store, ignore_errors=True)
     job.store.mkdir(parents=True)
     for shared in ("environments", "blobs"):
@@ -160,7 +181,7 @@ def site(job: Job, name: str, moved: dict[str, str], cases: Iterable[str]) -> di
 
 
 def edited_module(library: str, name: str, source: str) -> str:
-    """Write an edited moved.py where the checker's process can import it. Returns the module's name."""
+    """Write an edited moved.py where the checker can import it. Returns the module's name."""
     stem = f"{library}_{name.replace('-', '_')}"
     package = WORK / EDITED
     package.mkdir(parents=True, exist_ok=True)
@@ -178,8 +199,8 @@ def check(python: Path, job: Job, sites: Sequence[str] = ()) -> list[Answer]:
     code = run_in(python, [*command, "--json", str(report)], log)
     if not report.is_file():
         raise RunError(
-            f"{job.library} in {job.dtype} on {job.backend}: the check ended with {code} and wrote no "
-            f"report. Read {log.relative_to(ROOT)}."
+            f"{job.library} in {job.dtype} on {job.backend}: the check ended with {code} and "
+            f"wrote no report. Read {log.relative_to(ROOT)}."
         )
     return answers_of(json.loads(report.read_text(encoding="utf-8")))
 

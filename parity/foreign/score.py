@@ -1,4 +1,4 @@
-"""What the harness said, held against what is right: false alarms, mistakes caught, causes named, and a table of it."""
+"""The harness's verdicts held against what is right: false alarms, mistakes caught and named."""
 
 from __future__ import annotations
 
@@ -61,15 +61,22 @@ class Score:
         return tuple(each for each in self.found if not each.is_caught)
 
     @property
+    def silence(self) -> str:
+        """ "yes", or how many of the faithful cases were alarmed about."""
+        if not self.faithful:
+            return "no: nothing compared"
+        if self.false_alarms:
+            return f"no: {len(self.false_alarms)} of {len(self.faithful)}"
+        return "yes"
+
+    @property
     def cells(self) -> tuple[str, ...]:
-        alarms = len(self.false_alarms)
-        silent = "yes" if not alarms else f"no: {alarms} of {len(self.faithful)}"
         total = len(self.found)
         return (
             self.job.library,
             self.job.backend,
             self.job.dtype,
-            silent,
+            self.silence,
             f"{total - len(self.missed)}/{total}",
             f"{sum(each.is_named for each in self.found)}/{total}",
             str(sum(each.is_wrong_and_confirmed for each in self.found)),
@@ -88,7 +95,7 @@ def score(job: Job, mistakes: Sequence[Mistake], answers: Sequence[Answer]) -> S
 
 def exit_code(scores: Sequence[Score]) -> int:
     """1 where a faithful move was alarmed about or a mistake was missed, else 0."""
-    return int(any(each.false_alarms or each.missed for each in scores))
+    return int(any(each.silence != "yes" or each.missed for each in scores))
 
 
 def render_table(scores: Sequence[Score]) -> str:
@@ -117,7 +124,9 @@ def render_faults(scores: Sequence[Score]) -> str:
 def fault_lines(place: str, found: Found) -> list[str]:
     if not found.is_caught:
         verdicts = ", ".join(f"{each.case} {each.verdict}" for each in found.answers)
-        return [f"MISSED       {place}  {found.mistake}: {found.what} Verdicts: {verdicts or 'none'}"]
+        return [
+            f"MISSED       {place}  {found.mistake}: {found.what} Verdicts: {verdicts or 'none'}"
+        ]
     right = " or ".join(found.right_causes)
     wrong = [each for each in found.alarms if each.cause not in found.right_causes]
     return [
@@ -135,6 +144,6 @@ def as_json(scores: Sequence[Score]) -> list[dict[str, Any]]:
     rows = []
     for each in scores:
         row = asdict(each)
-        row |= {name: cell for name, cell in zip(HEADERS[3:], each.cells[3:], strict=True)}
+        row |= dict(zip(HEADERS[3:], each.cells[3:], strict=True))
         rows.append(row)
     return rows

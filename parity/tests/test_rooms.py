@@ -24,13 +24,14 @@ ROOMS: dict[str, str] = {
     "bench": "judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
     "prove": "callsites judge record ground companions gen_engine",
+    "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
     "demo": "ground companions gen_engine",
     "shell": "record ground gen_engine",
     "door": "shell prove bench report rollout judge record ground companions gen_engine",
-    "tests": "door shell demo prove callsites bench rollout report judge record ground companions gen_engine",
+    "tests": "door shell demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("golden", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
     "demo": "demo",
     "shell": "shell",

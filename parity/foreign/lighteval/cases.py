@@ -1,4 +1,4 @@
-"""What lighteval is asked: chats with few-shot turns, plain text with stops, and samples of one document."""
+"""What lighteval is asked: chats with few-shot turns, plain text with stops, and samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def cases(dtype: str) -> list[Case]:
     samples = 3 if dtype == "float32" else 1  # lighteval samples where the checkpoint does only
     several = documents(questions[1:3], num_samples=samples)
     return [
-        Case("chats", "greedy_until", {**model, "docs": documents(questions), "parameters": greedy}),
+        Case(
+            "chats", "greedy_until", {**model, "docs": documents(questions), "parameters": greedy}
+        ),
         Case("few-shot", "greedy_until", {**model, "docs": shots, "parameters": greedy}),
         Case(
             "system",

@@ -16,7 +16,7 @@ def greedy_until(
     system: str | None = None,
     torch_seed: int | None = None,
 ) -> list[list[str]]:
-    """Documents of one call have equal budgets, stops and numbers of samples, as lighteval assumes, too."""
+    """Documents of one call have equal budgets, stops and numbers of samples, as in lighteval."""
     model = engine(model_path, dtype)
     options = options_of(model_path, parameters, docs[0])
     options["seed"] = torch_seed
@@ -47,7 +47,7 @@ def plain_text(doc: dict[str, Any]) -> str:
 
 
 def turns_of(doc: dict[str, Any], system: str | None) -> list[dict[str, str]]:
-    """The instruction stands before the first question, be it an example's or the document's own."""
+    """The instruction stands before the first question, an example's or the document's own."""
     turns = [] if system is None else [{"role": "system", "content": system}]
     instruction = doc.get("instruction") or ""
     for shot in doc.get("fewshot_samples", []):
@@ -58,9 +58,7 @@ def turns_of(doc: dict[str, Any], system: str | None) -> list[dict[str, str]]:
     return turns
 
 
-def options_of(
-    model_path: str, parameters: dict[str, Any], doc: dict[str, Any]
-) -> dict[str, Any]:
+def options_of(model_path: str, parameters: dict[str, Any], doc: dict[str, Any]) -> dict[str, Any]:
     """A temperature alone does not make lighteval sample: that takes the checkpoint's do_sample."""
     defaults = sampling_defaults(model_path)
     penalty = parameters.get("repetition_penalty", defaults.repetition_penalty)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import tempfile
 from typing import Any
@@ -31,10 +32,12 @@ def loaded(model_path: str, dtype: str, parameters: str, chat: bool, system: str
     return TransformersModel(config)
 
 
-def document(index: int, fields: dict[str, Any]) -> Doc:
+def document(fields: dict[str, Any], call: str) -> Doc:
+    """A document whose id names it and its call: lighteval answers equal ids from its cache."""
+    name = hashlib.sha256(f"{call} {fields}".encode()).hexdigest()
     shots = [Doc(**shot, gold_index=0) for shot in fields.get("fewshot_samples", [])]
     given = {**fields, "fewshot_samples": shots}
-    return Doc(**given, choices=[], gold_index=0, id=str(index), task_name="task|0")
+    return Doc(**given, choices=[], gold_index=0, id=name, task_name="task|0")
 
 
 def greedy_until(
@@ -46,9 +49,10 @@ def greedy_until(
     system: str | None = None,
     torch_seed: int | None = None,
 ) -> list[list[str]]:
-    """docs: fields of Doc. parameters: of GenerationParameters. Gives the samples of each document."""
+    """The samples of each document. docs: fields of Doc. parameters: of GenerationParameters."""
     model = loaded(model_path, dtype, json.dumps(parameters), chat, system)
     if torch_seed is not None:
         torch.manual_seed(torch_seed)
-    responses = model.greedy_until([document(index, fields) for index, fields in enumerate(docs)])
+    call = f"{parameters} {chat} {system} {torch_seed}"
+    responses = model.greedy_until([document(fields, call) for fields in docs])
     return [response.text for response in responses]

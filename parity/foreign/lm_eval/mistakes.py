@@ -16,15 +16,16 @@ MISTAKES = (
     Mistake(
         "settings-of-the-first",
         "Runs all requests with the settings of the first one.",
-        "key = json.dumps(request[\"gen_kwargs\"], sort_keys=True)",
-        "key = \"\"",
+        'key = json.dumps(request["gen_kwargs"], sort_keys=True)',
+        'key = ""',
         ("stop.strings", "stop.length"),
         ("mixed-settings",),
     ),
     Mistake(
         "default-budget",
         "Reads `max_new_tokens`, which the task file does not have, and falls back to 16.",
-        '"max_new_tokens": gen_kwargs.get("max_gen_toks", DEFAULT_MAX_GEN_TOKS),\n        "repetition',
+        '"max_new_tokens": gen_kwargs.get("max_gen_toks", DEFAULT_MAX_GEN_TOKS),\n'
+        '        "repetition',
         '"max_new_tokens": gen_kwargs.get("max_new_tokens", 16),\n        "repetition',
         ("stop.length",),
         ("few-shot",),
@@ -61,7 +62,8 @@ MISTAKES = (
     Mistake(
         "always-greedy",
         "Forgets do_sample: the engine's default is greedy.",
-        'if gen_kwargs.get("do_sample"):\n        options["temperature"] = gen_kwargs["temperature"]',
+        'if gen_kwargs.get("do_sample"):\n'
+        '        options["temperature"] = gen_kwargs["temperature"]',
         'if gen_kwargs.get("do_sample"):\n        options["temperature"] = 0.0',
         ("sampling.mode",),
         ("sampled",),
@@ -77,7 +79,7 @@ MISTAKES = (
     ),
     Mistake(
         "parts-tokenized-apart",
-        "Encodes context and continuation each by itself, with the blank left at the context's end.",
+        "Encodes context and continuation each by itself, the blank at the context's end.",
         "    whole = tokenizer.encode(stripped + continuation)\n"
         "    return context_ids, whole[len(context_ids) :]",
         "    tail = context[len(stripped) :]\n"
@@ -98,7 +100,8 @@ MISTAKES = (
         "strips-the-answer",
         "Strips the answer, which lm-eval leaves to the task's filter.",
         "            answers[index] = result.text\n    return answers\n\n\ndef equal_settings",
-        "            answers[index] = result.text.strip()\n    return answers\n\n\ndef equal_settings",
+        "            answers[index] = result.text.strip()\n"
+        "    return answers\n\n\ndef equal_settings",
         ("post.strip",),
         ("few-shot",),
         dtypes=("bfloat16",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from parity.foreign.engines import SamplingDefaults, engine, sampling_defaults
+from parity.foreign.engines import engine, sampling_defaults
 
 DEFAULT_MAX_GEN_TOKS = 256
 
@@ -111,9 +111,7 @@ def logprobs_in(dtype: str, score: Any) -> list[float]:
     return [float(chosen.sum())]
 
 
-def vllm_generate_until(
-    model_path: str, dtype: str, requests: list[dict[str, Any]]
-) -> list[str]:
+def vllm_generate_until(model_path: str, dtype: str, requests: list[dict[str, Any]]) -> list[str]:
     answers = [""] * len(requests)
     for indices in equal_settings(requests):
         prompts = [{"prompt": requests[index]["context"]} for index in indices]
@@ -125,7 +123,7 @@ def vllm_generate_until(
 
 
 def vllm_options(gen_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What lm-eval's VLLM class hands to SamplingParams: without any word on sampling it samples."""
+    """What lm-eval's VLLM class hands to SamplingParams. Where nothing is said, it samples at 1."""
     temperature = gen_kwargs.get("temperature", 1.0)
     if gen_kwargs.get("do_sample") is False:
         temperature = 0.0

@@ -62,7 +62,8 @@ def generate_until(
     model = hf_model(model_path, dtype, max_length, None)
     if torch_seed is not None:
         torch.manual_seed(torch_seed)
-    return model.generate_until(generation_requests(requests), disable_tqdm=True)
+    answers: list[str] = model.generate_until(generation_requests(requests), disable_tqdm=True)
+    return answers
 
 
 def chat_until(
@@ -70,7 +71,9 @@ def chat_until(
 ) -> list[str]:
     model = hf_model(model_path, dtype, None, None)
     requests = [(model.apply_chat_template(chat), gen_kwargs) for chat in chats]
-    return model.generate_until(instances("generate_until", requests), disable_tqdm=True)
+    given = instances("generate_until", requests)
+    answers: list[str] = model.generate_until(given, disable_tqdm=True)
+    return answers
 
 
 def loglikelihood(
@@ -82,12 +85,11 @@ def loglikelihood(
     """pairs: [context, continuation]."""
     model = hf_model(model_path, dtype, None, softmax_dtype)
     requests = instances("loglikelihood", [tuple(pair) for pair in pairs])
-    return model.loglikelihood(requests, disable_tqdm=True)
+    scores: list[tuple[float, bool]] = model.loglikelihood(requests, disable_tqdm=True)
+    return scores
 
 
-def vllm_generate_until(
-    model_path: str, dtype: str, requests: list[dict[str, Any]]
-) -> list[str]:
+def vllm_generate_until(model_path: str, dtype: str, requests: list[dict[str, Any]]) -> list[str]:
     model = vllm_model(model_path, dtype)
     answers: list[str] = model.generate_until(generation_requests(requests), disable_tqdm=True)
     return answers

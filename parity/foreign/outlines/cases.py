@@ -1,4 +1,4 @@
-"""What outlines is asked: text, dates and labels by regular expression, a person as JSON; greedy and sampled."""
+"""What outlines is asked: text, a year and labels by regular expression, a person as JSON."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ def cases(dtype: str) -> list[Case]:
 
 def hf_cases(model: dict[str, Any]) -> list[Case]:
     capitals = [chat(f"What is the capital of {name}?", SYSTEM) for name in ("France", "Italy")]
-    capitals.append(chat("Name the capital of Norway. Say nothing else, please, than its name.", None))
-    people = [chat("Describe Ada, who is 36, as JSON.", None), chat("Describe Bo, 7, as JSON.", SYSTEM)]
+    capitals.append(
+        chat("Name the capital of Norway. Say nothing else, please, than its name.", None)
+    )
+    people = [
+        chat("Describe Ada, who is 36, as JSON.", None),
+        chat("Describe Bo, 7, as JSON.", SYSTEM),
+    ]
     year = "In which year did the second world war end? Answer with the year."
     sampled = {"do_sample": True, "temperature": 0.9, "max_new_tokens": 24}
     france = "What is the capital of France?"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from parity.foreign.material import Mistake
 
-STRUCTURE = ("sampling.processors",)  # README has no cause for a structure: it is a logits processor there
+STRUCTURE = (
+    "sampling.processors",
+)  # README has no cause for a structure: it is a logits processor there
 RETURNED = "    return [result.text for result in results]"
 TINY = ("float32",)
 REAL = ("bfloat16",)

@@ -1,11 +1,11 @@
-"""outlines' calls on the engine. Its own regular expression of a schema is kept, which allows blanks in JSON."""
+"""outlines' calls on the engine. Its own expression of a schema is kept: it allows blanks."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from parity.foreign.engines import engine, saved_sampling, sampling_defaults
+from parity.foreign.engines import engine, sampling_defaults, saved_sampling
 
 TOKENS_OF_TRANSFORMERS = 20  # what `generate` gives where no budget is said
 TOKENS_OF_VLLM = 16
@@ -87,8 +87,7 @@ def vllm_ask_chats(
     settings: dict[str, Any],
 ) -> list[list[str]]:
     requests = [
-        {"messages": chat, "chat": {"enable_thinking": True}, "structured": form}
-        for chat in chats
+        {"messages": chat, "chat": {"enable_thinking": True}, "structured": form} for chat in chats
     ]
     options = {
         "max_new_tokens": settings.get("max_tokens", TOKENS_OF_VLLM),

@@ -1,4 +1,4 @@
-"""What trl's helpers are asked: completions of an evaluation set, greedy and sampled, and a reference's log-probabilities."""
+"""What trl is asked: completions of an evaluation set, and log-probabilities of completions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def cases(dtype: str) -> list[Case]:
             {**model, "prompts": [*texts, ARITHMETIC], "settings": GREEDY, "batch_size": 3},
         ),
         Case("limited", "complete", {**model, "prompts": texts, "settings": limited}),
-        Case("unsaid", "complete", {**model, "prompts": texts[:2], "settings": {"do_sample": False}}),
+        Case(
+            "unsaid", "complete", {**model, "prompts": texts[:2], "settings": {"do_sample": False}}
+        ),
         Case("sampled", "complete", {**model, "prompts": chats(), "settings": sampled}),
         Case(
             "sampled-seeded",

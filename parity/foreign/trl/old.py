@@ -1,4 +1,4 @@
-"""trl's helpers: completions as its evaluation callback makes them, and log-probabilities as its trainers take them."""
+"""trl's helpers: completions as its callback makes them, log-probabilities as its trainers do."""
 
 from __future__ import annotations
 
@@ -37,10 +37,12 @@ def complete(
 ) -> list[str]:
     """prompts: chats or texts. settings: fields of a GenerationConfig."""
     model, tokenizer = loaded(model_path, dtype)
-    texts = [maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in prompts]
+    texts = [
+        maybe_apply_chat_template({"prompt": prompt}, tokenizer)["prompt"] for prompt in prompts
+    ]
     if torch_seed is not None:
         torch.manual_seed(torch_seed)
-    return _generate_completions(
+    answers: list[str] = _generate_completions(
         prompts=texts,
         model=model,
         tokenizer=tokenizer,
@@ -48,12 +50,13 @@ def complete(
         generation_config=transformers.GenerationConfig(**settings),
         batch_size=batch_size,
     )
+    return answers
 
 
 def completion_logprobs(
     model_path: str, dtype: str, pairs: list[list[str]], temperature: float = 1.0
 ) -> list[list[float]]:
-    """pairs: [prompt, completion], padded on the left and on the right, as a policy-gradient trainer does."""
+    """pairs: [prompt, completion], padded on the left and on the right, as its trainers pad."""
     model, tokenizer = loaded(model_path, dtype)
     prompt_ids = [torch.tensor(tokenizer(prompt).input_ids) for prompt, _ in pairs]
     completion_ids = [
