@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from parity import real_model
 from parity.foreign import environment
 from parity.foreign.drive import LIBRARIES
 from parity.foreign.material import BACKENDS, DTYPES
@@ -24,7 +25,6 @@ from parity.foreign.score import Score, as_json, exit_code, render_faults, rende
 
 SHORT_LIBRARIES = ("lm_eval", "trl")
 COULD_NOT_RUN = 2
-REAL_MODEL = Path(__file__).parents[2] / "build/models/smollm2/model.safetensors"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -79,14 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("FOREIGN LIBRARIES NOT CHECKED: no environment. `make foreign` builds it (7 GB).")
         return 0
     jobs = jobs_of(asked)
-    if any(job.dtype == "bfloat16" for job in jobs) and not REAL_MODEL.is_file():
-        print(f"foreign: {REAL_MODEL.parent} is missing. Run `make real-model`.", file=sys.stderr)
-        return COULD_NOT_RUN
     recorded: set[Path] = set()
     try:
         environment.build()
+        if any(job.dtype == "bfloat16" for job in jobs):
+            real_model.build()
         scores = [run_job(job, recorded) for job in jobs]
-    except (environment.EnvironmentMissing, RunError) as error:
+    except (environment.EnvironmentMissing, real_model.BuildError, RunError) as error:
         print(f"foreign: {error}", file=sys.stderr)
         return COULD_NOT_RUN
     print(render_table(scores))
