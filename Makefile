@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 # ASK="...": your own question, too. It goes through the environment as it was typed: no quote and no $ is expanded.
 unexport ASK
@@ -55,6 +55,10 @@ selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each 
 mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
 	$(BIN)/python -m parity mutants $(MUTANTS)
 
+# FOREIGN="--library trl --backend hf": some of it. FOREIGN=--short: lm-eval and trl on hf, if the environment is there.
+foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved wrongly: an environment of 7 GB, then minutes
+	@$(BIN)/python -m parity.foreign $(FOREIGN)
+
 # BENCH="--clock cpu": more of its flags, for a machine that others use too.
 bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: tables and pictures in bench/ (15 minutes)
 	$(BIN)/python -m parity bench --raw --blocks 96 --max-model-len 1024 --out bench/tiny \
@@ -87,6 +91,9 @@ models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again 
 pins: $(VENV)/.ready  ## resolve parity/requirements.txt anew from parity/requirements.in
 	$(BIN)/uv pip compile -q parity/requirements.in --override parity/overrides.in --no-annotate --no-header -o parity/requirements.txt
 
+foreign-pins: $(VENV)/.ready  ## resolve parity/foreign/requirements.txt anew from parity/foreign/requirements.in
+	$(BIN)/uv pip compile -q parity/foreign/requirements.in --override parity/foreign/overrides.in --no-annotate --no-header -o parity/foreign/requirements.txt
+
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -99,4 +106,5 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model try-real-model test browser parity selftest mutants bench goldens lint matrix vendor release models pins clean
+.PHONY: help demo real-model try-real-model test browser parity selftest mutants foreign bench goldens lint matrix vendor release models pins \
+        foreign-pins clean
