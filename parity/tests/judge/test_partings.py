@@ -8,7 +8,7 @@ from parity.judge import referee
 from parity.judge.partings import Ids, Outcome, Pair, Row, given_pair, outcome_of
 
 NOISE = referee.Noise(0.1, 0.1, 0.3, 500)
-ESTIMATE = referee.Estimate("size", 1.0, 0.9, 1.1, 0.5, 1.25, "holds")
+ESTIMATE = referee.Estimate("size", 1.0, 0.9, 1.1, 0.5, 1.25, "holds", 0.1)
 WITHIN = Row(3, referee.Parted(True, 0.1, 0.6))
 BEYOND = Row(3, referee.Parted(False, 2.0, 0.6, "model"))
 UNREAD = Row(3)

@@ -205,9 +205,9 @@ def beginning_alike(made: list[Reading], shared: int) -> list[Reading]:
     their errors, on both paths."""
     first, alike = made[0], []
     for number, row in enumerate(made):
-        sides = {name: [*getattr(first, name)[:shared], *getattr(row, name)[shared:]] for name in SIDES}
+        reference, old, new = ([*getattr(first, name)[:shared], *getattr(row, name)[shared:]] for name in SIDES)
         ids = [1, *range(100, 100 + shared), *(1000 * (number + 1) + k for k in range(len(row.reference) - shared))]
-        alike.append(Reading(**sides, prompt=row.prompt, ids=ids))
+        alike.append(Reading(reference, old, new, prompt=row.prompt, ids=ids))
     return alike
 
 
@@ -244,8 +244,8 @@ def test_rows_that_read_other_parts_share_what_both_read() -> None:
     """The second row reads its answer only, behind the same prompt: nothing of it has been read before."""
     made = site(drawn(), rows=2, steps=60)
     whole = dataclasses.replace(made[0], ids=[1, *range(60)])
-    answer = {name: getattr(made[1], name)[40:] for name in SIDES}
-    part = Reading(**answer, start=41, ids=[1, *range(40), *range(500, 520)])
+    reference, old, new = (getattr(made[1], name)[40:] for name in SIDES)
+    part = Reading(reference, old, new, start=41, ids=[1, *range(40), *range(500, 520)])
     assert len(referee.errors_of([part, whole]).cluster) == 20 + 60
 
 

@@ -16,7 +16,7 @@ from parity.judge import check, draws
 from parity.judge.check import Session, check_site, judged_together
 from parity.judge.numerics import Numerics
 from parity.judge.replay import Engines, Replay
-from parity.prove.plants import replaced
+from parity.prove.site_mutations import replaced
 from parity.record import rows
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import ROOT, SMALL
