@@ -46,6 +46,7 @@ from parity.judge.endings import ADDED, leaves
 from parity.judge.explain import (
     Inquiry,
     also_differs,
+    backend_of,
     beside_rounding,
     by_cache,
     by_company,
@@ -323,11 +324,8 @@ class Judge:
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
             proof = "seen directly; the value does not show it"
             return "LATENT", Cause("post.other", "likely", said, proof), ()
-        for difference in found:
-            kept = (difference.stage, difference.field, difference.new) == ("decode", "skip_special_tokens", False)
-            if kept and decoded_once(old, new):  # the other way round an engine's raw text may have been taken
-                name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
-                return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        if (flag := next((d for d in found if is_skip_special(d)), None)) and decoded_once(old, new):
+            return "LATENT", flag_that_shows_elsewhere(flag), ()
         if self.only_drawn(old, new, found):
             _, cause, notes = self.judged_draws(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
@@ -591,6 +589,20 @@ def read_in_vain(row: compare.Row) -> bool:
     return bool((row.get("request") or {}).get("labels") == "none")
 
 
+def is_skip_special(difference: Difference) -> bool:
+    return (difference.stage, difference.field) == ("decode", "skip_special_tokens")
+
+
+def flag_that_shows_elsewhere(difference: Difference) -> Cause:
+    """Special tokens that only one side drops, where no answer of the case holds any. Code that takes
+    an engine's raw text has them whatever its options say, so where they went it is likely."""
+    name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
+    said = f"{CAUSES[name]}: {difference.sentence()}"
+    if difference.new:
+        return Cause(name, "likely", said, f"{proof}; unless the new code takes the engine's raw text")
+    return Cause(name, "confirmed", said, proof)
+
+
 def decoded_once(old: Case, new: Case) -> bool:
     """Whether each row became text once, and the same text (with or without its prompt): of several ways the value may
     use any."""
@@ -802,8 +814,7 @@ class Session:
             why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
             raise GoldenError(f"{function} could not be observed: {why}")
         new = self.found[-1]
-        if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
-            raise GoldenError(f"the moved code could not be run here: {new.raised}")
+        refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
@@ -812,7 +823,7 @@ class Session:
         data = {
             name: value
             for name, value in old.arguments.items()
-            if not (objects_in(value) or (name in makers and objects_in(value, "$record")))
+            if not (objects_in(value) or (name in makers and holds_records(value)))
             or (name in wanted and name not in makers)
         }
         if lost := sorted(name for name, value in data.items() if objects_in(value)):
@@ -853,6 +864,17 @@ class Session:
         if self.replay is None or self.replay.used is None:
             return None
         return readable(self.replay.used, self.engines, hooked=True)
+
+
+def holds_records(value: Any) -> bool:
+    """Whether a recorded argument was an object that a golden holds by its fields."""
+    return any(objects_in(value, key) for key in ("$record", "$settings"))
+
+
+def refuse_not_run(old: Case, new: Case) -> None:
+    """Raise GoldenError where an engine could not be loaded: that says nothing of the moved code."""
+    if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
+        raise GoldenError(f"the moved code could not be run here: {new.raised}")
 
 
 Factories = Mapping[str, Mapping[str, str]]  # site -> argument -> "pkg.setup:make"
@@ -1288,6 +1310,7 @@ def check_script(
         return None
 
     judge, label = Judge(store, backend or "hf", run, asked_of), backend or "hf"
+    ran_on: list[tuple[str, str]] = []  # sites and the backends that their calls were seen on
     seen, (goldens, broken) = observed((REPLAYS, base)), store.read_all(sites)
     for site in sites:
         expected = store.settings().get(site, {}).get("exit_code", 0)
@@ -1302,12 +1325,15 @@ def check_script(
         elif old is None:
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
+            judge.backend = backend or backend_of(new)
+            ran_on.append((old.site, judge.backend))
             try:
+                refuse_not_run(old, new)
                 outcomes.append(judge.outcome(old, dataclasses.replace(as_recorded(old, new), case=old.case)))
             except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
-                outcomes.append(error_outcome(old.site, old.case, label, of_one_case(error)))
-    for site in sites:
-        asked_of.read(site, label, {})
+                outcomes.append(error_outcome(old.site, old.case, judge.backend, of_one_case(error)))
+    for place in dict.fromkeys(ran_on):
+        asked_of.read(*place, {})
     return finished(store, asked_of, judged_together(outcomes, judge.ledgers), policy, started)
 
 

@@ -307,9 +307,13 @@ def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) ->
 
 
 def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams")
+    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say them."""
+    if (entry(row, "sampling", "num_beams") or 1) > 1:
+        raise golden.GoldenError("the old code searched with beams, which GenerationOptions cannot say")
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
     values = {name: entry(row, "sampling", name) for name in names}
-    return {**options, **values, "top_k": values["top_k"] or None}
+    or_none = {name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")}
+    return {**options, **values, **or_none}
 
 
 def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:

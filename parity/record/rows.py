@@ -493,11 +493,15 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     return {k: sourced(v, "default" if v == NEUTRAL.get(k) else "caller") for k, v in values.items()}
 
 
-def never_text(strings: Sequence[str], tokenizer: Any, skip_special: bool) -> dict[str, Any]:
-    """Of stop strings, those that hold a special token, which the text they are looked for in leaves out."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values() if skip_special and strings else ()
-    special = [token.content for token in added if token.special]
-    found = [text for text in strings if any(token in text for token in special)]
+def never_text(
+    strings: Sequence[str], tokenizer: Any, skip_special: bool, ends: Collection[int] = ()
+) -> dict[str, Any]:
+    """Of stop strings, those that never end a row: they hold a special token, which the text that
+    is searched leaves out, or are the text of an id that ends the row by itself."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if strings else {}
+    special = [token.content for token in added.values() if token.special and skip_special]
+    of_ends = {added[i].content for i in ends if i in added}
+    found = [text for text in strings if text in of_ends or any(token in text for token in special)]
     return {"never_text": sourced(found, "caller")} if found else {}
 
 
@@ -518,10 +522,9 @@ def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int | None
     """room: tokens that fit behind the prompt, where vLLM ends a row that was allowed more."""
     most = [count for count in (params.max_tokens, room) if count is not None]
     ids, strings = set(params.stop_token_ids or ()), list(params.stop or ())
-    return never_text(strings, tokenizer, params.skip_special_tokens) | {
-        "end_ids": sourced(
-            sorted(ids | (set() if params.ignore_eos else set(ends))), "caller" if ids else "checkpoint"
-        ),
+    all_ids = ids | (set() if params.ignore_eos else set(ends))
+    return never_text(strings, tokenizer, params.skip_special_tokens, all_ids) | {
+        "end_ids": sourced(sorted(all_ids), "caller" if ids else "checkpoint"),
         "strings": sourced(strings, "caller" if strings else "default"),
         "max_new_tokens": sourced(min(most, default=None), "caller"),
         "min_new_tokens": sourced(params.min_tokens, "caller" if params.min_tokens else "default"),
@@ -908,7 +911,7 @@ def engine_stop(effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[
         "max_new_tokens": effective["max_new_tokens"],
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": sourced(criteria, "caller" if criteria else "default"),
-        **never_text(strings, tokenizer, effective["skip_special_tokens"]["value"]),
+        **never_text(strings, tokenizer, effective["skip_special_tokens"]["value"], ends),
     }
     said |= {"include_stop": effective["include_stop"]} if effective["include_stop"]["value"] else {}
     return {**said, "string_ids": sourced(by_string, "caller")} if by_string else said
