@@ -134,7 +134,7 @@ def fault_lines(place: str, found: Found) -> list[str]:
 
 
 def missed_line(place: str, found: Found) -> str:
-    """Undecided: the harness could not judge. Its gate fails then (exit code 3), without a cause."""
+    """Undecided: the harness could not judge; its gate fails then, without a cause."""
     is_undecided = any(each.verdict == "ERROR" for each in found.answers)
     kind = "UNDECIDED  " if is_undecided else "MISSED     "
     verdicts = ", ".join(f"{each.case} {each.verdict}" for each in found.answers) or "none"
