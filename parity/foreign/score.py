@@ -122,17 +122,23 @@ def render_faults(scores: Sequence[Score]) -> str:
 
 
 def fault_lines(place: str, found: Found) -> list[str]:
+    """A mistake that was not caught, or its wrong names."""
     if not found.is_caught:
-        verdicts = ", ".join(f"{each.case} {each.verdict}" for each in found.answers)
-        return [
-            f"MISSED       {place}  {found.mistake}: {found.what} Verdicts: {verdicts or 'none'}"
-        ]
+        return [missed_line(place, found)]
     right = " or ".join(found.right_causes)
     wrong = [each for each in found.alarms if each.cause not in found.right_causes]
     return [
         f"WRONG NAME   {place}  {found.mistake}/{each.case}: right is {right}; {said(each)}"
         for each in wrong
     ]
+
+
+def missed_line(place: str, found: Found) -> str:
+    """Undecided: the harness could not judge; its gate fails then, without a cause."""
+    is_undecided = any(each.verdict == "ERROR" for each in found.answers)
+    kind = "UNDECIDED  " if is_undecided else "MISSED     "
+    verdicts = ", ".join(f"{each.case} {each.verdict}" for each in found.answers) or "none"
+    return f"{kind}  {place}  {found.mistake}: {found.what} Verdicts: {verdicts}"
 
 
 def said(answer: Answer) -> str:
