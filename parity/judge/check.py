@@ -51,6 +51,7 @@ from parity.judge.explain import (
     by_cache,
     by_company,
     cause_of,
+    declared_end,
     from_other_ids,
     up_to_followers,
 )
@@ -387,7 +388,8 @@ class Judge:
             stops = any(
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
-            if (cause := own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)) is not None:
+            cause = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode) or declared_end(whole)
+            if cause is not None:
                 return "DRIFT", cause, ()
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
         if (place := place_of(inquiry.old, inquiry.new, "parted")) is None:

@@ -536,6 +536,14 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
     return from_other_ids(inquiry)
 
 
+def declared_end(inquiry: Inquiry) -> Cause | None:
+    """What was declared of where answers end, and differs: it comes before whatever else may have ended one."""
+    for name, difference in suspects(inquiry.old, inquiry.new, inquiry.found):
+        if difference.counts and difference.stage == "stop":
+            return Cause(name, "likely", sentence(name, difference), "declared, and an answer ends elsewhere")
+    return None
+
+
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
     best = len(inquiry.old.rows) == 1 and equal(by_token(inquiry.old.value), by_token(inquiry.new.value))

@@ -416,7 +416,7 @@ THOUGHT = "<think>\n\n</think>\n\n"
 
 
 @pytest.mark.parametrize(
-    ("written", "rendered", "cause"),
+    ("written", "rendered", "expected"),
     [
         ("<|user|>a<|bot|>", f"<|user|>a<|bot|>{THOUGHT}", "prompt.template"),
         (f"<|user|>a<|bot|>{THOUGHT}", "<|user|>a<|bot|>", "prompt.template"),
@@ -424,9 +424,9 @@ THOUGHT = "<think>\n\n</think>\n\n"
     ],
 )
 def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prompt(
-    written: str, rendered: str, cause: str
+    written: str, rendered: str, expected: str
 ) -> None:
-    old = {"prompt_text": written, "prompt_ids": [5, *range(10, 10 + len(written))]}
+    old: dict[str, Any] = {"prompt_text": written, "prompt_ids": [5, *range(10, 10 + len(written))]}
     chat = {"messages": [{"role": "user", "content": "a"}], "template": {"sha256": "s", "arguments": {}}}
     new = {**chat, "prompt_text": rendered, "prompt_ids": [6, *range(10, 10 + len(rendered))]}
-    assert prompt_cause(old, new) == cause
+    assert prompt_cause(old, new) == expected
