@@ -15,6 +15,7 @@ import functools
 import itertools
 import resource
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -99,6 +100,10 @@ def judged(job: tuple[str, tuple[Trial, ...], str]) -> Iterator[Result]:
     store = Store(root)
     prepare(store, cases_for(store, backend), backend)
     reach = reach_of(store, backend)
+    for passage in reach.passages:
+        if not passage.passes:
+            said = f"{backend}: {passage.case} is left out: it fails without a mutation"
+            print(f"{said} ({', '.join(passage.verdicts)})", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         tempfile.tempdir = folder  # a fork that is ended by a signal leaves its files there
         yield from judged_by(store, reach, trials, backend)

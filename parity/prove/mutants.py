@@ -238,6 +238,8 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in backends if name not in BACKENDS]
     if unknown:
         raise OptionError(f"mutants: no backend {unknown[0]!r}", fix=nearest(unknown[0], BACKENDS))
+    if args.count < 1:
+        raise OptionError(f"mutants: --count is {args.count}", fix="give a number >= 1")
     mutants = all_mutants(ENGINE.read_text())
     chosen = sample(mutants, args.count, args.seed)
     print(f"seed {args.seed}: {len(chosen)} of {len(mutants)} mutants, on {', '.join(backends)}")

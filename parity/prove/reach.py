@@ -91,10 +91,11 @@ def reach_of(store: Store, backend: str) -> Reach:
 
     The process must have been made ready by `prepare`, for it is forked.
     """
-    kept = KEPT / f"reach-{backend}-{digest(source_files())}.jsonl"
+    kept = kept_file(backend)
     kept.parent.mkdir(parents=True, exist_ok=True)
     rows = read_rows(kept)
-    keys = {case: f"{case} {digest([path_of(store, case)])}" for case in cases_for(store, backend)}
+    settings = store.settings()
+    keys = {case: key_of(store, settings, case) for case in cases_for(store, backend)}
     left = [case for case in keys if keys[case] not in rows]
     with kept.open("a") as file:
         for done, row in enumerate(noted_goldens(store, left, backend), start=1):
@@ -113,19 +114,24 @@ def read_rows(kept: Path) -> dict[str, dict[str, Any]]:
     return {row["key"]: row for row in rows}
 
 
-def source_files() -> list[Path]:
-    return [ENGINE, *sorted((ENGINE.parent / "parity" / "callsites").rglob("*.py"))]
+def kept_file(backend: str) -> Path:
+    """Of the engine and the call sites as they are now."""
+    files = [ENGINE, *sorted((ENGINE.parent / "parity" / "callsites").rglob("*.py"))]
+    return KEPT / f"reach-{backend}-{digest(file.read_bytes() for file in files)}.jsonl"
 
 
-def path_of(store: Store, case: str) -> Path:
+def key_of(store: Store, settings: Mapping[str, Any], case: str) -> str:
+    """Of a golden as it is now, and of how its site loads engines."""
     site, _, name = case.partition("/")
-    return store.path(site, name)
+    how = [settings[site].get(part) for part in ("moved", "load")]
+    content = [store.path(site, name).read_bytes(), json.dumps(how, sort_keys=True).encode()]
+    return f"{case} {digest(content)}"
 
 
-def digest(files: Iterable[Path]) -> str:
+def digest(parts: Iterable[bytes]) -> str:
     content = hashlib.sha256()
-    for file in files:
-        content.update(file.read_bytes())
+    for part in parts:
+        content.update(part)
     return content.hexdigest()[:16]
 
 
