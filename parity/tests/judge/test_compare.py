@@ -426,7 +426,10 @@ THOUGHT = "<think>\n\n</think>\n\n"
 def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prompt(
     written: str, rendered: str, cause: str
 ) -> None:
-    old = {"prompt_text": written, "prompt_ids": [5, *range(10, 10 + len(written))]}
-    chat = {"messages": [{"role": "user", "content": "a"}], "template": {"sha256": "s", "arguments": {}}}
+    old: dict[str, Any] = {"prompt_text": written, "prompt_ids": [5, *range(10, 10 + len(written))]}
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "a"}],
+        "template": {"sha256": "s", "arguments": {}},
+    }
     new = {**chat, "prompt_text": rendered, "prompt_ids": [6, *range(10, 10 + len(rendered))]}
     assert prompt_cause(old, new) == cause
