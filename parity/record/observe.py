@@ -158,19 +158,28 @@ def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
         return [keep(entry, blobs, paths=paths) for entry in value]
     if isinstance(value, (set, frozenset)):
         return {"$set": [keep(entry, blobs, paths=paths) for entry in sorted(value, key=repr)]}
-    if paths and (settings := kept_settings(value, blobs)) is not None:
-        return settings
-    if paths and golden.is_pydantic(type(value)):
-        fields = {name: keep(part, blobs, paths=paths) for name, part in vars(value).items()}
-        return {"$record": object_named(value)["$object"], "fields": fields}
-    if is_dataclass(value) and not isinstance(value, type):
-        fields = {name: keep(getattr(value, name), blobs, paths=paths) for name in value.__dataclass_fields__}
-        return {"$record": object_named(value)["$object"], "fields": fields} if paths else fields
+    if (fields := kept_fields(value, blobs, paths)) is not None:
+        return fields
     if hasattr(value, "getexif") and blobs is not None:
         return {"$image": blobs.put_blob(golden.image_bytes(value), ".png")}
     if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy and torch
         return keep(value.detach().cpu().float().tolist() if hasattr(value, "detach") else value.tolist(), blobs)
     return object_named(value)
+
+
+def kept_fields(value: Any, blobs: golden.Store | None, paths: bool) -> dict[str, Any] | None:
+    """An object that is data: settings, a dataclass or, among arguments, a pydantic model. None for
+    anything else."""
+    if paths and (settings := kept_settings(value, blobs)) is not None:
+        return settings
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    elif paths and golden.is_pydantic(type(value)):
+        own = vars(value)
+    else:
+        return None
+    fields = {name: keep(part, blobs, paths=paths) for name, part in own.items()}
+    return {"$record": object_named(value)["$object"], "fields": fields} if paths else fields
 
 
 def kept_settings(value: Any, blobs: golden.Store | None) -> dict[str, Any] | None:

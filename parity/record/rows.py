@@ -973,6 +973,12 @@ def seeds_received(inner: Sequence[Event]) -> dict[tuple[int, ...], list[int]]:
     return found
 
 
+def seed_below(seed: int, number: int, received: Sequence[int]) -> int:
+    """The seed that sample `number` of a request is drawn with: its own, or what vLLM received in its place."""
+    own = seed + number
+    return own if not received or own in received else received[min(number, len(received) - 1)]
+
+
 def adapter_told(engine: Any, prompt: Any, used: Mapping[tuple[int, ...], set[str]]) -> dict[str, Any]:
     """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
     folder = str(engine.config.adapters.get(prompt.adapter, prompt.adapter)) if prompt.adapter else ""
@@ -1030,10 +1036,8 @@ def engine_event(
             if getattr(sample, "cached", False):
                 request["cached"] = True
             if seed is not None and effective["temperature"]["value"]:
-                got = seeds.get(given_ids, []) if "cached" not in request else []
-                request["seed"] = seed + number
-                if got and seed + number not in got:
-                    request["seed"] = got[min(number, len(got) - 1)]
+                reached = [] if "cached" in request else seeds.get(given_ids, [])
+                request["seed"] = seed_below(seed, number, reached)
             prompted = list(sample.prompt_token_ids)
             sequences.append(Produced(prompted, ids, ids, [*prompted, *ids], batch, said, request))
     if effective is None:

@@ -199,7 +199,7 @@ def test_a_scripts_calls_are_of_the_backend_they_ran_on_and_an_engine_that_is_no
     outcomes = {}
     for name, model, backend in (("hf", TEXT, "hf"), ("gone", tmp_path / "nowhere", "hf"), ("vllm", TEXT, "vllm")):
         command = ["--", "python", "asks.py", str(model), backend]
-        main(["check", "asks", *site, "--json", "check.json", *command])
+        main(["check", *site, "--json", "check.json", *command])
         [outcomes[name]] = json.loads(Path("check.json").read_text())["outcomes"]
     assert {name: (o["verdict"], o["backend"]) for name, o in outcomes.items()} == {
         "hf": ("IDENTICAL", "hf"),
