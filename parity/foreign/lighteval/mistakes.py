@@ -6,7 +6,7 @@ from parity.foreign.material import Mistake
 
 TINY = ("float32",)
 REAL = ("bfloat16",)
-RETURNED = "[[sample.text for sample in result.samples or (result,)] for result in results]"
+RETURNED = "[[result.text] for result in results]"
 
 MISTAKES = (
     Mistake(
@@ -99,7 +99,7 @@ MISTAKES = (
         "raw-text",
         "Returns the text with its special tokens.",
         RETURNED,
-        RETURNED.replace("sample.text", "sample.raw_text"),
+        RETURNED.replace("result.text", "result.raw_text"),
         ("decode.skip_special",),
         ("system",),
     ),
@@ -107,7 +107,7 @@ MISTAKES = (
         "stripped",
         "Strips the answers and ends them with a line break, as a log wants them.",
         RETURNED,
-        RETURNED.replace("sample.text", 'sample.text.strip() + "\\n"'),
+        RETURNED.replace("result.text", 'result.text.strip() + "\\n"'),
         ("post.other", "post.strip"),
         ("chats",),
         dtypes=REAL,

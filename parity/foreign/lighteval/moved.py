@@ -16,7 +16,7 @@ def greedy_until(
     system: str | None = None,
     torch_seed: int | None = None,
 ) -> list[list[str]]:
-    """Documents of one call have equal budgets, stops and numbers of samples, as in lighteval."""
+    """Documents of one call have equal budgets and stops, as lighteval assumes, too."""
     model = engine(model_path, dtype)
     options = options_of(model_path, parameters, docs[0])
     options["seed"] = torch_seed
@@ -27,7 +27,7 @@ def greedy_until(
     }
     requests = [request_of(doc, chat, system) for doc in docs]
     results = model.generate_text_batch(requests, options)
-    return [[sample.text for sample in result.samples or (result,)] for result in results]
+    return [[result.text] for result in results]
 
 
 def request_of(doc: dict[str, Any], chat: bool, system: str | None) -> dict[str, Any]:
@@ -65,7 +65,6 @@ def options_of(model_path: str, parameters: dict[str, Any], doc: dict[str, Any])
     options: dict[str, Any] = {
         "max_new_tokens": doc["generation_size"],
         "repetition_penalty": penalty,
-        "n": doc.get("num_samples", 1),
     }
     if parameters.get("temperature") and saved_sampling(model_path).do_sample:
         options["temperature"] = parameters["temperature"]
