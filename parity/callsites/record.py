@@ -34,7 +34,18 @@ COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-
 
 # Of one backend by nature: memory, gradients and equal draws are transformers' alone, and some things only vLLM cannot
 # do. Pictures are refused before either has a say.
-ONE_BACKEND = {name: ["hf"] for name in ("halved", "one-too-large", "gradient", "log-of-samples", "no-such-pictures")}
+ONE_BACKEND = {
+    name: ["hf"]
+    for name in (
+        "halved",
+        "one-too-large",
+        "gradient",
+        "log-of-samples",
+        "no-such-pictures",
+        "described",
+        "processor-that-breaks",
+    )
+}
 ONE_BACKEND |= {name: ["vllm"] for name in ("log-of-the-spare", "gradient-by-the-spare", "not-for-the-fast-library")}
 CASES = {"plain": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
 

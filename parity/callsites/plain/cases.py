@@ -338,6 +338,7 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     ask("from-data-urls", VL, [seen(what, turned), seen(what, red)], given_as="data", logprobs=0)
     tall = pictures.drawing("blue", "square", width=64, height=128, seed=2)
     ask("as-many-patches", VL, [seen(what, tall, blue), seen(what, blue), seen(what, tall)], logprobs=0)
+    ask("joined-pictures", VL, [seen(what, *some) for some in ((red,), (blue, red), (large,), (blue,), (red, blue))])
     ask("from-pil", VL, [seen(what, turned), seen(what, red)], given_as="pil", logprobs=0)
     later = {"role": "user", "content": [{"type": "text", "text": what}, {"type": "image"}]}
     ask("text-first", VL, [{"messages": [later], "images": [red]}], logprobs=0)

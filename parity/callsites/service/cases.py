@@ -130,6 +130,7 @@ def refused() -> list[tuple[str, str, list[dict[str, Any]]]]:
         call(["no picture"], few, chat("What?"), pictures=True),
     ]
     rules = [call(["ZeroDivisionError"], {"max_new_tokens": 20}, chat(COUNT), chat(FRANCE), breaks_at=", 3")]
+    broken = [call(["ZeroDivisionError"], few, chat(COUNT), chat(FRANCE), breaks=True)]
     fast = [
         call([name], {**few, name: value}, hello, fast=True)
         for name, value in {"no_repeat_ngram_size": 2, "temperature": 3.0}.items()
@@ -145,6 +146,7 @@ def refused() -> list[tuple[str, str, list[dict[str, Any]]]]:
         ("no-such-pictures", VL, pictures),
         ("no-such-model", LLAMA, [call(["no/such"], few, load={"model": "no/such"})]),
         ("rule-that-breaks", SURE, rules),
+        ("processor-that-breaks", SURE, broken),
         ("not-for-the-fast-library", LLAMA, fast),
     ]
 

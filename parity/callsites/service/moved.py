@@ -37,7 +37,10 @@ def failure(error: GenEngineError, about: Sequence[str]) -> dict[str, Any]:
 
 # == What is shown and kept ==
 
-KNOWN = ("model", "architecture", "dtype", "max_model_len", "pad_token_id", "supports_vlm")
+KNOWN = (
+    "model", "architecture", "dtype", "max_model_len", "pad_token_id", "supports_vlm", "supports_gradients",
+    "supports_hf_plugins", "backend",
+)  # fmt: skip
 
 
 def show(model_path: str, chats: list[dict[str, Any]]) -> list[str]:
@@ -97,13 +100,27 @@ class Raising(Plugin):
         return False
 
 
+class Broken(Plugin):
+    """A processor of the caller's that breaks at once."""
+
+    name = "broken"
+    backends = ("hf",)
+
+    def __init__(self) -> None:
+        self.hf_logits_processors = [self.breaks]
+
+    def breaks(self, input_ids: Any, scores: Any) -> Any:
+        raise ZeroDivisionError("the processor has a bug")
+
+
 def answers(model_path: str, call: Mapping[str, Any]) -> list[Any]:
     if "load" in call:
         load(**{"model": model_path, "dtype": "float32", **call["load"]}).close()
     model = engine(model_path)
     if "pairs" in call:
         return model.score_batch([tuple(pair) for pair in call["pairs"]])
-    rules = [Raising(call["breaks_at"])] if "breaks_at" in call else []
+    rules: list[Plugin] = [Raising(call["breaks_at"])] if "breaks_at" in call else []
+    rules += [Broken()] if call.get("breaks") else []
     on_error: Any = "raise" if call.get("all_or_none") else "return"
     how: dict[str, Any] = {"plugins": rules, "on_error": on_error, "cache": False}
     generate: Any = model.generate_vlm_batch if call.get("pictures") else model.generate_text_batch

@@ -142,6 +142,9 @@ def describe(model_path: str) -> dict[str, Any]:
         "eos_token_ids": sorted({tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])}),
         "pad_token_id": tokenizer.pad_token_id,
         "supports_vlm": hasattr(model.config, "vision_config"),
+        "supports_gradients": True,
+        "supports_hf_plugins": True,
+        "backend": "hf",
     }
 
 
@@ -213,6 +216,13 @@ class Raising(transformers.StoppingCriteria):  # type: ignore[misc]
         return torch.tensor([False])
 
 
+class Broken(transformers.LogitsProcessor):  # type: ignore[misc]
+    """A processor of the caller's that breaks at once."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        raise ZeroDivisionError("the processor has a bug")
+
+
 def one_answer(call: Mapping[str, Any], request: Request, model: Any, tokenizer: Any) -> str:
     if call.get("pictures"):
         check_pictures(request)
@@ -220,6 +230,8 @@ def one_answer(call: Mapping[str, Any], request: Request, model: Any, tokenizer:
     ids, more = prompt_ids(request, tokenizer), dict[str, Any]()
     if "breaks_at" in call:
         more["stopping_criteria"] = [Raising(call["breaks_at"], len(ids), tokenizer)]
+    if call.get("breaks"):
+        more["logits_processor"] = [Broken()]
     try:
         made = generated(ids, call["options"], model, tokenizer, **more)
     except ZeroDivisionError as error:
