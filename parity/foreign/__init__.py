@@ -1,1 +1,1 @@
-"""Other people's generation code, moved onto `gen_engine`: the harness is tried on libraries that nobody here wrote."""
+"""Other people's generation code, moved onto `gen_engine`: libraries that nobody here wrote."""

@@ -1,4 +1,4 @@
-"""What a library's folder is made of: the cases that its old code is recorded on, and mistakes in its moved code."""
+"""What a library's folder is made of: cases of its old code, and mistakes in its moved code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ DTYPES = ("float32", "bfloat16")
 class Case:
     """One call of a library's old code.
     function: its name in old.py and in moved.py.
-    backends: what the moved code is checked on; the old code of a vLLM class is compared with vLLM only."""
+    backends: what the moved code is checked on. The old code of a vLLM class is compared with vLLM
+        only."""
 
     name: str
     function: str
@@ -33,7 +34,8 @@ class Mistake:
     """One edit of moved.py that a migrating engineer could make by mistake.
     what: the engineer's mistake, as a sentence.
     find, replace: the edit; `find` stands in the source exactly once.
-    right_causes: the cause names, any of which is right. Chosen from README before the harness was asked.
+    right_causes: the cause names, any of which is right. Chosen from README before the harness was
+        asked.
     cases: where it shows."""
 
     name: str
@@ -50,7 +52,7 @@ class Mistake:
         count = source.count(self.find)
         if count != 1:
             raise MistakeError(
-                f"mistake {self.name!r}: its text stands {count} times in the moved source, expected once. "
-                "Bring `find` up to date."
+                f"mistake {self.name!r}: its text stands {count} times in the moved source, "
+                "expected once. Bring `find` up to date."
             )
         return source.replace(self.find, self.replace)

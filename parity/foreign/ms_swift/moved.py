@@ -53,7 +53,7 @@ def image_request(messages: list[dict[str, Any]], images: list[str]) -> dict[str
 
 
 def answer_of(result: Any, template: str, budget: int) -> dict[str, Any]:
-    """The content keeps its stop string, and begins with what the template opened the answer with."""
+    """The content keeps its stop string, and begins with what the template opened it with."""
     reason = "length" if result.completion_tokens >= budget else "stop"
     return {"content": ANSWER_PREFIXES[template] + result.text, "finish_reason": reason}
 

@@ -1,4 +1,4 @@
-"""outlines' two local model classes: plain text, a regular expression and a JSON schema, one prompt or many."""
+"""outlines' two local model classes: text, a regular expression and a JSON schema."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import functools
 import json
 from typing import Any
 
-import outlines
 import torch
 import transformers
 from outlines.inputs import Chat
 from outlines.types import JsonSchema, Regex
+
+import outlines
 
 
 @functools.cache
