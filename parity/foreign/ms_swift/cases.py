@@ -14,7 +14,7 @@ VL = "golden/models/tiny-qwen3-vl"
 
 
 def drawn(colour: str, shape: str, size: tuple[int, int]) -> str:
-    """The path of a drawing, made where it is missing. size: multiples of the grid, 32 pixels."""
+    """The path of a drawing, which is made where it is missing."""
     path = DRAWINGS / f"{colour}-{shape}-{size[0]}x{size[1]}.png"
     if not path.is_file():
         DRAWINGS.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def image_cases() -> list[Case]:
     images = [
         [drawn("red", "circle", (96, 96))],
         [drawn("blue", "square", (64, 96))],
-        [drawn("green", "triangle", (96, 64))],
+        [drawn("green", "triangle", (90, 70))],
     ]
     return [
         Case(

@@ -134,8 +134,8 @@ MISTAKES = (
     Mistake(
         "small-images",
         "Limits the pixels of an image, which the old code did not.",
-        '{"messages": turns, "chat": {"enable_thinking": True}}',
-        '{"messages": turns, "chat": {"enable_thinking": True}, "vlm": {"max_pixels": 64 * 64}}',
+        '"vlm": {"do_resize": False}',
+        '"vlm": {"max_pixels": 64 * 64}',
         ("image.pixel_budget", "image.tokens"),
         ("images",),
         dtypes=TINY,

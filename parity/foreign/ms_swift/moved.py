@@ -13,6 +13,7 @@ CHATML = (
 )
 ANSWER_PREFIXES = {"qwen3": "<think>\n\n</think>\n\n", "chatml": "", "qwen3_vl": ""}
 IMAGE_TAG = "<image>"
+PATCH = 16
 
 
 def infer(
@@ -45,15 +46,22 @@ def image_request(messages: list[dict[str, Any]], images: list[str]) -> dict[str
         parts: list[dict[str, Any]] = []
         for index, text in enumerate(message["content"].split(IMAGE_TAG)):
             if index:
-                parts.append({"type": "image", "image": left.pop(0)})
+                parts.append({"type": "image", "image": resized(left.pop(0))})
             if text:
                 parts.append({"type": "text", "text": text})
         turns.append({"role": message["role"], "content": parts})
-    return {"messages": turns, "chat": {"enable_thinking": True}}
+    return {"messages": turns, "chat": {"enable_thinking": True}, "vlm": {"do_resize": False}}
+
+
+def resized(path: str) -> Any:
+    """ms-swift resizes an image by Qwen's own package, and the processor takes it as it is."""
+    from qwen_vl_utils import fetch_image
+
+    return fetch_image({"image": path}, image_patch_size=PATCH)
 
 
 def answer_of(result: Any, template: str, budget: int) -> dict[str, Any]:
-    """The content keeps its stop string, and begins with what the template opened it with."""
+    """The content keeps its stop string, and begins with the opening that the template gave it."""
     reason = "length" if result.completion_tokens >= budget else "stop"
     return {"content": ANSWER_PREFIXES[template] + result.text, "finish_reason": reason}
 
