@@ -222,16 +222,18 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], before: Sequence
 
 
 def own_ids(ids: tuple[int, ...], texts: Sequence[tuple[int, ...]]) -> int:
-    """How many of a row's ids are its own.   texts: sorted."""
+    """How many of a row's ids are its own. Code may put an id, such as a beginning of text, before
+    a text.   texts: sorted."""
     last = next((place for place in range(len(ids), 0, -1) if ids[place - 1] != ids[-1]), 0)
     counts = range(len(ids), max(1, last) - 1, -1)
-    return next((count for count in counts if begins_one(ids[:count], texts)), len(ids))
+    led = (count for count in counts if begins_one(ids[:count], texts) or begins_one(ids[1:count], texts))
+    return next(led, len(ids))
 
 
 def begins_one(ids: tuple[int, ...], texts: Sequence[tuple[int, ...]]) -> bool:
     """Whether ids are the beginning of one of some texts, which are sorted."""
     place = bisect.bisect_left(texts, ids)
-    return place < len(texts) and texts[place][: len(ids)] == ids
+    return bool(ids) and place < len(texts) and texts[place][: len(ids)] == ids
 
 
 def in_vain(given: Mapping[str, Any], number: int) -> bool:

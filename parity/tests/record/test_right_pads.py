@@ -98,6 +98,7 @@ TEXTS = [(5, 6, 7, 8), (5, 9), (5, 6, 0, 0)]
         ([[5, 6, 7], [5, 9, 0]], [3, 2], "the last id of a text may be left out"),
         ([[5, 6, 7], [5, 0, 0]], [3, 1], "one of two ids, whose last one nothing reads"),
         ([[5, 6, 0], [5, 6, 7]], [3, 3], "a text that has the pad in it"),
+        ([[3, 5, 6, 7], [3, 5, 9, 0]], [4, 3], "behind an id that the code puts before each text"),
         ([[5, 6, 7], [4, 9, 0]], [3, 3], "no text"),
         ([[5, 9, 0], [5, 9, 0]], [3, 3], "no row is the longest"),
         ([[5, 9, 0]], [3], "one row has no pads"),
