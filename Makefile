@@ -55,6 +55,14 @@ selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each 
 mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
 	$(BIN)/python -m parity mutants $(MUTANTS)
 
+# REAL="--only faithful --backend vllm": some of the moves.
+real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves must pass, mistakes must fail by name (half an hour)
+	$(BIN)/python -m parity real $(REAL)
+
+# FROZEN="--parts goldens": some of it. FROZEN="--write" freezes what this run gives.
+frozen: $(VENV)/.ready  ## compare all outcomes of the harness with those that were frozen
+	$(BIN)/python -m parity frozen $(FROZEN)
+
 # FOREIGN="--library trl --backend hf": some of it. FOREIGN=--short: lm-eval and trl on hf, if the environment is there.
 foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved wrongly: an environment of 7 GB, then minutes
 	@$(BIN)/python -m parity.foreign $(FOREIGN)
@@ -106,5 +114,5 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model try-real-model test browser parity selftest mutants foreign bench goldens lint matrix vendor release models pins \
+.PHONY: help demo real-model try-real-model test browser parity selftest mutants real frozen foreign bench goldens lint matrix vendor release models pins \
         foreign-pins clean
