@@ -14,7 +14,20 @@ from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import ROOT, SMALL
 
 UNSURE = ROOT / "golden/models/random-llama"  # never sure of the next token
-PROMPTS = ["Name three red things, and say why.", "The", "Draw a house.", "One two", "red red red red red"]
+PROMPTS = [
+    "Name three red things, and say why.",
+    "The",
+    "Draw a house.",
+    "One two",
+    "red red red red red",
+    "Count to seven.",
+    "A list of metals: iron,",
+    "What is the capital of Peru, and of Chile?",
+    "Anna is",
+    "Say it again, and again.",
+    "Five planets",
+    "Once upon a time there was a small horse",
+]
 OLD = """
 import torch, transformers
 
