@@ -476,7 +476,8 @@ class Judge:
             if step is not None:
                 said = f"row {number} has seed {seed} on both sides, and token {step} is not the one of this seed"
                 proof = "same backend, versions, device and dtype: an equal seed gives equal ids"
-                return Cause("rng", "confirmed" if in_float32(old, new) else "likely", said, proof)
+                sure = alike and in_float32(old, new)  # where rows are missing, which seed is whose is not known
+                return Cause("rng", "confirmed" if sure else "likely", said, proof)
         return None
 
     def step_off_seed(self, old: Case, new: Case, mine: compare.Row, theirs: compare.Row, seed: int) -> int | None:
