@@ -10,7 +10,7 @@ and superfluous parentheses do not matter. `...` stands for what is left as it i
         ...
     call(..., most=3)         a call with this keyword, whatever its other arguments are
 
-in `find`, and for the same blocks or arguments in `replace`. An empty `replace` takes a statement out.
+in `find`, and for these blocks or arguments in `replace`. An empty `replace` deletes a statement.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ MUTATIONS = mutations()
 
 
 def located_in(source: str) -> list[ast.AST]:
-    """What each mutation changes. Raises ValueError for one that matches nothing, or more than once."""
+    """What each mutation changes. Raises ValueError for one that does not match once."""
     code = Code(source)
     found = []
     for one in MUTATIONS:
