@@ -91,6 +91,8 @@ def run_mutants(
     results: dict[int, list[Result]] = {mutant.number: [] for mutant in mutants}
     left = [trial_of(mutant) for mutant in mutants]
     for backend in backends:
+        if not left:
+            break
         progress = Progress(backend, len(left))
         for result in judge_mutants(store, left, backend):
             results[result.number].append(result)

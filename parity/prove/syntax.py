@@ -10,7 +10,7 @@ and superfluous parentheses do not matter. `...` stands for what is left as it i
         ...
     call(..., most=3)         a call with this keyword, whatever its other arguments are
 
-in `find`, and for the same blocks or arguments in `replace`. An empty `replace` takes a statement out.
+in `find`, and for these blocks or arguments in `replace`. An empty `replace` deletes a statement.
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ def head_of(statement: ast.stmt) -> ast.stmt:
 
 
 def dump(node: ast.AST) -> str:
-    """The tree as text; whether a name is read or assigned is left out, for a pattern cannot
-    tell."""
+    """The tree as text, without whether a name is read or assigned: a pattern cannot tell."""
     text = ast.dump(node)
     return text.replace("ctx=Store()", "ctx=Load()").replace("ctx=Del()", "ctx=Load()")
 
@@ -222,8 +221,14 @@ def put_expression(match: Match, old: ast.expr, new: ast.expr) -> None:
 
 
 def other_keywords(found: ast.Call, old: ast.Call, new: ast.Call) -> list[ast.keyword]:
-    """The keywords of a call, with those of `new` in the place of those of `old`."""
+    """The keywords of a call, with those of `new` in the place of those of `old`, or at the end."""
     gone = {dump(keyword) for keyword in old.keywords}
-    kept = [keyword for keyword in found.keywords if dump(keyword) not in gone]
-    first = next(k for k, keyword in enumerate(found.keywords) if dump(keyword) in gone)
-    return [*kept[:first], *new.keywords, *kept[first:]]
+    before = list[ast.keyword]()
+    after = list[ast.keyword]()
+    side = before
+    for keyword in found.keywords:
+        if dump(keyword) in gone:
+            side = after
+        else:
+            side.append(keyword)
+    return [*before, *new.keywords, *after]

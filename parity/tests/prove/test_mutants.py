@@ -7,11 +7,13 @@ import ast
 import json
 import os
 import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from parity.__main__ import main
+from parity.golden import Store
 from parity.prove import mutants, reach
 from parity.prove.forks import ENGINE, Died, forked
 from parity.prove.mutant_judge import How, Result, Trial, Tried, how_caught, judges_of, result_of
@@ -168,6 +170,22 @@ def test_one_backend_is_enough_and_marked_ones_do_not_count(made: list[Mutant]) 
     assert f"SURVIVED {made[2].function}, line {made[2].line}" in lines
     assert "+++ mutant" in lines
     assert "66.7% of 3 mutants caught: 1 by a named cause" in lines and "1 by a crash" in lines
+
+
+def test_a_backend_judges_what_the_one_before_has_not_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = list[tuple[str, int]]()
+
+    def judge(store: Store, trials: Sequence[Trial], backend: str) -> Iterator[Result]:
+        for one in trials:
+            asked.append((backend, one.number))
+            yield Result(one.number, backend, "crash" if one.number % 2 else "survived")
+
+    monkeypatch.setattr(mutants, "judge_mutants", judge)
+    chosen = sample(all_mutants(SOURCE), 6, seed=1)
+    found = list(mutants.run_mutants(Store(tmp_path), chosen, ["hf", "vllm"]))
+    even = {one.number for one in chosen if one.number % 2 == 0}
+    assert {number for backend, number in asked if backend == "vllm"} == even
+    assert {one.mutant.number for one in found if not one.is_caught} == even
 
 
 def test_a_mark_of_a_mutant_that_is_caught_is_reported(made: list[Mutant]) -> None:

@@ -66,6 +66,7 @@ def test_a_head_keeps_all_blocks_of_its_statement() -> None:
         ("f(..., b=2)", "f(..., b=4)", "f(0, a=1, b=4, c=3)"),
         ("f(..., b=2, c=3)", "f(..., d=5)", "f(0, a=1, d=5)"),
         ("f(..., a=1)", "g(0)", "g(0)"),
+        ("f(...)", "f(..., d=5)", "f(0, a=1, b=2, c=3, d=5)"),
     ],
 )
 def test_dots_in_a_call_stand_for_its_other_arguments(find: str, replace: str, call: str) -> None:
