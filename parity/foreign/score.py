@@ -12,6 +12,7 @@ from parity.foreign.run import FAITHFUL, Answer, Job
 __all__ = ["Found", "Score", "as_json", "exit_code", "render_faults", "render_table", "score"]
 
 CAUGHT = ("DRIFT", "LATENT")
+ERROR = "error"  # the cause where the moved code raised
 ALARMS = ("DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING")
 HEADERS = ("library", "backend", "dtype", "faithful silent", "caught", "named", "wrong, confirmed")
 
@@ -30,8 +31,14 @@ class Found:
         return tuple(each for each in self.answers if each.verdict in CAUGHT)
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the edited code raised, though that is not what the mistake is about."""
+        return any(each.cause == ERROR and ERROR not in self.right_causes for each in self.answers)
+
+    @property
     def is_caught(self) -> bool:
-        return bool(self.alarms)
+        """Whether there is an alarm about what the mistake did. A crash of the edit is none."""
+        return bool(self.alarms) and not self.is_broken
 
     @property
     def is_named(self) -> bool:
@@ -134,11 +141,18 @@ def fault_lines(place: str, found: Found) -> list[str]:
 
 
 def missed_line(place: str, found: Found) -> str:
-    """Undecided: the harness could not judge; its gate fails then, without a cause."""
-    is_undecided = any(each.verdict == "ERROR" for each in found.answers)
-    kind = "UNDECIDED  " if is_undecided else "MISSED     "
+    """A mistake that was not caught, and why not."""
     verdicts = ", ".join(f"{each.case} {each.verdict}" for each in found.answers) or "none"
-    return f"{kind}  {place}  {found.mistake}: {found.what} Verdicts: {verdicts}"
+    return f"{missed_kind(found):11}  {place}  {found.mistake}: {found.what} Verdicts: {verdicts}"
+
+
+def missed_kind(found: Found) -> str:
+    """BROKEN: the edit raised. UNDECIDED: the harness could not judge; its gate fails then."""
+    if found.is_broken and found.alarms:
+        return "BROKEN"
+    if any(each.verdict == "ERROR" for each in found.answers):
+        return "UNDECIDED"
+    return "MISSED"
 
 
 def said(answer: Answer) -> str:

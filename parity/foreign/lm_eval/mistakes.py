@@ -34,6 +34,7 @@ MISTAKES = (
         "checkpoint-sampling-lost",
         "Says neither the penalty nor the top_k that `generate` takes by itself.",
         "    defaults = sampling_defaults(model_path)\n",
+        "    from parity.foreign.engines import SamplingDefaults\n\n"
         "    defaults = SamplingDefaults(repetition_penalty=1.0, top_k=None, top_p=1.0)\n",
         ("sampling.leak", "sampling.processors"),
         ("sampled",),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import dis
 import json
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -39,10 +42,29 @@ def moved_source(library: str) -> str:
     return (folder / "moved.py").read_text(encoding="utf-8")
 
 
+def global_names(code: CodeType) -> set[str]:
+    """The global names that a code object, or a function inside it, reads."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL"}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= global_names(constant)
+    return names
+
+
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_mistakes_apply_to_the_moved_source_and_compile(library: str) -> None:
+def test_mistakes_apply_and_read_no_name_that_is_not_there(library: str) -> None:
     for mistake in mistakes_of(library):
-        compile(mistake.apply(moved_source(library)), mistake.name, "exec")
+        module = compile(mistake.apply(moved_source(library)), mistake.name, "exec")
+        known = set(module.co_names) | set(dir(builtins))
+        assert global_names(module) <= known, mistake.name
+
+
+def test_score_of_a_mistake_that_raises_is_broken_not_caught() -> None:
+    answers = [answer("faithful", "IDENTICAL"), answer("lost", "DRIFT", "error", "confirmed")]
+    row = score(JOB, [LOST], answers)
+    assert row.cells[4:6] == ("0/1", "0/1")
+    assert exit_code([row]) == 1
+    assert render_faults([row]).startswith("BROKEN")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
