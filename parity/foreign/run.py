@@ -95,6 +95,11 @@ class Answer:
     certainty: str
     sentence: str
 
+    @property
+    def short(self) -> str:
+        """Verdict, cause and certainty in one line: "DRIFT stop.rule; confirmed"."""
+        return f"{self.verdict} {self.cause}; {self.certainty}" if self.cause else self.verdict
+
 
 def mistakes_of(library: str) -> tuple[Mistake, ...]:
     module = importlib.import_module(f"parity.foreign.{library}.mistakes")

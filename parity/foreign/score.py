@@ -60,6 +60,14 @@ class Score:
     found: tuple[Found, ...]
 
     @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Of the faithful move, then of each mistake."""
+        about = list(self.faithful)
+        for each in self.found:
+            about += each.answers
+        return tuple(about)
+
+    @property
     def false_alarms(self) -> tuple[Answer, ...]:
         return tuple(each for each in self.faithful if each.verdict in ALARMS)
 

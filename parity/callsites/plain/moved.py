@@ -254,8 +254,12 @@ def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def templates_of(how: Mapping[str, Any], tokenizer: Any) -> Iterator[None]:
+    """Named templates on the tokenizer; a call without them leaves it alone, so that a leak shows."""
+    if "templates" not in how:
+        yield
+        return
     own = tokenizer.chat_template
-    tokenizer.chat_template = how.get("templates", own)
+    tokenizer.chat_template = how["templates"]
     try:
         yield
     finally:
