@@ -1,4 +1,4 @@
-"""All outcomes of the harness, frozen, and a command that compares a run with them: python -m parity frozen
+"""All outcomes of the harness, frozen, and a command that compares a run with them: python -m parity dev frozen
 
 A judge that is rebuilt must say what it said, or better. `frozen_outcomes.json` holds, one line each, the verdict, the
 cause, its certainty and what else differs, of every golden, every mutation, every clean run, the real model's moves
@@ -189,7 +189,7 @@ def add_frozen(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "frozen",
         help="compare all outcomes of the harness with those that were frozen",
-        epilog="example: python -m parity frozen --parts goldens",
+        epilog="example: python -m parity dev frozen --parts goldens",
     )
     parser.add_argument(
         "--parts", default="goldens,mutations", help=f"some of {', '.join(PARTS)}; default: %(default)s"

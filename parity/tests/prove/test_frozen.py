@@ -47,7 +47,7 @@ def test_compare_outcome_that_is_gone_fails_and_a_new_one_is_said() -> None:
 
 
 def test_frozen_unknown_part_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["frozen", "--parts", "goldns"]) == 2
+    assert main(["dev", "frozen", "--parts", "goldns"]) == 2
     assert "goldns" in capsys.readouterr().err
 
 
