@@ -289,8 +289,8 @@ INTRODUCTION = """# Releases
 
 Written by `python -m parity dev matrix`, parity/prove/matrix.py: CPU wheels, tiny checkpoints, float32, goldens
 recorded on the newest vLLM. Tests are the files that matter most; `check` judges every migrated call site against its
-goldens. What a release cannot do is refused there as gen_engine's own table says, and counted in the last column; all else holds, or
-a cell says **no**.
+goldens. What a release cannot do is refused there as gen_engine's own table says, and counted in the last column; all
+else holds, or a cell says **no**.
 
 """
 
