@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
 def documents(root: Path) -> list[Path]:
