@@ -1092,27 +1092,55 @@ def count_intact(lines: Iterable[bytes], digests: Digests) -> int | None:
 
 def find_damage(lines: Iterable[bytes], digests: Digests) -> Damage:
     """Find the answer of each line in an OUT that was edited."""
-    numbers_of: dict[bytes, list[int]] = {}
-    for number in range(len(digests), 0, -1):  # of equal answers the first line's is popped first
-        for digest in digests.of(number):
-            numbers_of.setdefault(digest, []).append(number)
     damage = Damage()
+    number_at = find_numbers(lines, digests)
+    positions_of: dict[int, list[int]] = {}
+    for position, number in number_at.items():
+        if number:
+            positions_of.setdefault(number, []).append(position)
+        else:
+            damage.unknown.append(position)
+    for number, positions in sorted(positions_of.items()):
+        kept = in_place(number, positions, number_at)
+        damage.kept[number] = kept
+        damage.doubled += [position for position in positions if position != kept]
+    damage.doubled.sort()
+    damage.lost = [number for number in range(1, damage.done) if number not in damage.kept]
+    name_edited(damage)
+    last = 0
+    for number, position in sorted(damage.kept.items()):
+        if position < last:
+            damage.moved.append(number)
+        last = max(last, position)
+    return damage
+
+
+def find_numbers(lines: Iterable[bytes], digests: Digests) -> dict[int, int]:
+    """Position in OUT -> the number of the line whose answer stands there, 0 for no line's."""
+    numbers_of: dict[bytes, deque[int]] = {}
+    for number in range(1, len(digests) + 1):
+        for digest in digests.of(number):
+            numbers_of.setdefault(digest, deque()).append(number)
+    number_at = {}
     for position, line in enumerate(lines, start=1):
         numbers = numbers_of.get(answer_digest(line))
         if numbers is None:
-            damage.unknown.append(position)
+            number_at[position] = 0
             continue
-        while numbers and numbers[-1] in damage.kept:
-            numbers.pop()
-        if not numbers:
-            damage.doubled.append(position)
-            continue
-        if numbers[-1] < damage.done:
-            damage.moved.append(numbers[-1])
-        damage.kept[numbers.pop()] = position
-    damage.lost = [number for number in range(1, damage.done) if number not in damage.kept]
-    name_edited(damage)
-    return damage
+        number_at[position] = numbers[0]
+        if len(numbers) > 1:  # lines with equal ids and answers
+            numbers.popleft()
+    return number_at
+
+
+def in_place(number: int, positions: Sequence[int], number_at: Mapping[int, int]) -> int:
+    """Of several copies of an answer the one beside a neighbour of its line, or the first."""
+    for position in positions:
+        is_behind = number_at.get(position - 1, 0) == number - 1
+        is_before = number_at.get(position + 1) == number + 1
+        if is_behind or is_before:
+            return position
+    return positions[0]
 
 
 def name_edited(damage: Damage) -> None:
@@ -1645,11 +1673,11 @@ def render_in_child(
                 tools=request.tools,
                 continue_final=request.continue_final,
             )
-            data = b"=" + text.encode("utf-8", "surrogatepass")
+            data = b"=" + text[: MOST_TEXT + 1].encode("utf-8", "surrogatepass")
         except GenEngineError as error:
             is_memory = isinstance(error.__cause__, MemoryError)
             data = b"" if is_memory else b"!" + json.dumps([error.problem, error.fix]).encode()
-        view = memoryview(data[: 4 * MOST_TEXT + 2])
+        view = memoryview(data)
         while view:
             view = view[os.write(sender, view) :]
     finally:
@@ -1692,10 +1720,11 @@ def template_text(data: bytes | None) -> str:
     if data.startswith(b"!"):
         problem, fix = json.loads(data[1:])
         raise RequestError(problem, fix=fix)
-    if len(data) > 4 * MOST_TEXT:
+    text = data[1:].decode("utf-8", "surrogatepass")
+    if len(text) > MOST_TEXT:
         problem = f"the line's chat template wrote more than {MOST_TEXT:,} characters"
         raise RequestError(problem, fix=fix)
-    return data[1:].decode("utf-8", "surrogatepass")
+    return text
 
 
 def with_rendered_text(request: VlmGenerationRequest, text: str) -> VlmGenerationRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import errno
 import io
 import json
@@ -261,7 +260,7 @@ def test_pictures_come_from_beside_the_file_and_from_nowhere_else(shared: Load, 
     assert "lies outside" in outside["error"]["message"] and "there is no file" in gone["error"]["message"]
     (folder / "a.png").unlink()
     (folder / "a.png").symlink_to(tmp_path / "outside.png")
-    linked = write(folder / "linked.jsonl", picture_lines(tmp_path)[:1])
+    linked = write(folder / "linked.jsonl", picture_lines(tmp_path)[::3])
     assert "lies outside" in lines(answered(linked, shared(VL, "hf"))[0])[0]["error"]["message"]
     linked = write(folder / "allowed.jsonl", picture_lines(tmp_path)[:1])
     assert texts(answered(linked, shared(VL, "hf"), any_path=True)[0]) == ["A red circle."]
@@ -427,30 +426,31 @@ def test_a_full_disk_loses_nothing_that_was_written(
 # == Input that can be read only once ==
 
 
-def feed(path: Path, content: bytes) -> threading.Thread:
+def feed(path: str | Path, content: bytes) -> threading.Thread:
     """Write to a FIFO from a thread, as another process would."""
-    thread = threading.Thread(target=path.write_bytes, args=[content], daemon=True)
+    thread = threading.Thread(target=Path(path).write_bytes, args=[content], daemon=True)
     thread.start()
     return thread
 
 
-@pytest.mark.parametrize("kind", ["fifo", "/dev/fd"])
+@pytest.mark.parametrize("kind", ["fifo", "process substitution"])
 def test_answer_file_with_input_that_is_read_once_answers_each_line(
     kind: str,
     engine: gen_engine.GenerationEngine,
     tmp_path: Path,
 ) -> None:
-    source = write(tmp_path / "in.jsonl", questions(150))
-    fifo = tmp_path / "fifo.jsonl"
-    os.mkfifo(fifo)
-    thread = feed(fifo, source.read_bytes())
+    content = write(tmp_path / "in.jsonl", questions(150)).read_bytes()
     target = tmp_path / "out.jsonl"
-    with contextlib.ExitStack() as stack:
-        name = str(fifo)
-        if kind == "/dev/fd":
-            name = f"/dev/fd/{stack.enter_context(open(fifo, 'rb')).fileno()}"
-        summary = answer_file(name, target, engine, {"max_new_tokens": 2}, progress=False)
-    thread.join()
+    if kind == "fifo":
+        source = str(tmp_path / "fifo.jsonl")
+        os.mkfifo(source)
+        feed(source, content)
+    else:
+        receiver, sender = os.pipe()
+        source = f"/dev/fd/{receiver}"
+        os.write(sender, content)
+        os.close(sender)
+    summary = answer_file(source, target, engine, {"max_new_tokens": 2}, progress=False)
     assert summary.lines == 150
     assert [line["id"] for line in lines(target)] == [f"q{number}" for number in range(150)]
     assert not Path(f"{target}.in").exists()
@@ -492,31 +492,42 @@ TEMPLATES = {
 }
 
 
+@pytest.mark.parametrize("limit", TEMPLATES)
 def test_answer_file_limits_the_template_that_a_line_brings(
+    limit: str,
     engine: gen_engine.GenerationEngine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(batch_files, "TEMPLATE_SECONDS", 1.0)
-    bad = [{**chat(CAPITAL), "chat": {"template": text}} for text, _ in TEMPLATES.values()]
-    plain = engine.tokenizer.chat_template
-    good = {**chat(CAPITAL), "chat": {"template": plain}}
-    kwargs = {"template": "{{ word }}{{ enable_thinking }} 1, 2, ", "kwargs": {"word": "<|im_end|>"}}
-    own = {**chat(CAPITAL), "chat": kwargs}
-    monkeypatch.setattr(batch_files, "TEMPLATE_SECONDS", 60.0)
-    target, summary = answered(write(tmp_path / "in.jsonl", [good, own]), engine, ids=True)
-    expected = engine.generate_text_batch([good, own], MOST)
+    monkeypatch.setattr(batch_files, "TEMPLATE_SECONDS", 1.0 if limit == "time" else 120.0)
+    template, reason = TEMPLATES[limit]
+    asked = [{**chat(CAPITAL), "chat": {"template": template}}, chat(CAPITAL)]
+    target, summary = answered(write(tmp_path / "in.jsonl", asked), engine)
+    bad, good = lines(target)
+    assert summary.errors == 1
+    assert reason in bad["error"]["message"]
+    assert good["text"] == "The capital of France is Paris."
+
+
+def test_answer_file_renders_the_template_that_a_line_brings_as_one_call_does(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
+    own = "{{ word }}{{ enable_thinking }} 1, 2, "
+    hostile = "#}{{ rendered_line }}{#"  # a name that could end the comment which names it
+    kwargs = {"word": "<|im_end|>", hostile: 1}
+    asked = [
+        {**chat(CAPITAL), "chat": {"template": engine.tokenizer.chat_template}},
+        {**chat(CAPITAL), "chat": {"template": own, "kwargs": kwargs}},
+        {**chat(CAPITAL), "chat": {"template": "{{ messages[0].content }}"}},
+    ]
+    target, summary = answered(write(tmp_path / "in.jsonl", asked), engine, ids=True)
+    expected = engine.generate_text_batch(asked, MOST)
     assert summary.errors == 0
     for line, result in zip(lines(target), expected):
         assert tuple(line["prompt_token_ids"]) == result.prompt_token_ids
         assert line["text"] == result.text
         assert tuple(line.get("notes", ())) == result.notes
-    monkeypatch.setattr(batch_files, "TEMPLATE_SECONDS", 1.0)
-    target, summary = answered(write(tmp_path / "bad.jsonl", [*bad, chat(CAPITAL)]), engine)
-    assert summary.errors == len(bad)
-    for (_, why), line in zip(TEMPLATES.values(), lines(target)):
-        assert why in line["error"]["message"]
-    assert lines(target)[-1]["text"] == "The capital of France is Paris."
 
 
 def test_answer_file_refuses_a_text_that_no_tokenizer_should_be_given(
@@ -534,7 +545,7 @@ def test_answer_file_refuses_a_text_that_no_tokenizer_should_be_given(
 
 DEADLY = """
 # Each run is a fork of this process, in which the line with "deadly" kills it at one place.
-import contextlib, os, signal, sys
+import contextlib, dataclasses, os, signal, sys
 from gen_engine import load
 from parity.companions import batch_files
 
@@ -561,8 +572,7 @@ def deadly_model():
                 os.kill(os.getpid(), signal.SIGKILL)
             return new
         more = call.more
-        call.more = lambda: check(more())
-        return complete(check(prompts), call)
+        return complete(check(prompts), dataclasses.replace(call, more=lambda: check(more())))
     engine.backend.complete = call
 
 def run(out, more=()):
@@ -604,7 +614,8 @@ def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
     bad = lines(target)[33]
     assert bad["id"] == ("line:34" if place == "read" else "bad")
     assert "the process died twice while line 34 was being" in bad["error"]["message"]
-    assert texts(whole)[:33] + texts(whole)[34:] == [line["text"] for line in lines(target) if "text" in line]
+    others = lines(target)[:33] + lines(target)[34:]
+    assert [line["text"] for line in others] == texts(whole)[:33] + texts(whole)[34:]
     assert not Path(f"{target}.at").exists()
 
 
@@ -621,14 +632,14 @@ EDITS: dict[str, tuple[Callable[[list[bytes]], Any], str]] = {
     "blank": (lambda answers: answers.insert(2, b"\n"), "were not written by this run: 3"),
     "garbage": (lambda answers: answers.__setitem__(6, b"\xff\xfe\n"), "lines were edited: 7"),
     "edited": (
-        lambda answers: answers.__setitem__(0, answers[0].replace(b"capital", b"Capital")),
+        lambda answers: answers.__setitem__(0, answers[0].replace(b"e", b"E")),
         "lines were edited: 1",
     ),
-    "moved": (swap, "were moved: 4"),
+    "moved": (swap, "were moved: 5"),
     "appended": (lambda answers: answers.append(b"{}\n"), "were not written by this run: 21"),
     "mixed": (
         lambda answers: (answers.pop(9), answers.insert(0, answers[15]), answers.pop(3)),
-        "missing: 3, 10; these lines of OUT stand there twice: ",
+        "missing: 3, 10; these lines of OUT stand there twice: 1",
     ),
 }
 
@@ -723,7 +734,8 @@ def test_answer_file_gives_a_line_without_a_usable_id_one_that_no_other_line_has
     taken = [{"id": "line:4", **chat(CAPITAL)}, {"id": "\ud800", **chat(CAPITAL)}]
     openai = {**body(max_tokens=2), "custom_id": True}
     source = tmp_path / "in.jsonl"
-    source.write_text("\n".join([*map(json.dumps, usable), *unusable, *map(json.dumps, taken), json.dumps(openai)]))
+    written = [*map(json.dumps, usable), *unusable, *map(json.dumps, taken), json.dumps(openai)]
+    source.write_text("\n".join(written))
     target, _ = answered(source, engine)
     *own, last = lines(target)
     names = [2, "line:2", "line:3", "line:4", "line:5", "line:6", "line:7"]
@@ -734,7 +746,12 @@ def test_answer_file_gives_a_line_without_a_usable_id_one_that_no_other_line_has
 
 @pytest.mark.parametrize(
     "settings",
-    [{"device": "cuda:9"}, {"model": "golden/models"}, {"dtype": "float8"}, {"attn_implementation": "x"}],
+    [
+        {"device": "cuda:9"},
+        {"model": "golden/models"},
+        {"dtype": "float8"},
+        {"attn_implementation": "x"},
+    ],
 )
 def test_answer_file_whose_start_fails_leaves_nothing_behind(
     settings: dict[str, Any],
@@ -766,7 +783,8 @@ def test_answer_file_checks_the_first_lines_before_it_loads_a_model(
     source = write(tmp_path / "in.jsonl", asked)
     assert main(command(source, tmp_path / "out.jsonl")[3:]) == 2
     reason = capsys.readouterr().err
-    assert "cannot read any of its first 20 lines; line 1: VlmGenerationRequest has no field 'question'" in reason
+    assert "cannot read any of its first 20 lines; line 1: VlmGenerationRequest" in reason
+    assert "has no field 'question'" in reason
     assert "--prompt-field" in reason
     assert list(tmp_path.iterdir()) == [source]
 
@@ -825,7 +843,9 @@ def stop_after(patch: pytest.MonkeyPatch, count: int) -> list[batch_files.Item]:
 def test_answer_file_stopped_among_lanes_loses_a_chunk_at_most(
     count: int, engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = [{**record, "options": {"max_new_tokens": 2 + number % 5}} for number, record in enumerate(questions(80))]
+    asked = questions(80)
+    for number, record in enumerate(asked):
+        record["options"] = {"max_new_tokens": 2 + number % 5}
     source = write(tmp_path / "in.jsonl", asked)
     with monkeypatch.context() as patch:
         ended = stop_after(patch, count)
@@ -881,12 +901,16 @@ def test_answer_file_writes_errors_without_addresses_and_codec_traces(
     source.write_bytes(b'{"prompt": "object"}\n\xff{"prompt": "x"}\n{"prompt": "x"}\n')
     target, _ = answered(source, engine)
     first, second, _ = lines(target)
-    assert "0x" not in first["error"]["message"] and "<object> and <function" in first["error"]["message"]
+    assert "0x" not in first["error"]["message"]
+    assert "<object> and <function" in first["error"]["message"]
     assert "byte 1 is no UTF-8" in second["error"]["message"]
     assert "codec" not in second["error"]["message"]
 
 
-def test_answer_file_with_a_missing_model_folder_names_it(engine: gen_engine.GenerationEngine, tmp_path: Path) -> None:
+def test_answer_file_with_a_missing_model_folder_names_it(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
     source = write(tmp_path / "in.jsonl", questions(2))
     answered(source, engine)
     with pytest.raises(gen_engine.LoadError, match="/no/such: there is no such folder"):
@@ -896,9 +920,8 @@ def test_answer_file_with_a_missing_model_folder_names_it(engine: gen_engine.Gen
 def test_answer_file_takes_parquet_by_any_case_of_its_suffix_and_escapes_surrogates(
     engine: gen_engine.GenerationEngine, tmp_path: Path
 ) -> None:
-    source = write(
-        tmp_path / "in.jsonl", [{"id": "\ud800", **chat(CAPITAL)}, {"id": 7, "prompt": "\ud800"}, chat(CAPITAL)]
-    )
+    asked = [{"id": "\ud800", **chat(CAPITAL)}, {"id": 7, "prompt": "\ud800"}, chat(CAPITAL)]
+    source = write(tmp_path / "in.jsonl", asked)
     target = tmp_path / "out.PARQUET"
     answer_file(source, target, engine, MOST, progress=False)
     rows = batch_files.import_arrow()[1].read_table(target).to_pylist()
@@ -928,10 +951,12 @@ def test_openai_fields_that_contradict_each_other_are_refused(
 def test_openai_logprobs_hold_the_text_and_bytes_of_each_token(
     engine: gen_engine.GenerationEngine, tmp_path: Path
 ) -> None:
-    target, _ = answered(write(tmp_path / "in.jsonl", [body(logprobs=True, top_logprobs=1)]), engine)
+    asked = [body(logprobs=True, top_logprobs=1)]
+    target, _ = answered(write(tmp_path / "in.jsonl", asked), engine)
     [choice] = lines(target)[0]["response"]["body"]["choices"]
     content = choice["logprobs"]["content"]
-    assert "".join(entry["token"] for entry in content).startswith("The capital of France is Paris.")
+    text = "".join(entry["token"] for entry in content)
+    assert text.startswith("The capital of France is Paris.")
     assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
     assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]
 
@@ -960,40 +985,64 @@ engine = load(model, progress=False)
 batch_files.load = lambda config: contextlib.nullcontext(engine)
 chance = random.Random(0)
 
-def begun(out, limit=resource.RLIM_INFINITY):
+def start(out, *extra, limit=resource.RLIM_INFINITY):
     if child := os.fork():
         return child
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    os._exit(batch_files.main([source, out, "--model", model, *more]))
+    os._exit(batch_files.main([source, out, "--model", model, *more, *extra]))
 
-def ended(child):
+def exit_code(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-def forgotten():
-    for name in (target, target + ".run"):
-        Path(name).unlink(missing_ok=True)
+def forget():
+    for suffix in ("", ".run", ".at", ".retry"):
+        Path(target + suffix).unlink(missing_ok=True)
+
+def read(path):
+    return Path(path).read_bytes().splitlines(keepends=True) if os.path.exists(path) else []
+
+def check(found):  # a line near which a process died may wait for the end
+    assert all(line == right or b"Pending" in line for line, right in zip(found, expected)), killed
+
+def edit():
+    lines = read(target)
+    del lines[2]
+    lines.insert(4, lines[7])
+    lines[1] = b"garbage\n"
+    Path(target).write_bytes(b"".join(lines))
 
 began = time.monotonic()
-assert ended(begun(whole)) == 0
-expected, took, killed = Path(whole).read_bytes(), time.monotonic() - began, 0
+assert exit_code(start(whole)) == 0
+expected, took, killed, repair = read(whole), time.monotonic() - began, 0, []
 while killed < int(kills):
-    child = begun(target)
+    child = start(target, *repair)
     time.sleep(chance.uniform(0, took))
     os.kill(child, signal.SIGKILL)
-    code, found = ended(child), Path(target).read_bytes() if os.path.exists(target) else b""
-    assert expected.startswith(found), killed
+    code, found = exit_code(child), read(target)
     if code == 0:  # it was faster
         assert found == expected
-        forgotten()
-    else:
-        assert code == -signal.SIGKILL
-        killed += 1
-        print("killed after", found.count(b"\\n"))
-forgotten()
-assert ended(begun(target, len(expected) // 2)) == 3
-found = Path(target).read_bytes()
-assert found and expected.startswith(found) and found.endswith(b"\\n")
-assert ended(begun(target)) == 0 and Path(target).read_bytes() == expected
+        forget()
+        repair = []
+        continue
+    assert code == -signal.SIGKILL
+    killed += 1
+    print("killed after", len(found))
+    if not repair:
+        check(found)
+        if len(found) > 20 and killed >= int(kills) // 2:
+            edit()
+            assert exit_code(start(target)) == 2
+            repair = ["--repair"]
+assert exit_code(start(target, *repair)) == 0 and read(target) == expected
+print("edited", bool(repair))
+edit()
+assert exit_code(start(target)) == 2 and exit_code(start(target, "--repair")) == 0
+assert read(target) == expected
+forget()
+assert exit_code(start(target, limit=sum(map(len, expected)) // 2)) == 3
+found = read(target)
+assert found and found == expected[: len(found)]
+assert exit_code(start(target)) == 0 and read(target) == expected
 print("equal")
 """
 
@@ -1003,6 +1052,7 @@ def test_the_command_survives_kills_and_a_file_that_may_not_grow(tmp_path: Path)
     files = [str(source), str(tmp_path / "whole.jsonl"), str(tmp_path / "out.jsonl")]
     run = [sys.executable, "-c", KILLER, *files, str(TEXT), kills, "--options", json.dumps(MOST), "--chunk", "8"]
     done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
+    print(done.stdout)  # by hand: the figures, with pytest -s
     assert done.returncode == 0 and done.stdout.endswith("equal\n"), done.stdout + done.stderr
     assert done.stdout.count("killed") == KILLED[1] and "the same command continues" in done.stderr
     assert re.search(
