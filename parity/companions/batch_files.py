@@ -895,7 +895,8 @@ def lock(file: IO[bytes], path: Path) -> None:
 
 
 class Lines(contextlib.AbstractContextManager["Lines"]):
-    """A file that only grows, by whole lines. A torn last line of a killed process is cut off."""
+    """A file that only grows, by whole lines. A last line that a killed process has torn is cut
+    off; `torn` is how many bytes it had."""
 
     def __init__(self, path: Path, *, alone: bool = False) -> None:
         self.path = path
@@ -907,6 +908,7 @@ class Lines(contextlib.AbstractContextManager["Lines"]):
             if alone:
                 lock(self._file, path)
             self._end = sum(map(len, self.read()))
+            self.torn = path.stat().st_size - self._end
             self._file.truncate(self._end)
             if self.is_new:
                 sync_folder(path)
@@ -1296,9 +1298,10 @@ class Watch(contextlib.AbstractContextManager["Watch"]):
 
     def __exit__(self, *exc: object) -> None:
         """The process lives: it leaves no state of its own."""
-        with self._lock, contextlib.suppress(OSError):  # the first error is the one to report
-            self._file.seek(0)
-            self._file.write(State().to_bytes())
+        with self._lock:
+            with contextlib.suppress(OSError):  # of a full disk, which another error reports
+                self._file.seek(0)
+                self._file.write(State().to_bytes())
             self._file.close()
         if not self.deaths:
             self.path.unlink()
@@ -1373,6 +1376,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         if not self.path.exists():
             return
         with Lines(self.path) as out:
+            if out.torn:
+                tell(f"batch: {self.path}: a torn last line of {out.torn} bytes is cut off")
             done = count_intact(out.read(), self.record.digests)
             if done is not None:
                 if done < self.record.whole:
@@ -1448,6 +1453,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         """Put the answers of OUT.retry in the places of the errors that they replace."""
         self._again = None
         if not self.retried.exists():
+            return
+        if not self.path.exists():  # somebody has deleted OUT: all of it is answered again
+            self.retried.unlink()
             return
         beside = Path(f"{self.path}.new")
         with disk_errors(beside), Lines(self.retried) as retried:
