@@ -1006,7 +1006,7 @@ def edit():
     lines = read(target)
     del lines[2]
     lines.insert(4, lines[7])
-    lines[1] = b"garbage\n"
+    lines[1] = b"garbage\\n"
     Path(target).write_bytes(b"".join(lines))
 
 began = time.monotonic()
