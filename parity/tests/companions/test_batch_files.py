@@ -445,7 +445,8 @@ def test_answer_file_with_input_that_is_read_once_answers_each_line(
     engine: gen_engine.GenerationEngine,
     tmp_path: Path,
 ) -> None:
-    content = write(tmp_path / "in.jsonl", questions(150)).read_bytes()
+    asked = [{"id": f"q{number}", "prompt": "1, 2, "} for number in range(1500)]
+    content = write(tmp_path / "in.jsonl", asked).read_bytes()  # less than a pipe holds
     target = tmp_path / "out.jsonl"
     if kind == "fifo":
         source = str(tmp_path / "fifo.jsonl")
@@ -456,9 +457,9 @@ def test_answer_file_with_input_that_is_read_once_answers_each_line(
         source = f"/dev/fd/{receiver}"
         os.write(sender, content)
         os.close(sender)
-    summary = answer_file(source, target, engine, {"max_new_tokens": 2}, progress=False)
-    assert summary.lines == 150
-    assert [line["id"] for line in lines(target)] == [f"q{number}" for number in range(150)]
+    summary = answer_file(source, target, engine, {"max_new_tokens": 1}, chunk=48)
+    assert summary.lines == 1500
+    assert [line["id"] for line in lines(target)] == [record["id"] for record in asked]
     assert not Path(f"{target}.in").exists()
 
 
