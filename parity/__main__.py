@@ -19,7 +19,7 @@ from parity import shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
 from parity.golden import GoldenError
-from parity.prove import campaign, frozen, matrix, referee_command, selftest, stop_laws
+from parity.prove import campaign, frozen, matrix, mutants, referee_command, selftest, stop_laws
 from parity.prove.real import ground
 from parity.record import commands as recording
 from parity.record import inventory
@@ -41,6 +41,7 @@ COMMANDS = (
     batch_files.add_batch,
     answers.add_compare,
     selftest.add_selftest,
+    mutants.add_mutants,
     referee_command.add_referee,
     ground.add_real,
     frozen.add_frozen,

@@ -12,7 +12,9 @@ that begins with `$`:
 
     {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg", "name": "x.jpg"}   a path to a file
     {"$image": "ab12….png"}  a PIL image, as pixels           {"$object": "torch.device"}  nothing that can be replayed
-    {"$record": "pkg.Request", "fields": {...}}    a dataclass, of what the code has imported
+    {"$record": "pkg.Request", "fields": {...}}    a dataclass or pydantic model that the code has imported
+    {"$settings": "vllm.SamplingParams", "fields": {...}}    settings of a library (SETTINGS_CLASSES), what is not its
+                             default
     {"$scratch": "out/a"}    a path in a temporary folder      {"$bytes": "…"}           base64
     {"$float": "nan"}        what JSON cannot write            {"$set": […]}             a set, sorted
 
@@ -25,7 +27,9 @@ A case holds one row per sequence that the model generated:
     images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}]
     request       {"number", "sample", "seed"}: which request of the call the row answers, and that one's own seed; of
                   what an engine scores {"response"}: how many of the ids are the response; {"cut", "behind"}: which
-                  part of a text the ids are, or how many stand behind it; {"structure"}: the form asked for
+                  part of a text the ids are, or how many stand behind it; {"structure"}: the form asked for;
+                  {"script_seed"}: the seed that the script gave before this call, in whose place the recorder gave its
+                  own
     scored        true: ids that were only read
     loop          of code that chooses by itself: "likeliest", "chosen" or "chosen, all but the last"
     batch         {"rows", "side" of the padding, "pads" of this row, "masked"}
@@ -48,6 +52,7 @@ import base64
 import dataclasses
 import datetime
 import hashlib
+import importlib
 import inspect
 import io
 import json
@@ -198,6 +203,11 @@ def is_base64(text: Any) -> bool:
         return False
 
 
+def is_settings(value: Mapping[str, Any]) -> bool:
+    known = isinstance(value["$settings"], str) and value["$settings"] in SETTINGS_CLASSES
+    return known and isinstance(value.get("fields"), dict)
+
+
 def is_set(value: Any) -> bool:
     """Whether all that a list holds may stand in a set; tuples are written as lists."""
     entries = value if isinstance(value, list) else [{}]
@@ -229,6 +239,8 @@ def object_faults(value: Any, place: str) -> Iterator[Fault]:
             isinstance(value["$record"], str) and isinstance(value["fields"], dict)
         ):
             yield f"{place}.$record", "is no name of a dataclass with its fields"
+        if "$settings" in value and value.keys() <= {"$settings", "fields"} and not is_settings(value):
+            yield f"{place}.$settings", f"is none of {', '.join(SETTINGS_CLASSES)} with its fields"
         for key, entry in value.items():
             yield from object_faults(entry, f"{place}.{key}")
     elif isinstance(value, list):
@@ -244,29 +256,112 @@ def objects_in(value: Any, key: str = "$object") -> list[str]:
     return [name for entry in value for name in objects_in(entry, key)] if isinstance(value, (list, tuple)) else []
 
 
+# Classes of libraries whose instances are plain settings: module and class. A golden can name no
+# other one, and nothing but these modules is imported for it.
+SETTINGS_CLASSES: dict[str, tuple[str, str]] = {
+    "transformers.GenerationConfig": ("transformers.generation.configuration_utils", "GenerationConfig"),
+    "vllm.SamplingParams": ("vllm.sampling_params", "SamplingParams"),
+    "vllm.StructuredOutputsParams": ("vllm.sampling_params", "StructuredOutputsParams"),
+}
+BY_ID = {"logit_bias"}  # fields whose keys are token ids, which JSON writes as text
+
+
+def settings_in(value: Any) -> tuple[str, dict[str, Any]] | None:
+    """(name in SETTINGS_CLASSES, the fields that differ from the default) of a library's settings;
+    None for anything else."""
+    kind = type(value)
+    place = kind.__module__, kind.__qualname__
+    name = next((name for name, known in SETTINGS_CLASSES.items() if known == place), None)
+    if name is None:
+        return None
+    fields, default = public_fields(value), defaults_of(kind)
+    return name, {key: entry for key, entry in fields.items() if entry != default[key]}
+
+
+def public_fields(settings: Any) -> dict[str, Any]:
+    """The fields of a library's settings; those of a GenerationConfig as it writes them itself."""
+    if hasattr(settings, "to_dict"):
+        fields = settings.to_dict()
+    else:
+        fields = {name: getattr(settings, name) for name in field_names(type(settings))}
+    return {n: v for n, v in fields.items() if not n.startswith("_") and n != "transformers_version"}
+
+
+def field_names(kind: Any) -> Iterable[str]:
+    names: Iterable[str] = getattr(kind, "__struct_fields__", None) or kind.__dataclass_fields__
+    return names
+
+
+def defaults_of(kind: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(kind):  # of which none may be made without any field
+        own = {f.name: f.default for f in dataclasses.fields(kind)}
+        return {name: value for name, value in own.items() if not name.startswith("_")}
+    return public_fields(kind())
+
+
+def settings_from(name: str, fields: Mapping[str, Any]) -> Any:
+    """A library's settings as they were.   fields: restored.
+
+    Raises GoldenError where the library is not here, or its class has not these fields."""
+    module, attribute = SETTINGS_CLASSES[name]
+    try:
+        kind = getattr(importlib.import_module(module), attribute)
+        if strange := sorted(fields.keys() - defaults_of(kind).keys()):
+            raise TypeError(f"it has no {', '.join(strange)} here")
+        typed = {n: {int(k): v for k, v in fields[n].items()} for n in BY_ID & fields.keys()}
+        return kind(**{**fields, **typed})
+    except Exception as error:  # the library's own kinds among them
+        raise GoldenError(f"an argument was a {name}, which cannot be made: {error}") from error
+
+
 def record_of(name: str, fields: Mapping[str, Any]) -> Any:
-    """A dataclass's instance as it was. No code of it runs, neither now nor when it is gone: the class must be one that
-    is imported already, and has none for that.
+    """An instance of a dataclass or of a pydantic model as it was. No code of it runs, neither now nor when it is gone:
+    the class must be one that is imported already, and has none for that.
 
     Raises GoldenError where it is not, or has not these fields."""
     module = max((known for known in sys.modules if name.startswith(f"{known}.")), key=len, default="")
     kind: Any = sys.modules.get(module)
     for part in name[len(module) + 1 :].split("."):
         kind = vars(kind).get(part) if isinstance(kind, (type, ModuleType)) else None
-    known = inspect.getattr_static(kind, "__dataclass_fields__", None) if isinstance(kind, type) else None
-    why = "which the moved code does not import" if known is None or {*known} != {*fields} else code_in(kind, fields)
+    known = fields_declared(kind) if isinstance(kind, type) else None
+    parts = [*fields, *(PYDANTIC_STATE if is_pydantic(kind) else ())]
+    why = "which the moved code does not import" if known is None or {*known} != {*fields} else code_in(kind, parts)
     if not why:
         try:
             made = object.__new__(kind)
+            if is_pydantic(kind):
+                return filled_model(made, fields)
             for own, value in fields.items():
                 object.__setattr__(made, own, value)
             return made
         except (TypeError, AttributeError) as error:  # a kind of what C has made, or without a place for a field
             why = f"which cannot be made of them: {error}"
     raise GoldenError(
-        f"an argument was a {name}, a dataclass of the fields {', '.join(fields)}, {why}; say in sites.json what makes "
+        f"an argument was a {name}, a class of the fields {', '.join(fields)}, {why}; say in sites.json what makes "
         'that argument, "arguments": {"NAME": "pkg.setup:make"}'
     )
+
+
+def is_pydantic(kind: Any) -> bool:
+    """Whether a class is a pydantic model (2.x), as its metaclass made it."""
+    names = ("__pydantic_fields__", "__pydantic_validator__")
+    return all(inspect.getattr_static(kind, name, None) is not None for name in names)
+
+
+def fields_declared(kind: Any) -> Any:
+    """The fields of a dataclass or a pydantic model by their names; None for any other class."""
+    name = "__pydantic_fields__" if is_pydantic(kind) else "__dataclass_fields__"
+    return inspect.getattr_static(kind, name, None)
+
+
+PYDANTIC_STATE = ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+
+
+def filled_model(made: Any, fields: Mapping[str, Any]) -> Any:
+    """A pydantic model with these fields, past its validators."""
+    for name, value in zip(PYDANTIC_STATE, (dict(fields), set(fields), None, None)):
+        object.__setattr__(made, name, value)
+    return made
 
 
 def code_in(kind: type, fields: Iterable[str]) -> str:
@@ -547,6 +642,8 @@ class Store:
                 f"an argument was a {value['$object']}, which is no data; say in sites.json what makes one, "
                 '"arguments": {"NAME": "pkg.setup:make"}, or check this site with `check -- python script`'
             )
+        if value.keys() == {"$settings", "fields"}:
+            return settings_from(value["$settings"], self.restore(value["fields"], folder))
         if value.keys() == {"$record", "fields"}:
             return record_of(value["$record"], {name: self.restore(v, folder) for name, v in value["fields"].items()})
         return {key: self.restore(entry, folder) for key, entry in value.items()}

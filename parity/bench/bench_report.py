@@ -51,12 +51,19 @@ def row_text(row: Measured) -> str:
     )
 
 
+def ratio_words(ratio: Ratio) -> str:
+    """The ratio with its range; where the range has 1 in it no contender was faster."""
+    if not ratio.values:
+        return "no speed-up: the answers differ"
+    if ratio.has_winner or len(ratio.values) == 1:
+        return f"× {spread(ratio.values, '.2f')}"
+    return f"no difference measured ({min(ratio.values):.2f}–{max(ratio.values):.2f})"
+
+
 def ratio_text(ratio: Ratio) -> str:
-    verdict = ratio.verdict
-    rows = f"{verdict.name}, {verdict.equal} of {verdict.rows} rows"
-    why = f"; {verdict.why}" if verdict.why else ""
-    said = f"× {spread(ratio.values, '.2f')}" if ratio.values else "no speed-up: the answers differ"
-    return f"  {ratio.contender} ÷ {ratio.against:14} {said:32} [{rows}{why}]"
+    mine, other = ratio.tokens
+    lengths = "" if mine == other else f"; {mine:,} and {other:,} tokens, each by its own"
+    return f"  {ratio.contender} ÷ {ratio.against:14} {ratio_words(ratio):36} [{ratio.verdict}{lengths}]"
 
 
 def table(bench: Bench) -> str:
@@ -76,7 +83,7 @@ def table(bench: Bench) -> str:
     notes = [*bench.notes, *(["seconds are the processor's, not the wall's"] if bench.clock == "cpu" else [])]
     lines += ["", *notes] if notes else []
     if any(result.differs for result in bench.results):
-        lines += ["", "ANSWERS DIFFER: the speed of another answer is no speed (exit 1)"]
+        lines += ["", "ANSWERS DIFFER by more than rounding: the speed of another answer is no speed (exit 1)"]
     return "\n".join(lines)
 
 
@@ -118,6 +125,7 @@ def result_json(result: Result) -> dict[str, Any]:
             "equal_rows": ratio.verdict.equal,
             "rows": ratio.verdict.rows,
             "why": ratio.verdict.why,
+            "difference_measured": ratio.has_winner,
             "ratio": statistics.median(ratio.values) if ratio.values else None,
             "values": list(ratio.values),
         }
@@ -136,7 +144,9 @@ def bar_label(row: Measured, result: Result) -> str:
     own = [ratio for ratio in result.ratios if ratio.contender == row.contender and ratio.against != "hf"]
     if not own:
         return speed
-    return f"{speed}   ×{statistics.median(own[0].values):.2f}" if own[0].values else f"{speed}   answers differ"
+    if not own[0].values:
+        return f"{speed}   answers differ"
+    return f"{speed}   ×{statistics.median(own[0].values):.2f}" if own[0].has_winner else f"{speed}   no difference"
 
 
 def draw_panel(axes: Any, results: Sequence[Result]) -> None:
@@ -185,7 +195,7 @@ def draw(bench: Bench, path: Path) -> None:
     labels, columns = [LABELS[name] for name in names], 5 if len(models) > 2 else 3
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
     second = "second" if bench.clock == "wall" else "processor second"
-    figure.suptitle(f"Same prompts, same answers: tokens per {second} (median, range; × against the plain library)")
+    figure.suptitle(f"Same prompts, same work: tokens per {second} (median, range; × against the plain library)")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 

@@ -9,7 +9,16 @@ from typing import Any
 
 from parity.bench.workloads import Ids, Work
 
-DIFFER = 1  # the exit code of a run whose answers differ
+DIFFER = 1  # the exit code of a run whose answers differ by more than rounding
+
+# Names of verdicts.
+IDENTICAL = "IDENTICAL"
+ROUNDING = "SAME WITHIN ROUNDING"
+PARTED = "ANSWERS PART, TOO FEW TOKENS TO TELL WHY"
+UNREAD = "ANSWERS PART, COULD NOT BE JUDGED"
+DIFFERENT = "DIFFERENT"
+OTHER_PROMPTS = "DIFFERENT PROMPTS"
+FAULTS = (DIFFERENT, OTHER_PROMPTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether two contenders answered the same.   equal: rows with the same ids.   why: the first difference."""
+    """Whether two contenders did the same work.   equal: rows with the same ids.   why: one sentence."""
 
     name: str
     equal: int
@@ -80,18 +89,32 @@ class Verdict:
     why: str = ""
 
     @property
-    def passes(self) -> bool:
-        return self.name in ("IDENTICAL", "NEAR-TIE")
+    def is_fault(self) -> bool:
+        """Whether a ratio would compare different work. Rounding, and what cannot be told, is no fault."""
+        return self.name in FAULTS
+
+    def __str__(self) -> str:
+        if self.name == IDENTICAL:
+            return f"{self.name}, {self.rows} of {self.rows} rows"
+        parted = f"{self.name}, {self.rows - self.equal} of {self.rows} rows part"
+        return parted if self.name in (ROUNDING, PARTED) or not self.why else f"{parted}; {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """contender's tokens a second ÷ against's, repeat by repeat; empty where the answers differ."""
+    """contender's tokens a second ÷ against's, repeat by repeat; empty where the answers differ by a fault.
+    tokens: what either gave. Where answers part their lengths may, too: each is counted by its own tokens."""
 
     contender: str
     against: str
     verdict: Verdict
     values: tuple[float, ...]
+    tokens: tuple[int, int] = (0, 0)
+
+    @property
+    def has_winner(self) -> bool:
+        """Whether all repeats agree which of the two is faster."""
+        return bool(self.values) and not min(self.values) <= 1 <= max(self.values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +128,7 @@ class Result:
 
     @property
     def differs(self) -> bool:
-        return any(not ratio.verdict.passes for ratio in self.ratios) or any(not m.same for m in self.measured)
+        return any(ratio.verdict.is_fault for ratio in self.ratios) or any(not m.same for m in self.measured)
 
 
 @dataclass(frozen=True, slots=True)

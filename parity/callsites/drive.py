@@ -15,7 +15,10 @@ from typing import Any
 
 from parity.record.observe import case
 
-SITES = ("stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker", "plain")
+SITES = (
+    "stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker", "plain",
+    "service",
+)  # fmt: skip
 WAYS = ("old", "moved")
 
 

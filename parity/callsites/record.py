@@ -27,11 +27,27 @@ LOAD: dict[str, Any] = {
 
 # Fewer places than a case has rows, so that rows join others.
 FEW = {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3, "gpu_memory_utilization": 0.3}  # several engines at once
-LOADS = {"plain": {"vllm": {"vllm_kwargs": FEW}}}
+LOADS = {name: {"vllm": {"vllm_kwargs": FEW}} for name in ("plain", "service")}
 
 # In bfloat16 vLLM's kernels do not round on every CPU (numerics.cuts_bfloat16), which many unsure tokens show.
 COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")
-CASES = {"plain": {name: ["hf"] for name in COARSE}}
+
+# Of one backend by nature: memory, gradients and equal draws are transformers' alone, and some things only vLLM cannot
+# do. Pictures are refused before either has a say.
+ONE_BACKEND = {
+    name: ["hf"]
+    for name in (
+        "halved",
+        "one-too-large",
+        "gradient",
+        "log-of-samples",
+        "no-such-pictures",
+        "described",
+        "processor-that-breaks",
+    )
+}
+ONE_BACKEND |= {name: ["vllm"] for name in ("log-of-the-spare", "gradient-by-the-spare", "not-for-the-fast-library")}
+CASES = {"plain": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
 BACKENDS = {"rollout_worker": ["vllm"]}

@@ -46,10 +46,12 @@ from parity.judge.endings import ADDED, leaves
 from parity.judge.explain import (
     Inquiry,
     also_differs,
+    backend_of,
     beside_rounding,
     by_cache,
     by_company,
     cause_of,
+    declared_end,
     from_other_ids,
     up_to_followers,
 )
@@ -75,7 +77,18 @@ from parity.record import observe
 from parity.record.changing import as_recorded, changing, place_name, unchanged
 from parity.record.recorder import Seen, Starting
 from parity.record.rows import LIKELIEST, STRUCTURED
-from parity.verdict import CAUSES, Cause, Certainty, Check, Difference, Outcome, Policy, Verdict, equal
+from parity.verdict import (
+    CAUSES,
+    Cause,
+    Certainty,
+    Check,
+    Difference,
+    Outcome,
+    Policy,
+    Verdict,
+    equal,
+    first_divergence,
+)
 from parity.verdict import Numerics as Measurement
 
 if TYPE_CHECKING:
@@ -120,13 +133,14 @@ class Judge:
     ledgers: dict[str, draws.Ledger] = dataclasses.field(default_factory=dict)  # site -> its draws so far
     seeds: dict[str, set[int]] = dataclasses.field(default_factory=dict)  # site -> those that its new code gave so far
     greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
+    seeded: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its script seeds before each call
     paths: dict[Any, ties.OldPath] = dataclasses.field(default_factory=dict)  # what the site's goldens were asked of
 
     def outcome(self, old: Case, new: Case, seconds: float = 0.0) -> Outcome:
         greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
         old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
         found = self.without_chance(old, new, self.of_this_release(old, compare.differences(old, new)))
-        found = (*found, *self.seeded_again(old, new))
+        found = (*found, *self.seeded_again(old, new), *self.seeds_of_the_script(old, new))
         steps: list[str] = []
         verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
         if old.changing:
@@ -194,6 +208,32 @@ class Judge:
         if mine and mine <= known:
             yield Difference("sampling", "seed", "what the script had seeded", min(mine), 0)
         known |= mine
+
+    def seeds_of_the_script(self, old: Case, new: Case) -> Iterator[Difference]:
+        """The seed that a script gave before each call of a site and that the new rows lack: as
+        their own, or, where the whole script runs again, as its. A function that is called alone
+        and samples with the process's generator cannot have it."""
+        if not self.is_seeded_each_time(old.site):
+            return
+        for number, (mine, theirs) in enumerate(compare.paired(old.rows, new.rows)):
+            seed, again = script_seed(mine), script_seed(theirs)
+            left_out = self.resample is not None and seed_source(theirs) == "nobody"
+            if seed is None or not compare.is_drawn(theirs) or left_out:
+                continue
+            if seed != again and seed not in compare.seeds_of(theirs):
+                new_seed = min(compare.seeds_of(theirs), default=again)
+                yield Difference("sampling", "seed", seed, new_seed, number)
+                return
+
+    def is_seeded_each_time(self, site: str) -> bool:
+        """Whether a script gave a seed before each of several calls. One that was given before the
+        first call alone says nothing of the others."""
+        if site not in self.seeded:
+            drawn = [[row for row in golden.rows if compare.is_drawn(row)] for golden in self.goldens(site)]
+            calls = [rows for rows in drawn if rows]
+            told = all(script_seed(row) is not None for rows in calls for row in rows)
+            self.seeded[site] = told and len(calls) > 1
+        return self.seeded[site]
 
     def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
         if old.repeats is False:
@@ -285,11 +325,8 @@ class Judge:
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
             proof = "seen directly; the value does not show it"
             return "LATENT", Cause("post.other", "likely", said, proof), ()
-        for difference in found:
-            kept = (difference.stage, difference.field, difference.new) == ("decode", "skip_special_tokens", False)
-            if kept and decoded_once(old, new):  # the other way round an engine's raw text may have been taken
-                name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
-                return "LATENT", Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        if (flag := next((d for d in found if is_skip_special(d)), None)) and decoded_once(old, new):
+            return "LATENT", flag_that_shows_elsewhere(flag), ()
         if self.only_drawn(old, new, found):
             _, cause, notes = self.judged_draws(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
@@ -351,7 +388,8 @@ class Judge:
             stops = any(
                 compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
             )
-            if (cause := own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)) is not None:
+            cause = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode) or declared_end(whole)
+            if cause is not None:
                 return "DRIFT", cause, ()
             return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
         if (place := place_of(inquiry.old, inquiry.new, "parted")) is None:
@@ -392,7 +430,8 @@ class Judge:
         try:
             theirs, mine = self.samples(old, new, old), self.samples(old, new, new)
         except COULD_NOT_JUDGE as error:
-            return self.permuted(old, new, str(error))
+            off = self.off_its_seed(old, new)
+            return self.permuted(old, new, str(error)) if off is None else ("DRIFT", off, ())
         ledger = self.ledger(old.site)
         before = draws.evidence_of(theirs, ledger.alpha)
         if before.breaks and before.fault != draws.COPY:
@@ -415,7 +454,48 @@ class Judge:
                     said = f"{CAUSES['post.other']}: the logits that it tells are not those of its log-probabilities"
                     return "LATENT", Cause("post.other", "likely", said), (evidence.sentence(),)
                 return "DRIFT", Cause("numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {said}"), ()
+        if (off := self.off_its_seed(old, new)) is not None:
+            return "DRIFT", off, (evidence.sentence(),)
         return ("SAME-DISTRIBUTION" if evidence.tells else "SAME-SETTINGS"), None, (evidence.sentence(),)
+
+    def off_its_seed(self, old: Case, new: Case) -> Cause | None:
+        """Why ids that are owed are others, by the rule of seeds in draws.py; None where all are there."""
+        if not self.in_the_same_place(old):
+            return None
+        alike = len(old.rows) == len(new.rows) and all(map(compare.same_prompt, old.rows, new.rows))
+        for number, (mine, theirs) in enumerate(compare.paired(old.rows, new.rows)):
+            seed = draws.own_seed(mine)
+            if seed is None or not owes_ids(mine, theirs, seed) or mine["output_ids"] == theirs["output_ids"]:
+                continue
+            step: int | None
+            if compare.backends_of(mine) == {"vllm"}:
+                exact = alike or in_float32(old, new)
+                step = first_divergence(mine["output_ids"], theirs["output_ids"]) if exact else None
+            else:
+                step = self.step_off_seed(old, new, mine, theirs, seed)
+            if step is not None:
+                said = f"row {number} has seed {seed} on both sides, and token {step} is not the one of this seed"
+                proof = "same backend, versions, device and dtype: an equal seed gives equal ids"
+                sure = alike and in_float32(old, new)  # where rows are missing, which seed is whose is not known
+                return Cause("rng", "confirmed" if sure else "likely", said, proof)
+        return None
+
+    def step_off_seed(self, old: Case, new: Case, mine: compare.Row, theirs: compare.Row, seed: int) -> int | None:
+        """Where a new row on hf leaves its seed, if the golden's does not; None where logits cannot be had."""
+        place = next(place for place, row in enumerate(old.rows) if row is mine)
+        with contextlib.suppress(*COULD_NOT_JUDGE):
+            path = self.old_path(old, new, place)
+            if draws.unreadable(mine) or draws.first_off_seed(mine, path.logits(mine), seed) is not None:
+                return None
+            asked = {**mine, "prompt_ids": theirs["prompt_ids"], "output_ids": theirs["output_ids"]}
+            return draws.first_off_seed(asked, path.logits(asked), seed)
+        return None
+
+    def in_the_same_place(self, old: Case) -> bool:
+        """Whether a golden was recorded with this machine's libraries and kind of device."""
+        there, here = self.store.environment_of(old), environment()
+        names = {"torch", "transformers", "device", "machine"} | (compare.backends_of(*old.rows) & {"vllm"})
+        return bool(there) and all(there.get(name) == here.get(name) for name in names)
 
     def samples(self, old: Case, new: Case, case: Case) -> list[draws.Sample]:
         """What a case's drawn rows, of one of both, say under the golden's settings. Raises GoldenError where that
@@ -464,8 +544,22 @@ class Judge:
         return "DRIFT", Cause("sampling.processors", "likely", f"other texts are drawn: p = {p:.3f}, twice; {why}"), ()
 
 
+def owes_ids(old: compare.Row, new: compare.Row, seed: int) -> bool:
+    """Whether two drawn rows of one prompt and seed, on one backend in one dtype, are to have the same ids. On the new
+    side the seed must be the row's own: one of the process serves a batch, and what came before it."""
+    drawn = compare.is_drawn(old) and compare.is_drawn(new) and compare.same_prompt(old, new)
+    dtypes = {row.get("model", {}).get("dtype") for row in (old, new)}
+    own = seed_source(new) == "caller" and draws.own_seed(new) == seed
+    return drawn and own and compare.same_backend(old, new) and len(dtypes) == 1
+
+
 def seed_source(row: Mapping[str, Any]) -> str | None:
     return (row.get("sampling", {}).get("seed") or {}).get("from")
+
+
+def script_seed(row: Mapping[str, Any]) -> int | None:
+    found: int | None = (row.get("request") or {}).get("script_seed")
+    return found
 
 
 def seeded_alike(old: Case, new: Case) -> bool:
@@ -496,6 +590,20 @@ def asked_otherwise(old: Case, new: Case) -> str:
 def read_in_vain(row: compare.Row) -> bool:
     """Whether a loss was asked for of which no token counts."""
     return bool((row.get("request") or {}).get("labels") == "none")
+
+
+def is_skip_special(difference: Difference) -> bool:
+    return (difference.stage, difference.field) == ("decode", "skip_special_tokens")
+
+
+def flag_that_shows_elsewhere(difference: Difference) -> Cause:
+    """Special tokens that only one side drops, where no answer of the case holds any. Code that takes
+    an engine's raw text has them whatever its options say, so where they went it is likely."""
+    name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
+    said = f"{CAUSES[name]}: {difference.sentence()}"
+    if difference.new:
+        return Cause(name, "likely", said, f"{proof}; unless the new code takes the engine's raw text")
+    return Cause(name, "confirmed", said, proof)
 
 
 def decoded_once(old: Case, new: Case) -> bool:
@@ -709,8 +817,7 @@ class Session:
             why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
             raise GoldenError(f"{function} could not be observed: {why}")
         new = self.found[-1]
-        if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
-            raise GoldenError(f"the moved code could not be run here: {new.raised}")
+        refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
@@ -719,7 +826,7 @@ class Session:
         data = {
             name: value
             for name, value in old.arguments.items()
-            if not (objects_in(value) or (name in makers and objects_in(value, "$record")))
+            if not (objects_in(value) or (name in makers and holds_records(value)))
             or (name in wanted and name not in makers)
         }
         if lost := sorted(name for name, value in data.items() if objects_in(value)):
@@ -760,6 +867,17 @@ class Session:
         if self.replay is None or self.replay.used is None:
             return None
         return readable(self.replay.used, self.engines, hooked=True)
+
+
+def holds_records(value: Any) -> bool:
+    """Whether a recorded argument was an object that a golden holds by its fields."""
+    return any(objects_in(value, key) for key in ("$record", "$settings"))
+
+
+def refuse_not_run(old: Case, new: Case) -> None:
+    """Raise GoldenError where an engine could not be loaded: that says nothing of the moved code."""
+    if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
+        raise GoldenError(f"the moved code could not be run here: {new.raised}")
 
 
 Factories = Mapping[str, Mapping[str, str]]  # site -> argument -> "pkg.setup:make"
@@ -1195,6 +1313,7 @@ def check_script(
         return None
 
     judge, label = Judge(store, backend or "hf", run, asked_of), backend or "hf"
+    ran_on: list[tuple[str, str]] = []  # sites and the backends that their calls were seen on
     seen, (goldens, broken) = observed((REPLAYS, base)), store.read_all(sites)
     for site in sites:
         expected = store.settings().get(site, {}).get("exit_code", 0)
@@ -1209,12 +1328,15 @@ def check_script(
         elif old is None:
             outcomes.append(missing(new.site, new.case, label, "the script made a call that has no golden"))
         else:
+            judge.backend = backend or backend_of(new)
+            ran_on.append((old.site, judge.backend))
             try:
+                refuse_not_run(old, new)
                 outcomes.append(judge.outcome(old, dataclasses.replace(as_recorded(old, new), case=old.case)))
             except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
-                outcomes.append(error_outcome(old.site, old.case, label, of_one_case(error)))
-    for site in sites:
-        asked_of.read(site, label, {})
+                outcomes.append(error_outcome(old.site, old.case, judge.backend, of_one_case(error)))
+    for place in dict.fromkeys(ran_on):
+        asked_of.read(*place, {})
     return finished(store, asked_of, judged_together(outcomes, judge.ledgers), policy, started)
 
 

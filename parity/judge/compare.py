@@ -709,13 +709,15 @@ def prompt_cause(old: Row, new: Row) -> str:
     if before is not None and after is not None and before != after:
         if without_clock(before) == without_clock(after):
             return "prompt.clock"
+        written_by_hand = (old.get("template") is None) != (new.get("template") is None)
+        if written_by_hand and opens_an_answer(before, after):
+            return "prompt.template"
         if old.get("messages") != new.get("messages"):
             return "prompt.messages"
         if old.get("template") != new.get("template") or before.split() == after.split():
             return "prompt.template" if old.get("template") else "prompt.messages"  # blanks: who joined the text?
-        less, more = sorted((before, after), key=len)
-        if more.startswith(less) and MARKER.match(more[len(less) :]):
-            return "prompt.template"  # what an answer begins with
+        if opens_an_answer(before, after):
+            return "prompt.template"
         if long[-len(short) :] == short and MARKER.match(before) and MARKER.match(after):
             return "prompt.messages"  # the first ones
     if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
@@ -742,6 +744,13 @@ def prompt_cause(old: Row, new: Row) -> str:
     if before == after:
         return "prompt.tokenization"
     return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
+
+
+def opens_an_answer(before: str, after: str) -> bool:
+    """Whether all that one prompt text has more is markers at its end, such as those of an empty thought: a switch of a
+    template, not a message."""
+    less, more = sorted((before, after), key=len)
+    return more.startswith(less) and MARKER.match(more[len(less) :]) is not None
 
 
 def without(some: Sequence[int], ids: Sequence[int]) -> list[int]:

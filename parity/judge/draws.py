@@ -19,6 +19,16 @@ and the verdict is SAME-SETTINGS, never SAME-DISTRIBUTION. It passes, also in a 
 can be compared (settings, and the processed distribution at the golden's own prefixes) was compared and is equal, and
 no moved code can do anything about a model that is too sure. Goldens of samples that are to show something are drawn
 at a higher temperature, or are more. A site's draws are also judged together, which sees more than each case.
+
+SEEDS. All of this is for samples that may differ. Equal ids are owed where both sides run on the same backend, library
+versions, device and dtype, and a row has the same seed on both:
+    hf      a seeded row takes Exp(1) numbers q from a generator of its own and chooses argmax log p_t - log q_t. So
+            its ids can be computed (`first_off_seed`), whatever the batch around it. Where the golden's are those of
+            its seed, the new ones must be too. They are not where the process's generator served a batch of several
+            rows, or went on from an earlier call: then no engine can give these ids, and none is asked to.
+    vLLM    how it makes numbers of a seed is up to its release, so ids are compared. In half precision, where a batch
+            moves rounding, only if the rows were asked in the same order and number.
+Other ids there are `rng`.
 """
 
 from __future__ import annotations
@@ -140,6 +150,36 @@ def seen_ids(row: Row, first: int, steps: int) -> Any:
     ids = torch.tensor([*row["prompt_ids"], *row["output_ids"][: first + steps - 1]])
     place, length = torch.arange(len(ids))[None], len(row["prompt_ids"]) + first + torch.arange(steps)[:, None]
     return torch.where(place < length, ids[None].expand(steps, -1), ids[0])
+
+
+# == Seeds ==
+
+
+def own_seed(row: Row) -> int | None:
+    """The seed of a row's own sample; None where it has none, or only the recorder's."""
+    said = row.get("sampling", {}).get("seed") or {}
+    value = None if said.get("from") in ("nobody", "script") else said.get("value")
+    found: int | None = (row.get("request") or {}).get("seed", value)
+    return found
+
+
+def first_off_seed(row: Row, logits: Any, seed: int) -> int | None:
+    """The first step whose token is not the one that torch.multinomial takes with a fresh generator of this seed; None
+    if all are, up to what rounding moves.   logits: float32 [tokens, vocabulary], raw, of the row's own tokens."""
+    import torch
+
+    settings = declared(row)
+    slack, _ = SLACK.get(row.get("model", {}).get("dtype", "float32"), COARSE)
+    slack /= settings["temperature"]
+    generator = torch.Generator().manual_seed(seed)
+    for step, chosen in enumerate(row["output_ids"]):
+        part = logits[step : step + 1]
+        noise = torch.empty_like(part).exponential_(generator=generator).log()
+        best = (processed(part, row, settings, step) - noise).max()
+        own = (processed(part, row, settings, step, widened=True) - noise)[0, chosen]
+        if own < best - slack:
+            return step
+    return None
 
 
 # == What is kept of a row ==

@@ -71,6 +71,7 @@ class Inquiry:
     steps: list[str] = field(default_factory=list)
     company: Callable[[], float | None] = lambda: None  # how far neighbours move the model's log-probabilities, nats
     narrowed: bool = False  # to the answers that later prompts hold
+    untried: dict[str, str] = field(default_factory=dict)  # cause -> why no run with its old value took place
 
     @functools.cached_property
     def broken(self) -> list[Broken]:
@@ -148,9 +149,27 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         return cause
     if named:
         name, difference = named[0]
-        proof = "the first unequal stage; putting it back was not possible, or did not bring the old answer back"
-        return Cause(name, "likely", sentence(name, difference), proof)
+        return Cause(name, "likely", sentence(name, difference), f"the first unequal stage; {tried(name, inquiry)}")
     return None
+
+
+def no_run(again: Case | None, inquiry: Inquiry) -> str:
+    """Why a replay says nothing: it did not take place, or ended in an error that putting a value back made."""
+    if again is None:
+        return "the case cannot be run again with it"
+    made = again.raised is not None and again.raised not in (inquiry.old.raised, inquiry.new.raised)
+    return f"the run with it ended in {brief(again.raised)}" if made else ""
+
+
+def tried(name: str, inquiry: Inquiry) -> str:
+    """What became of putting a cause's old value back."""
+    if inquiry.rerun is None:
+        return "putting it back was not tried, because the case cannot be run again"
+    if why := inquiry.untried.get(name):
+        return f"putting it back was not tried, because {why}"
+    if name not in {one for one, _, _ in replays([name], inquiry.old, backend_of(inquiry.new))}:
+        return "putting it back was not tried, because nothing does so"
+    return "putting it back does not bring the old answer back"
 
 
 def other_samples(old: Case, new: Case) -> bool:
@@ -466,7 +485,7 @@ def said_as_far(old: Case, forced: Case) -> bool | None:
     the old code's own kept rows until all had ended (False)."""
     if same_ids(old, forced):
         return True
-    pairs = list(zip(old.rows, forced.rows))
+    pairs = paired(old.rows, forced.rows)
     kept = all(
         b["output_ids"] == a["output_ids"][: len(b["output_ids"]) if entry(a, "stop", "criteria") else None]
         for a, b in pairs
@@ -479,7 +498,7 @@ def beginnings(inquiry: Inquiry, forced: Case) -> bool:
     decode, theirs, more = inquiry.decode, dict(leaves(forced.value)), {""}
     if decode is None or not theirs:
         return False
-    for old, new in zip(inquiry.old.rows, forced.rows):
+    for old, new in paired(inquiry.old.rows, forced.rows):
         for skip in (True, False):
             whole, part = (decode(row["output_ids"], skip, False) for row in (old, new))
             more |= {whole[len(part) :], whole[len(part) :].rstrip()} if whole.startswith(part) else set()
@@ -493,14 +512,14 @@ def beginnings(inquiry: Inquiry, forced: Case) -> bool:
 
 def shortened(old: Case, forced: Case) -> Case:
     """The golden, whose rows end where the forced ones do."""
-    rows = [{**a, "output_ids": b["output_ids"]} for a, b in zip(old.rows, forced.rows)]
+    rows = [{**a, "output_ids": b["output_ids"]} for a, b in paired(old.rows, forced.rows)]
     return dataclasses.replace(old, rows=tuple(rows))
 
 
 def asked_for_other_answers(old: Case, forced: Case) -> Cause | None:
     """Whether code that is given the golden's answers, as far as it asks for any, asks for more or fewer."""
     counts = len(old.rows), len(forced.rows)
-    given = all(a["output_ids"] == b["output_ids"] for a, b in zip(old.rows, forced.rows))
+    given = all(a["output_ids"] == b["output_ids"] for a, b in paired(old.rows, forced.rows))
     if counts[0] == counts[1] or not given or forced.raised is not None:
         return None
     said = f"of the same answers the old code asked for {counts[0]}, the new code for {counts[1]}"
@@ -515,6 +534,14 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
         proof = "seen directly; where the ids part it has no say"
         return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
     return from_other_ids(inquiry)
+
+
+def declared_end(inquiry: Inquiry) -> Cause | None:
+    """What was declared of where answers end, and differs: it comes before whatever else may have ended one."""
+    for name, difference in suspects(inquiry.old, inquiry.new, inquiry.found):
+        if difference.counts and difference.stage == "stop":
+            return Cause(name, "likely", sentence(name, difference), "declared, and an answer ends elsewhere")
+    return None
 
 
 def after_decoding(inquiry: Inquiry) -> Cause:
@@ -564,9 +591,19 @@ def after_decoding(inquiry: Inquiry) -> Cause:
             said = f"{CAUSES['stop.rule']}: an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
             proof = "the ids are the same, and the reason that is told is another one"
             return Cause("stop.rule", "likely", said, proof)
+        if only_numbers(difference):
+            said = f"what is made of the model's numbers differs: {difference.sentence()}"
+            return Cause("post.other", "likely", said, "the ids are the same, and so are all texts of the value")
         proof = "the ids are the same, and no way of decoding, cutting and stripping them gives both values"
         return Cause("post.other", "likely", sentence("post.other", difference), proof)
     raise AssertionError("after_decoding is asked about a value")
+
+
+def only_numbers(difference: Difference) -> bool:
+    """Whether values hold the same texts, and other numbers, or another number of them."""
+    texts, numbers = ([list(leaves(side, kind=kind)) for side in (difference.old, difference.new)]
+                      for kind in (str, float))  # fmt: skip
+    return texts[0] == texts[1] and any(numbers)
 
 
 def of_tokens(old: Any, new: Any, most: int) -> bool:
@@ -767,7 +804,11 @@ def by_replay(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Caus
             proof = f"with the old {' and '.join(sorted(parts)) or ', '.join(load)} put back, the old answer comes back"
             unsure = may_be_written(name, *inquiry.pairs[known[name].row or 0])
             return Cause(name, "likely" if unsure else "confirmed", sentence(name, known[name]), proof)
-        inquiry.steps.append(f"not {name} alone: putting it back does not bring the old answer back")
+        if why := no_run(again, inquiry):
+            inquiry.untried[name] = why
+            inquiry.steps.append(f"putting {name} back was not tried, because {why}")
+        else:
+            inquiry.steps.append(f"not {name} alone: putting it back does not bring the old answer back")
     if len(tried) > 1:
         load = {key: value for _, one, _ in tried for key, value in one.items()}
         by_ids = all(known[name].counts for name, _, _ in tried)

@@ -112,10 +112,17 @@ def steps_of(old: Case, new: Case) -> list[Step]:
 
 
 def ends_elsewhere(old: Case, new: Case) -> bool:
-    """Whether a row is the beginning of its other side: the model chose the same ids, and something else the end."""
+    """Whether a row is the beginning of its other side: the model chose the same ids, and something else the end. What
+    a criterion of the old code's own let a row go on with until all had ended is no end."""
     asked = ((a, b) for a, b in paired(old.rows, new.rows) if same_prompt(a, b) and not unseen(a, b))
-    unequal = [1 for a, b in asked if a["output_ids"] != b["output_ids"]]
+    unequal = [1 for a, b in asked if a["output_ids"] != b["output_ids"] and not kept_on(a, b)]
     return len(unequal) > len(steps_of(old, new))
+
+
+def kept_on(old: Row, new: Row) -> bool:
+    """Whether a criterion kept an old row behind the end of the new one."""
+    ids = new["output_ids"]
+    return bool(entry(old, "stop", "criteria")) and old["output_ids"][: len(ids)] == ids
 
 
 def oddity(row: Row) -> str:

@@ -29,7 +29,8 @@ An alarm rests on the size of an effect, not on its significance alone: with 100
 kernels is significant. It must surely (19 in 20) lie beyond a margin, which is a part of the rounding that was measured
 (`Margins`), and the verdict gives both in nats of logit.
 
-"holds" needs size and bias surely inside their margins, and no alarm anywhere; it says what would have been seen.
+"holds" needs size and bias surely inside their margins, no alarm anywhere, and enough rows for a fault of SEEN times
+rounding to have been one; it says what would have been seen.
 "cannot tell" says how many tokens it lacks. Nothing here loads a model.
 
 Map: what goes in, what comes out, margins, quantiles, errors, estimates, the verdict, parting steps.
@@ -190,7 +191,7 @@ class Verdict:
         if self.outcome == "holds":
             return f"holds: {base}; a fault of {self.sees:.1e} nats or more would have been seen"
         if self.outcome == "cannot tell":
-            why = f"; {self.worst}" if self.worst else ""
+            why = f"; {self.worst or f'only a fault of {self.sees:.1e} nats would have been seen'}"
             return f"cannot tell: {base}{why}; {self.more} more tokens are needed, in other rows"
         named = f"; like {self.like}" if self.like else ""
         return f"shifted: {self.worst}; {base}{named}"
@@ -221,6 +222,7 @@ INEXACT = Margins(least_size=0.0, least_typical=0.0, size=1.3, typical=1.5, late
 ALARM = 1e-3  # all statistics of a site together, if the truth lay ON a margin; clean paths lie well inside
 HOLDS = 0.05  # one-sided: how sure "inside the margin" is
 STATISTICS = 9  # five, scale, three probes
+SEEN = 2.0  # times rounding: where not even such a fault would have been an alarm, nothing holds
 SURE = 0.01  # 1 - p is not taken for smaller than this: below, a log-probability's own float32 rounding would be read
 FLOOR = 1e-4  # nats: float32 rounding of either path and of the reference is below it, and so is what nobody can see
 FLOAT32 = 2e-6  # nats: its own rounding, of a path that has none beside it
@@ -578,9 +580,12 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: M
     estimates = (size, typical(e, allowed), late(e, allowed), worst_row(e, allowed), bias, *others)
     outcomes = [estimate.outcome for estimate in estimates]
     outcome: Outcome = next(o for o in ("shifted", "cannot tell", "holds") if o in outcomes)
+    sees = smallest_seen(i, allowed, noise)
+    if outcome == "holds" and sees > SEEN * e.rounding:
+        outcome = "cannot tell"
     like = likeness(e, estimates, noise, dtype if exact else "") if outcome == "shifted" else ""
     more = lacking(i, size, (bias, *others), noise.tokens) if outcome == "cannot tell" else 0
-    return Verdict(outcome, estimates, noise, count, smallest_seen(i, allowed, noise), more, like, exact)
+    return Verdict(outcome, estimates, noise, count, sees, more, like, exact)
 
 
 def largest_of(errors: Array) -> float:
@@ -600,7 +605,7 @@ def lacking(i: Interval, size: Estimate, centred: Iterable[Estimate], tokens: in
     room = math.inf if size.outcome == "holds" else max(1e-9, abs(math.log(size.most) - i.value))
     if size.least and size.outcome != "holds":
         room = min(room, max(1e-9, abs(i.value - math.log(size.least))))
-    times = (i.holds / room) ** 2
+    times = max((i.holds / room) ** 2, (i.alarm / (0.5 * math.log1p(SEEN**2))) ** 2)
     if i.value > math.log(size.most):
         times = max(times, (i.alarm / i.value) ** 2)
     for x in (x for x in centred if x.outcome == "cannot tell"):

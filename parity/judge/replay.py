@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parity import golden
-from parity.judge.compare import entry, placeholder_in
+from parity.judge.compare import entry, placeholder_in, prompt_with_pictures
 from parity.judge.questions import LOADED
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
@@ -79,7 +80,9 @@ class Replay:
     ran: dict[tuple[str, str], Any] = field(default_factory=dict)  # the last engine of each model, as they were asked
     asked: int = 0
     answered: int = 0  # of the rows that are answers, where those are put back
+    given: set[int] = field(default_factory=set)  # numbers of those that were put back by their prompts
     offset: int = 0  # of the requests of this call among those of the call site's, where each is asked alone
+    fields: Mapping[str, Any] = field(default_factory=dict)  # the options of the call that gives answers
     copies: int = 1  # of each request of this call, where its samples are asked one by one
 
     @functools.cached_property
@@ -154,10 +157,11 @@ class Replay:
         return found
 
     def _answering(self, original: Any, requests: Any, fields: Mapping[str, Any], how: Mapping[str, Any]) -> Any:
-        """A call that gives the golden's answers; each sample of a request is asked by itself."""
+        """A call that gives the golden's answers; each sample of a request is asked by itself. Which row a request
+        gets is known when its prompt is made (`_with_answer`); until then it is that of its place."""
         number = fields.get("n") or 1
-        answers = [row for row in self.rows if not row.get("scored")]
-        said = [self._said(row, fields) for row in answers[self.answered :][: len(requests) * number]]
+        self.fields = fields
+        said = [self._said(row, fields) for row in self.answers[self.answered :][: len(requests) * number]]
         self.answered += len(said)
         if len(said) < len(requests) * number:  # the golden has no more
             return original(self.used, list(requests), fields, **how)
@@ -169,6 +173,22 @@ class Replay:
             self.copies = 1
         groups = [found[k : k + number] for k in range(0, len(found), number)]
         return [dataclasses.replace(group[0], samples=tuple(group)) if number > 1 else group[0] for group in groups]
+
+    @property
+    def answers(self) -> Sequence[Row]:
+        """The rows that are answers."""
+        return [row for row in self.rows if not row.get("scored")]
+
+    def _with_answer(self, made: Any) -> Any:
+        """A Prompt with the ids of the next golden row that has its prompt and pictures: the old code may have asked in
+        another order. Where none has them, those of its place."""
+        pictures = tuple(hashlib.sha256(image.tobytes()).hexdigest() for image in made.images)
+        wanted = tuple(made.token_ids), pictures
+        for number, row in enumerate(self.answers):
+            if number not in self.given and prompt_with_pictures(row) == wanted:
+                self.given.add(number)
+                return dataclasses.replace(made, replay=tuple(self._said(row, self.fields)))
+        return made
 
     def _said(self, row: Row, fields: Mapping[str, Any]) -> Sequence[int]:
         """A row's ids; behind an end of a criterion, which keeps each row until all have ended, as far as the new
@@ -203,6 +223,8 @@ class Replay:
         place, self.asked = self.asked, self.asked + 1
         if not hasattr(made, "token_ids") or place >= len(self.requested):
             return made
+        if ANSWERS in self.put_back and getattr(made, "replay", None) is not None:
+            return self._with_answer(made)
         row = self.requested[place]
         if "pictures" in self.put_back:
             made = self._with_pictures(engine, made, row)
@@ -285,9 +307,13 @@ def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) ->
 
 
 def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "num_beams")
+    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say them."""
+    if (entry(row, "sampling", "num_beams") or 1) > 1:
+        raise golden.GoldenError("the old code searched with beams, which GenerationOptions cannot say")
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
     values = {name: entry(row, "sampling", name) for name in names}
-    return {**options, **values, "top_k": values["top_k"] or None}
+    or_none = {name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")}
+    return {**options, **values, **or_none}
 
 
 def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:

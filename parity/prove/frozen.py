@@ -6,7 +6,8 @@ and other people's libraries. `frozen_answers.json` holds the right answer where
 a run that gives that answer has mended it.
 
     frozen goldens/plain/zero/hf      "IDENTICAL"
-    frozen mutations/NAME/hf/CASE     "DRIFT stop.eos_set; confirmed | also stop.length"
+    frozen mutations/NAME/SITE/CASE   "DRIFT stop.eos_set; confirmed | also stop.length"
+    frozen foreign/trl/float32/hf/SITE/CASE   "DRIFT rng; likely"
 """
 
 from __future__ import annotations
@@ -67,12 +68,34 @@ def real(store: Store) -> Iterator[tuple[str, str]]:
             yield f"real/{row.move.name}/{outcome.label}/{outcome.backend}", said(outcome)
 
 
+def foreign(store: Store) -> Iterator[tuple[str, str]]:
+    """Other people's libraries, moved and moved wrongly; their goldens are recorded first."""
+    from parity import real_model  # the foreign room is no part of the package
+    from parity.foreign import environment
+    from parity.foreign.__main__ import jobs_of, parse, run_job
+
+    environment.build()
+    real_model.build()
+    recorded: set[Path] = set()
+    for job in jobs_of(parse([])):
+        score = run_job(job, recorded)
+        place = f"foreign/{job.library}/{job.dtype}/{job.backend}"
+        for answer in score.answers:
+            yield f"{place}/{answer.site}/{answer.case}", answer.short
+
+
 PARTS: Mapping[str, Callable[[Store], Iterator[tuple[str, str]]]] = {
     "goldens": goldens,
     "mutations": mutations,
     "real": real,
+    "foreign": foreign,
 }
-KINDS = {"goldens": ("goldens",), "mutations": ("mutations", "clean"), "real": ("real",)}
+KINDS = {
+    "goldens": ("goldens",),
+    "mutations": ("mutations", "clean"),
+    "real": ("real",),
+    "foreign": ("foreign",),
+}
 
 
 # == Comparing ==

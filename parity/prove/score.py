@@ -1,4 +1,4 @@
-"""What became of a planted fault, and of all of them."""
+"""What became of a mutation, and of all of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Score:
 
     def to_json(self) -> dict[str, Any]:
         found = [{"case": o.label, "verdict": o.verdict, "cause": str(o.cause)} for o in self.outcomes]
-        return {"plant": self.name, "causes": self.causes, "named": self.named, "outcomes": found}
+        return {"mutation": self.name, "causes": self.causes, "named": self.named, "outcomes": found}
 
     def line(self) -> str:
         mark = "NOT CAUGHT" if not self.caught else "right" if self.named else f"WRONG, is {self.causes[0]}"
@@ -55,10 +55,10 @@ class Score:
 def table(scores: Sequence[Score]) -> list[str]:
     """One line per section, and one for all."""
     sections = list(dict.fromkeys(score.section for score in scores))
-    lines = [f"{'section':18} plants  caught   named   wrong but confirmed"]
+    lines = [f"{'section':18} mutations  caught   named   wrong but confirmed"]
     for section in [*sections, "all"]:
         own = [score for score in scores if section in (score.section, "all")]
         caught, named = sum(bool(s.caught) for s in own), sum(s.named for s in own)
         wrong = sum(bool(s.wrong_confirmed) for s in own)
-        lines.append(f"{section:18} {len(own):6}  {caught / len(own):6.0%}  {named / len(own):6.0%}   {wrong:5}")
+        lines.append(f"{section:18} {len(own):9}  {caught / len(own):6.0%}  {named / len(own):6.0%}   {wrong:5}")
     return lines

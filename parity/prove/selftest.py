@@ -1,8 +1,8 @@
 """Does the checker catch what it should, name it right, and stay silent otherwise? python -m parity selftest
 
-Every plant of plants.py is put into moved code that is right, every edit of engine_plants.json into a scratch copy of
-gen_engine.py, on hf and on vLLM, and the golden cases on which they can show are checked. Then everything is checked
-without any plant. Printed per section; the gate stands at the end.
+Mutation testing with committed mutations: each of site_mutations.py is put into moved code that is right, each of
+engine_mutations.json into a scratch copy of gen_engine.py, on hf and on vLLM, and the goldens on which they can show
+are checked. Then everything is checked without any mutation. Printed per section; the gate stands at the end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
 from parity.judge.check import Session, check_site, check_sites, finished, judged_together, new_function
 from parity.judge.worker import Worker
-from parity.prove.edited import LIMIT, PROCESSES, edits, forked, prepare, run_edits, sampled, turn_of_sources
-from parity.prove.plants import PLANTS, Plant
+from parity.prove.engine_mutations import mutations, outcomes_of, run_mutations, sampled, turn_of_sources
+from parity.prove.forks import LIMIT, PROCESSES, forked, prepare
 from parity.prove.score import CALL_SITES, Score, table
+from parity.prove.site_mutations import SITE_MUTATIONS, SiteMutation
 from parity.record import observe
 from parity.verdict import Check, Outcome
 
@@ -128,12 +129,12 @@ def loading(load: Mapping[str, Any] | None, modules: Sequence[Any]) -> Iterator[
             module.engine.cache_clear()
 
 
-def run_plant(store: Store, plant: Plant) -> tuple[Outcome, ...]:
+def run_site_mutation(store: Store, mutation: SiteMutation) -> tuple[Outcome, ...]:
     started = time.perf_counter()
     from parity.judge.numerics import Numerics
 
     wanted: dict[str, list[str]] = {}
-    for name in plant.cases:
+    for name in mutation.cases:
         wanted.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
     outcomes, settings, numerics = list[Outcome](), store.settings(), Numerics(store)
     for site, names in wanted.items():
@@ -141,7 +142,7 @@ def run_plant(store: Store, plant: Plant) -> tuple[Outcome, ...]:
         functions = {new_function(store.read(site, name).function, moved): site for name in names}
         with Session(store, functions) as session:
             modules = list(dict.fromkeys(importlib.import_module(f.partition(":")[0]) for f in functions))
-            with loading(plant.load, modules), plant.planted():
+            with loading(mutation.load, modules), mutation.applied():
                 ledgers: dict[str, Any] = {}
                 found = list(check_site(session, site, names, "hf", {"moved": moved}, numerics, ledgers))
                 outcomes += judged_together(found, ledgers)
@@ -156,8 +157,8 @@ SHAPES: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> tuple[Outcome, ...]:
-    """Goldens without any plant, but those whose difference is known and accepted, the last ones first and in another
-    shape; as they are, `make parity` checks them. Every second one on hf, a quarter of the largest site's on vLLM."""
+    """Goldens without any mutation, the last ones first and in another shape; as they are, `make parity` checks them.
+    Those whose difference is accepted are left out. Every second one on hf, a quarter of the largest site's on vLLM."""
     settings, found = store.settings(), list[Outcome]()
     names = {site: [name for name in store.names(site) if f"{site}/{name}" not in apart][::-1] for site in settings}
     largest = max(names, key=lambda site: len(names[site]))
@@ -177,7 +178,7 @@ def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) ->
 def selftest(
     store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None, sample: int = 0
 ) -> Result:
-    """sample: one edit in so many of each section, on one of its backends; 0 is all on both."""
+    """sample: one of the engine's mutations in so many of each section, on one of its backends; 0 is all on both."""
     apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
     with tempfile.TemporaryDirectory(prefix="parity-") as name:
         scratch = copied(store, Path(name) / "golden")
@@ -192,34 +193,49 @@ def selftest(
 
 
 def judged_in_forks(store: Store, kind: str | None, only: str | None, sample: int = 0) -> Iterator[Score]:
-    """Plants in call sites (None), or the engine's edits for a backend, in a process that ends with them: what was
+    """Mutations of call sites (None), or of the engine for a backend, in a process that ends with them: what was
     loaded for them goes with it."""
     with Worker() as worker:
-        yield from worker.run(PLANTED, (str(store.root), kind, only, sample), limit=LIMIT * PROCESSES)
+        job = str(store.root), kind, only, sample
+        yield from worker.run(SCORED, job, limit=LIMIT * PROCESSES)
 
 
-def planted(job: tuple[str, str | None, str | None, int]) -> Iterator[Score]:
+def scored(job: tuple[str, str | None, str | None, int]) -> Iterator[Score]:
     """In that process."""
     root, backend, only, sample = job
     store = Store(root)
     if backend is not None:
-        chosen = sampled(edits(only), sample, turn_of_sources()) if sample else edits(only)
-        yield from run_edits(store, [edit for edit in chosen if backend in edit.backends], backend)
+        chosen = mutations(only)
+        if sample:
+            chosen = sampled(chosen, sample, turn_of_sources())
+        own = [mutation for mutation in chosen if backend in mutation.backends]
+        yield from run_mutations(store, own, backend)
         return
-    plants = [plant for plant in PLANTS if only is None or only in plant.name]
-    prepare(store, [case for plant in plants for case in plant.cases], "hf")
-    jobs = {number: functools.partial(run_plant, store, plant) for number, plant in enumerate(plants)}
-    for number, outcomes, seconds in forked(jobs):
-        yield Score(plants[number].name, plants[number].causes, outcomes, seconds)
+    chosen_sites = [one for one in SITE_MUTATIONS if only is None or only in one.name]
+    prepare(store, [case for one in chosen_sites for case in one.cases], "hf")
+    jobs = {}
+    for number, mutation in enumerate(chosen_sites):
+        jobs[number] = functools.partial(run_site_mutation, store, mutation)
+    for number, found, seconds in forked(jobs):
+        mutation = chosen_sites[number]
+        yield Score(mutation.name, mutation.causes, outcomes_of(found), seconds)
 
 
-PLANTED = f"{planted.__module__}:{planted.__qualname__}"
+SCORED = f"{scored.__module__}:{scored.__qualname__}"
+
+
+def names_of_mutations() -> list[str]:
+    names = [mutation.name for mutation in SITE_MUTATIONS]
+    for mutation in mutations():
+        names += [mutation.name, mutation.section]
+    return names
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.only and not (edits(args.only) or any(args.only in plant.name for plant in PLANTS)):
-        names = [*(plant.name for plant in PLANTS), *(name for edit in edits() for name in (edit.name, edit.section))]
-        raise OptionError(f"no plant's name holds {args.only!r}", fix=nearest(args.only, names))
+    is_known = args.only and any(args.only in name for name in names_of_mutations())
+    if args.only and not is_known:
+        fix = nearest(args.only, names_of_mutations())
+        raise OptionError(f"no mutation's name holds {args.only!r}", fix=fix)
     tell: Callable[[str], None] = lambda text: None  # noqa: E731
     if sys.stderr.isatty():
         tell = lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)  # noqa: E731
@@ -235,13 +251,13 @@ def run(args: argparse.Namespace) -> int:
 def add_selftest(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "selftest",
-        help="plant faults into moved code and see whether each is caught and named",
+        help="mutation testing with committed mutations: is each caught and named?",
         epilog="example: python -m parity selftest --only padding",
     )
-    parser.add_argument("--only", metavar="TEXT", help="plants whose name holds this; no clean runs")
+    parser.add_argument("--only", metavar="TEXT", help="mutations whose name holds this; no clean runs")
     parser.add_argument(
         "--sample", type=int, choices=range(1, 10), default=0, metavar="N",
-        help="of the edits inside the engine one in N of each section, on one backend; the sources say which",
+        help="of the engine's mutations one in N of each section, on one backend; the sources say which",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="PATH", help="also write what each plant gave")
+    parser.add_argument("--json", metavar="PATH", help="also write what each mutation gave")
     parser.set_defaults(run=run)

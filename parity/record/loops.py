@@ -10,6 +10,7 @@ were, or all were decoded.
 
 from __future__ import annotations
 
+import bisect
 import pickle
 import random
 import sys
@@ -22,6 +23,7 @@ from parity.record.rows import (
     BUT_THE_LAST,
     LIKELIEST,
     Event,
+    Forward,
     Generated,
     Produced,
     forward_event,
@@ -122,8 +124,10 @@ class Loops:
             new = id(model) not in self.blind and given.get("inputs_embeds") is not None
             self.blind.add(id(model))
             return ([begun(model, [[]])[0]] if new else []), []
-        # What is read for its loss is no loop's next step, also where it is another text and one id more.
-        of_loss = given.get("labels") is not None
+        padded = is_causal(model) and without_right_pads(seen, given, before)
+        # What is read for its loss is no loop's next step, also where it is another text and one id more. Nor is a
+        # batch with pads at its right: what comes next is not said in its last column.
+        of_loss = given.get("labels") is not None or padded
         readings = [None if of_loss else self._longer(model, ids) for ids, _ in seen.rows]
         if all(readings):
             return [], [reading for reading in readings if reading]
@@ -132,6 +136,8 @@ class Loops:
         for number, reading in zip(fresh, found):
             if in_vain(given, number):
                 reading.sequence.request["labels"] = "none"
+            if padded:
+                continue
             self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
         left = iter(found)
         return [seen, event], [old or next(left) for old in readings]
@@ -188,6 +194,46 @@ class Loops:
         if logits is not None and logits.ndim == 3 and len(readings) == len(logits):
             for number, reading in enumerate(readings):
                 reading.expect(int(logits[number, last_own(given, number, logits.shape[1])].argmax()))
+
+
+def is_causal(model: Any) -> bool:
+    """Whether what stands behind a token says nothing to it."""
+    return bool(model.can_generate()) and not model.config.is_encoder_decoder
+
+
+def without_right_pads(seen: Forward, given: Mapping[str, Any], before: Sequence[Event]) -> bool:
+    """Take unmasked pads at the right end off the rows of a causal model's batch: no token attends
+    to them. Returns whether there were any.
+
+    A row has pads if it does not begin a text that a tokenizer gave, its end repeats one id, and
+    without some of these ids it does begin one. A batch in which every row ends in that id has no
+    longest row, and no pads.
+    """
+    mask, widths = given.get("attention_mask"), {len(ids) for ids, _ in seen.rows}
+    if len(seen.rows) < 2 or len(widths) > 1 or (mask is not None and not bool(mask.all())):
+        return False
+    texts = sorted(known_ids(before))
+    own = [own_ids(ids, texts) for ids, _ in seen.rows]
+    pads = {ids[-1] for (ids, _), count in zip(seen.rows, own) if count < len(ids)}
+    if len(pads) != 1 or all(ids[-1] in pads for ids, _ in seen.rows):
+        return False
+    seen.rows = [(ids[:count], said) for (ids, said), count in zip(seen.rows, own)]
+    return True
+
+
+def own_ids(ids: tuple[int, ...], texts: Sequence[tuple[int, ...]]) -> int:
+    """How many of a row's ids are its own. Code may put an id, such as a beginning of text, before
+    a text.   texts: sorted."""
+    last = next((place for place in range(len(ids), 0, -1) if ids[place - 1] != ids[-1]), 0)
+    counts = range(len(ids), max(1, last) - 1, -1)
+    led = (count for count in counts if begins_one(ids[:count], texts) or begins_one(ids[1:count], texts))
+    return next(led, len(ids))
+
+
+def begins_one(ids: tuple[int, ...], texts: Sequence[tuple[int, ...]]) -> bool:
+    """Whether ids are the beginning of one of some texts, which are sorted."""
+    place = bisect.bisect_left(texts, ids)
+    return bool(ids) and place < len(texts) and texts[place][: len(ids)] == ids
 
 
 def in_vain(given: Mapping[str, Any], number: int) -> bool:

@@ -94,7 +94,8 @@ class Site:
 class Call:
     """A call under observation: of a site, or of the model where no site is around it.   files: paths among its
     arguments -> what stands for them in its value.   branches: its threads, with how many events were there when each
-    was begun.   parent: the call that a thread works for.   depths: what is running in the thread."""
+    was begun.   parent: the call that a thread works for.   depths: what is running in the thread.   script_seed: that
+    the script gave the process between the call before and this one."""
 
     site: str
     case: str
@@ -106,6 +107,7 @@ class Call:
     branches: list[tuple[int, Call]] = field(default_factory=list)
     parent: Call | None = None
     depths: dict[str, int] = field(default_factory=dict)
+    script_seed: int | None = None
 
     def told(self) -> list[rows.Event]:
         """Its events, and those of its threads where they were begun: in this order each time."""
@@ -156,14 +158,38 @@ def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
         return [keep(entry, blobs, paths=paths) for entry in value]
     if isinstance(value, (set, frozenset)):
         return {"$set": [keep(entry, blobs, paths=paths) for entry in sorted(value, key=repr)]}
-    if is_dataclass(value) and not isinstance(value, type):
-        fields = {name: keep(getattr(value, name), blobs, paths=paths) for name in value.__dataclass_fields__}
-        return {"$record": object_named(value)["$object"], "fields": fields} if paths else fields
+    if (fields := kept_fields(value, blobs, paths)) is not None:
+        return fields
     if hasattr(value, "getexif") and blobs is not None:
         return {"$image": blobs.put_blob(golden.image_bytes(value), ".png")}
     if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy and torch
         return keep(value.detach().cpu().float().tolist() if hasattr(value, "detach") else value.tolist(), blobs)
     return object_named(value)
+
+
+def kept_fields(value: Any, blobs: golden.Store | None, paths: bool) -> dict[str, Any] | None:
+    """An object that is data: settings, a dataclass or, among arguments, a pydantic model. None for
+    anything else."""
+    if paths and (settings := kept_settings(value, blobs)) is not None:
+        return settings
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    elif paths and golden.is_pydantic(type(value)):
+        own = vars(value)
+    else:
+        return None
+    fields = {name: keep(part, blobs, paths=paths) for name, part in own.items()}
+    return {"$record": object_named(value)["$object"], "fields": fields} if paths else fields
+
+
+def kept_settings(value: Any, blobs: golden.Store | None) -> dict[str, Any] | None:
+    """A library's settings by the fields that differ from the default. None for anything else, and
+    where one of the fields, such as a function, is no data."""
+    if (found := golden.settings_in(value)) is None:
+        return None
+    name, own = found
+    fields = {key: keep(entry, blobs, paths=True) for key, entry in own.items()}
+    return None if golden.objects_in(fields) else {"$settings": name, "fields": fields}
 
 
 def object_named(value: Any) -> dict[str, str]:
@@ -355,14 +381,19 @@ class Observer:
         for model in text_models():
             self.patch(model, "forward", functools.partial(tap_forward, self))
 
-    def sow(self, after: bool = False) -> None:
-        """Begin a site's call with the seed. after: behind one, so that a seed given there is not taken for one that a
-        script gave before."""
+    def sow(self, after: bool = False) -> int | None:
+        """Begin a site's call with the seed. after: behind one, so that a seed given there is not
+        taken for one that a script gave before. Returns the seed that a script had given since."""
         if self.seed is None:
-            return
-        if "torch" in sys.modules and not after and rows.process_seed()["from"] == "process":
+            return None
+        given: int | None = None
+        if "torch" in sys.modules and not after:
+            own = rows.process_seed()
+            given = own["value"] if own["from"] == "process" else None
+        if given is not None:
             self.sown = rows.SCRIPT
         seed_everything(self.seed, self.sown)
+        return given
 
     def uninstall(self) -> None:
         self.flush()
@@ -499,7 +530,7 @@ class Observer:
             time.sleep(0.001)
         with self.guarded(f"recording {call.site}/{call.case}"), self._lock:
             said = None if raised is None else by_name(f"{type(raised).__name__}: {raised}", call.files)
-            found = tuple(rows.rows_of(call.told(), self.store))
+            found = tuple(rows.with_script_seed(rows.rows_of(call.told(), self.store), call.script_seed))
             kept = by_name(keep(value, self.store), call.files)
             self.sink(golden.Case(call.site, call.case, call.function, call.arguments, found, kept, said))
 
@@ -539,7 +570,7 @@ def tap_site(observer: Observer, site: Site, original: Any, *args: Any, **kwargs
                 if not (name == "cls" and inspect.isclass(value))
             }
             call.files = dict(files_in(given, call.arguments))
-        observer.sow()
+        call.script_seed = observer.sow()
         observer.starting(call)
         observer._local.call = call
         try:

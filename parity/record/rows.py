@@ -493,11 +493,15 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
     return {k: sourced(v, "default" if v == NEUTRAL.get(k) else "caller") for k, v in values.items()}
 
 
-def never_text(strings: Sequence[str], tokenizer: Any, skip_special: bool) -> dict[str, Any]:
-    """Of stop strings, those that hold a special token, which the text they are looked for in leaves out."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values() if skip_special and strings else ()
-    special = [token.content for token in added if token.special]
-    found = [text for text in strings if any(token in text for token in special)]
+def never_text(
+    strings: Sequence[str], tokenizer: Any, skip_special: bool, ends: Collection[int] = ()
+) -> dict[str, Any]:
+    """Of stop strings, those that never end a row: they hold a special token, which the text that
+    is searched leaves out, or are the text of an id that ends the row by itself."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}) if strings else {}
+    special = [token.content for token in added.values() if token.special and skip_special]
+    of_ends = {added[i].content for i in ends if i in added}
+    found = [text for text in strings if text in of_ends or any(token in text for token in special)]
     return {"never_text": sourced(found, "caller")} if found else {}
 
 
@@ -518,10 +522,9 @@ def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int | None
     """room: tokens that fit behind the prompt, where vLLM ends a row that was allowed more."""
     most = [count for count in (params.max_tokens, room) if count is not None]
     ids, strings = set(params.stop_token_ids or ()), list(params.stop or ())
-    return never_text(strings, tokenizer, params.skip_special_tokens) | {
-        "end_ids": sourced(
-            sorted(ids | (set() if params.ignore_eos else set(ends))), "caller" if ids else "checkpoint"
-        ),
+    all_ids = ids | (set() if params.ignore_eos else set(ends))
+    return never_text(strings, tokenizer, params.skip_special_tokens, all_ids) | {
+        "end_ids": sourced(sorted(all_ids), "caller" if ids else "checkpoint"),
         "strings": sourced(strings, "caller" if strings else "default"),
         "max_new_tokens": sourced(min(most, default=None), "caller"),
         "min_new_tokens": sourced(params.min_tokens, "caller" if params.min_tokens else "default"),
@@ -908,7 +911,7 @@ def engine_stop(effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[
         "max_new_tokens": effective["max_new_tokens"],
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": sourced(criteria, "caller" if criteria else "default"),
-        **never_text(strings, tokenizer, effective["skip_special_tokens"]["value"]),
+        **never_text(strings, tokenizer, effective["skip_special_tokens"]["value"], ends),
     }
     said |= {"include_stop": effective["include_stop"]} if effective["include_stop"]["value"] else {}
     return {**said, "string_ids": sourced(by_string, "caller")} if by_string else said
@@ -961,9 +964,24 @@ def adapters_received(llm: Any, inner: Sequence[Event]) -> dict[tuple[int, ...],
     return used
 
 
+def seeds_received(inner: Sequence[Event]) -> dict[tuple[int, ...], list[int]]:
+    """The seeds with which vLLM drew for each prompt, in the order in which it was asked."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for event in inner:
+        if isinstance(event, Params) and event.params.seed is not None:
+            found.setdefault(event.prompt_ids, []).append(event.params.seed)
+    return found
+
+
+def seed_below(seed: int, number: int, received: Sequence[int]) -> int:
+    """The seed that sample `number` of a request is drawn with: its own, or what vLLM received in its place."""
+    own = seed + number
+    return own if not received or own in received else received[min(number, len(received) - 1)]
+
+
 def adapter_told(engine: Any, prompt: Any, used: Mapping[tuple[int, ...], set[str]]) -> dict[str, Any]:
     """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
-    folder = str(engine.config.adapters[prompt.adapter]) if prompt.adapter else ""
+    folder = str(engine.config.adapters.get(prompt.adapter, prompt.adapter)) if prompt.adapter else ""
     if folder not in used.get(tuple(prompt.token_ids), {folder}):
         return {"adapter": "another"}
     return {"adapter": shown_path(folder)} if folder else {}
@@ -978,7 +996,7 @@ def engine_event(
     placeholder = engine.checkpoint.placeholder_id
     asked_of = [prompt for _, prompt, _ in prompts.values() if hasattr(prompt, "token_ids")]
     received = pictures_received(engine.model, inner)
-    adapters = adapters_received(engine.model, inner)
+    adapters, seeds = adapters_received(engine.model, inner), seeds_received(inner)
     ran, unlike = Counter(computed(inner, placeholder)), {repr(own_request(prompt)): prompt for prompt in asked_of}
     wanted = Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
     sequences, effective = [], None
@@ -1018,7 +1036,8 @@ def engine_event(
             if getattr(sample, "cached", False):
                 request["cached"] = True
             if seed is not None and effective["temperature"]["value"]:
-                request["seed"] = seed + number
+                reached = [] if "cached" in request else seeds.get(given_ids, [])
+                request["seed"] = seed_below(seed, number, reached)
             prompted = list(sample.prompt_token_ids)
             sequences.append(Produced(prompted, ids, ids, [*prompted, *ids], batch, said, request))
     if effective is None:
@@ -1328,6 +1347,17 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
             row["images"] = row["images"] and [kept_picture(p, store) for p in row["images"]]
             found.append({key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None})
     return found
+
+
+def with_script_seed(found: Sequence[dict[str, Any]], seed: int | None) -> list[dict[str, Any]]:
+    """Rows that would have been drawn with the seed that a script gave before their call, had the recorder not given
+    its own: they name it."""
+    return [
+        {**row, "request": {**row.get("request", {}), "script_seed": seed}}
+        if seed is not None and row.get("sampling", {}).get("seed", {}).get("from") == "script"
+        else row
+        for row in found
+    ]
 
 
 def split_calls(events: list[Event], keep: int) -> tuple[list[list[Event]], list[Event]]:

@@ -17,6 +17,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, for each engine
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gen_engine
+from parity import real_model
 from parity.companions.speculation import Speculation
 from parity.judge.worker import settle
 
@@ -48,6 +49,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def settled() -> None:
     """Once a file: what an earlier one has loaded is there to stay."""
     settle("transformers.generation", "vllm.entrypoints.llm")
+
+
+@pytest.fixture(scope="session")
+def real() -> Path:
+    """The real model's checkpoint. Where it was not built the test ends in an error that says what to run."""
+    return real_model.folder()
 
 
 Load = Callable[..., gen_engine.GenerationEngine]

@@ -11,10 +11,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pydantic
 import pytest
 from PIL import Image
 
-from parity.golden import Accepted, Case, GoldenError, Store, coded, decoded, dump, objects_in
+from parity.golden import (
+    Accepted,
+    Case,
+    GoldenError,
+    Store,
+    case_faults,
+    coded,
+    decoded,
+    dump,
+    objects_in,
+)
 from parity.record import observe
 
 ROW: dict[str, Any] = {
@@ -277,3 +288,69 @@ class Below(Found):
 def test_slots_are_no_code(tmp_path: Path) -> None:
     for given in (Slotted("a"), Below("a")):
         assert Store(tmp_path).restore(observe.keep(given, None, paths=True)) == given
+
+
+# == Settings of libraries ==
+
+
+def kept_again(value: Any) -> tuple[Any, Any]:
+    """What a golden holds of an argument, and what comes out of it."""
+    kept = observe.keep(value, None, paths=True)
+    return kept, Store(".").restore(decoded(json.loads(json.dumps(coded(kept)))))
+
+
+def test_settings_of_libraries_are_held_by_what_is_not_their_default() -> None:
+    import transformers
+    import vllm
+    from vllm.sampling_params import StructuredOutputsParams
+
+    config = transformers.GenerationConfig(max_new_tokens=5, do_sample=True, eos_token_id=[3, 4])
+    kept, again = kept_again({"how": config})
+    fields = {"max_new_tokens": 5, "do_sample": True, "eos_token_id": [3, 4]}
+    assert kept == {"how": {"$settings": "transformers.GenerationConfig", "fields": fields}}
+    assert again["how"].to_dict() == config.to_dict() and [*case_faults({"arguments": kept})] == []
+    form = StructuredOutputsParams(choice=["a", "b"])
+    params = vllm.SamplingParams(temperature=0.5, seed=3, stop="x", logit_bias={5: 2.0}, structured_outputs=form)
+    kept, again = kept_again(params)
+    assert kept["fields"]["structured_outputs"]["fields"] == {"choice": ["a", "b"]}
+    assert kept["fields"].keys() == {"temperature", "seed", "stop", "logit_bias", "structured_outputs"}
+    assert repr(again) == repr(params) and again.logit_bias == {5: 2.0}
+    hooked = vllm.SamplingParams(extra_args={"f": len})  # a function is no data
+    assert observe.keep(hooked, None, paths=True) == {"$object": "vllm.sampling_params.SamplingParams"}
+
+
+class Wish(pydantic.BaseModel):
+    words: int
+    tags: list[str] = []
+
+    def model_post_init(self, context: Any) -> None:
+        BUILT.append("wish")
+
+
+def test_a_pydantic_model_is_held_by_its_fields_and_made_without_its_code() -> None:
+    wish = Wish(words=3, tags=["a"])
+    BUILT.clear()
+    kept, again = kept_again(wish)
+    assert kept == {"$record": f"{__name__}.Wish", "fields": {"words": 3, "tags": ["a"]}}
+    assert again == wish and type(again) is Wish and BUILT == []
+    with pytest.raises(GoldenError, match="which the moved code does not import"):
+        Store(".").restore({**kept, "fields": {"words": 3}})
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"$settings": "os.system", "fields": {"command": "x"}},
+        {"$settings": "subprocess.Popen", "fields": {"args": "x"}},
+        {"$settings": "vllm.LLM", "fields": {"model": "evil/model"}},
+        {"$settings": ["vllm.SamplingParams"], "fields": {}},
+        {"$settings": "vllm.SamplingParams"},
+        {"$settings": "vllm.SamplingParams", "fields": []},
+        {"$settings": "vllm.SamplingParams", "fields": {"_eos_token_id": 1}},
+        {"$settings": "vllm.SamplingParams", "fields": {"temperature": -5}},
+        {"$settings": "transformers.GenerationConfig", "fields": {"from_pretrained": "x"}},
+    ],
+)
+def test_a_golden_makes_no_other_object(said: dict[str, Any]) -> None:
+    with pytest.raises(GoldenError):
+        Store(".").restore(said)

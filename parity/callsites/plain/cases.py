@@ -14,7 +14,20 @@ TWIN = f"{LLAMA}-twin"
 DIFFERS: dict[str, str] = {}
 SAMPLED = frozenset(
     f"hot{name}"
-    for name in ("", "-top-k", "-top-p", "-min-p", "-all", "-penalty", "-samples", "-chat", "-logprobs", "-adapters")
+    for name in (
+        "",
+        "-top-k",
+        "-top-p",
+        "-min-p",
+        "-all",
+        "-penalty",
+        "-samples",
+        "-chat",
+        "-logprobs",
+        "-adapters",
+        "-form-top-k",
+        "-form-top-p",
+    )
 ) | {"warm", "cold", "unseeded", "unseeded-twice"}
 
 RAGGED = ["The", "One two three four five six seven", "a", "Oslo is the", "Draw", "\n\n", "red red red", "12, 13, 14"]
@@ -157,6 +170,8 @@ def text_cases(ask: Any) -> None:
     ask("changed-after-a-stop", SURE, chat(FRANCE), then=["upper"], stop=[" Paris"])
     ask("changed-after-stripped", SURE, chat(FRANCE, COUNT), then=[" "], strip=True, max_new_tokens=9)
     ask("cut-by-length", SURE, chat(COUNT, FRANCE), max_new_tokens=9)
+    ask("enough-at-another-end", SURE, chat(FRANCE, COUNT, COLOURS), enough=13, max_new_tokens=13, stop=["5"])
+    ask("until-a-marker", SURE, chat(FRANCE), go_on=True, until="im_end", max_new_tokens=20)
     # What is decoded.
     ask("specials-kept", LLAMA, raw(*RAGGED), skip_special=False, max_new_tokens=24)
     ask("specials-kept-sure", SURE, chat(FRANCE, COLOURS), go_on=True, skip_special=False, max_new_tokens=24)
@@ -176,6 +191,7 @@ def text_cases(ask: Any) -> None:
     uneven = [f"{'bb cd ef gh ' * (1 + 3 * place % 4)}{place}" for place in range(8)]  # which end one by one
     ask("penalty-of-those-that-join", LLAMA, raw(*uneven), repetition_penalty=0.2, stop_ids=list(range(60, 90)))
     ask("penalty-gpt2", GPT2, raw(*RAGGED), repetition_penalty=1.3, max_new_tokens=20)
+    ask("centred-then-penalised", LLAMA, raw(*RAGGED[:2]), centred=True, repetition_penalty=1.4, max_new_tokens=12)
     ask("no-repeats-of-the-prompt", SURE, chat("1, 2, 3, 4. Count to 12.", COUNT), no_repeat_ngram_size=4)
     ask("no-repeats-by-the-spare", LLAMA, raw(*RAGGED[:4]), no_repeat_ngram_size=1, spare=True)
     ask("no-repeats-of-one", LLAMA, raw(*RAGGED), no_repeat_ngram_size=1, max_new_tokens=24)
@@ -186,6 +202,7 @@ def text_cases(ask: Any) -> None:
     ask("banned-with-best-tokens", LLAMA, raw(*RAGGED[:4]), banned=list(range(0, 500, 2)), best=True, max_new_tokens=8)
     ask("banned-and-never-twice", GPT2, raw(*RAGGED[:4]), banned=list(range(0, 500, 2)), never_twice=True)
     ask("choice", SURE, chat(FRANCE, COLOURS), form={"choice": ["yes", "no", "perhaps"]})
+    ask("grammar", SURE, chat(FRANCE, COUNT), form={"grammar": 'root ::= "Par" [a-z]+ | [0-9] ", " root'})
     ask("choice-llama", LLAMA, raw(*RAGGED), form={"choice": ["yes", "no", "perhaps"]})
     letters = ["Straße", "Médecin", "Süd", "\x7fb"]  # each before what could be a hexadecimal digit
     ask("choice-beyond-ascii", LLAMA, [{**row, "form": {"choice": [c]}} for row, c in zip(raw(*RAGGED), letters)])
@@ -210,11 +227,18 @@ def text_cases(ask: Any) -> None:
     ask("system", SURE, [chat(q, system=s)[0] for q, s in zip((FRANCE, FRANCE, COUNT), systems)], max_new_tokens=32)
     parts = [{"type": "text", "text": "What is the capital"}, {"type": "text", "text": " of France?"}]
     ask("two-parts", SURE, [{"messages": [{"role": "user", "content": parts}]}])
+    ask("two-parts-llama", LLAMA, [{"messages": [{"role": "user", "content": parts}]}], joined=True, max_new_tokens=8)
+    ask("many-turns", SURE, many_turns(), max_new_tokens=16)
+    ask("beyond-1024", SURE, chat("7" * 1050 + FRANCE), window=1280, max_new_tokens=8)
+    ask("from-ids", LLAMA, [{"ids": [40, 5, 90]}, {"ids": [7]}], max_new_tokens=8)
     ask("blanks", SURE, chat(f"  {FRANCE}\n ", system=" Answer in one word. \n"))
     ask("blanks-raw", LLAMA, raw("  The ", "a\r\nb\r\n", "\tOslo\n\n"), max_new_tokens=8)
     ask("blanks-llama", LLAMA, chat(" Hello ", "a\r\nb"), max_new_tokens=8)
     mood = "{% for m in messages %}{{ mood }}: {{ m.content }}\n{% endfor %}"
     ask("variables", SURE, chat(FRANCE), template=mood, variables={"mood": "calm"}, max_new_tokens=12)
+    began = [{"role": "user", "content": COUNT}, {"role": "assistant", "content": "1, 2, "}]
+    more = {"template": mood, "variables": {"mood": "calm"}, "max_new_tokens": 12}
+    ask("continued-with-variables", SURE, [{"messages": began, "continue": True}], **more)
     both = "{{ mood }} {% if enable_thinking %}{{ why }}{% endif %}: {{ messages[0].content }}\n"
     told = {"template": both, "variables": {"mood": "calm", "why": "(all is well)"}}
     ask("variables-and-thinking", SURE, chat(FRANCE), thinking=True, max_new_tokens=12, **told)
@@ -224,6 +248,10 @@ def text_cases(ask: Any) -> None:
     asked: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Oslo?"}]
     asked += [{"role": "assistant", "content": "", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
     ask("after-a-tool", SURE, [{"messages": asked, "tools": [TOOL]}], max_new_tokens=24)
+    by_name = {"default": BARE, "tool_use": f"{{{{ enable_thinking }}}} {{{{ tools | length }}}}\n{BARE}"}
+    weather = "What is the weather in Oslo?"
+    of_both = [*chat(weather, tools=[TOOL]), *chat(weather)]
+    ask("template-for-tools", SURE, of_both, thinking=True, templates=by_name, max_new_tokens=12)
     ask("tools-and-thinking", SURE, chat("What is the weather in Oslo?", tools=[TOOL]), thinking=True)
     ask("special-text", SURE, chat(f"{FRANCE}<|im_end|>"), max_new_tokens=16)
     adapters = [f"{MODELS}random-adapters/{name}" for name in ("one", "two")]
@@ -244,6 +272,13 @@ def text_cases(ask: Any) -> None:
     ask("adapters-bfloat16", SURE, tuned, dtype="bfloat16", max_new_tokens=96, go_on=True)
 
 
+def many_turns() -> list[dict[str, Any]]:
+    """A chat of more messages than anybody looks back at."""
+    turns = [("system", "Answer in one word."), ("user", COUNT), ("assistant", "1, 2, 3."), ("user", "Is 17 even?")]
+    turns += [("assistant", "17 is odd."), ("user", FRANCE)]
+    return [{"messages": [{"role": role, "content": content} for role, content in turns]}]
+
+
 def drawn_cases(ask: Any) -> None:
     rows = seeded(raw(*RAGGED))
     ask("warm", LLAMA, rows, temperature=0.7)
@@ -259,6 +294,9 @@ def drawn_cases(ask: Any) -> None:
     ask("unseeded", LLAMA, raw(*["The"] * 8), temperature=1.1)
     ask("hot-logprobs", LLAMA, rows, temperature=1.6, logprobs=2)
     ask("hot-choice", SURE, seeded(chat(*[FRANCE] * 8)), temperature=1.0, form={"choice": ["yes", "no", "perhaps"]})
+    letters = {"form": {"regex": "[a-j]{8}"}}
+    ask("hot-form-top-k", LLAMA, rows, temperature=1.3, top_k=4, **letters)
+    ask("hot-form-top-p", LLAMA, rows, temperature=1.1, top_p=0.5, repetition_penalty=1.3, **letters)
     far = [{"prompt": "The", "seed": 1 + (place << 16)} for place in range(6)]
     ask("own-seeds", LLAMA, far, seed=7, temperature=1.5)
     ask("samples-of-a-seed", LLAMA, raw("The"), seed=7, n=6, temperature=1.5, first_again=True)
@@ -297,6 +335,10 @@ def picture_cases(ask: Any, pictures: Pictures) -> None:
     ask("alike-above", VL, [seen(what, red), seen(what, below)], logprobs=0)
     ask("as-it-is", VL, [seen(what, pictures.drawing("red", "circle", width=96, height=64))], as_it_is=True, logprobs=0)
     ask("from-bytes", VL, [seen(what, turned), seen(what, red)], given_as="bytes", logprobs=0)
+    ask("from-data-urls", VL, [seen(what, turned), seen(what, red)], given_as="data", logprobs=0)
+    tall = pictures.drawing("blue", "square", width=64, height=128, seed=2)
+    ask("as-many-patches", VL, [seen(what, tall, blue), seen(what, blue), seen(what, tall)], logprobs=0)
+    ask("joined-pictures", VL, [seen(what, *some) for some in ((red,), (blue, red), (large,), (blue,), (red, blue))])
     ask("from-pil", VL, [seen(what, turned), seen(what, red)], given_as="pil", logprobs=0)
     later = {"role": "user", "content": [{"type": "text", "text": what}, {"type": "image"}]}
     ask("text-first", VL, [{"messages": [later], "images": [red]}], logprobs=0)
@@ -383,6 +425,7 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
     adapted = [{**chats[place % 3], "adapter": name} for place, name in enumerate(names)]
     behind = [{**chats[1], "response": "Paris.<|im_end|>\nRome."}, chats[2]]
     red, blue = pictures.drawing("red", "circle", seed=1), pictures.drawing("blue", "square", seed=2)
+    typed = [{**chats[1], "types": True}, {**pairs[0], "types": True}]
     shown = [{**seen("What do you see?", red, blue), "response": "a red circle"}, {**chats[0]}]
     return [
         ("scores", {"model_path": SURE, "pairs": chats}),
@@ -393,5 +436,6 @@ def scored_cases(pictures: Pictures) -> list[tuple[str, dict[str, Any]]]:
         ("scores-bfloat16", {"model_path": LLAMA, "pairs": pairs * 3, "dtype": "bfloat16"}),
         ("scores-chat-llama", {"model_path": LLAMA, "pairs": chats}),
         ("scores-gpt2", {"model_path": GPT2, "pairs": pairs}),
+        ("scores-are-numbers", {"model_path": SURE, "pairs": typed}),
         ("scores-pictures", {"model_path": VL, "pairs": shown}),
     ]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,8 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Se
         chat |= {"special_tokens": "escape"} if how.get("markers_as_text") else {}
         request |= {"messages": row["messages"], "chat": chat}
         request |= {"tools": row.get("tools"), "continue_final": bool(row.get("continue"))}
+    elif "ids" in row:
+        request["prompt_token_ids"] = row["ids"]
     else:
         request["prompt"] = row["prompt"]
     if row.get("images"):
@@ -90,6 +94,8 @@ def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:
 def picture_as(form: str | None, path: str) -> Any:
     if form == "bytes":
         return Path(path).read_bytes()
+    if form == "data":
+        return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
     return Image.open(path) if form == "pil" else path
 
 
@@ -214,6 +220,15 @@ class NeverTwice:
         return logits.index_fill(0, logits.new_tensor(token_ids).long(), -float("inf"))
 
 
+class Centred:
+    """A plugin after which the likeliest token has 0, before penalties."""
+
+    name = "centred"
+
+    def logits(self, token_ids: Sequence[int], logits: Any) -> Any:
+        return logits - logits.amax()
+
+
 class NeverTwiceOfTransformers:
     """The same as a logits processor of transformers, for rows that begin together."""
 
@@ -237,6 +252,20 @@ def told(result: Any, how: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+@contextlib.contextmanager
+def templates_of(how: Mapping[str, Any], tokenizer: Any) -> Iterator[None]:
+    """Named templates on the tokenizer; a call without them leaves it alone, so that a leak shows."""
+    if "templates" not in how:
+        yield
+        return
+    own = tokenizer.chat_template
+    tokenizer.chat_template = how["templates"]
+    try:
+        yield
+    finally:
+        tokenizer.chat_template = own
+
+
 def ask(model_path: str, rows: list[dict[str, Any]], settings: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return answers(model_path, rows, settings, cached=False)
 
@@ -246,13 +275,14 @@ def answers(
 ) -> list[list[dict[str, Any]]]:
     banned, adapters = settings.get("banned", ()), tuple(sorted({row["adapter"] for row in rows if row.get("adapter")}))
     spare = "hf" if settings.get("spare") else None  # for what is of transformers
-    wanted = ("banned", "never_twice", "no_repeat_ngram_size", "best")
+    wanted = ("banned", "never_twice", "no_repeat_ngram_size", "best", "centred")
     hooks = not spare and any(settings.get(name) for name in wanted)
     dtype, window = settings.get("dtype", "float32"), settings.get("window", WINDOW)
     model = engine(model_path, dtype, hooks, cached, adapters, window, spare)
     requests = [request_of(row, settings, adapters) for row in rows]
     theirs = spare or (settings.get("of_transformers") and model.config.backend == "hf")
     plugins: list[Any] = [NeverTwiceOfTransformers() if theirs else NeverTwice()] if settings.get("never_twice") else []
+    plugins += [Centred()] if settings.get("centred") else []
     plugins += [(WithoutOfTransformers if theirs else Without)(banned)] if banned else []
     plugins += [(EnoughOfTransformers if theirs else Enough)(settings["enough"])] if settings.get("enough") else []
     if settings.get("until"):
@@ -260,7 +290,8 @@ def answers(
     plugins += [Then(change) for change in settings.get("then", ())]
     generate = model.generate_vlm_batch if any(row.get("images") for row in rows) else model.generate_text_batch
     given: dict[str, Any] = {"plugins": plugins, "on_error": "return" if settings.get("most") else "raise"}
-    results: list[Any] = generate(requests, options_of(settings), cache=not settings.get("fresh"), **given)
+    with templates_of(settings, model.tokenizer):
+        results: list[Any] = generate(requests, options_of(settings), cache=not settings.get("fresh"), **given)
     failed = {error.index for error in results if isinstance(error, PromptTooLongError)}
     again = settings.get("first_again")  # what is said of a request itself is its first sample
     return [
@@ -290,12 +321,14 @@ def score(
     items, adapters = list[Any](), tuple(sorted({pair["adapter"] for pair in pairs if pair.get("adapter")}))
     for pair in pairs:
         request = {name: value for name, value in request_of(pair, {}, adapters).items() if value is not None}
-        bare = pair.get("prompt") or (pair["messages"] if pair.keys() == {"messages", "response"} else None)
+        alone = not pair.keys() - {"messages", "response", "types"}
+        bare = pair.get("prompt") or (pair["messages"] if alone else None)
         items.append((bare or request, pair["response"]))
     scores = engine(model_path, dtype, bool(adapters) or best, adapters=adapters).score_batch(items, logits=best)
     return [
         {
             "prompt": len(s.prompt_token_ids), "tokens": len(s.token_ids), "logprobs": list(s.logprobs),
             **({"best": s.logits.argmax(-1).tolist()} if best else {}),
-        } for s in scores
+            **({"types": sorted({type(value).__name__ for value in s.logprobs})} if pair.get("types") else {}),
+        } for s, pair in zip(scores, pairs)
     ]  # fmt: skip

@@ -5,17 +5,18 @@ Every setting of it is a keyword of transformers or a line of torch; nothing is 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import transformers
 from PIL import Image, ImageOps
 
-Row = Mapping[str, Any]  # "prompt" or "messages"; "images": paths; and what differs from the settings
+Row = Mapping[str, Any]  # "prompt", "ids" or "messages"; "images": paths; and what differs from the settings
 
 
 @functools.cache
@@ -37,7 +38,26 @@ def adapted(model_path: str, adapter: str, dtype: str) -> Any:
     return PeftModel.from_pretrained(model, adapter).eval()
 
 
+def joined(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text is one string, for templates that know nothing of parts."""
+    return {**message, "content": "".join(part["text"] for part in message["content"])}
+
+
+@contextlib.contextmanager
+def templates_of(how: Mapping[str, Any], tokenizer: Any) -> Iterator[None]:
+    """The checkpoint's chat templates, by name, are these: the one named "tool_use" is for requests with tools."""
+    own = tokenizer.chat_template
+    tokenizer.chat_template = how.get("templates", own)
+    try:
+        yield
+    finally:
+        tokenizer.chat_template = own
+
+
 def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) -> dict[str, Any]:
+    if "ids" in row:
+        ids = torch.tensor([row["ids"]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if "messages" in row:
         switches = {"enable_thinking": how.get("thinking", False), "add_generation_prompt": how.get("opening", True)}
         if how.get("template"):
@@ -45,7 +65,9 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
         if row.get("continue"):
             switches |= {"continue_final_message": True, "add_generation_prompt": False}
         switches |= how.get("variables", {})
-        text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False, **switches)
+        messages = list(map(joined, row["messages"])) if how.get("joined") else row["messages"]
+        with templates_of(how, tokenizer):
+            text = tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False, **switches)
     else:
         text = row["prompt"]
     special = "prompt" in row
@@ -77,7 +99,8 @@ def inputs_of(row: Row, how: Mapping[str, Any], tokenizer: Any, processor: Any) 
 def settings_of(how: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
     """Keywords of `generate`: what the checkpoint asks for in its generation_config counts for nothing here."""
     warm = how.get("temperature", 0.0)
-    said: dict[str, Any] = {"do_sample": warm > 0, "repetition_penalty": how.get("repetition_penalty", 1.0)}
+    penalty = 1.0 if how.get("centred") else how.get("repetition_penalty", 1.0)
+    said: dict[str, Any] = {"do_sample": warm > 0, "repetition_penalty": penalty}
     if warm:
         said |= {"temperature": warm, "top_k": how.get("top_k", 0), "top_p": how.get("top_p", 1.0)}
         said |= {"min_p": how["min_p"]} if "min_p" in how else {}
@@ -141,6 +164,26 @@ class NeverTwice(transformers.LogitsProcessor):  # type: ignore[misc]
         return scores.scatter(1, input_ids[:, self.length :], -float("inf"))
 
 
+class Centred(transformers.LogitsProcessor):  # type: ignore[misc]
+    """The likeliest token has 0, all others are below it: a penalty for repeating acts otherwise on them."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return scores - scores.amax(-1, keepdim=True)
+
+
+def processors_of(how: Mapping[str, Any], length: int, model: Any, tokenizer: Any, ends: Sequence[int]) -> list[Any]:
+    """What acts on the logits beside the keywords of `generate`, in this order."""
+    found: list[Any] = []
+    if how.get("centred"):  # `generate` would put its own penalty before it
+        penalty = transformers.RepetitionPenaltyLogitsProcessor(how.get("repetition_penalty", 1.0))
+        found += [Centred(), penalty]
+    if how.get("form"):
+        found.append(grammar(how["form"], model, tokenizer, ends))
+    if how.get("never_twice"):
+        found.append(NeverTwice(length))
+    return found
+
+
 def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The samples of one row."""
     how = {**settings, **row}
@@ -161,10 +204,7 @@ def answer(model_path: str, row: Row, settings: Mapping[str, Any]) -> list[dict[
             more["stopping_criteria"] = [Enough(length + enough(how))]
         if how.get("until"):
             more["stopping_criteria"] = [Until(how["until"], length, tokenizer)]
-        if how.get("form"):
-            more["logits_processor"] = [grammar(how["form"], model, tokenizer, ends)]
-        if how.get("never_twice"):
-            more["logits_processor"] = [NeverTwice(length)]
+        more["logits_processor"] = processors_of(how, length, model, tokenizer, ends)
         if how.get("banned"):
             more["bad_words_ids"] = [[i] for i in how["banned"]]
         with torch.no_grad():
@@ -182,6 +222,17 @@ def until_stop(ids: list[int], how: Mapping[str, Any], tokenizer: Any) -> list[i
     texts = [tokenizer.decode(ids[:k], skip_special_tokens=True) for k in range(len(ids) + 1)]
     found = (k for k in range(least + 1, len(ids) + 1) if cut(texts[k], how, len(texts[least]))[1])
     return ids[: next(found, len(ids))]
+
+
+def reason_of(tokens: int, text: str, end: int | None, how: Mapping[str, Any]) -> tuple[str, Any]:
+    """Why an answer without a stop string ends, at the id `end` if it is one. A rule of the caller's counts last."""
+    if end is not None:
+        return ("stop", end) if end in how.get("stop_ids", ()) or how.get("go_on") else ("eos", None)
+    if tokens == how.get("max_new_tokens", 24):
+        return "length", None
+    if tokens == enough(how):
+        return "plugin", "enough"
+    return ("plugin", "until") if how.get("until") and how["until"] in text else ("length", None)
 
 
 def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], tokenizer: Any) -> dict[str, Any]:
@@ -209,16 +260,8 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
         whole = whole.upper() if change == "upper" else whole + change
     said: dict[str, Any] = {"text": whole, "tokens": len(ids), "prompt": length}
     said["raw"] = tokenizer.decode(ids, skip_special_tokens=False)
-    by_id = ended and (ids[-1] in how.get("stop_ids", ()) or how.get("go_on"))
-    said["reason"], said["stop"] = "length", None
-    if len(ids) == enough(how):
-        said["reason"], said["stop"] = "plugin", "enough"
-    elif how.get("until") and how["until"] in text:
-        said["reason"], said["stop"] = "plugin", "until"
-    elif ended and not stop:
-        said["reason"], said["stop"] = ("stop", ids[-1]) if by_id else ("eos", None)
-    elif stop:
-        said["reason"], said["stop"] = "stop", stop
+    end = ids[-1] if ended else None
+    said["reason"], said["stop"] = ("stop", stop) if stop else reason_of(len(ids), text, end, how)
     if how.get("best"):
         said["best"] = torch.stack(made.logits, dim=1)[0, : len(ids)].argmax(-1).tolist()
     if "logprobs" in how:
@@ -230,13 +273,15 @@ def told(made: Any, length: int, ends: Sequence[int], how: Mapping[str, Any], to
 
 
 def grammar(form: Mapping[str, Any], model: Any, tokenizer: Any, ends: Sequence[int]) -> Any:
-    """A logits processor of xgrammar's: "json" a schema, "json_object" any, "regex", or "choice" of strings."""
+    """A logits processor of xgrammar's: "json" a schema, "json_object" any, "regex", "choice" of strings, "grammar"."""
     import xgrammar
     from xgrammar.contrib.hf import LogitsProcessor
 
     size = model.config.get_text_config().vocab_size
     known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=size, stop_token_ids=list(ends))
     compiler = xgrammar.GrammarCompiler(known)
+    if form.get("grammar"):
+        return LogitsProcessor(compiler.compile_grammar(form["grammar"]))
     if schema := form.get("json") or (form.get("json_object") and {"type": "object"}):
         return LogitsProcessor(
             compiler.compile_json_schema(json.dumps(schema), any_whitespace=False, separators=(",", ":"))
@@ -279,6 +324,8 @@ def score(
         length, steps = given["input_ids"].shape[1], logits[0].float().log_softmax(-1)
         values = [float(steps[length - 1 + k, i]) for k, i in enumerate(response)]
         found.append({"prompt": length, "tokens": len(response), "logprobs": values})
+        if pair.get("types"):  # numbers, which a report can be made of
+            found[-1]["types"] = sorted({type(value).__name__ for value in values})
         if best:
             found[-1]["best"] = steps[length - 1 : -1].argmax(-1).tolist()
     return found

@@ -46,10 +46,10 @@ def config(
 
 
 def asked(
-    prompts: Sequence[str], max_tokens: int, fixed: Sequence[Sequence[int]] | None
+    prompts: Sequence[str], max_tokens: int, fixed: Sequence[Sequence[int]] | None, **sampling: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Requests and options."""
-    options: dict[str, Any] = {"max_new_tokens": max_tokens}
+    options: dict[str, Any] = {"max_new_tokens": max_tokens, **sampling}
     if fixed is not None:
         options |= {"replay": fixed, "max_new_tokens": max(map(len, fixed))}
     return [{"messages": [{"role": "user", "content": prompt}]} for prompt in prompts], options
@@ -72,10 +72,15 @@ class RolloutWorker:
         self.engine: GenerationEngine = load(config(model_path, backend, spec_tokens, draft, fixed, batch))
 
     def rollout(
-        self, prompts: Sequence[str], out_dir: str, max_tokens: int = 64, fixed: Sequence[Sequence[int]] | None = None
+        self,
+        prompts: Sequence[str],
+        out_dir: str,
+        max_tokens: int = 64,
+        fixed: Sequence[Sequence[int]] | None = None,
+        **sampling: Any,
     ) -> list[dict[str, Any]]:
         with trace(self.engine, out_dir, self.worker_id) as traced:
-            results = self.engine.generate_text_batch(*asked(prompts, max_tokens, fixed))
+            results = self.engine.generate_text_batch(*asked(prompts, max_tokens, fixed, **sampling))
         return [
             {"text": result.text, "token_ids": list(result.token_ids), **counts}
             for result, counts in zip(results, guesses(traced))
@@ -169,6 +174,8 @@ def rollout(
     max_tokens: int = 64,
     worker_id: int = 0,
     batch: int = 4,
+    temperature: float = 0.0,
+    seed: int | None = None,
 ) -> list[dict[str, Any]]:
     own = worker(model_path, worker_id, spec_tokens, draft, batch, fixed is not None)
-    return own.rollout(prompts, out_dir, max_tokens, fixed)
+    return own.rollout(prompts, out_dir, max_tokens, fixed, temperature=temperature, seed=seed)

@@ -61,7 +61,9 @@ class RolloutWorker:
             **extra,
         )
 
-    def rollout(self, prompts: list[str], out_dir: str, max_tokens: int, fixed: Any = None) -> list[dict[str, Any]]:
+    def rollout(
+        self, prompts: list[str], out_dir: str, max_tokens: int, fixed: Any, **sampling: Any
+    ) -> list[dict[str, Any]]:
         from vllm import SamplingParams
 
         engine = self.llm.llm_engine
@@ -75,7 +77,7 @@ class RolloutWorker:
             )
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
             prompt_lens[str(i)] = len(ids)
-            params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+            params = SamplingParams(max_tokens=max_tokens, **sampling)
             if fixed:
                 params.max_tokens = len(fixed[i])
                 params.extra_args = {"fixed": list(fixed[i])}
@@ -143,9 +145,12 @@ def rollout(
     max_tokens: int = 64,
     worker_id: int = 0,
     batch: int = 4,
+    temperature: float = 0.0,
+    seed: int | None = None,
 ) -> list[dict[str, Any]]:
     key = (model_path, worker_id, spec_tokens, draft, batch)
     if key not in _workers:
         _workers[key] = RolloutWorker(*key)
-    results: list[dict[str, Any]] = _workers[key].rollout(prompts, out_dir, max_tokens, fixed)
+    sampling = {"temperature": temperature, "seed": seed}
+    results: list[dict[str, Any]] = _workers[key].rollout(prompts, out_dir, max_tokens, fixed, **sampling)
     return results

@@ -37,7 +37,10 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 # The rollout worker writes files into a folder that its cases name, and has tests of its own.
 SITES = [site for site in drive.SITES if site != "rollout_worker"]
-MOST = {"plain": 225}  # every setting there is
+# Every setting there is, and each fault that a list of mutations of the engine found no golden for.
+MOST = {"plain": 245}
+# Their own subject: what a caller does with torch and numpy beside the engine.
+BESIDE = {"service": {"torch", "numpy"}}
 
 
 @pytest.mark.parametrize("site", SITES)
@@ -72,7 +75,8 @@ def imported(path: Path) -> set[str]:
 def test_the_old_way_knows_nothing_of_us_and_the_moved_way_the_engine_and_companions_only(site: str) -> None:
     assert not imported(CALLSITES / site / "old.py") & {"parity", "gen_engine"}
     moved = (CALLSITES / site / "moved.py").read_text(encoding="utf-8")
-    assert imported(CALLSITES / site / "moved.py") - sys.stdlib_module_names - {"parity", "PIL"} == {"gen_engine"}
+    known = sys.stdlib_module_names | {"parity", "PIL"} | BESIDE.get(site, set())
+    assert imported(CALLSITES / site / "moved.py") - known == {"gen_engine"}
     assert moved.count("parity") == len(re.findall(r"^from parity\.companions\.\w+ import", moved, re.MULTILINE))
 
 

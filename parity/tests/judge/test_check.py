@@ -19,9 +19,9 @@ from parity.__main__ import main
 from parity.golden import Case, Store, coded, dump
 from parity.judge.check import Judge, check_sites
 from parity.judge.replay import Engines, Replay
-from parity.prove.plants import PLANTS
 from parity.prove.score import Score
-from parity.prove.selftest import NAMED_RIGHT, run_plant
+from parity.prove.selftest import NAMED_RIGHT, run_site_mutation
+from parity.prove.site_mutations import SITE_MUTATIONS
 from parity.record.observe import Observer
 from parity.tests.conftest import ROOT
 
@@ -135,19 +135,20 @@ def test_engines_are_closed_and_modules_are_put_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["thinking back on", "half precision", "padded on the right", "lower case"])
-def test_a_planted_fault_is_named(name: str, store: Store) -> None:
+def test_a_mutation_of_a_call_site_is_named(name: str, store: Store) -> None:
     """The whole table is `make selftest`; here is one of each stage, on goldens of old code."""
-    [plant] = [plant for plant in PLANTS if plant.name == name]
-    outcomes = run_plant(store, dataclasses.replace(plant, cases=("rollout/two-prompt-lengths",)))
-    score = Score(plant.name, plant.causes, outcomes, 0.0)
+    [mutation] = [mutation for mutation in SITE_MUTATIONS if mutation.name == name]
+    mutation = dataclasses.replace(mutation, cases=("rollout/two-prompt-lengths",))
+    outcomes = run_site_mutation(store, mutation)
+    score = Score(mutation.name, mutation.causes, outcomes, 0.0)
     assert score.named, score.line()
     assert not hasattr(gen_engine.GenerationEngine.generate_text_batch, "__wrapped__"), "everything is put back"
 
 
 def test_the_gate_of_the_selftest_is_what_was_promised() -> None:
-    assert len(PLANTS) >= 40
+    assert len(SITE_MUTATIONS) >= 40
     assert NAMED_RIGHT >= 0.95
-    assert len({plant.name for plant in PLANTS}) == len(PLANTS)
+    assert len({mutation.name for mutation in SITE_MUTATIONS}) == len(SITE_MUTATIONS)
 
 
 def drawn(text: str) -> Case:

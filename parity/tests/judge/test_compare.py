@@ -410,3 +410,26 @@ def test_near_ties_have_no_budget() -> None:
 
 def test_latent_passes_where_it_is_let_pass() -> None:
     assert Check((outcome("LATENT"),), Policy(strict=False)).exit_code == 0
+
+
+THOUGHT = "<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "rendered", "expected"),
+    [
+        ("<|user|>a<|bot|>", f"<|user|>a<|bot|>{THOUGHT}", "prompt.template"),
+        (f"<|user|>a<|bot|>{THOUGHT}", "<|user|>a<|bot|>", "prompt.template"),
+        ("<|user|>a<|bot|>", "<|user|>b<|bot|>", "prompt.messages"),
+    ],
+)
+def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prompt(
+    written: str, rendered: str, expected: str
+) -> None:
+    old: dict[str, Any] = {"prompt_text": written, "prompt_ids": [5, *range(10, 10 + len(written))]}
+    chat: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "a"}],
+        "template": {"sha256": "s", "arguments": {}},
+    }
+    new: dict[str, Any] = {**chat, "prompt_text": rendered, "prompt_ids": [6, *range(10, 10 + len(rendered))]}
+    assert prompt_cause(old, new) == expected

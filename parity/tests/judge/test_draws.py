@@ -20,7 +20,7 @@ from parity.judge import draws
 from parity.judge.check import Session, check_site, check_sites, judged_together
 from parity.judge.numerics import Numerics
 from parity.judge.replay import ANSWERS, Engines, Replay
-from parity.prove.plants import replaced
+from parity.prove.site_mutations import replaced
 from parity.record.observe import Observer, Site, case
 from parity.tests.conftest import ROOT, TEXT, Load
 from parity.verdict import Outcome

@@ -127,14 +127,15 @@ def test_what_reads_its_prompts_by_one_token_each_is_held_against_what_only_read
     assert len(own_loops.of_one_kind(answered, new)[1].rows) == 1
 
 
-def test_special_tokens_that_only_the_old_code_kept_may_be_those_of_the_raw_text(tmp_path: Path) -> None:
+def test_special_tokens_that_one_side_drops_are_latent_both_ways(tmp_path: Path) -> None:
     kept, dropped = (
         Case("s", "c", rows=(row(decode={"ids": "ended", "skip_special_tokens": skip, "clean_up": False}),), value="x")
         for skip in (False, True)
     )
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
-    assert judge.outcome(kept, dropped).verdict == "IDENTICAL"
-    assert str(judge.outcome(dropped, kept).cause) == "decode.skip_special; confirmed"
+    for old, new, certainty in ((kept, dropped, "likely"), (dropped, kept, "confirmed")):
+        outcome = judge.outcome(old, new)
+        assert (outcome.verdict, str(outcome.cause)) == ("LATENT", f"decode.skip_special; {certainty}")
 
 
 def test_a_text_with_its_prompt_is_explained_as_one() -> None:
@@ -362,3 +363,18 @@ def test_an_answer_of_other_settings_is_another_requests() -> None:
     assert of_another(new, own) == [1] and of_another(new, new) == []
     alike = case(answered(2, [4, 9], False), answered(2, [4, 9], True))
     assert of_another(alike, own) == []
+
+
+def test_rounding_parts_one_row_and_another_ends_early_the_declared_end_is_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of the first row part where neither token is an end; the second row is the beginning of its old one."""
+
+    def answer(ids: list[int], most: int) -> dict[str, Any]:
+        return row(output_ids=ids, text=decode(ids, True, False), stop={**ENDS, "max_new_tokens": most})
+
+    monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
+    old = case(answer([4, 5, 6, 9], 8), answer([7, 5, 6, 9], 8), value=["efg", "hfg"])
+    new = case(answer([4, 8], 2), answer([7, 5], 2), value=["ei", "hf"])
+    found = check.Judge(Store(tmp_path), "hf", lambda *_, **__: None).outcome(old, new)
+    assert (found.verdict, str(found.cause)) == ("DRIFT", "stop.length; likely")

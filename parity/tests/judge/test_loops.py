@@ -715,7 +715,7 @@ def test_a_loop_that_only_takes_the_likeliest_does_not_draw(judged: Judged) -> N
         (("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"), None, "model.dtype; confirmed"),
         (("max_new_tokens=most", "max_new_tokens=most - 20"), "DRIFT", "stop.length; likely"),
         ((".text", ".text.upper()"), "DRIFT", "post.other; likely"),
-        ((', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'), None, "sampling.processors; likely"),
+        ((', "repetition_penalty": 1.0', ', "repetition_penalty": 3.0'), None, "sampling.processors; confirmed"),
     ],
     ids=["prompt", "dtype", "length", "text", "penalty"],
 )

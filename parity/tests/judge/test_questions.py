@@ -58,6 +58,20 @@ def test_a_folder_that_the_golden_only_names_is_where_the_moved_code_loaded_one(
         assert questions.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
 
 
+def test_rows_that_a_criterion_kept_behind_their_stops_ended_nowhere_else() -> None:
+    """Those of a batch go on until all have ended; another row of it parts, which may be a near tie."""
+
+    def asked(ids: list[list[int]], criteria: list[str]) -> Case:
+        stop = {"criteria": {"value": criteria, "from": "caller"}}
+        made = ({"prompt_ids": [k], "output_ids": own, "stop": stop} for k, own in enumerate(ids))
+        return Case("s", "c", rows=tuple(made))
+
+    new = asked([[4, 5], [6, 9]], [])
+    assert not questions.ends_elsewhere(asked([[4, 5, 6, 7], [6, 7]], ["theirs"]), new)
+    assert questions.ends_elsewhere(asked([[4, 5, 6, 7], [6, 7]], []), new)
+    assert questions.ends_elsewhere(asked([[4], [6, 7]], ["theirs"]), new)
+
+
 def test_a_row_that_is_the_beginning_of_the_other_was_ended_elsewhere() -> None:
     assert steps_of(case([1, 2]), case([1, 2, 3])) == [] and ends_elsewhere(case([1, 2]), case([1, 2, 3]))
     assert not ends_elsewhere(case([1, 2]), case([1, 3]))

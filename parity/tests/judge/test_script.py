@@ -12,6 +12,7 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Store
+from parity.tests.conftest import ROOT, TEXT
 
 SCRIPT = """
 import os, signal, subprocess, sys, time
@@ -169,3 +170,40 @@ def test_prune_says_what_it_cannot_read_and_removes_nothing_that_it_may_use(
     assert ("nothing is removed" in said) == (content == BROKEN)
     assert main(["prune", "answers/answer-001", "--yes"]) == 0
     assert main(["prune", "--yes"]) == 0 and not list(store.blobs().iterdir())
+
+
+ASKS = """
+import sys
+from gen_engine import load
+
+def ask(word):
+    with load(sys.argv[1], dtype="float32", backend=sys.argv[2], max_model_len=512) as engine:
+        return engine.generate_text_batch([{"prompt": word}], {"max_new_tokens": 2})[0].text
+
+if __name__ == "__main__":
+    try:
+        ask("one")
+    except Exception:
+        pass
+"""
+
+
+def test_a_scripts_calls_are_of_the_backend_they_ran_on_and_an_engine_that_is_not_here_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("asks.py").write_text(ASKS)
+    site, words = ["--site", "asks=asks.py:ask"], ["--", "python", "asks.py", str(TEXT)]
+    assert main(["record", *site, *words, "hf"]) == 4
+    outcomes = {}
+    for name, model, backend in (("hf", TEXT, "hf"), ("gone", tmp_path / "nowhere", "hf"), ("vllm", TEXT, "vllm")):
+        command = ["--", "python", "asks.py", str(model), backend]
+        main(["check", *site, "--json", "check.json", *command])
+        [outcomes[name]] = json.loads(Path("check.json").read_text())["outcomes"]
+    assert {name: (o["verdict"], o["backend"]) for name, o in outcomes.items()} == {
+        "hf": ("IDENTICAL", "hf"),
+        "gone": ("ERROR", "hf"),
+        "vllm": ("IDENTICAL", "vllm"),
+    }
+    assert "could not be run here: LoadError" in outcomes["gone"]["cause"]["sentence"]

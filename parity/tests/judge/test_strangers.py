@@ -104,6 +104,16 @@ def test_vllm_ends_a_row_where_its_window_does(most: int | None, told: int) -> N
     assert rows.vllm_stop(params, [9], None, room=476)["max_new_tokens"]["value"] == told
 
 
+@pytest.mark.parametrize(
+    ("ends", "skip", "never"),
+    [([7], False, ["<end>"]), ([], False, []), ([], True, ["<end>", "x<end>"]), ([8], False, [])],
+)
+def test_a_stop_that_is_the_text_of_an_end_id_ends_nothing(ends: list[int], skip: bool, never: list[str]) -> None:
+    token = SimpleNamespace(content="<end>", special=True)
+    found = rows.never_text(["<end>", "x<end>", "."], SimpleNamespace(added_tokens_decoder={7: token}), skip, ends)
+    assert found.get("never_text", {"value": []})["value"] == never
+
+
 def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget is no luck; how the model attends may be."""
     monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: ("SAME-DISTRIBUTION", None, ()))

@@ -170,9 +170,12 @@ def test_whose_seed_a_call_began_with_is_told(monkeypatch: pytest.MonkeyPatch) -
     module = ModuleType("draws_observed")
     draws.__module__, module.draws = module.__name__, draws  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    with Observer(sites=[Site("s", "draws_observed:draws")], sink=lambda case: None):
+    before: list[int | None] = []
+    with Observer(sites=[Site("s", "draws_observed:draws")], sink=lambda case: None) as observer:
+        observer.starting = lambda call: before.append(call.script_seed)
         values = [module.draws(None), module.draws(7), module.draws(None)]
         torch.manual_seed(42)
-        values.append(module.draws(None))
-    assert told == ["nobody", "process", "nobody", "script"]
-    assert values[0] == values[2] == values[3] != values[1]
+        values += [module.draws(None), module.draws(None)]
+    assert told == ["nobody", "process", "nobody", "script", "script"]
+    assert values[0] == values[2] == values[3] == values[4] != values[1]
+    assert before == [None, None, None, 42, None]

@@ -1,8 +1,9 @@
-"""Faults that migrations really make, planted from outside into moved code that is right.
+"""Mutations of moved call sites: faults that migrations really make, put from outside into moved code that is right.
 
-A plant changes what a moved call site hands to its engine (`requests`, `options`, `results`), how it loads it (`load`),
-or what the engine does inside (`inside`). Nothing of it is a flag of gen_engine.py, and the checker is not told. Each
-names the cause that the checker ought to find by itself, and the golden cases on which the fault can show.
+A mutation changes what a moved call site hands to its engine (`requests`, `options`, `results`),
+how it loads it (`load`), or what the engine does inside (`inside`). Nothing of it is a flag of
+gen_engine.py, and the checker is not told. Each names the cause that the checker ought to find by
+itself, and the golden cases on which the fault can show.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DOORS = ("generate_text_batch", "generate_vlm_batch")
 
 
 @dataclass(frozen=True)
-class Plant:
+class SiteMutation:
     """One fault. causes: names that are right; the first is the plainest.   cases: "site/case".
 
     requests, options, results, plugins: applied to every call of the engine.   load: fields of ModelLoadConfig that the
@@ -42,7 +43,7 @@ class Plant:
     inside: tuple[Patch, ...] = ()
 
     @contextlib.contextmanager
-    def planted(self) -> Iterator[None]:
+    def applied(self) -> Iterator[None]:
         """The fault is there. To be entered when the observer is: what a call site does wrong is to be seen."""
         with contextlib.ExitStack() as stack:
             for owner, name, change in self.inside:
@@ -302,138 +303,168 @@ E = gen_engine
 ROLLOUTS = ("rollout/one-prompt", "rollout/ragged-batch")
 MIXED = ("rollout/two-prompt-lengths", "probe/ragged")
 
-PLANTS: tuple[Plant, ...] = (
+SITE_MUTATIONS: tuple[SiteMutation, ...] = (
     # the prompt
-    Plant("thinking back on", ("prompt.template",), ("stage_a/circle", *ROLLOUTS), requests=chat(enable_thinking=True)),
-    Plant(
+    SiteMutation(
+        "thinking back on", ("prompt.template",), ("stage_a/circle", *ROLLOUTS), requests=chat(enable_thinking=True)
+    ),
+    SiteMutation(
         "thinking off where the old code had it on",
         ("prompt.template",),
         ("visual_dump/object",),
         requests=chat(enable_thinking=False),
     ),
-    Plant(
+    SiteMutation(
         "no generation prompt",
         ("prompt.template",),
         ("rollout/one-prompt",),
         requests=chat(add_generation_prompt=False),
     ),
-    Plant("another template", ("prompt.template",), ("rollout/one-prompt",), requests=chat(template=BARE)),
-    Plant(
+    SiteMutation(
+        "another template",
+        ("prompt.template",),
+        ("rollout/one-prompt",),
+        requests=chat(template=BARE),
+    ),
+    SiteMutation(
         "tools not rendered",
         ("prompt.template",),
         ("probe/tools", "inference_module/tool-call"),
         requests=lambda r: {**r, "tools": None},
     ),
-    Plant(
+    SiteMutation(
         "a system turn put in", ("prompt.messages",), ("rollout/one-prompt", "stage_a/circle"), requests=system(TERSE)
     ),
-    Plant(
+    SiteMutation(
         "the system turn lost",
         ("prompt.messages",),
         ("rollout/system-turn", "runner/polite-system"),
         requests=without_system,
     ),
-    Plant(
+    SiteMutation(
         "the question stripped",
         ("prompt.messages",),
         ("stage_a/blanks-around-question", "rollout/blanks-around-the-prompt"),
         requests=said(str.strip),
     ),
-    Plant(
+    SiteMutation(
         "the question in lower case",
         ("prompt.messages",),
         ("runner/three-rules", "rollout/one-prompt"),
         requests=said(str.lower),
     ),
-    Plant("today's date", ("prompt.clock",), ("probe/dated",), requests=system("Today is 2026-11-21. Answer briefly.")),
-    Plant(
+    SiteMutation(
+        "today's date", ("prompt.clock",), ("probe/dated",), requests=system("Today is 2026-11-21. Answer briefly.")
+    ),
+    SiteMutation(
         "the first id twice",
         ("prompt.double_bos",),
         ("rollout/one-prompt", "probe/plain"),
         inside=((E, "encode", ids_changed(lambda ids, *_: (ids[0], *ids))),),
     ),
-    Plant(
+    SiteMutation(
         "spelled out in other tokens",
         ("prompt.tokenization",),
         ("rollout/one-prompt", "probe/plain"),
         inside=((E, "encode", ids_changed(by_character)),),
     ),
-    Plant(
+    SiteMutation(
         "prompt cut on the left",
         ("prompt.truncation",),
         ("rollout/one-prompt", "probe/plain"),
         options=setting(max_prompt_tokens=20, truncate_prompt=True),
     ),
-    Plant(
+    SiteMutation(
         "prompt cut on the right",
         ("prompt.truncation",),
         ("rollout/one-prompt", "probe/plain"),
         inside=((E, "encode", ids_changed(lambda ids, *_: ids[:-6])),),
     ),
     # the batch
-    Plant("padded on the right", ("batch.padding_side",), MIXED, inside=((E, "feed", right_padding),)),
-    Plant("padding not masked", ("batch.pad_unmasked",), MIXED, inside=((E, "feed", unmasked_padding),)),
-    Plant(
+    SiteMutation(
+        "padded on the right",
+        ("batch.padding_side",),
+        MIXED,
+        inside=((E, "feed", right_padding),),
+    ),
+    SiteMutation(
+        "padding not masked",
+        ("batch.pad_unmasked",),
+        MIXED,
+        inside=((E, "feed", unmasked_padding),),
+    ),
+    SiteMutation(
         "rows that see their neighbours",
         ("sampling.processors", "batch.composition"),
         MIXED,
         inside=((E.DecodeLoop, "_choose", neighbours),),
     ),
     # pictures
-    Plant(
+    SiteMutation(
         "pixel budget dropped",
         ("image.pixel_budget",),
         ("stage_a/small-budget", "stage_a/batch-small-budget"),
         requests=lambda r: {**r, "vlm": {}},
     ),
-    Plant(
+    SiteMutation(
         "pixel budget halved",
         ("image.pixel_budget",),
         ("stage_a/photograph", "stage_a/huge"),
         requests=budget(min_pixels=64 * 64, max_pixels=64 * 64),
     ),
-    Plant(
+    SiteMutation(
         "pixel floor raised",
         ("image.pixel_budget",),
         ("stage_a/tiny",),
         requests=budget(min_pixels=96 * 96, max_pixels=128 * 128),
     ),
-    Plant("EXIF not honoured", ("image.content",), ("stage_a/exif-turned",), inside=((E, "load_image", lying),)),
-    Plant(
+    SiteMutation(
+        "EXIF not honoured",
+        ("image.content",),
+        ("stage_a/exif-turned",),
+        inside=((E, "load_image", lying),),
+    ),
+    SiteMutation(
         "red and blue swapped",
         ("image.content",),
         ("stage_a/circle", "stage_a/square-json"),
         inside=((E, "load_image", bgr),),
     ),
-    Plant(
+    SiteMutation(
         "pictures shrunk beforehand",
         ("image.content",),
         ("stage_a/photograph", "stage_a/square-json"),
         inside=((E, "load_image", halved),),
     ),
-    Plant("pictures in another order", ("image.content",), ("visual_dump/two-pictures",), requests=pictures_reversed),
-    Plant(
+    SiteMutation(
+        "pictures in another order", ("image.content",), ("visual_dump/two-pictures",), requests=pictures_reversed
+    ),
+    SiteMutation(
         "normalised by another mean",
         ("image.values",),
         ("stage_a/circle", "stage_a/sizes-mixed"),
         inside=((E, "expand_images", brighter),),
     ),
     # the model
-    Plant("half precision", ("model.dtype",), ("rollout/one-prompt", "stage_a/circle"), load={"dtype": "bfloat16"}),
-    Plant(
+    SiteMutation(
+        "half precision", ("model.dtype",), ("rollout/one-prompt", "stage_a/circle"), load={"dtype": "bfloat16"}
+    ),
+    SiteMutation(
         "eager attention",
         ("model.attn",),
         ("rollout/one-prompt", "stage_a/circle"),
         load={"attn_implementation": "eager"},
     ),
-    Plant(
+    SiteMutation(
         "other weights",
         ("model.weights",),
         ("rollout/one-prompt", "probe/ragged"),
         load={"model": "golden/models/tiny-qwen3-draft"},
     ),
-    Plant("quantized weights", ("model.quant",), ("rollout/one-prompt", "probe/plain"), load={"hf_kwargs": "int8"}),
-    Plant(
+    SiteMutation(
+        "quantized weights", ("model.quant",), ("rollout/one-prompt", "probe/plain"), load={"hf_kwargs": "int8"}
+    ),
+    SiteMutation(
         "logits off by more than rounding",
         ("numeric.shift",),
         ("probe/plain", "stage_a/circle"),
@@ -441,185 +472,204 @@ PLANTS: tuple[Plant, ...] = (
         inside=((E.HfBackend, "__init__", shifted),),
     ),
     # sampling
-    Plant(
+    SiteMutation(
         "drawn instead of greedy",
         ("sampling.mode",),
         ("rollout/one-prompt", "stage_a/circle"),
         options=setting(temperature=1.5, seed=3),
     ),
-    Plant(
+    SiteMutation(
         "greedy instead of drawn",
         ("sampling.mode",),
         ("inference_module/sampled", "probe/drawn"),
         options=setting(temperature=0.0),
     ),
-    Plant(
+    SiteMutation(
         "the checkpoint's penalty forgotten",
         ("sampling.leak",),
         ("stage_a/circle", "rollout/one-prompt"),
         options=setting(repetition_penalty=1.0),
     ),
-    Plant(
+    SiteMutation(
         "a penalty that nobody asked for",
         ("sampling.processors",),
         ("probe/ragged", "runner/three-rules"),
         options=setting(repetition_penalty=1.5),
     ),
-    Plant(
+    SiteMutation(
         "top_k leaked from the checkpoint",
         ("sampling.leak",),
         ("probe/drawn",),
         inside=((E, "logits_processors", leaking("TopKLogitsWarper", 2)),),
     ),
-    Plant(
+    SiteMutation(
         "penalty leaked from the checkpoint",
         ("sampling.leak",),
         ("probe/plain", "runner/three-rules"),
         inside=((E, "logits_processors", leaking("RepetitionPenaltyLogitsProcessor", 1.05)),),
     ),
-    Plant("top_p forgotten", ("sampling.processors",), ("probe/drawn-cut",), options=dropped("top_p")),
-    Plant(
+    SiteMutation(
+        "top_p forgotten",
+        ("sampling.processors",),
+        ("probe/drawn-cut",),
+        options=dropped("top_p"),
+    ),
+    SiteMutation(
         "another temperature",
         ("sampling.processors",),
         ("probe/drawn", "inference_module/sampled"),
         options=setting(temperature=0.3),
     ),
-    Plant("fewer samples", ("sampling.processors",), ("inference_module/several-samples",), options=setting(n=1)),
-    Plant(
+    SiteMutation(
+        "fewer samples", ("sampling.processors",), ("inference_module/several-samples",), options=setting(n=1)
+    ),
+    SiteMutation(
         "the seed moved",
         ("rng",),
         ("probe/drawn", "rollout/sampled-with-seed"),
         options=setting(seed=99),
         requests=lambda r: {**r, "seed": None},
     ),
-    Plant(
+    SiteMutation(
         "the seed lost",
         ("rng",),
         ("probe/drawn", "rollout/sampled-with-seed"),
         options=setting(seed=None),
         requests=lambda r: {**r, "seed": None},
     ),
-    Plant(
+    SiteMutation(
         "logits processor lost",
         ("sampling.processors",),
         ("visual_dump/no-repeat-of-one-token",),
         plugins=lambda given: [p for p in given if not getattr(p, "logits", None)],
     ),
-    Plant(
+    SiteMutation(
         "stopping criterion lost",
         ("stop.rule",),
         ("visual_dump/object",),
         plugins=lambda given: [p for p in given if not getattr(p, "should_stop", None)],
     ),
     # stops
-    Plant(
+    SiteMutation(
         "the turn's end lost from the eos set",
         ("stop.eos_set",),
         ("stage_a/circle", "rollout/one-prompt", "runner/three-rules"),
         options=stop(ignore_eos=True, token_ids=[550]),
     ),
-    Plant(
+    SiteMutation(
         "no eos at all",
         ("stop.eos_set",),
         ("stage_a/circle", "probe/plain"),
         options=stop(ignore_eos=True, token_ids=[]),
     ),
-    Plant(
+    SiteMutation(
         "an ordinary id ends the text",
         ("stop.eos_set",),
         ("rollout/one-prompt", "probe/ragged"),
         options=stop(ignore_eos=True, token_ids=[552, 13, 11]),
     ),
-    Plant(
+    SiteMutation(
         "stop strings lost",
         ("stop.strings",),
         ("probe/two-stops", "runner/stop-in-the-middle"),
         options=other_stops(lambda strings: []),
     ),
-    Plant(
+    SiteMutation(
         "the earlier of two stops lost",
         ("stop.strings",),
         ("probe/two-stops",),
         options=other_stops(lambda strings: strings[:1]),
     ),
-    Plant(
+    SiteMutation(
         "a stop string added",
         ("stop.strings",),
         ("probe/ragged", "rollout/one-prompt"),
         options=other_stops(lambda strings: [*strings, ", 3", "Paris", "capital"]),
     ),
-    Plant(
+    SiteMutation(
         "first of the list cuts",
         ("stop.rule",),
         ("probe/stops-at-once",),
         inside=((E, "first_stop", cut_rule(by_list)),),
     ),
-    Plant(
+    SiteMutation(
         "a stop at position 0 does not cut",
         ("stop.rule",),
         ("probe/stop-first",),
         inside=((E, "first_stop", cut_rule(by_list_inside)),),
     ),
-    Plant(
+    SiteMutation(
         "the stop is kept in the text",
         ("stop.rule",),
         ("probe/two-stops", "probe/blank-at-end"),
         options=stop(include_stop=True),
     ),
-    Plant(
+    SiteMutation(
         "half the tokens allowed",
         ("stop.length",),
         ("rollout/ragged-batch", "stage_a/circle"),
         options=setting(max_new_tokens=4),
     ),
-    Plant(
+    SiteMutation(
         "the library's default length",
         ("stop.length",),
         ("probe/ragged", "reflection/object"),
         options=setting(max_new_tokens=10),
     ),
-    Plant(
+    SiteMutation(
         "a minimum length put in",
         ("stop.length",),
         ("stage_a/circle", "probe/plain"),
         options=setting(min_new_tokens=20),
     ),
     # decoding and after
-    Plant(
+    SiteMutation(
         "special tokens kept",
         ("decode.skip_special",),
         ("stage_a/circle", "probe/ragged"),
         options=decoding(skip_special_tokens=False),
         results=text_of(lambda r: r.raw_text),
     ),
-    Plant(
+    SiteMutation(
         "raw text returned",
         ("decode.skip_special",),
         ("probe/plain", "probe/ragged"),
         results=text_of(lambda r: r.raw_text),
     ),
-    Plant("stripped", ("post.strip",), ("probe/blank-at-end",), options=decoding(strip=True)),
-    Plant(
+    SiteMutation(
+        "stripped",
+        ("post.strip",),
+        ("probe/blank-at-end",),
+        options=decoding(strip=True),
+    ),
+    SiteMutation(
         "a line feed put behind",
         ("post.strip",),
         ("probe/plain", "probe/lines"),
         results=text_of(lambda r: r.text + "\n"),
     ),
-    Plant("first line only", ("post.trim",), ("probe/lines",), results=text_of(lambda r: r.text.split("\n")[0])),
-    Plant(
+    SiteMutation(
+        "first line only",
+        ("post.trim",),
+        ("probe/lines",),
+        results=text_of(lambda r: r.text.split("\n")[0]),
+    ),
+    SiteMutation(
         "the prompt not sliced off", ("post.trim",), ("probe/plain",), results=text_of(lambda r: "assistant\n" + r.text)
     ),
-    Plant(
+    SiteMutation(
         "lower case", ("post.other",), ("probe/plain", "rollout/one-prompt"), results=text_of(lambda r: r.text.lower())
     ),
-    Plant("results in another order", ("batch.order",), ("probe/ragged",), results=lambda results: results[::-1]),
-    Plant(
+    SiteMutation(
+        "results in another order", ("batch.order",), ("probe/ragged",), results=lambda results: results[::-1]
+    ),
+    SiteMutation(
         "padding counted as tokens",
         ("post.other",),
         ("rollout/two-prompt-lengths",),
         results=lambda rs: [dataclasses.replace(r, token_ids=(*r.token_ids, PAD_ID)) for r in rs],
     ),
-    Plant(
+    SiteMutation(
         "an option that is not there", ("error",), ("probe/plain", "rollout/one-prompt"), options=setting(max_tokens=5)
     ),
 )

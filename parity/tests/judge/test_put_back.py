@@ -1,0 +1,81 @@
+"""Old values that are put back: the run takes place, or `explain` says why it did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parity.golden import Case, GoldenError
+from parity.judge import compare
+from parity.judge.explain import Inquiry, cause_of
+from parity.judge.replay import Engines, Replay, old_sampling
+from parity.tests.conftest import ROOT, Load
+
+from .test_company import case
+from .test_laws import TOOLS, row
+
+UNSURE = ROOT / "golden/models/random-llama"
+
+
+def settings(**values: Any) -> dict[str, Any]:
+    return {name: {"value": value, "from": "caller"} for name, value in values.items()}
+
+
+def test_sampling_that_is_put_back_is_what_the_model_is_asked_with(shared: Load) -> None:
+    engine = shared(UNSURE, "hf", max_model_len=512)
+    asked, plain = [{"prompt": "The"}], {"max_new_tokens": 12}
+    own = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}
+    [wanted] = engine.generate_text_batch(asked, {**plain, **own})
+    assert wanted.token_ids != engine.generate_text_batch(asked, plain)[0].token_ids
+    golden = {"prompt_ids": [0], "output_ids": [1], "sampling": settings(temperature=0, num_beams=1, **own)}
+    with Engines() as engines:
+        replay = Replay(engines, put_back=frozenset({"sampling"}), rows=[golden])
+        [result] = replay.call(type(engine).generate_text_batch, engine, asked, plain)
+    assert result.token_ids == wanted.token_ids
+
+
+def test_beams_cannot_be_put_back() -> None:
+    with pytest.raises(GoldenError, match="beams"):
+        old_sampling({}, {"sampling": settings(temperature=0, num_beams=4)})
+
+
+OLD = case({**row(output_ids=[4, 5, 9], text="de"), "sampling": settings(temperature=0, top_p=1.0, processors=[])})
+NEW = case(
+    {**row(output_ids=[6, 7, 9], text="fg"), "sampling": settings(temperature=0, repetition_penalty=1.3, processors=[])}
+)
+RAISED = "OptionError: no such field 'num_beams'"
+
+
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        (NEW, "not sampling.processors alone: putting it back does not bring the old answer back"),
+        (replace(NEW, raised=RAISED), "putting sampling.processors back was not tried, because the run with it ended"),
+        (None, "putting sampling.processors back was not tried, because the case cannot be run again"),
+    ],
+)
+def test_a_run_that_did_not_take_place_is_none(again: Case | None, said: str) -> None:
+    def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
+        return again if parts == {"sampling"} else NEW
+
+    inquiry = Inquiry(OLD, NEW, compare.differences(OLD, NEW), TOOLS.decode, rerun, TOOLS)
+    found = cause_of(inquiry)
+    assert found is not None and str(found) == "sampling.processors; likely"
+    assert any(step.startswith(said) for step in inquiry.steps), inquiry.steps
+    assert ("was not tried, because" in found.proof) == (again is not NEW), found.proof
+
+
+def test_what_cannot_be_run_again_was_not_tried() -> None:
+    found = cause_of(Inquiry(OLD, NEW, compare.differences(OLD, NEW), TOOLS.decode, None, TOOLS))
+    assert found is not None and found.proof.endswith("was not tried, because the case cannot be run again")
+
+
+@pytest.mark.parametrize("new", [[-1.5, -2.0], [-1.5], -3.5, [-1.0, -0.51]])
+def test_numbers_that_differ_are_no_text_after_decoding(new: Any) -> None:
+    old, moved = (replace(OLD, value={"text": "de", "scores": scores}) for scores in ([-1.0, -0.5], new))
+    found = cause_of(Inquiry(old, moved, compare.differences(old, moved), TOOLS.decode, None, TOOLS))
+    assert found is not None and found.name == "post.other"
+    assert found.sentence.startswith("what is made of the model's numbers differs")

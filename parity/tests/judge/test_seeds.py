@@ -1,0 +1,190 @@
+"""Where old and new are the same backend, release, dtype and device, equal seeds give equal ids."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gen_engine
+from parity.golden import Case, Store, environment
+from parity.judge import check, draws
+from parity.judge.check import Session, check_site, judged_together
+from parity.judge.numerics import Numerics
+from parity.judge.replay import Engines, Replay
+from parity.prove.site_mutations import replaced
+from parity.record import rows
+from parity.record.observe import Observer, Site, case, load_function
+from parity.tests.conftest import ROOT, SMALL
+from parity.verdict import Outcome
+
+from .test_draws import PROMPTS, row
+
+UNSURE = ROOT / "golden/models/random-llama"  # never sure of the next token
+OLD_HF = """
+import torch, transformers
+
+def ask(model_path, prompts, seed):
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_path)
+    texts = []
+    for prompt in prompts:
+        transformers.set_seed(seed)
+        given = tokenizer(prompt, return_tensors="pt")
+        how = {"do_sample": True, "temperature": 1.5, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+        [ids] = model.generate(**given, **how, max_new_tokens=16)
+        texts.append(tokenizer.decode(ids[given["input_ids"].shape[1] :], skip_special_tokens=True))
+    return texts
+"""
+OLD_VLLM = """
+import vllm
+
+LOADED = {}
+
+def ask(model_path, prompts, seed):
+    if model_path not in LOADED:
+        LOADED[model_path] = vllm.LLM(
+            model_path, dtype="float32", max_model_len=512, num_gpu_blocks_override=96, max_num_seqs=64,
+            enforce_eager=True, generation_config="vllm",
+        )
+    how = vllm.SamplingParams(temperature=1.5, seed=seed, max_tokens=16)
+    return [one.outputs[0].text for one in LOADED[model_path].generate(prompts, how)]
+"""
+NEW = """
+from gen_engine import load
+
+LOADED = {}
+
+def ask(model_path, prompts, seed):
+    if model_path not in LOADED:
+        LOADED[model_path] = load(model_path, dtype="float32", max_model_len=512)
+    how = {"temperature": 1.5, "seed": seed, "max_new_tokens": 16}
+    return [one.text for one in LOADED[model_path].generate_text_batch([{"prompt": p} for p in prompts], how)]
+"""
+
+
+@pytest.fixture
+def codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the old and the new code, which can be imported."""
+    for name, code in {"seeds_hf": OLD_HF, "seeds_vllm": OLD_VLLM, "seeds_new": NEW}.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def recorded(module: str, backend: str, folder: Path) -> Store:
+    """A golden of `ask` of one of these modules."""
+    store, found, site = Store(folder / "golden"), list[Any](), Site("seeds", f"{module}:ask")
+    with Engines() as engines:
+        replay = Replay(engines, {"backend": backend}, {backend: SMALL[backend]})
+        with Observer(sites=[site], sink=found.append, store=store, replay=replay) as observer, case("one"):
+            load_function(site.function)(str(UNSURE), PROMPTS[:4], 7)
+            for engine in list(observer.opened):
+                engine.close()
+    fingerprint = store.put_environment(environment())
+    for one in found:
+        store.write(dataclasses.replace(one, environment=fingerprint))
+    store.set_site("seeds", functions=[site.function], load={backend: SMALL[backend]})
+    return store
+
+
+def judged(store: Store, backend: str) -> Outcome:
+    function = store.read("seeds", "one").function
+    settings = {**store.settings()["seeds"], "moved": {function: "seeds_new:ask"}}
+    with Session(store, {"seeds_new:ask": "seeds"}) as session:
+        ledgers: dict[str, Any] = {}
+        found = list(check_site(session, "seeds", ["one"], backend, settings, Numerics(store), ledgers))
+        [outcome] = judged_together(found, ledgers)
+    return outcome
+
+
+@contextlib.contextmanager
+def every_seed_moved() -> Iterator[None]:
+    """Where no declared setting shows it."""
+    original: Callable[[Any], int] = gen_engine.Prompt.drawn_seed
+    with replaced(gen_engine.Prompt, "drawn_seed", lambda prompt: original(prompt) + 1000):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("module", "on"), [("seeds_hf", "hf"), ("seeds_new", "hf"), ("seeds_new", "vllm"), ("seeds_vllm", "vllm")]
+)
+def test_an_equal_seed_gives_equal_ids_on_one_backend(module: str, on: str, codes: Path) -> None:
+    store = recorded(module, on, codes)
+    assert judged(store, on).verdict == "IDENTICAL"
+    with every_seed_moved():
+        outcome = judged(store, on)
+    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
+
+
+def test_the_seed_that_reaches_vllm_is_compared_with_the_goldens(codes: Path) -> None:
+    store = recorded("seeds_hf", "hf", codes)
+    clean = judged(store, "vllm")
+    assert clean.verdict in ("SAME-DISTRIBUTION", "SAME-SETTINGS"), clean
+    with every_seed_moved():
+        outcome = judged(store, "vllm")
+    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
+    assert "is 1007" in str(outcome.cause and outcome.cause.sentence)
+
+
+def test_ids_of_a_seed_are_computed_as_torch_takes_them() -> None:
+    import torch
+
+    logits = torch.randn(30, 40, generator=torch.Generator().manual_seed(1)) * 2
+    for settings in ({}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}):
+        taken, own = torch.Generator().manual_seed(3), row([], 3, **settings)
+        for step in range(30):
+            scores = draws.processed(logits[step : step + 1], own, draws.declared(own), step)
+            own["output_ids"].append(int(torch.multinomial(scores.softmax(-1), 1, generator=taken)))
+        assert draws.first_off_seed(own, logits, 3) is None
+        assert draws.first_off_seed(own, logits, 4) in range(4)
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "seed"),
+    [
+        ({"value": 7, "from": "process"}, None, 7),
+        ({"value": 7, "from": "caller"}, {"seed": 8}, 8),
+        ({"value": 0, "from": "nobody"}, None, None),
+        ({"value": 0, "from": "script"}, None, None),
+    ],
+)
+def test_a_rows_own_seed(said: dict[str, Any], asked: dict[str, Any] | None, seed: int | None) -> None:
+    assert draws.own_seed({"sampling": {"seed": said}, "request": asked}) == seed
+
+
+def of_script(given: int | None, name: str = "one") -> Case:
+    """A row whose script had given a seed before its call."""
+    own = row([4, 5], None)
+    sampling = {**own["sampling"], "seed": {"value": 0, "from": "script"}}
+    [made] = rows.with_script_seed([{**own, "sampling": sampling}], given)
+    return Case("s", name, rows=(made,))
+
+
+def of_engine(seed: int | None) -> Case:
+    return Case("s", "one", rows=(row([4, 6], seed),))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "new", "lost"),
+    [
+        ((7, 8), of_engine(None), 7),
+        ((7, 8), of_engine(9), 7),
+        ((7, 8), of_engine(7), None),
+        ((7, 8), of_script(7), None),  # the whole script again
+        ((7,), of_engine(None), None),
+        ((7, None), of_engine(None), None),  # once, for all calls
+    ],
+)
+def test_a_seed_before_each_call_of_a_script_is_the_calls(
+    seeds: tuple[int | None, ...], new: Case, lost: int | None, tmp_path: Path
+) -> None:
+    store = Store(tmp_path)
+    for name, seed in zip(("one", "two"), seeds):
+        store.write(of_script(seed, name))
+    found = list(check.Judge(store, "hf", lambda *_: None).seeds_of_the_script(store.read("s", "one"), new))
+    assert [d.old for d in found] == ([lost] if lost else [])
