@@ -27,7 +27,7 @@ from parity.tasks import drawing, text_tasks
 from ..conftest import ROOT, TEXT, VL, Load, chat
 
 MOST = {"max_new_tokens": 24}
-KILLED = int(os.environ.get("KILLED_LINES", "240")), int(os.environ.get("KILLS", "4"))  # by hand: 3000 and 20
+KILLED = int(os.environ.get("KILLED_LINES", "120")), int(os.environ.get("KILLS", "4"))  # by hand: 3000 and 20
 CAPITAL = "What is the capital of France?"
 
 
@@ -556,7 +556,7 @@ import contextlib, dataclasses, os, signal, sys
 from gen_engine import load
 from parity.companions import batch_files
 
-source, target, whole, model, place = sys.argv[1:]
+source, whole, model, *targets = sys.argv[1:]
 engine = load(model, progress=False)
 batch_files.load = lambda config: contextlib.nullcontext(engine)
 
@@ -582,42 +582,54 @@ def deadly_model():
         return complete(check(prompts), dataclasses.replace(call, more=lambda: check(more())))
     engine.backend.complete = call
 
-def run(out, more=()):
+def run(out):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if out == target:
-        if place == "read":
-            deadly("read_item", lambda number, record, *more: str(record))
-        elif place == "prepare":
-            deadly("prompt_of", lambda request, plan: str(request.prompt))
-        else:
-            deadly_model()
-    os._exit(batch_files.main([source, out, "--model", model, "--chunk", "12", *more,
+    if out.endswith("read.jsonl"):
+        deadly("read_item", lambda number, record, *more: str(record))
+    elif out.endswith("prepare.jsonl"):
+        deadly("prompt_of", lambda request, plan: str(request.prompt))
+    elif out.endswith("run.jsonl"):
+        deadly_model()
+    os._exit(batch_files.main([source, out, "--model", model, "--chunk", "12",
                                "--options", '{"max_new_tokens": 8}']))
 
 print(run(whole))
-print(run(target), run(target), run(target), run(target))
+for target in targets:
+    print(run(target), run(target), run(target), run(target))
 """
 
 
-@pytest.mark.parametrize(
-    ("place", "codes"),
-    # A line that dies in the model is found at the second death, and tried once more at the end.
-    [("read", "-9 -9 1 1"), ("prepare", "-9 -9 1 1"), ("run", "-9 -9 -9 1")],
-)
+DEATHS = {"read": "-9 -9 1 1", "prepare": "-9 -9 1 1", "run": "-9 -9 -9 1"}
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder, and for each place where a line kills the process the exit codes of four starts."""
+    folder = tmp_path_factory.mktemp("deaths")
+    asked = questions(60)
+    asked[33] = {"id": "bad", "prompt": "a deadly line"}
+    source = write(folder / "in.jsonl", asked)
+    targets = [str(folder / f"{place}.jsonl") for place in DEATHS]
+    files = [str(source), str(folder / "whole.jsonl"), str(TEXT), *targets]
+    run = [sys.executable, "-c", DEADLY, *files]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
+    first, *codes = done.stdout.splitlines()
+    assert first == "0" and len(codes) == len(DEATHS), done.stdout + done.stderr
+    return folder, dict(zip(DEATHS, codes))
+
+
+# A line that dies in the model is found at the second death, and tried once more at the end.
+@pytest.mark.parametrize(("place", "codes"), DEATHS.items())
 def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
     place: str,
     codes: str,
-    tmp_path: Path,
+    deaths: tuple[Path, dict[str, str]],
 ) -> None:
-    asked = questions(60)
-    asked[33] = {"id": "bad", "prompt": "a deadly line"}
-    source = write(tmp_path / "in.jsonl", asked)
-    target, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    run = [sys.executable, "-c", DEADLY, str(source), str(target), str(whole), str(TEXT), place]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
-    assert done.stdout.splitlines() == ["0", codes], done.stdout + done.stderr
+    folder, found = deaths
+    target, whole = folder / f"{place}.jsonl", folder / "whole.jsonl"
+    assert found[place] == codes
     bad = lines(target)[33]
     assert bad["id"] == ("line:34" if place == "read" else "bad")
     assert "the process died twice while line 34 was being" in bad["error"]["message"]
