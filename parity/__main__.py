@@ -14,8 +14,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from parity import shell, vendor
+from gen_engine import __version__, nearest
+from parity import demo, shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
 from parity.golden import GoldenError
@@ -36,39 +38,71 @@ COMMANDS = (
     judging.add_accept,
     inventory.add_list,
     inventory.add_prune,
-    shell.add_doctor,
+    answers.add_compare,
+    bench.add_bench,
     shell.add_generate,
     batch_files.add_batch,
-    answers.add_compare,
-    selftest.add_selftest,
-    mutants.add_mutants,
-    referee_command.add_referee,
-    ground.add_real,
-    frozen.add_frozen,
-    bench.add_bench,
     stop_laws.add_laws,
-    campaign.add_campaign,
-    matrix.add_matrix,
-    vendor.add_vendor,
     rollout.add_trace,
     schedule.add_schedule,
+    shell.add_doctor,
+    vendor.add_vendor,
+    demo.add_demo,
+)
+DEVELOPERS = (  # what proves this project itself: parity dev ...
+    selftest.add_selftest,
+    mutants.add_mutants,
+    frozen.add_frozen,
+    ground.add_real,
+    referee_command.add_referee,
+    campaign.add_campaign,
+    matrix.add_matrix,
 )
 USAGE = 2
 NOBODY_READS = 141  # what a shell says of a program whose reader went away: `parity list | head`; no verdict of ours
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # vLLM logs to stdout, where the report is
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m parity", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--goldens", default="golden", metavar="DIR", help="default: golden")
-    sub = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add_command in COMMANDS:
-        add_command(sub)
-    for command in sub.choices.values():  # on either side of the command; SUPPRESS: what stood before it stays
-        command.add_argument("--goldens", default=argparse.SUPPRESS, metavar="DIR", help="default: golden")
-    return parser
+def program_name() -> str:
+    """How this was started: as a module of a clone, or by the console script."""
+    return "python -m parity" if Path(sys.argv[0]).name == "__main__.py" else "parity"
+
+
+class Parsers:
+    """The parser of the command line, and the names of its commands.   users, developers: name -> its parser."""
+
+    def __init__(self) -> None:
+        self.top = argparse.ArgumentParser(
+            prog=program_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        self.top.add_argument("--version", action="version", version=f"parity {__version__}")
+        self.top.add_argument("--goldens", default="golden", metavar="DIR", help="default: golden")
+        users = self.top.add_subparsers(metavar="COMMAND", required=True)
+        for add_command in COMMANDS:
+            add_command(users)
+        dev = users.add_parser("dev", help="what proves this project itself; parity dev --help lists it")
+        developers = dev.add_subparsers(metavar="COMMAND", required=True)
+        for add_command in DEVELOPERS:
+            add_command(developers)
+        self.users, self.developers = users.choices, developers.choices
+        for command in (*self.users.values(), *self.developers.values()):
+            # On either side of the command; SUPPRESS: what stood before it stays.
+            command.add_argument("--goldens", default=argparse.SUPPRESS, metavar="DIR", help="default: golden")
+
+    def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        if words and (problem := self.problem_of(words[0])):
+            print(f"{program_name()}: {problem}", file=sys.stderr)
+            raise SystemExit(USAGE)
+        return self.top.parse_args(words)
+
+    def problem_of(self, word: str) -> str | None:
+        """What is wrong with a word that stands for a command; None if it is one, or an option."""
+        if word.startswith("-") or word in self.users:
+            return None
+        if word in self.developers:
+            return f"{word!r} is a command for developers; run: {program_name()} dev {word}"
+        return f"there is no command {word!r}; {nearest(word, self.users)}"
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -80,7 +114,7 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     mine, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
-    args = make_parser().parse_args(mine)
+    args = Parsers().parse(mine)
     args.command = command or getattr(args, "command", [])
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -90,6 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = int(args.run(args))
         sys.stdout.flush()
         return code
+    except KeyboardInterrupt:
+        print("parity: interrupted", file=sys.stderr)
+        return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
         return NOBODY_READS

@@ -302,21 +302,14 @@ def summary_of(compared: Compared) -> str:
 # == The command ==
 
 
-def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m parity.demo",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog='example: make demo ASK="Why is the sea salty?"',
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--ask", metavar="QUESTION", help="your own question to the real model")
     chosen.add_argument("--tiny", action="store_true", help="only the tiny model")
-    return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parse_args(argv)
+def run_demo(args: argparse.Namespace) -> int:
+    """Returns 0 if both backends give the same answers, up to rounding; else 1."""
     warnings.simplefilter("ignore")  # of the libraries among themselves
     logging.disable(logging.WARNING)  # likewise: the table is what a person came for
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -338,5 +331,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if is_good and not compared.is_fault else 1
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def add_demo(subparsers: Any) -> None:
+    """In a clone only: the tiny models stand under golden/models."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="ask a tiny and a real model on both backends (in a clone)",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog='example: parity demo --ask "Why is the sea salty?"',
+    )
+    add_arguments(parser)
+    parser.set_defaults(run=run_demo)

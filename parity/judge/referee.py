@@ -202,7 +202,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """How far a clean path may be from the old one. Clean figures are of `python -m parity referee`."""
+    """How far a clean path may be from the old one. Clean figures are of `python -m parity dev referee`."""
 
     least_size: float = 0.5  # clean 0.72 at least (Gemma 2 on vLLM); float16 for bfloat16 is 0.12
     size: float = 1.25  # clean 1.13 at most (eager attention); an independent fault of 3/4 of the noise is 1.25

@@ -1,5 +1,5 @@
-"""`python -m parity campaign`: hostile inputs, each beside good ones. Each shall end in a right answer or in an error
-that says where, what and what to do, and cost its neighbours nothing.
+"""`python -m parity dev campaign`: hostile inputs, each beside good ones. Each shall end in a right answer or in an
+error that says where, what and what to do, and cost its neighbours nothing.
 
 The inputs stand in campaign_table.py. They are asked in a child process, which says what it begins: where one does not
 end in time, or ends the process, that is what is reported of it, and another child goes on behind it.
@@ -24,8 +24,8 @@ from parity.judge.worker import settle
 from parity.prove.matrix import README, write_between
 
 EXAMPLE = """example:
-  python -m parity campaign --quick
-  python -m parity campaign --backend vllm --only pictures
+  python -m parity dev campaign --quick
+  python -m parity dev campaign --backend vllm --only pictures
 """
 BACKENDS = ("hf", "vllm")
 PATIENCE = {"hf": 60, "vllm": 150}  # s for one input, on a busy machine; loading a vLLM engine is one
@@ -50,7 +50,7 @@ class Child:
     def __init__(self, backend: str, only: str, quick: bool, first: int) -> None:
         flags = ["--backend", backend, "--only", only, "--child", str(first), *(["--quick"] if quick else [])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "parity", "campaign", *flags],
+            [sys.executable, "-m", "parity", "dev", "campaign", *flags],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

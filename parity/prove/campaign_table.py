@@ -1,4 +1,4 @@
-"""The hostile inputs of `python -m parity campaign`, as data: names and values; a function where a file must be there
+"""The hostile inputs of `python -m parity dev campaign`, as data: names and values; a function where a file must be there
 first. Most come from a few lists, each value at each place; what is asked of all is in campaign_room.py."""
 
 from __future__ import annotations

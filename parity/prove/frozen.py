@@ -1,9 +1,9 @@
-"""All outcomes of the harness, frozen, and a command that compares a run with them: python -m parity frozen
+"""All outcomes of the harness, frozen, and a command that compares a run with them: python -m parity dev frozen
 
 A judge that is rebuilt must say what it said, or better. `frozen_outcomes.json` holds, one line each, the verdict, the
 cause, its certainty and what else differs, of every golden, every mutation, every clean run, the real model's moves
-and other people's libraries. `frozen_answers.json` holds the right answer where a frozen one is wrong, with its reason:
-a run that gives that answer has mended it.
+and other people's libraries. `frozen_answers.json` holds the right answers where a frozen one is wrong, and why: a run
+that gives one of them has mended it.
 
     frozen goldens/plain/zero/hf      "IDENTICAL"
     frozen mutations/NAME/SITE/CASE   "DRIFT stop.eos_set; confirmed | also stop.length"
@@ -125,14 +125,19 @@ class Comparison:
         return "\n".join([*lines, f"{counts}, {len(self.gone)} gone, {len(self.new)} new"])
 
 
-def compare(frozen: Mapping[str, str], now: Mapping[str, str], answers: Mapping[str, Mapping[str, str]]) -> Comparison:
-    """answers: key -> {"right": the right answer, "why": the reason}."""
+def head(said: str) -> str:
+    """Verdict and cause, without its certainty and what else differs: "DRIFT stop.rule"."""
+    return said.partition(" | ")[0].partition(";")[0]
+
+
+def compare(frozen: Mapping[str, str], now: Mapping[str, str], answers: Mapping[str, Mapping[str, Any]]) -> Comparison:
+    """answers: key -> {"right": the heads of the right answers, "why": the reason}."""
     changed: dict[str, tuple[str, str]] = {}
     mended = []
     for key in frozen.keys() & now.keys():
         if frozen[key] == now[key]:
             continue
-        if now[key] == answers.get(key, {}).get("right"):
+        if head(now[key]) in answers.get(key, {}).get("right", ()):
             mended.append(key)
         else:
             changed[key] = frozen[key], now[key]
@@ -184,7 +189,7 @@ def add_frozen(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "frozen",
         help="compare all outcomes of the harness with those that were frozen",
-        epilog="example: python -m parity frozen --parts goldens",
+        epilog="example: python -m parity dev frozen --parts goldens",
     )
     parser.add_argument(
         "--parts", default="goldens,mutations", help=f"some of {', '.join(PARTS)}; default: %(default)s"

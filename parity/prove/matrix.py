@@ -1,4 +1,4 @@
-"""`python -m parity matrix`: does what README says hold on the releases that it names?
+"""`python -m parity dev matrix`: does what README says hold on the releases that it names?
 
 Each row is an environment: built in a folder of its own, asked four things with this working tree, and deleted. What
 gen_engine's own table says that a release cannot do must be refused there in its words; everything else must hold.
@@ -37,8 +37,8 @@ MODEL = "golden/models/tiny-qwen3"
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
          "VLLM_LOGGING_LEVEL": "ERROR"}  # fmt: skip
 EXAMPLE = """example:
-  python -m parity matrix --row vllm-0.11
-  python -m parity matrix --row vllm-0.11 --folder /tmp/matrix --keep     the environment stays, and is used again
+  python -m parity dev matrix --row vllm-0.11
+  python -m parity dev matrix --row vllm-0.11 --folder /tmp/matrix --keep     the environment stays, and is used again
 
 Exit codes: 0 every row holds, 1 one does not, 2 usage, 3 an environment could not be built.
 An environment takes 4 to 8 GB, half an hour on two cores for building and asking; uv keeps what it downloads.
@@ -233,7 +233,7 @@ def command(question: str, row: Row, out: Path) -> list[str]:
     if question == "doctor":
         return ["-m", "parity", "doctor", "--backend", ",".join(backends), "--model", MODEL]
     if question == "demo":
-        return ["-m", "parity.demo", "--tiny"]  # releases of before 5 cannot load the tokenizer that 5 saved
+        return ["-m", "parity", "demo", "--tiny"]  # releases of before 5 cannot load the tokenizer that 5 saved
     if question == "tests":
         return ["-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={out}", *ESSENTIALS]
     chosen = [word for backend in backends for word in ("--backend", backend)] if not row.vllm else []
@@ -287,10 +287,10 @@ def read_table(text: str) -> dict[str, list[str]]:
 
 INTRODUCTION = """# Releases
 
-Written by `python -m parity matrix`, parity/prove/matrix.py: CPU wheels, tiny checkpoints, float32, goldens recorded on
-the newest vLLM. Tests are the files that matter most; `check` judges every migrated call site against its goldens. What
-a release cannot do is refused there as gen_engine's own table says, and counted in the last column; all else holds, or
-a cell says **no**.
+Written by `python -m parity dev matrix`, parity/prove/matrix.py: CPU wheels, tiny checkpoints, float32, goldens
+recorded on the newest vLLM. Tests are the files that matter most; `check` judges every migrated call site against its
+goldens. What a release cannot do is refused there as gen_engine's own table says, and counted in the last column; all
+else holds, or a cell says **no**.
 
 """
 

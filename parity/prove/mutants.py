@@ -1,11 +1,11 @@
 """Mutation testing of gen_engine.py by the goldens alone, with operators of a library: python -m
-parity mutants
+parity dev mutants
 
 A random sample of the mutants that mutmut's operators make (parity.prove.operators) is judged by
 the goldens that pass the changed lines (parity.prove.mutant_judge), on hf, and what survives there
 on vLLM. Nobody who wrote the goldens or the judge chose the
 faults, and each day has other ones: what share is caught says something about the next fault, as
-the committed list of `python -m parity selftest` does not.
+the committed list of `python -m parity dev selftest` does not.
 
 Mutants that no user could notice are marked by hand in equivalent_mutants.json, each with its
 reason, and do not count.
@@ -257,7 +257,7 @@ def add_mutants(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "mutants",
         help="mutation testing: a random sample of mutants of gen_engine.py against the goldens",
-        epilog="example: python -m parity mutants --count 20 --backend hf --seed 20261125",
+        epilog="example: python -m parity dev mutants --count 20 --backend hf --seed 20261125",
     )
     today = int(datetime.date.today().strftime("%Y%m%d"))
     parser.add_argument("--seed", type=int, default=today, metavar="N", help="default: the date")

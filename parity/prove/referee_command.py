@@ -1,4 +1,4 @@
-"""`python -m parity referee`: reprint the table of referee_table.py."""
+"""`python -m parity dev referee`: reprint the table of referee_table.py."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLE = """example:
-  python -m parity referee --quick
-  python -m parity referee --only qwen3,moe --dtype bfloat16 --out table
+  python -m parity dev referee --quick
+  python -m parity dev referee --only qwen3,moe --dtype bfloat16 --out table
 """
 
 

@@ -1,4 +1,4 @@
-"""Does the checker catch what it should, name it right, and stay silent otherwise? python -m parity selftest
+"""Does the checker catch what it should, name it right, and stay silent otherwise? python -m parity dev selftest
 
 Mutation testing with committed mutations: each of site_mutations.py is put into moved code that is right, each of
 engine_mutations.json into a scratch copy of gen_engine.py, on hf and on vLLM, and the goldens on which they can show
@@ -252,7 +252,7 @@ def add_selftest(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "selftest",
         help="mutation testing with committed mutations: is each caught and named?",
-        epilog="example: python -m parity selftest --only padding",
+        epilog="example: python -m parity dev selftest --only padding",
     )
     parser.add_argument("--only", metavar="TEXT", help="mutations whose name holds this; no clean runs")
     parser.add_argument(

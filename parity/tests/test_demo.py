@@ -11,6 +11,7 @@ import pytest
 
 from gen_engine import GenerationResult
 from parity import demo, real_model
+from parity.__main__ import main
 from parity.bench import workloads
 from parity.judge import partings, referee
 
@@ -37,14 +38,14 @@ def made(tmp_path: Path) -> Path:
 def test_a_question_goes_through_make_as_it_was_typed(made: Path, question: str) -> None:
     command = ["make", "--no-print-directory", f"VENV={made}", "demo", f"ASK={question}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["-m", "parity.demo", f"--ask={question}"]
+    assert done.stdout.splitlines() == ["-m", "parity", "demo", f"--ask={question}"]
 
 
 def test_without_a_question_there_is_no_flag(made: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "ASK"}
     command = ["make", "--no-print-directory", f"VENV={made}", "demo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.splitlines() == ["-m", "parity.demo"]
+    assert done.stdout.splitlines() == ["-m", "parity", "demo"]
 
 
 def answer(text: str) -> GenerationResult:
@@ -101,7 +102,7 @@ def test_the_demo_goes_on_without_the_real_model(
     monkeypatch.setattr(demo, "ask_tiny", lambda: True)
     folder = real_model.folder
     monkeypatch.setattr(real_model, "folder", lambda: folder(tmp_path))
-    assert demo.main([]) == 0
+    assert main(["demo"]) == 0
     [line] = capsys.readouterr().out.split("\n")[1:-1]
     assert line.startswith("!! THE REAL MODEL WAS NOT ASKED: ") and line.endswith("Run `make real-model`.")
 
@@ -116,7 +117,7 @@ def test_a_fault_of_either_model_is_exit_1(
     monkeypatch.setattr(real_model, "folder", lambda: tmp_path)
     row = BEYOND if outcome == "fault" else WITHIN
     monkeypatch.setattr(demo, "ask_real", lambda *_: compared(row, outcome, "It was on the old pier."))
-    assert demo.main([]) == code
+    assert main(["demo"]) == code
 
 
 def test_both_backends_and_the_referee_are_asked(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def add_real(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "real",
         help="a real model in bfloat16: faithful moves must pass, mistakes must fail by name",
-        epilog="example: python -m parity real --only faithful --backend vllm",
+        epilog="example: python -m parity dev real --only faithful --backend vllm",
     )
     parser.add_argument("--only", default="", metavar="TEXT", help="moves whose name contains this")
     parser.add_argument("--backend", default="hf,vllm", help="hf, vllm or both, separated by a comma")

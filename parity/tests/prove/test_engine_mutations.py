@@ -99,7 +99,7 @@ def test_a_sample_has_some_of_every_section_and_backend(sample: list[Mutation]) 
 
 
 def test_a_mutation_that_is_not_there_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--only", "contents-stripped"]) == 2
+    assert main(["dev", "selftest", "--only", "contents-stripped"]) == 2
     assert "content-stripped" in capsys.readouterr().err
 
 

@@ -135,5 +135,5 @@ def test_readme_shows_the_table_as_it_is() -> None:
 
 
 def test_a_row_that_is_none_is_a_usage_error_with_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["matrix", "--row", "vllm-0.1"]) == 2
+    assert main(["dev", "matrix", "--row", "vllm-0.1"]) == 2
     assert "Did you mean 'vllm-0.14'?" in capsys.readouterr().err

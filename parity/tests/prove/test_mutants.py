@@ -212,7 +212,7 @@ def test_sections_are_those_of_the_file() -> None:
 
 
 def test_an_unknown_backend_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["mutants", "--backend", "hf,vlm"]) == 2
+    assert main(["dev", "mutants", "--backend", "hf,vlm"]) == 2
     assert "Did you mean 'vllm'?" in capsys.readouterr().err
 
 

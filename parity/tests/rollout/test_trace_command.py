@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.__main__ import main, make_parser
+from parity.__main__ import Parsers, main
 from parity.companions import rollout
 from parity.rollout import report, schedule
 
@@ -96,7 +96,7 @@ def test_an_empty_trace_does_not_pass(shared: Load, tmp_path: Path, directory: P
 
 
 def test_a_schedule_is_a_command_too() -> None:
-    assert make_parser().parse_args(["schedule", "--out", "x"]).run is schedule.run
+    assert Parsers().parse(["schedule", "--out", "x"]).run is schedule.run
 
 
 def test_a_full_cache_makes_requests_wait_and_others_preempted(tmp_path: Path) -> None:
