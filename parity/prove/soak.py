@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -63,7 +64,7 @@ class GivenUp(BaseException):
 class GivesUp(Plugin):
     name = "gives up"
 
-    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:  # type: ignore[override]
+    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:
         if len(token_ids) >= 3:
             raise GivenUp
         return False
@@ -72,7 +73,7 @@ class GivesUp(Plugin):
 class Raises(Plugin):
     name = "raises"
 
-    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:  # type: ignore[override]
+    def should_stop(self, token_ids: Sequence[int], text: str) -> bool:
         return len(token_ids) >= 3 and 1 / 0 > 0
 
 
@@ -80,10 +81,13 @@ def chat(text: str, **more: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], **more}
 
 
+CLOCK = re.compile(r"\[\d\d:\d\d:\d\d\] ")  # xgrammar's errors begin with the time
+
+
 def essence(outcome: Any) -> Any:
     """What must be the same each time: ids and texts of answers, types and words of errors."""
     if isinstance(outcome, GenEngineError):
-        return type(outcome).__name__, str(outcome)
+        return type(outcome).__name__, CLOCK.sub("", str(outcome))
     if isinstance(outcome, GenerationResult):
         samples = outcome.samples or (outcome,)
         return [(sample.token_ids, sample.text, sample.finish_reason) for sample in samples]
@@ -103,16 +107,17 @@ class Job:
     def run(self, engine: GenerationEngine) -> Any:
         """The essence of what comes of it."""
         try:
-            if self.verb == "score_batch":
-                outcomes = list(engine.score_batch(list(self.given)))
-            else:
-                how = {"on_error": "return", "cache": False, **self.how}
-                outcomes = engine.generate_text_batch(list(self.given), dict(self.options), **how)
+            return [essence(outcome) for outcome in self._call(engine)]
         except GenEngineError as error:
             return essence(error)
         except GivenUp:
             return "given up"
-        return [essence(outcome) for outcome in outcomes]
+
+    def _call(self, engine: GenerationEngine) -> Sequence[Any]:
+        if self.verb == "score_batch":
+            return engine.score_batch(list(self.given))
+        how: dict[str, Any] = {"on_error": "return", "cache": False, **self.how}
+        return engine.generate_text_batch(list(self.given), dict(self.options), **how)
 
 
 def make_jobs() -> list[Job]:
@@ -189,7 +194,8 @@ def usage(seconds: float, calls: int) -> Usage:
 
 
 def median_of(samples: Sequence[Usage], name: str) -> float:
-    return statistics.median(getattr(sample, name) for sample in samples)
+    values: list[float] = [getattr(sample, name) for sample in samples]
+    return statistics.median(values)
 
 
 def growth_problems(samples: Sequence[Usage]) -> list[str]:

@@ -269,7 +269,7 @@ def whole_count(text: str) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
-    about = {"description": __doc__, "epilog": EXAMPLE, "formatter_class": form}
+    about: dict[str, Any] = {"description": __doc__, "epilog": EXAMPLE, "formatter_class": form}
     parser = argparse.ArgumentParser(prog="python -m parity.prove.fuzz", **about)
     add = parser.add_argument
     add("--count", type=whole_count, default=10_000, metavar="N", help="requests (default 10000)")

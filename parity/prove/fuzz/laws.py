@@ -20,12 +20,13 @@ from gen_engine import (
     build,
 )
 from parity.prove.campaign_room import TEXT, VL, Fault, Room, check_result, checked_error
+from parity.prove.fuzz.structures import follows
 from parity.prove.fuzz.values import Case, materialize
 from parity.tasks import drawing
 
 GOOD_QUESTION = "What is the capital of France?"
 MOST_KNOWN = 200  # options whose good answers are remembered
-KINDS = ("raw error", "neighbour", "error", "result")
+KINDS = ("raw error", "neighbour", "error", "result", "structure")
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,34 @@ class Asker:
             check_result(result, self._engine(case.verb), options, asked)
         except Fault as fault:
             raise Fault("result", str(fault)) from None
+        check_samples(result, options)
+        is_whole = not {"stop", "decode"} & set(case.options or ())  # text is all that was said
+        if isinstance(request, Mapping) and is_whole:
+            check_structure(result, request)
         self.outcomes["answered"] += 1
+
+
+def check_samples(result: GenerationResult, options: GenerationOptions) -> None:
+    """As many samples as were asked for, and a log-probability for each token if one was."""
+    samples = result.samples or (result,)
+    if len(samples) != options.n:
+        raise Fault("result", f"{len(samples)} samples, n is {options.n}")
+    for sample in samples:
+        if (sample.logprobs is None) != (options.logprobs is None):
+            raise Fault("result", f"logprobs is {options.logprobs}, there are {sample.logprobs}")
+        if sample.logprobs is not None and len(sample.logprobs) != len(sample.token_ids):
+            raise Fault("result", f"{sample.logprobs} of {sample.token_ids}")
+
+
+def check_structure(result: GenerationResult, request: Mapping[str, Any]) -> None:
+    """An answer that has ended by itself is one that its structure allows."""
+    structured = request.get("structured")
+    if not isinstance(structured, Mapping):
+        return
+    for sample in result.samples or (result,):
+        text = sample.text
+        if sample.finish_reason == "eos" and not follows(structured, text):
+            raise Fault("structure", f"{text!r} is none of {structured}")
 
 
 def check_words(error: GenEngineError) -> None:

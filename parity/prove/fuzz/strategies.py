@@ -3,7 +3,7 @@ place of a value. Each value shrinks to a plain one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ WORDS = (
 
 
 @st.composite
-def mostly(draw: Callable[[Values], Any], usual: Values, other: Values, one_in: int = 30) -> Any:
+def mostly(draw: st.DrawFn, /, usual: Values, other: Values, one_in: int = 30) -> Any:
     """Mostly `usual`, else `other`; it shrinks to `usual`."""
     is_other = draw(st.integers(0, one_in - 1)) == one_in - 1
     return draw(other if is_other else usual)
@@ -82,7 +82,7 @@ def or_anything(usual: Values) -> Values:
 
 
 @st.composite
-def some_of(draw: Callable[[Values], Any], fields: Mapping[str, Values], **always: Values) -> Any:
+def some_of(draw: st.DrawFn, /, fields: Mapping[str, Values], **always: Values) -> Any:
     """A mapping with a quarter of these fields, each of which may be anything."""
     record = {name: draw(values) for name, values in always.items()}
     for name, values in fields.items():
@@ -345,7 +345,11 @@ OPTION_FIELDS: dict[str, Values] = {
     "max_prompt_tokens": st.sampled_from((1, 20, 500)),
     "truncate_prompt": st.booleans(),
 }
-FIXED_OPTIONS = ({"max_new_tokens": 6}, {"max_new_tokens": 8, "temperature": 1.0})
+FIXED_OPTIONS = (
+    {"max_new_tokens": 6},
+    {"max_new_tokens": 8, "temperature": 1.0},
+    {"max_new_tokens": 40, "temperature": 1.0},  # a structure that is short ends
+)
 ODD_COUNT = st.sampled_from((0, -1, None, "6", 10**9, special("nan"), special("many digits")))
 OPTIONS = st.one_of(
     st.sampled_from(FIXED_OPTIONS),

@@ -15,7 +15,7 @@ from parity.prove import soak
 from parity.prove.soak import GivenUp, Job, Soak, Usage, growth_problems, make_jobs, table_of, usage
 
 
-def steady(count: int = 100, **changes: Callable[[int], int]) -> list[Usage]:
+def steady(count: int = 100, /, **changes: Callable[[int], int]) -> list[Usage]:
     """Samples of a run in which only what `changes` names changes."""
     samples = []
     for index in range(count):

@@ -32,7 +32,7 @@ def asker_of(engine: Any) -> Asker:
 def changed(engine: GenerationEngine, change: Change) -> Asker:
     """An engine whose results of calls with more than the two good requests are changed."""
 
-    def ask(requests: Any, options: Any, on_error: str) -> Any:
+    def ask(requests: Any, options: Any, on_error: Any) -> Any:
         results: Any = engine.generate_text_batch(requests, options, on_error=on_error)
         return change(results) if len(requests) > 2 else results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parity.prove.fuzz.laws import Failure
-from parity.prove.fuzz.search import Search
+from parity.prove.fuzz.search import Found, Search
 from parity.prove.fuzz.values import Case
 
 
@@ -27,7 +27,7 @@ def test_search_that_finds_a_failure_shrinks_it() -> None:
         return Failure("raw error", "a seed", case.dumps()) if is_bad else None
 
     search = Search(ask)
-    found = []
+    found: list[Found] = []
     for seed in range(9):
         found += search.batch(seed)
     [only] = found  # one failure is shrunk once
