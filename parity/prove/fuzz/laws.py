@@ -20,7 +20,7 @@ from gen_engine import (
     build,
 )
 from parity.prove.campaign_room import TEXT, VL, Fault, Room, check_result, checked_error
-from parity.prove.fuzz.structures import follows
+from parity.prove.fuzz.structures import follows, words_of
 from parity.prove.fuzz.values import Case, materialize
 from parity.tasks import drawing
 
@@ -83,8 +83,8 @@ class Asker:
         try:
             self._ask(case)
         except Fault as fault:
-            kind, text = fault.args
-            return Failure(kind, without_values(text), text)
+            kind, text, *where = fault.args
+            return Failure(kind, where[0] if where else without_values(text), text)
         except Exception as error:  # noqa: BLE001 - any error that is not the engine's own is a find
             text = "".join(traceback.format_exception(error))[-3000:]
             return Failure("raw error", place_of(error), text)
@@ -189,7 +189,8 @@ def check_structure(result: GenerationResult, request: Mapping[str, Any]) -> Non
     for sample in result.samples or (result,):
         text = sample.text
         if sample.finish_reason == "eos" and not follows(structured, text):
-            raise Fault("structure", f"{text!r} is none of {structured}")
+            problem = f"{text!r} is none of {structured}"
+            raise Fault("structure", problem, ", ".join(words_of(structured)))
 
 
 def check_words(error: GenEngineError) -> None:

@@ -38,6 +38,20 @@ RULES: dict[str, Callable[[Any, str], bool]] = {
 }
 
 
+def words_of(structured: Any) -> list[str]:
+    """The names in a structure, by which failures are told apart."""
+    words = set()
+    todo = [structured]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Mapping):
+            words |= set(map(str, value))
+            todo += value.values()
+        elif isinstance(value, list):
+            todo += value
+    return sorted(words)
+
+
 def follows(structured: Mapping[str, Any], text: str) -> bool:
     """Whether a whole answer is one that the structure allows; a grammar's is not looked at."""
     for name, given in structured.items():

@@ -12,7 +12,7 @@ import pytest
 
 from parity.prove.fuzz import __main__ as command
 from parity.prove.fuzz.__main__ import Tally, listen, main, table_of
-from parity.prove.fuzz.pinned import read_pinned
+from parity.prove.fuzz.pinned import Pinned, read_pinned
 from parity.prove.fuzz.values import Case
 
 CASE = {"verb": "text", "requests": [{"prompt": "a"}], "options": {}}
@@ -109,6 +109,21 @@ def test_main_without_a_failure_exits_with_0(
     monkeypatch.setattr(command, "Child", start)
     monkeypatch.setattr(command, "read_pinned", list)
     assert main(["--count", "3", "--pins", str(tmp_path / "pins.jsonl")]) == 0
+
+
+def test_main_asks_the_pinned_calls_behind_one_that_hangs_and_tells_of_mended_ones(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pinned = [Pinned("hf", f"raw error: {name}", Case.loads(CASE), True) for name in "abc"]
+    flags, start = children([BATCH, BEGIN, "hang"], [BATCH], [BATCH])
+    monkeypatch.setattr(command, "Child", start)
+    monkeypatch.setattr(command, "read_pinned", lambda: pinned)
+    run = ["--backend", "hf", "--count", "9", "--pins", str(tmp_path / "pins.jsonl")]
+    assert main(run) == 1
+    assert [given[given.index("--pinned") + 1] for given in flags[:2]] == ["0", "2"]
+    assert "hf: mended: raw error: a" in capsys.readouterr().out
 
 
 def test_main_on_a_real_engine_asks_the_pinned_calls_and_generated_ones(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parity.prove.fuzz.structures import follows
+from parity.prove.fuzz.structures import follows, words_of
 
 NUMBERS = {"type": "array", "items": {"type": "integer"}, "maxItems": 2}
 
@@ -41,3 +41,8 @@ def test_follows_tells_answers_from_others(
     expected: bool,
 ) -> None:
     assert follows(structured, text) == expected
+
+
+def test_words_of_a_structure_are_its_names() -> None:
+    schema = {"anyOf": [{"type": "object", "properties": {"a": True}}]}
+    assert words_of({"json": schema}) == ["a", "anyOf", "json", "properties", "type"]
