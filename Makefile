@@ -59,6 +59,14 @@ mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alo
 real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves must pass, mistakes must fail by name (half an hour)
 	$(BIN)/python -m parity dev real $(REAL)
 
+# FUZZ="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 10,000 on each, by the date.
+fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, on real engines (an hour)
+	$(BIN)/python -m parity.prove.fuzz $(FUZZ)
+
+# SOAK="--minutes 10 --backend hf": shorter, on one backend.
+soak: $(VENV)/.ready  ## eight threads on one engine of each backend: memory flat, answers right? (an hour each)
+	$(BIN)/python -m parity.prove.soak $(SOAK)
+
 # FROZEN="--parts goldens": some of it. FROZEN="--write" freezes what this run gives.
 frozen: $(VENV)/.ready  ## compare all outcomes of the harness with those that were frozen
 	$(BIN)/python -m parity dev frozen $(FROZEN)
@@ -114,5 +122,5 @@ $(VENV)/.ready: parity/requirements.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r parity/requirements.txt
 	touch $@
 
-.PHONY: help demo real-model try-real-model test browser parity selftest mutants real frozen foreign bench goldens lint matrix vendor release models pins \
+.PHONY: help demo real-model try-real-model test browser parity selftest mutants fuzz soak real frozen foreign bench goldens lint matrix vendor release models pins \
         foreign-pins clean

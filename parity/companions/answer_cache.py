@@ -9,8 +9,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="answer_cache"`,
     with AnswerCache("answers.sqlite") as store, load("Qwen/Qwen3-0.6B", cache=store) as engine:
         ...
 
-It maps strings to strings and knows nothing of answers: gen_engine makes the keys, puts a checksum into each entry, and
-goes on without a store that fails.
+It maps strings to strings and knows nothing of answers: gen_engine makes the keys, puts a checksum
+into each entry, and goes on without a store that fails.
 """
 
 from __future__ import annotations
@@ -35,23 +35,11 @@ __version__ = "0.2.0"
 __all__ = ["AnswerCache"]
 
 MARK = 0x67656E43  # "genC", in the header of our SQLite files
-
-
 FORMAT = "2"  # of the tables; what the entries hold is not ours to know
-
-
-NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count, not a clock: clocks go backwards
-
-
+NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count: clocks go backwards
 OLDEST = "SELECT key FROM entries ORDER BY used LIMIT max((SELECT count(*) FROM entries) - ?, 0)"
-
-
 USUAL_SIZE = 10_000  # some 100 MB, of answers of a thousand tokens
-
-
 WAIT = 30.0  # seconds, for other processes' locks
-
-
 ELSEWHERE = "delete it, or give AnswerCache another path"
 
 
@@ -61,14 +49,16 @@ def file_errors(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
+        problem = f"the cache file {path[:300]} cannot be used: {error}"
         fix = "see to the lock or the disk if it names one, else " + ELSEWHERE
-        raise EngineError(f"the cache file {path[:300]} cannot be used: {error}", fix=fix) from error
+        raise EngineError(problem, fix=fix) from error
 
 
 def claim(db: sqlite3.Connection, path: str) -> None:
     """Make an empty file ours; refuse, untouched, what is not a cache in this format."""
-    # By size: SQLite takes a file of one byte for an empty one and would write over it. Not by reading the file: to
-    # close it would drop every lock that this process has on it (POSIX), another cache's too.
+    # By size: SQLite takes a file of one byte for an empty one and would write over it. Not by
+    # reading the file: to close it would drop every lock that this process has on it (POSIX),
+    # another cache's too.
     if path == ":memory:" or os.path.getsize(path) == 0:
         db.execute(f"PRAGMA application_id = {MARK}")
         db.execute("CREATE TABLE about (format TEXT)")
@@ -95,16 +85,18 @@ def write_ahead(db: sqlite3.Connection) -> None:
 
 
 def open_file(path: str) -> sqlite3.Connection:
-    """The file, checked. A process killed at any moment leaves whole entries; several may share the file."""
+    """The file, checked. A process that is killed at any moment leaves whole entries; several
+    processes may share the file."""
     with file_errors(path):
-        # No check of threads: AnswerCache's lock lets in one at a time, and SQLite asks for no more.
+        # No check of threads: AnswerCache's lock lets in one at a time; SQLite asks for no more.
         db = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
         try:
             with db:
                 db.execute("BEGIN IMMEDIATE")
                 claim(db, path)
             write_ahead(db)
-            db.execute("PRAGMA synchronous = NORMAL")  # a power cut may lose the last entries, a crash none
+            # A power cut may lose the last entries, a crash none.
+            db.execute("PRAGMA synchronous = NORMAL")
         except BaseException:
             db.close()
             raise
@@ -121,24 +113,31 @@ def is_name(name: Any) -> bool:
 
 
 class AnswerCache(MutableMapping[str, str]):
-    """Strings by key, the least recently used forgotten first; iterated in that order. For `load(..., cache=...)`.
+    """Strings by key, the least recently used forgotten first; iterated in that order. For
+    `load(..., cache=...)`.
 
-    path: a file that outlives the process, shared by as many processes and models as like; None is memory.
-    size: entries kept.
-    Safe to call from several threads, not across a fork. Every method raises EngineError where the file cannot be used:
-    locked for half a minute, on a full disk, damaged, closed. A file that is not ours is refused and left as it is.
-    """
+    path: a file that outlives the process, shared by as many processes and models as like; None is
+    memory.   size: entries kept.
+    Safe to call from several threads, not across a fork. Every method raises EngineError where the
+    file cannot be used: locked for half a minute, on a full disk, damaged, closed. A file that is
+    not ours is refused and left as it is."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, size: int = USUAL_SIZE) -> None:
         if type(size) is not int or not 1 <= size <= sys.maxsize:
-            raise OptionError(f"AnswerCache's size is {brief(size)}", fix="it must be a whole number >= 1")
+            problem = f"AnswerCache's size is {brief(size)}"
+            raise OptionError(problem, fix="it must be a whole number >= 1")
         name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
         if path is not None and not is_name(name):
-            raise OptionError(f"AnswerCache's path is {brief(path)}", fix="it must be a file's name or None")
-        self.path, self.size = name, size
-        self._file = os.path.abspath(name) if name else ":memory:"  # a file may be called :memory: too
+            problem = f"AnswerCache's path is {brief(path)}"
+            raise OptionError(problem, fix="it must be a file's name or None")
+        self.path = name
+        self.size = size
+        # The whole path, since a file may be called :memory:, too.
+        self._file = os.path.abspath(name) if name else ":memory:"
         self._touched: dict[str, None] = {}  # hits that the file does not know of, the latest last
-        self._hits, self._misses, self._lock = 0, 0, threading.Lock()
+        self._hits = 0
+        self._misses = 0
+        self._lock = threading.Lock()
         self._db = open_file(self._file)
         self._write()  # the file may have been made with a larger size
 
@@ -172,7 +171,8 @@ class AnswerCache(MutableMapping[str, str]):
         with self._lock, file_errors(self._file):
             if self._touched:
                 self._write()
-            return iter([key for [key] in self._db.execute("SELECT key FROM entries ORDER BY used").fetchall()])
+            rows = self._db.execute("SELECT key FROM entries ORDER BY used").fetchall()
+            return iter([key for [key] in rows])
 
     def __len__(self) -> int:
         """Entries now, other processes' on the same file too."""
@@ -189,10 +189,16 @@ class AnswerCache(MutableMapping[str, str]):
     def statistics(self) -> dict[str, Any]:
         """hits and misses, here; size: entries now; capacity; path."""
         size = len(self)
-        return {"hits": self._hits, "misses": self._misses, "size": size, "capacity": self.size, "path": self.path}
+        return {
+            "hits": self._hits,
+            "misses": self._misses,
+            "size": size,
+            "capacity": self.size,
+            "path": self.path,
+        }
 
     def close(self) -> None:
-        """Tell the file of the last hits, if it can be told, and let go of it. May be called again."""
+        """Tell the file of the last hits, if it can be told, and let go of it; again, too."""
         with self._lock, contextlib.closing(self._db), contextlib.suppress(EngineError):
             if self._touched:
                 self._write()
@@ -211,7 +217,8 @@ class AnswerCache(MutableMapping[str, str]):
         """One transaction: the order of the last hits, then new entries, then the oldest go."""
         with file_errors(self._file), self._db as db:  # which commits, or rolls back
             db.execute("BEGIN IMMEDIATE")
-            db.executemany(f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?", [(key,) for key in self._touched])
+            touched = [(key,) for key in self._touched]
+            db.executemany(f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?", touched)
             db.executemany(f"INSERT OR REPLACE INTO entries VALUES (?, {NEXT_USE}, ?)", entries)
             db.execute(f"DELETE FROM entries WHERE key IN ({OLDEST})", (self.size,))
         self._touched.clear()

@@ -5,9 +5,9 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="beams"`, and
 
     [answer] = beam_search(engine, [{"messages": chat}], num_beams=4, max_new_tokens=64)
 
-It keeps whole answers in play, so nothing that decides token by token goes with it: no sampling, penalties, stops,
-plugins or structures; answers end by end-of-text ids and by length only. The libraries' rules of length differ
-a little, so here, and only here, the backends need not agree.
+It keeps whole answers in play, so nothing that decides token by token goes with it: no sampling,
+penalties, stops, plugins or structures; answers end by end-of-text ids and by length only. The
+libraries' rules of length differ a little, so here, and only here, the backends need not agree.
 """
 
 from __future__ import annotations
@@ -70,20 +70,22 @@ def beam_search(
 ) -> list[GenerationResult]:
     """The best answer of `num_beams` to each text request, in order.
 
-    Raises OptionError, RequestError, and UnsupportedError for what does not go with it.
-    """
+    Raises OptionError, RequestError, and UnsupportedError for what does not go with it."""
     if type(num_beams) is not int or not 2 <= num_beams <= MOST_BEAMS:
-        raise OptionError(f"num_beams is {brief(num_beams)}", fix=f"it must be a whole number, 2 to {MOST_BEAMS}")
+        problem = f"num_beams is {brief(num_beams)}"
+        raise OptionError(problem, fix=f"it must be a whole number, 2 to {MOST_BEAMS}")
     plan = make_plan(GenerationOptions(max_new_tokens=max_new_tokens), engine.checkpoint)
     prompts = [prepared(request, index, plan) for index, request in enumerate(requests)]
+    backend = engine.config.backend
+    search = searched_by_vllm if backend == "vllm" else searched_by_hf
     with engine.bare() as model:
-        search = searched_by_vllm if engine.config.backend == "vllm" else searched_by_hf
         found = search(engine, model, prompts, num_beams, max_new_tokens) if prompts else []
     results = []
     for prompt, ids in zip(prompts, found):
         watch = RowWatch(plan, prompt)
         any(map(watch.push, ids))  # up to the end; what stands behind it is padding
-        results.append(finish(watch.completion(prompt.token_ids), prompt, plan, engine.config.backend))
+        completion = watch.completion(prompt.token_ids)
+        results.append(finish(completion, prompt, plan, backend))
     return results
 
 
@@ -92,7 +94,8 @@ def prepared(given: Any, index: int, plan: Plan) -> Prompt:
         request = build(TextGenerationRequest, given)
         for name in ("structured", "adapter", "seed"):
             if getattr(request, name) is not None:
-                raise UnsupportedError(f"beam search does not go with {name}", fix="drop one of the two")
+                problem = f"beam search does not go with {name}"
+                raise UnsupportedError(problem, fix="drop one of the two")
         return prompt_of(request, plan)
     except GenEngineError as error:
         error.index = index
@@ -100,14 +103,22 @@ def prepared(given: Any, index: int, plan: Plan) -> Prompt:
 
 
 def searched_by_hf(
-    engine: GenerationEngine, model: Any, prompts: Sequence[Prompt], num_beams: int, most: int
+    engine: GenerationEngine,
+    model: Any,
+    prompts: Sequence[Prompt],
+    num_beams: int,
+    most: int,
 ) -> list[list[int]]:
     """Token ids of the best answers, padding behind them. Prompts are padded on the left."""
-    torch, about = importlib.import_module("torch"), engine.describe()
+    torch = importlib.import_module("torch")
+    about = engine.describe()
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    pads = [longest - len(prompt.token_ids) for prompt in prompts]
-    rows = [[about["pad_token_id"]] * pad + list(prompt.token_ids) for pad, prompt in zip(pads, prompts)]
-    masks = [[0] * pad + [1] * (longest - pad) for pad in pads]
+    rows = []
+    masks = []
+    for prompt in prompts:
+        pads = longest - len(prompt.token_ids)
+        rows.append([about["pad_token_id"]] * pads + list(prompt.token_ids))
+        masks.append([0] * pads + [1] * len(prompt.token_ids))
     sequences = model.generate(
         input_ids=torch.tensor(rows, device=model.device),
         attention_mask=torch.tensor(masks, device=model.device),
@@ -121,9 +132,16 @@ def searched_by_hf(
 
 
 def searched_by_vllm(
-    engine: GenerationEngine, model: Any, prompts: Sequence[Prompt], num_beams: int, most: int
+    engine: GenerationEngine,
+    model: Any,
+    prompts: Sequence[Prompt],
+    num_beams: int,
+    most: int,
 ) -> list[list[int]]:
     kit = importlib.import_module("vllm.sampling_params")
     params = kit.BeamSearchParams(beam_width=num_beams, max_tokens=most)
-    outputs = model.beam_search([{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts], params)
-    return [list(o.sequences[0].tokens[len(prompt.token_ids) :]) for o, prompt in zip(outputs, prompts)]
+    asked = [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts]
+    found = []
+    for output, prompt in zip(model.beam_search(asked, params), prompts):
+        found.append(list(output.sequences[0].tokens[len(prompt.token_ids) :]))
+    return found

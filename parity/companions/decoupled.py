@@ -1,19 +1,22 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
-"""Guessing apart from judging, on workers of their own that Ray starts: a companion of gen_engine.py.
+"""Drafting apart from verifying, on workers that Ray starts: a companion of gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="decoupled"` (and speculation, rollout), and
+Copy both into your repository, `make vendor DEST=acme/llm WITH="decoupled"` (and speculation,
+rollout), and
 
     guesses = Speculation("draft_model", model="Qwen/Qwen3-0.6B")
-    with Decoupled("Qwen/Qwen3-8B", guesses, verifiers=2, drafters=3, verifier_on={"num_gpus": 1}) as group:
+    workers = {"verifiers": 2, "drafters": 3, "verifier_on": {"num_gpus": 1}}
+    with Decoupled("Qwen/Qwen3-8B", guesses, **workers) as group:
         with group.traced("rollouts", Trace):                   # python -m parity trace rollouts
             results = group.generate_text_batch(requests, options)
 
-    requests --the engine's own checks--> Prompt --Coordinator--> Verifier: half A is judged │ half B is judged │ ...
-    results <--the engine's own finish-- Completion <------------ Drafters: guesses for B    │ guesses for A    │ ...
+    requests --the engine's checks--> Prompt --Coordinator--> Verifier: half A │ half B │ half A ...
+    results <--the engine's finish-- Completion <------------ Drafters: for B  │ for A  │ for B ...
 
-Answers are those of `load(model)`: each place of an answer is decided as DecodeLoop decides it, whatever was guessed.
-So a drafter that dies or hangs costs guesses; what a dead verifier had not answered runs again elsewhere; and a request
-that moves to another verifier takes its tokens along as guesses, to be judged again in one forward.
+Answers are those of `load(model)`: each token is decided as DecodeLoop decides it, whatever the
+draft was. So a drafter that dies or hangs costs drafts; what a verifier that dies or hangs had not
+answered runs again elsewhere; and a request that moves to another verifier takes its tokens along
+as a draft, which is verified in one forward. Workers that are lost are started again.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import csv
 import dataclasses
 import functools
 import importlib
+import itertools
 import logging
 import os
 import queue
@@ -77,7 +81,10 @@ __version__ = "0.2.0"
 __all__ = ["Decoupled", "Verifier", "Drafter", "placed", "moving"]
 
 log = logging.getLogger("gen_engine")
-WAIT = 0.2  # s that a verifier waits for news before it says that there are none
+
+WAIT = 0.2  # seconds that one wait for news takes at most
+RESTARTS = 2  # of each worker in one call: a request that ends each verifier must end the call
+SLOWEST_ORDER = 60.0  # seconds that a verifier may take to open or write a trace
 MOVES = ("seconds", "what", "number", "source", "target", "why")
 
 
@@ -85,69 +92,103 @@ def ray_itself() -> Any:
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as gone:
-        raise BackendMissing(f"{gone.name} is not installed", fix="run: pip install ray") from gone
+        problem = f"{gone.name} is not installed"
+        raise BackendMissing(problem, fix="run: pip install ray") from gone
 
 
-# == Guessing ==
+# == Drafting ==
 
 
 class Drafter:
-    """An actor that guesses. A draft model is an engine of its own: on hf each guess reads its row anew, on vLLM
-    (`draft_load={"backend": "vllm"}`) the prefix cache keeps what was read.
-    """
+    """An actor that drafts. A draft model is an engine of its own: on hf each draft reads its row
+    anew; on vLLM (`draft_load={"backend": "vllm"}`) the prefix cache keeps what was read."""
 
     def __init__(self, guesses: Any, settings: Mapping[str, Any]) -> None:
         self.guesses = guesses
-        given = {"progress": False, **settings, "model": guesses.model}
-        self.engine = load(given) if guesses.model is not None else None
+        self.engine = None
+        if guesses.model is not None:
+            self.engine = load({"progress": False, **settings, "model": guesses.model})
 
     def ready(self) -> None: ...
 
     def guess(self, rows: Sequence[Sequence[int]]) -> tuple[list[list[int]], float]:
-        """All ids of each row so far -> what may follow, and the seconds that it took."""
-        began, how = time.perf_counter(), self.guesses
+        """All ids of each row so far -> draft tokens of each, and the seconds that it took."""
+        began = time.perf_counter()
         if self.engine is None:
-            guesses = list(map(how.lookup, rows))
+            drafts = [self.guesses.lookup(ids) for ids in rows]
         else:
-            asked = [{"prompt_token_ids": ids} for ids in rows]
-            options = {"max_new_tokens": how.num_tokens, "stop": {"ignore_eos": True}}
-            found = self.engine.generate_text_batch(asked, options, on_error="return", cache=False)
-            guesses = [list(getattr(result, "token_ids", ())) for result in found]  # an error: it is too long, say
-        return guesses, time.perf_counter() - began
+            drafts = self._continue(self.engine, rows)
+        return drafts, time.perf_counter() - began
+
+    def _continue(self, engine: Any, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        requests = [{"prompt_token_ids": ids} for ids in rows]
+        options = {"max_new_tokens": self.guesses.num_tokens, "stop": {"ignore_eos": True}}
+        how = {"on_error": "return", "cache": False}
+        results = engine.generate_text_batch(requests, options, **how)
+        return [list(getattr(result, "token_ids", ())) for result in results]  # an error: too long
 
 
-# == Judging ==
+# == Verifying ==
+
+PLUGIN_FIX = "write should_stop and logits"
+
+
+def has_transformers_hooks(asked: Any) -> bool:
+    hooks = [(plugin.hf_stopping_criteria, plugin.hf_logits_processors) for plugin in asked.plugins]
+    return any(map(any, hooks))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Apart:
-    """A gen_engine.Decoder: rows in two halves. desk: the Verifier, which has the guesses."""
+    """A gen_engine.Decoder: rows in two halves. desk: the Verifier, which has the drafts."""
 
     guesses: Any
     desk: Any = dataclasses.field(default=None, repr=False)
     refusals = (
-        Refusal("vllm", "judge what others guess", lambda a: True, "use backend='hf'"),
-        Refusal("hf", "adapters with guesses made apart", lambda a: a.config.adapters, "merge one, or use load()"),
-        Refusal("hf", "pictures with guesses made apart", lambda a: a.pictures, "use load()"),
-        Refusal("hf", "plugins that hold transformers objects with guesses made apart",
-                lambda a: any(p.hf_stopping_criteria or p.hf_logits_processors for p in a.plugins),
-                "write should_stop and logits"),
-    )  # fmt: skip
+        Refusal("vllm", "judge what others guess", lambda asked: True, "use backend='hf'"),
+        Refusal(
+            "hf",
+            "adapters with guesses made apart",
+            lambda asked: asked.config.adapters,
+            "merge one, or use load()",
+        ),
+        Refusal(
+            "hf",
+            "pictures with guesses made apart",
+            lambda asked: asked.pictures,
+            "use load()",
+        ),
+        Refusal(
+            "hf",
+            "plugins that hold transformers objects with guesses made apart",
+            has_transformers_hooks,
+            PLUGIN_FIX,
+        ),
+    )
 
     def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         if checkpoint.processor is not None:
-            raise UnsupportedError("a vision-language checkpoint with guesses made apart", fix="use load()")
+            problem = "a vision-language checkpoint with guesses made apart"
+            raise UnsupportedError(problem, fix="use load()")
         self.guesses.ready(config, checkpoint)
 
-    def hf_loop(self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint) -> Callable[..., Any]:
+    def hf_loop(
+        self,
+        model: Any,
+        config: ModelLoadConfig,
+        checkpoint: Checkpoint,
+    ) -> Callable[..., Any]:
         return functools.partial(Halves, half=self.guesses.loop, desk=self.desk)
 
 
 class Errand:
-    """What a half has its guesses from: they are asked for after a turn, and fetched when the next one begins."""
+    """Where a half has its drafts from: they are asked for after a turn of the half, and collected
+    when its next one begins."""
 
     def __init__(self, desk: Any, number: int) -> None:
-        self.desk, self.number, self.asked = desk, number, list[Any]()
+        self.desk = desk
+        self.number = number
+        self.asked: list[Any] = []
 
     def ask(self, rows: Sequence[Any]) -> None:
         self.asked = self.desk.ask(self.number, rows)
@@ -158,10 +199,8 @@ class Errand:
 
 
 class Halves:
-    """While one half is judged, others guess for the other half. What HfBackend runs in DecodeLoop's place.
-
-    half: makes a SpeculativeLoop.
-    """
+    """While one half is verified, others draft for the other half. What HfBackend runs in place of
+    DecodeLoop.   half: makes a SpeculativeLoop."""
 
     def __init__(
         self,
@@ -173,14 +212,16 @@ class Halves:
         half: Callable[..., Any],
         desk: Any,
     ) -> None:
-        self.rows, self.waiting, self.places = list[Any](), deque(waiting), places
-        errands = [Errand(desk, number) for number in (0, 1)]
-        self.halves = [
-            half(model, (), functools.partial(self._places, errand.number), call, drafter=errand, known=desk.said)
-            for errand in errands
-        ]
-        for each in self.halves:
-            each.waiting = self.waiting
+        self.rows: list[Any] = []
+        self.waiting = deque(waiting)
+        self.places = places
+        self.halves = []
+        for number in (0, 1):
+            own_places = functools.partial(self._places, number)
+            errand = Errand(desk, number)
+            loop = half(model, (), own_places, call, drafter=errand, known=desk.said)
+            loop.waiting = self.waiting
+            self.halves.append(loop)
         desk.loop = self
 
     def run(self) -> None:
@@ -197,7 +238,8 @@ class Halves:
 
     def _places(self, half: int, width: int) -> int:
         """Both halves have something to do as long as two rows are left to begin."""
-        return (min(self.places(width), len(self.running()) + len(self.waiting)) + 1 - half) // 2
+        rows = len(self.running()) + len(self.waiting)
+        return (min(self.places(width), rows) + 1 - half) // 2
 
 
 class Left(GenEngineError):
@@ -209,19 +251,23 @@ class Ended(Exception):
 
 
 class Verifier:
-    """An actor that holds the model and judges guesses. Several threads are in it: one runs, others give and take."""
+    """An actor that holds the model and verifies drafts. Several threads are in it: one runs, the
+    others give and take."""
 
     def __init__(self, settings: Mapping[str, Any], guesses: Any, patience: float) -> None:
-        self.ray, self.patience = ray_itself(), patience
+        self.ray = ray_itself()
+        self.patience = patience
         self.engine = load({"progress": False, **settings, "decoder": Apart(guesses, self)})
-        self.call = 0  # orders and news say which they are of: others come too late
+        self.call = 0  # orders and news say of which call they are: others come too late
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.drafters: Mapping[int, Any] = {}
-        self.work: dict[int, tuple[int, Sequence[int]]] = {}  # place in our call -> (place in theirs, tokens said)
+        # index in our call -> (index in the coordinator's, tokens that were generated elsewhere)
+        self.work: dict[int, tuple[int, Sequence[int]]] = {}
         self.loop: Halves | None = None
         self.trace: Any = None
         self.watching = contextlib.ExitStack()
+        self.stepped: float | None = None  # when the loop last moved; None while it has no work
 
     def ready(self) -> None: ...
 
@@ -229,26 +275,34 @@ class Verifier:
 
     def run(self, call: int, options: GenerationOptions, plugins: Sequence[Any]) -> None:
         """Answer what comes until the call is over."""
-        self.call, self.plan = call, make_plan(options, self.engine.checkpoint, plugins)
-        with contextlib.suppress(Ended), self.engine.bare():
-            while True:
-                self.numbers, self.work, self.loop = 0, {}, None
-                if prompts := self._arrived(wait=True):
-                    self._complete(prompts)
+        self.call = call
+        self.plan = make_plan(options, self.engine.checkpoint, plugins)
+        try:
+            with contextlib.suppress(Ended), self.engine.bare():
+                while True:
+                    self.numbers = 0
+                    self.work = {}
+                    self.loop = None
+                    if prompts := self._arrived(wait=True):
+                        self._complete(prompts)
+        finally:
+            self.stepped = None
 
     def give(self, call: int, *order: Any) -> None:
-        """ "prompt", place, prompt, tokens said elsewhere; "leave", how many; or "end"."""
+        """ "prompt", index, prompt, tokens generated elsewhere; "leave", how many; or "end"."""
         self.inbox.put((call, *order))
 
-    def take(self) -> list[Any]:
-        """(call, "done", place, completion), (.., "leaving", places), (.., "left", place, tokens) or
+    def take(self) -> tuple[float, list[Any]]:
+        """Seconds since the loop moved, 0 where it has no work; and news, each (call, "done",
+        index, completion), (.., "leaving", indices), (.., "left", index, tokens) or
         (.., "drafter", number, why)."""
         news = []
         with contextlib.suppress(queue.Empty):
             news.append(self.outbox.get(timeout=WAIT))
             while True:
                 news.append(self.outbox.get_nowait())
-        return news
+        stepped = self.stepped
+        return (0.0 if stepped is None else time.monotonic() - stepped), news
 
     def draft_with(self, drafters: Mapping[int, Any]) -> None:
         self.drafters = drafters
@@ -261,41 +315,60 @@ class Verifier:
     def write(self, keep: bool) -> None:
         """End the trace, and write it or not."""
         self.watching.close()
-        trace, self.trace = self.trace, None
+        trace = self.trace
+        self.trace = None
         if keep:
             trace.write()
 
     # -- for its own loop --
 
     def ask(self, half: int, rows: Sequence[Any]) -> list[Any]:
-        """Guesses for these rows, to be collected later. Each half has drafters of its own where there are two, and
-        each row goes to the same one, which may have kept what it read."""
-        every, shares = list(self.drafters.items()), dict[int, list[Any]]()
-        drafters = every[half::2] or every
-        for row in rows if drafters else ():
+        """Ask for drafts of these rows, to be collected later. Each half has drafters of its own
+        where there are two, and each row has the same one, which may have kept what it read."""
+        self.stepped = time.monotonic()
+        everyone = list(self.drafters.items())
+        drafters = everyone[half::2] or everyone
+        if not drafters:
+            return []
+        shares: dict[int, list[Any]] = {}
+        for row in rows:
             shares.setdefault(row.place % len(drafters), []).append(row)
-        return [
-            (drafters[k][0], [row.place for row in share],
-             drafters[k][1].guess.remote([[*row.ids, *row.watch.ids] for row in share]))
-            for k, share in shares.items()
-        ]  # fmt: skip
+        asked = []
+        for position, share in shares.items():
+            number, drafter = drafters[position]
+            reference = drafter.guess.remote([[*row.ids, *row.watch.ids] for row in share])
+            asked.append((number, [row.place for row in share], reference))
+        return asked
 
     def collect(self, asked: Iterable[Any]) -> dict[int, list[int]]:
-        """Place -> guess. A drafter that fails, or lets us wait for too long, is used no more."""
-        found, longest = dict[int, list[int]](), 0.0
-        for number, places, reference in asked:
+        """Index -> draft. A drafter that fails, or is late, is used no more."""
+        found: dict[int, list[int]] = {}
+        longest = 0.0
+        until = time.monotonic() + self.patience
+        for number, indices, reference in asked:
             try:
                 with self.engine.observer.timed("idle"):
-                    guesses, seconds = self.ray.get(reference, timeout=self.patience)
+                    drafts, seconds = self._fetch(reference, until)
             except self.ray.exceptions.RayError as error:
-                self.drafters = {other: drafter for other, drafter in self.drafters.items() if other != number}
+                left = {other: actor for other, actor in self.drafters.items() if other != number}
+                self.drafters = left
                 self._tell("drafter", number, type(error).__name__)
                 continue
-            found.update(zip(places, guesses))
+            found.update(zip(indices, drafts))
             longest = max(longest, seconds)
         if self.trace is not None:
             self.trace.spend("draft", longest)
         return found
+
+    def _fetch(self, reference: Any, until: float) -> Any:
+        """A drafter's reply. While it is waited for, this verifier does not hang."""
+        while True:
+            self.stepped = now = time.monotonic()
+            try:
+                return self.ray.get(reference, timeout=max(0.0, min(WAIT, until - now)))
+            except self.ray.exceptions.GetTimeoutError:
+                if now >= until:
+                    raise
 
     def said(self, row: Any) -> Sequence[int]:
         return self.work[row.place][1]
@@ -312,30 +385,36 @@ class Verifier:
         self.engine.backend.complete(prompts, call)
 
     def _arrived(self, *, wait: bool) -> list[Prompt]:
-        """The prompts among the orders; the other orders are carried out. wait: until there is one."""
+        """The prompts among the orders; the other orders are carried out. wait: for the first."""
         prompts = []
+        self.stepped = None if wait else time.monotonic()
         with contextlib.suppress(queue.Empty):
             while True:
-                call, what, *given = self.inbox.get(block=wait)
+                call, what, *about = self.inbox.get(block=wait)
                 if call != self.call:
                     continue
                 wait = False
                 if what == "end":
                     raise Ended
                 if what == "leave":
-                    self._leave(*given)
+                    self._leave(*about)
                 else:
-                    place, prompt, said = given
-                    self.work[self.numbers] = place, said
+                    index, prompt, said = about
+                    self.work[self.numbers] = index, said
                     self.numbers += 1
                     prompts.append(prompt)
+        self.stepped = time.monotonic()
         return prompts
 
     def _leave(self, count: int) -> None:
-        """Those that wait first: they lose nothing. Rows that run leave at their half's next turn."""
+        """Let requests go to another verifier. Those that wait come first: they lose nothing. Rows
+        that run leave at the next turn of their half."""
         loop = self.loop
-        waiting = [] if loop is None else list(loop.waiting)[-count:]
-        running = [] if loop is None else [row for row in loop.running() if not row.watch.over]
+        waiting = []
+        running = []
+        if loop is not None:
+            waiting = list(loop.waiting)[-count:]
+            running = [row for row in loop.running() if not row.watch.over]
         leaving = [*waiting, *running[: count - len(waiting)]]
         self._tell("leaving", [self.work[row.place][0] for row in leaving])
         for row in leaving:
@@ -344,31 +423,38 @@ class Verifier:
             loop.waiting.remove(row)  # type: ignore[union-attr]  # there is none without a loop
             self._done(row.place, row.watch.completion(row.ids))
 
-    def _done(self, place: int, completion: Completion) -> None:
-        theirs, said = self.work.pop(place)
+    def _done(self, own_index: int, completion: Completion) -> None:
+        index, said = self.work.pop(own_index)
         if isinstance(completion.error, Left):
-            self._tell("left", theirs, completion.token_ids or said)
+            self._tell("left", index, completion.token_ids or said)
         else:
-            self._tell("done", theirs, completion)
+            self._tell("done", index, completion)
 
     def _tell(self, *news: Any) -> None:
         self.outbox.put((self.call, *news))
 
 
-# == Coordinating ==
+# == Where drafters and requests go ==
 
 
-def placed(loads: Mapping[int, int], drafters: Mapping[int, int | None]) -> dict[int, int | None]:
-    """Which verifier each drafter shall guess for. loads: open requests of each verifier. drafters: where each is now.
+def placed(
+    loads: Mapping[int, int],
+    drafters: Mapping[int, int | None],
+) -> dict[int, int | None]:
+    """Which verifier each drafter shall draft for.
 
-    One after the other goes to the verifier with the most requests per drafter, the one that comes counted; drafters
-    stay where they are as far as that allows.
-    """
+    loads: open requests of each verifier.   drafters: where each is now.
+    One after the other goes to the verifier with the most requests per drafter, the one that comes
+    counted; drafters stay where they are as far as that allows."""
     if not loads:
         return dict.fromkeys(drafters)
     wanted: Counter[int] = Counter()
+
+    def need(verifier: int) -> tuple[float, int, int]:
+        return loads[verifier] / (wanted[verifier] + 1), -wanted[verifier], -verifier
+
     for _ in drafters:
-        wanted[max(loads, key=lambda v: (loads[v] / (wanted[v] + 1), -wanted[v], -v))] += 1
+        wanted[max(loads, key=need)] += 1
     places: dict[int, int | None] = {}
     for drafter, now in drafters.items():
         if now is not None and wanted[now] > 0:
@@ -379,167 +465,417 @@ def placed(loads: Mapping[int, int], drafters: Mapping[int, int | None]) -> dict
 
 
 def moving(loads: Mapping[int, int]) -> tuple[int, int, int] | None:
-    """(source, target, how many requests), from the most to the least loaded verifier; None where it does not pay: what
-    moves is read anew, so the one must have twice the other's, and two more.
+    """(source, target, how many requests), from the most to the least loaded verifier; None where
+    it does not pay: what moves is read anew, so the one must have twice the other's, and two more.
     """
-    most, least = max(loads, key=lambda v: loads[v]), min(loads, key=lambda v: loads[v])
+    most = max(loads, key=lambda verifier: loads[verifier])
+    least = min(loads, key=lambda verifier: loads[verifier])
     if loads[most] < 2 * loads[least] + 2:
         return None
     return most, least, (loads[most] - loads[least]) // 2
 
 
-class Coordinator:
-    """Deals prompts to verifiers, drafters to verifiers, and both anew: a backend of gen_engine's engine."""
+# == Coordinating ==
 
-    name, model = "hf", None
+
+class Staff:
+    """The actors of one kind.
+
+    name: of the kind.   start: makes an actor.   alive: number -> actor.   starting: what to wait
+    for until a new one is ready -> (number, actor).   restarts: how many more may be started."""
+
+    def __init__(self, ray: Any, name: str, start: Callable[[], Any], size: int) -> None:
+        self.ray = ray
+        self.name = name
+        self.size = size
+        self.restarts = 0
+        self._start = start
+        self.alive = {number: start() for number in range(size)}
+        self.starting: dict[Any, tuple[int, Any]] = {}
+
+    def ready(self) -> list[Any]:
+        """What to wait for until all are ready."""
+        return [actor.ready.remote() for actor in self.alive.values()]
+
+    def is_gone(self) -> bool:
+        return not self.alive and not self.starting
+
+    def end(self, number: int) -> None:
+        """One that hangs, too, so that it does not hold its place for ever."""
+        self.ray.kill(self.alive.pop(number))
+
+    def refill(self, numbers: Iterable[int]) -> None:
+        """Start actors in the places of those that are gone. numbers: of new ones, in order."""
+        known = {*self.alive, *(number for number, _ in self.starting.values())}
+        unused = (number for number in numbers if number not in known)
+        while self.restarts > 0 and len(self.alive) + len(self.starting) < self.size:
+            self.restarts -= 1
+            actor = self._start()
+            self.starting[actor.ready.remote()] = next(unused), actor
+
+    def admit(self, reference: Any) -> int | None:
+        """The number of a new actor that is ready, or None if it could not start."""
+        number, actor = self.starting.pop(reference)
+        try:
+            self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            log.warning("%s %d cannot be started again: %s", self.name, number, error)
+            return None
+        self.alive[number] = actor
+        return number
+
+    def close(self) -> None:
+        for actor in (*self.alive.values(), *(actor for _, actor in self.starting.values())):
+            self.ray.kill(actor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracing:
+    """What each verifier is told to write. first: the number of the first one's worker."""
+
+    kind: Any
+    directory: str
+    first: int
+
+
+class Coordinator:
+    """Deals prompts to verifiers and drafters to verifiers, again and again: a backend of
+    gen_engine's engine.
+
+    open: index -> prompt of requests without an answer.   where: which verifier has each.
+    unplaced: those that wait for a verifier -> tokens that they take along.
+    at: which verifier each drafter drafts for.   leaving: requests that move.
+    ordered: the verifier that shall name some to leave."""
+
+    name = "hf"
+    model = None
     healthy = staticmethod(contextlib.nullcontext)
 
-    def __init__(self, ray: Any, verifiers: Mapping[int, Any], drafters: Mapping[int, Any]) -> None:
-        self.ray, self.verifiers, self.drafters = ray, dict(verifiers), dict(drafters)
-        self.at: dict[int, int | None] = dict.fromkeys(drafters)  # which verifier each drafter guesses for
-        self.open: dict[int, Prompt] = {}
-        self.where: dict[int, int] = {}  # of open requests: which verifier has each
-        self.leaving: set[int] = set()
-        self.ordered: int | None = None  # the verifier that shall name some to leave
+    def __init__(self, ray: Any, verifiers: Staff, drafters: Staff, patience: float) -> None:
+        self.ray = ray
+        self.verifier_staff = verifiers
+        self.drafter_staff = drafters
+        self.patience = patience
+        self.verifiers = verifiers.alive
+        self.drafters = drafters.alive
+        self.at: dict[int, int | None] = dict.fromkeys(self.drafters)
+        self.call: Call | None = None
         self.calls = 0
+        self.open: dict[int, Prompt] = {}
+        self.where: dict[int, int] = {}
+        self.unplaced: dict[int, Sequence[int]] = {}
+        self.leaving: set[int] = set()
+        self.ordered: int | None = None
+        self.runs: dict[Any, int] = {}  # what is awaited -> of which verifier
+        self.takes: dict[Any, int] = {}
+        self.heard: dict[int, float] = {}  # when each verifier last replied
+        self.tracing: Tracing | None = None
+        self.traced: set[int] = set()
         self.moves: list[tuple[Any, ...]] = []
         self.began = time.perf_counter()
+        self._new_drafters = itertools.count(drafters.size)
+
+    # -- a backend --
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
-        options, plugins = call.plan.options, call.plan.plugins
-        if options.temperature > 0:  # what runs again elsewhere draws the same
+        if call.plan.options.temperature > 0:  # what runs again elsewhere draws the same
             prompts = [dataclasses.replace(prompt, seed=prompt.drawn_seed()) for prompt in prompts]
-        self.open = {next(call.places): dataclasses.replace(prompt, messages=None) for prompt in prompts}
-        self.where, self.leaving, self.ordered, self.calls = {}, set(), None, self.calls + 1
-        runs = {verifier.run.remote(self.calls, options, plugins): n for n, verifier in self.verifiers.items()}
-        takes = {verifier.take.remote(): n for n, verifier in self.verifiers.items()}
+        self._begin(call)
+        for prompt in prompts:
+            self.open[next(call.places)] = dataclasses.replace(prompt, messages=None)
         try:
-            for place in sorted(self.open, key=lambda place: -self.open[place].length):
-                self._give(place, ())
+            for number in self.verifiers:
+                self._employ(number)
+            for index in sorted(self.open, key=lambda index: -self.open[index].length):
+                self._give(index, ())
             while self.open:
                 self._balance()
-                self._listen(runs, takes, call)
-        except self.ray.exceptions.RayTaskError as error:  # of a verifier's run: what it cannot go on after
+                self._listen()
+                self._end_hung()
+        except self.ray.exceptions.RayTaskError as error:  # what a verifier cannot go on after
             raise error.cause from error
         finally:
-            self._end([*runs, *takes])
-            self.open, self.where = {}, {}
+            self._end()
 
     def score(self, pairs: Any, **how: Any) -> Any:
         raise UnsupportedError("verifiers do not score", fix="use load()")
 
     def close(self) -> None:
-        for actor in (*self.verifiers.values(), *self.drafters.values()):
-            self.ray.kill(actor)
+        self.verifier_staff.close()
+        self.drafter_staff.close()
 
-    def note(self, what: str, number: int, source: int | None, target: int | None, why: str) -> None:
-        self.moves.append((round(time.perf_counter() - self.began, 6), what, number, source, target, why))
+    # -- traces --
 
-    def tell_all(self, tell: Callable[[int, Any], Any]) -> None:
-        """Outside calls. tell: a verifier's number and handle -> what to wait for."""
-        for number, verifier in list(self.verifiers.items()):
-            try:
-                self.ray.get(tell(number, verifier))
-            except self.ray.exceptions.RayActorError:
-                self._bury(number)
-            except self.ray.exceptions.RayTaskError as error:
-                raise error.cause from error
+    def begin_trace(self, tracing: Tracing) -> None:
+        self.moves = []
+        self.began = time.perf_counter()
+        self.tracing = tracing
+        self.traced = set()
+        for number in list(self.verifiers):
+            self._watch(number)
 
-    def _listen(self, runs: dict[Any, int], takes: dict[Any, int], call: Call) -> None:
-        """Wait until a verifier has news, or none. runs, takes: what is awaited -> of which verifier."""
-        [reference], _ = self.ray.wait([*takes, *runs], num_returns=1)
-        number = (takes | runs)[reference]
+    def end_trace(self, keep: bool) -> None:
+        self.tracing = None
+        for number in self.traced & self.verifiers.keys():
+            self._order(number, self.verifiers[number].write.remote(keep))
+
+    def note(
+        self,
+        what: str,
+        number: int,
+        source: int | None,
+        target: int | None,
+        why: str,
+    ) -> None:
+        seconds = round(time.perf_counter() - self.began, 6)
+        self.moves.append((seconds, what, number, source, target, why))
+
+    def _watch(self, number: int) -> None:
+        tracing = self.tracing
+        if tracing is not None:
+            self.traced.add(number)
+            worker = tracing.first + number
+            actor = self.verifiers[number]
+            self._order(number, actor.watch.remote(tracing.kind, tracing.directory, worker))
+
+    def _order(self, number: int, reference: Any) -> None:
+        """Wait until a verifier has done what it was told outside a call."""
         try:
-            news = self.ray.get(reference)  # of a run only an error, which is raised
-        except self.ray.exceptions.RayActorError:
-            for references in (takes, runs):
-                for gone in [one for one, n in references.items() if n == number]:
-                    del references[gone]
-            self._bury(number)
+            self.ray.get(reference, timeout=max(self.patience, SLOWEST_ORDER))
+        except self.ray.exceptions.RayTaskError as error:
+            raise error.cause from error
+        except self.ray.exceptions.RayError as error:
+            self._bury(number, type(error).__name__)
+
+    # -- a call --
+
+    def _begin(self, call: Call) -> None:
+        self.call = call
+        self.calls += 1
+        self.open = {}
+        self.where = {}
+        self.unplaced = {}
+        self.leaving = set()
+        self.ordered = None
+        for staff in (self.verifier_staff, self.drafter_staff):
+            staff.restarts = RESTARTS * staff.size
+        self._refill()
+
+    def _refill(self) -> None:
+        """A verifier takes over the number of a lost one, which is in the names of its trace's
+        files; a drafter has a new one, since news of the lost one may come later."""
+        self.verifier_staff.refill(range(self.verifier_staff.size))
+        self.drafter_staff.refill(self._new_drafters)
+
+    def _employ(self, number: int) -> None:
+        """Let a verifier run what it is given in this call."""
+        assert self.call is not None  # or there is no call
+        plan = self.call.plan
+        actor = self.verifiers[number]
+        self.runs[actor.run.remote(self.calls, plan.options, plan.plugins)] = number
+        self.takes[actor.take.remote()] = number
+        self.heard[number] = time.monotonic()
+
+    def _listen(self) -> None:
+        """Wait for news, and for workers that start."""
+        if self.verifier_staff.is_gone():
+            fix = "see why in the warnings and in Ray's logs; the next call starts them again"
+            raise EngineError("no verifier is left", fix=fix)
+        starting = [*self.verifier_staff.starting, *self.drafter_staff.starting]
+        awaited = [*starting, *self.runs, *self.takes]  # what is rare first
+        ready, _ = self.ray.wait(awaited, num_returns=1, timeout=WAIT)
+        for reference in ready:
+            if reference in starting:
+                self._admit(reference)
+            else:
+                self._hear_from(reference)
+
+    def _hear_from(self, reference: Any) -> None:
+        """A verifier's news. Of a run there are only errors, which are raised."""
+        number = (self.takes | self.runs)[reference]
+        try:
+            seconds, news = self.ray.get(reference)
+        except self.ray.exceptions.RayActorError as error:
+            self._bury(number, type(error).__name__)
             return
-        del takes[reference]
-        takes[self.verifiers[number].take.remote()] = number
+        del self.takes[reference]
+        self.takes[self.verifiers[number].take.remote()] = number
+        self.heard[number] = time.monotonic()
         for of_call, *one in news:
             if of_call == self.calls:
-                self._hear(number, call, *one)
+                self._hear(number, *one)
+        if seconds > self.patience:
+            self._bury(number, f"no step for {seconds:.1f} s")
 
-    def _end(self, references: Iterable[Any]) -> None:
-        """No thread of a verifier is in this call any more."""
-        for verifier in self.verifiers.values():
-            verifier.give.remote(self.calls, "end")
-        for reference in references:
-            with contextlib.suppress(self.ray.exceptions.RayError):
-                self.ray.get(reference)
+    def _hear(self, number: int, what: str, about: Any, detail: Any = None) -> None:
+        if what == "done":
+            assert self.call is not None  # or the news is of another call
+            del self.open[about]
+            del self.where[about]
+            self.call.done(about, detail)
+        elif what == "leaving":
+            self.leaving = set(about)
+            self.ordered = None
+        elif what == "left":
+            self.leaving.discard(about)
+            del self.where[about]
+            target = self._give(about, detail)
+            self.note("request", about, number, target, f"{len(detail)} tokens along")
+        elif about in self.drafters:
+            del self.at[about]
+            self.drafter_staff.end(about)
+            log.warning("drafter %d is lost (%s); a new one is started", about, detail)
+            self.note("drafter", about, number, None, detail)
+            self._refill()
+
+    def _end_hung(self) -> None:
+        """End verifiers that do not reply at all."""
+        for reference, number in list(self.takes.items()):
+            silent = time.monotonic() - self.heard[number]
+            if silent > self.patience and not self.ray.wait([reference], timeout=0)[0]:
+                self._bury(number, f"no reply for {silent:.1f} s")
+
+    def _admit(self, reference: Any) -> None:
+        """A worker is ready, or cannot start: then another one may."""
+        if reference in self.drafter_staff.starting:
+            number = self.drafter_staff.admit(reference)
+            if number is not None:
+                self.at[number] = None
+        else:
+            number = self.verifier_staff.admit(reference)
+            if number is not None:
+                self._admit_verifier(number)
+        self._refill()
+
+    def _admit_verifier(self, number: int) -> None:
+        self.note("verifier", number, None, number, "started again")
+        self._watch(number)
+        if number in self.verifiers:
+            self._employ(number)
+            for index, said in list(self.unplaced.items()):
+                self.note("request", index, None, self._give(index, said), "runs again")
+
+    def _give(self, index: int, said: Sequence[int]) -> int | None:
+        """Give a request to the least loaded verifier, which is returned; it waits if there is
+        none."""
+        self.unplaced.pop(index, None)
+        if not self.verifiers:
+            self.unplaced[index] = said
+            return None
+        loads = self._loads()
+        number = min(self.verifiers, key=lambda verifier: loads[verifier])
+        self.where[index] = number
+        actor = self.verifiers[number]
+        actor.give.remote(self.calls, "prompt", index, self.open[index], said)
+        return number
+
+    def _bury(self, number: int, why: str) -> None:
+        """End a verifier that is lost, and run again elsewhere what it had not answered."""
+        if number not in self.verifiers:
+            return
+        self.verifier_staff.end(number)
+        self.traced.discard(number)
+        self.runs = {one: owner for one, owner in self.runs.items() if owner != number}
+        self.takes = {one: owner for one, owner in self.takes.items() if owner != number}
+        for drafter, owner in self.at.items():
+            if owner == number:
+                self.at[drafter] = None
+        again = [index for index, owner in self.where.items() if owner == number]
+        log.warning("verifier %d is lost (%s); %d requests run again", number, why, len(again))
+        self.note("verifier", number, number, None, why)
+        self.leaving -= set(again)
+        self.ordered = None if self.ordered == number else self.ordered
+        for index in again:
+            del self.where[index]
+        for index in again:
+            self.note("request", index, number, self._give(index, ()), "runs again")
+        self._refill()
 
     def _loads(self) -> Counter[int]:
         loads = Counter(dict.fromkeys(self.verifiers, 0))
         loads.update(self.where.values())
         return loads
 
-    def _give(self, place: int, said: Sequence[int]) -> int:
-        """To the least loaded verifier, which is returned."""
-        if not self.verifiers:
-            raise EngineError("no verifier is left", fix="make the group anew")
-        loads = self._loads()
-        number = self.where[place] = min(self.verifiers, key=lambda v: loads[v])
-        self.verifiers[number].give.remote(self.calls, "prompt", place, self.open[place], said)
-        return number
-
-    def _hear(self, number: int, call: Call, what: str, about: Any, detail: Any = None) -> None:
-        if what == "done":
-            del self.open[about], self.where[about]
-            call.done(about, detail)
-        elif what == "leaving":
-            self.leaving, self.ordered = set(about), None
-        elif what == "left":
-            self.leaving.discard(about)
-            del self.where[about]
-            self.note("request", about, number, self._give(about, detail), f"{len(detail)} tokens along")
-        elif about in self.drafters:
-            del self.at[about]
-            self.ray.kill(self.drafters.pop(about))  # one that hangs would hold its place for ever
-            log.warning("drafter %d is lost (%s); answers go on with fewer guesses", about, detail)
-            self.note("drafter", about, number, None, detail)
-
-    def _bury(self, number: int) -> None:
-        """A verifier is gone: what it had not answered runs again elsewhere."""
-        if number not in self.verifiers:
-            return
-        del self.verifiers[number]
-        again = [place for place, at in self.where.items() if at == number]
-        log.warning("verifier %d is lost; %d requests run again", number, len(again))
-        self.note("verifier", number, number, None, "lost")
-        for place in again:
-            del self.where[place]
-        for place in again:
-            self.note("request", place, number, self._give(place, ()), "runs again")
-        self.leaving -= set(again)
-        self.ordered = None if self.ordered == number else self.ordered
-
     def _balance(self) -> None:
+        """Move drafters, and requests, to where they are needed more."""
         loads = self._loads()
-        wanted, before = placed(loads, self.at), dict(self.at)
-        for drafter in [d for d in wanted if wanted[d] != before[d]]:
-            why = " ".join(f"{verifier}:{loads[verifier]}" for verifier in sorted(loads))
-            self.note("drafter", drafter, before[drafter], wanted[drafter], f"open requests {why}")
-        self.at = wanted
-        for number in {v for d in wanted if wanted[d] != before[d] for v in (wanted[d], before[d])} & {*self.verifiers}:
-            own = {d: self.drafters[d] for d, at in wanted.items() if at == number}
-            self.verifiers[number].draft_with.remote(own)  # type: ignore[index]
-        if not self.leaving and self.ordered is None and (move := moving(loads)):
+        before = self.at
+        self.at = placed(loads, before)
+        moved = [drafter for drafter in before if self.at[drafter] != before[drafter]]
+        why = " ".join(f"{verifier}:{loads[verifier]}" for verifier in sorted(loads))
+        changed = set()
+        for drafter in moved:
+            source = before[drafter]
+            target = self.at[drafter]
+            self.note("drafter", drafter, source, target, f"open requests {why}")
+            changed |= {source, target}
+        for number, actor in self.verifiers.items():
+            if number in changed:
+                own = {drafter: self.drafters[drafter] for drafter in self._drafters_of(number)}
+                actor.draft_with.remote(own)
+        self._order_moves(loads)
+
+    def _drafters_of(self, number: int) -> list[int]:
+        return [drafter for drafter, verifier in self.at.items() if verifier == number]
+
+    def _order_moves(self, loads: Mapping[int, int]) -> None:
+        """Let the verifier with the most requests name some to leave."""
+        if self.leaving or self.ordered is not None or not loads:
+            return
+        move = moving(loads)
+        if move is not None:
             self.ordered, _, count = move
             self.verifiers[self.ordered].give.remote(self.calls, "leave", count)
 
+    def _end(self) -> None:
+        """No thread of a verifier is in this call any more."""
+        for actor in self.verifiers.values():
+            actor.give.remote(self.calls, "end")
+        self.open = {}
+        self.where = {}
+        until = time.monotonic() + self.patience
+        for reference, number in [*self.runs.items(), *self.takes.items()]:
+            try:
+                self.ray.get(reference, timeout=max(0.0, until - time.monotonic()))
+            except (self.ray.exceptions.GetTimeoutError, self.ray.exceptions.RayActorError) as lost:
+                self._bury(number, type(lost).__name__)
+            except self.ray.exceptions.RayError:
+                continue  # of a call that has failed with it
+        self.runs = {}
+        self.takes = {}
+        self.call = None
+
+
+# == The group ==
+
+
+def check_numbers(verifiers: int, drafters: int, patience: float) -> None:
+    if verifiers < 1 or drafters < 0:
+        problem = f"{verifiers} verifiers and {drafters} drafters"
+        raise OptionError(problem, fix="give one verifier or more")
+    if not patience > 0:
+        problem = f"patience={patience}"
+        raise OptionError(problem, fix="say for how many seconds a worker may be silent, above 0")
+
+
+def warn_of_few_cpus(ray: Any, wanted: float) -> None:
+    available = ray.cluster_resources().get("CPU", 0)
+    if wanted > available:
+        text = "the workers ask for %g CPUs and Ray has %g: the group waits until it has more"
+        log.warning(text, wanted, available)
+
 
 class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
-    """A group of verifiers and drafters with the engine's verb for text in front; a context manager.
+    """A group of verifiers and drafters behind the engine's verb for text; a context manager.
 
-    guesses: a Speculation.   settings: what each verifier loads, fields of ModelLoadConfig; backend="hf" only.
-    draft_load: the same of each drafter that has a model.   verifier_on, drafter_on: Ray's options for one actor.
-    patience: s; a drafter whose guesses come later than that is ended.
-    The process that makes the group reads the checkpoint without its weights (transformers needs accelerate for that).
-    Raises LoadError where a worker cannot start, and what `load` raises.
-    """
+    guesses: a Speculation.   settings: what each verifier loads, fields of ModelLoadConfig;
+    backend="hf" only.   draft_load: the same of each drafter that has a model.
+    verifier_on, drafter_on: Ray's options for one actor.
+    patience: seconds; a drafter whose drafts come later than that, and a verifier that has work and
+    makes no step for so long, is ended. The longest step is the first one of the longest prompts.
+    A worker that is lost is started again, at most twice for each worker in one call.
+    The process that makes the group reads the checkpoint without its weights (transformers needs
+    accelerate for that). Raises LoadError where a worker cannot start, and what `load` raises."""
 
     def __init__(
         self,
@@ -554,60 +890,75 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
         patience: float = 60.0,
         **settings: Any,
     ) -> None:
-        if verifiers < 1 or drafters < 0:
-            raise OptionError(f"{verifiers} verifiers and {drafters} drafters", fix="give one verifier or more")
-        if not patience > 0:
-            raise OptionError(f"patience={patience}", fix="say for how many seconds a drafter may be silent, above 0")
-        ray, settings = ray_itself(), {**settings, "model": os.fspath(model)}
-        without_weights = {"device": None, "hf_kwargs": {"device_map": "meta"}, "decoder": Apart(guesses)}
-        self.engine = load({**settings, **without_weights})
+        check_numbers(verifiers, drafters, patience)
+        ray = ray_itself()
+        settings = {**settings, "model": os.fspath(model)}
+        without_weights = {"device": None, "hf_kwargs": {"device_map": "meta"}}
+        self.engine = load({**settings, **without_weights, "decoder": Apart(guesses)})
         settings.pop("cache", None)  # the front has it
-        judging = {"num_cpus": 1, "max_concurrency": 4, **(verifier_on or {})}
-        guessing = {"num_cpus": 1, **(drafter_on or {})}
-        asked = verifiers * judging["num_cpus"] + drafters * guessing["num_cpus"]
+        on_verifier = {"num_cpus": 1, "max_concurrency": 4, **(verifier_on or {})}
+        on_drafter = {"num_cpus": 1, **(drafter_on or {})}
         if not ray.is_initialized():
             ray.init()
-        if asked > (has := ray.cluster_resources().get("CPU", 0)):
-            log.warning("the workers ask for %g CPUs and Ray has %g: the group waits until it has more", asked, has)
-        judges = {
-            n: ray.remote(Verifier).options(**judging).remote(settings, guesses, patience) for n in range(verifiers)
-        }
-        guessers = {
-            n: ray.remote(Drafter).options(**guessing).remote(guesses, draft_load or {}) for n in range(drafters)
-        }
-        self.coordinator = self.engine.backend = Coordinator(ray, judges, guessers)
+        cpus = verifiers * on_verifier["num_cpus"] + drafters * on_drafter["num_cpus"]
+        warn_of_few_cpus(ray, cpus)
+
+        def start_verifier() -> Any:
+            kind = ray.remote(Verifier).options(**on_verifier)
+            return kind.remote(settings, guesses, patience)
+
+        def start_drafter() -> Any:
+            return ray.remote(Drafter).options(**on_drafter).remote(guesses, draft_load or {})
+
+        verifier_staff = Staff(ray, "verifier", start_verifier, verifiers)
+        drafter_staff = Staff(ray, "drafter", start_drafter, drafters)
+        self.coordinator = Coordinator(ray, verifier_staff, drafter_staff, patience)
+        self.engine.backend = self.coordinator
         try:
-            ray.get([actor.ready.remote() for actor in (*judges.values(), *guessers.values())])
+            ray.get([*verifier_staff.ready(), *drafter_staff.ready()])
         except ray.exceptions.RayError as error:
             self.close()
-            raise LoadError(f"a worker cannot start: {error}", fix="see what it says, and what Ray has") from error
+            fix = "see what it says, and what Ray has"
+            raise LoadError(f"a worker cannot start: {error}", fix=fix) from error
 
-    def generate_text_batch(self, requests: Any, options: Any = None, **how: Any) -> list[GenerationResult]:
-        """What GenerationEngine.generate_text_batch takes and gives. Raises also EngineError: no verifier is left."""
+    def generate_text_batch(
+        self,
+        requests: Any,
+        options: Any = None,
+        **how: Any,
+    ) -> list[GenerationResult]:
+        """What GenerationEngine.generate_text_batch takes and gives. Raises also EngineError: no
+        verifier is left."""
         return self.engine.generate_text_batch(requests, options, **how)
 
     @contextlib.contextmanager
-    def traced(self, directory: str | os.PathLike[str], kind: Any, first: int = 0) -> Iterator[None]:
-        """Let each verifier write what it does inside the block, as worker `first`, first + 1, ...; and the moves.
+    def traced(
+        self,
+        directory: str | os.PathLike[str],
+        kind: Any,
+        first: int = 0,
+    ) -> Iterator[None]:
+        """Let each verifier write what it does inside the block, as worker `first`, first + 1, ...;
+        and the moves.
 
-        kind: the class `Trace` of the companion rollout.py, whose three files they are, with the times that drafters
-        took, and idle: waited for guesses. Files are written where the verifier runs; one that died has none.
-        moves.csv, written here: seconds, what moved (drafter, request, verifier), its number, from, to, why; requests
-        are numbered as the call has them.   No file is written if the block raises.
+        kind: the class `Trace` of the companion rollout.py, whose three files they are, with the
+        times that drafters took, and idle: waited for drafts. Files are written where the verifier
+        runs; one that was lost has none, one that was started in its place writes as its worker.
+        moves.csv, written here: seconds, what moved (drafter, request, verifier), its number, from,
+        to, why; requests are numbered as the call has them. No file is written if the block raises.
         """
-        group, place, keep = self.coordinator, str(Path(directory).absolute()), False
-        group.moves, group.began = [], time.perf_counter()
-        group.tell_all(lambda number, verifier: verifier.watch.remote(kind, place, first + number))
+        path = Path(directory).absolute()
+        keep = False
+        self.coordinator.begin_trace(Tracing(kind, str(path), first))
         try:
             yield
             keep = True
         finally:
-            group.tell_all(lambda _, verifier: verifier.write.remote(keep))
-        path = Path(place, "moves.csv")
-        part = path.with_name(f".{path.name}.part")
+            self.coordinator.end_trace(keep)
+        part = path / ".moves.csv.part"
         with part.open("w", newline="", encoding="utf-8") as stream:
-            csv.writer(stream).writerows([MOVES, *group.moves])
-        os.replace(part, path)
+            csv.writer(stream).writerows([MOVES, *self.coordinator.moves])
+        os.replace(part, path / "moves.csv")
 
     def close(self) -> None:
         """End all workers."""

@@ -12,7 +12,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="ray_data"`, and
     )
     rows.write_parquet("answers/")
 
-Ray deals the batches out, starts workers anew that died, and gives their batches to others; nothing here does that.
+Ray deals the batches out, starts workers anew that died, and gives their batches to others; nothing
+here does that.
 """
 
 from __future__ import annotations
@@ -50,20 +51,32 @@ __version__ = "0.2.0"
 
 __all__ = ["Generate", "without"]
 
-REQUEST = ("messages", "prompt", "prompt_token_ids", "images", "tools", "seed", "adapter", "structured", "vlm")
+REQUEST = (
+    "messages",
+    "prompt",
+    "prompt_token_ids",
+    "images",
+    "tools",
+    "seed",
+    "adapter",
+    "structured",
+    "vlm",
+)
 AS_JSON = ("messages", "tools", "structured", "vlm")  # which a column may hold as JSON text
 ANSWER = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
 
 
 class Generate:
-    """A callable class for `ray.data.Dataset.map_batches`: each row is a request, and gets columns with its answer.
+    """A callable class for `ray.data.Dataset.map_batches`: each row is a request, and gets columns
+    with its answer.
 
-    model, load: what each worker loads, once.   options: GenerationOptions.   columns: which of the answer's fields to
-    add, for example also "token_ids"; a name that the rows have already is refused.
-    Rows have `messages`, `prompt` or `prompt_token_ids`, and what else a request has: `images` (bytes, paths that every
-    worker can read, data: URLs), `seed`, `structured`, ... Lists of mappings may be JSON text. A row that cannot be
-    answered has the reason in `error`, which is None elsewhere. Greedy and seeded answers do not depend on the worker.
-    """
+    model, load: what each worker loads, once.   options: GenerationOptions.   columns: which of the
+    answer's fields to add, for example also "token_ids"; a name that the rows have already is
+    refused.
+    Rows have `messages`, `prompt` or `prompt_token_ids`, and what else a request has: `images`
+    (bytes, paths that every worker can read, data: URLs), `seed`, `structured`, ... Lists of
+    mappings may be JSON text. A row that cannot be answered has the reason in `error`, which is
+    None elsewhere. Greedy and seeded answers do not depend on the worker."""
 
     def __init__(
         self,
@@ -74,19 +87,24 @@ class Generate:
         columns: Sequence[str] = ANSWER,
     ) -> None:
         if unknown := [name for name in columns if name not in FIELDS]:
-            raise OptionError(f"no fields {unknown} in an answer", fix="known: " + ", ".join(FIELDS))
-        self.options, self.columns = build(GenerationOptions, options), tuple(columns)
+            problem = f"no fields {unknown} in an answer"
+            raise OptionError(problem, fix="known: " + ", ".join(FIELDS))
+        self.options = build(GenerationOptions, options)
+        self.columns = tuple(columns)
         self.engine = open_engine(model, {"progress": False, **(load or {})})
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Columns -> the same columns and those of the answers, row by row."""
         if taken := [name for name in (*self.columns, "error") if name in batch]:
-            raise OptionError(f"the rows have columns {taken} already", fix="drop or rename them first")
+            problem = f"the rows have columns {taken} already"
+            raise OptionError(problem, fix="drop or rename them first")
         rows = [dict(zip(batch, values)) for values in zip(*batch.values())]
         answers = self._answers([requested(row) for row in rows])
         added: dict[str, list[Any]] = {name: [] for name in (*self.columns, "error")}
         for answer in answers:
-            error = f"{type(answer).__name__}: {said(answer)}" if isinstance(answer, GenEngineError) else None
+            error = None
+            if isinstance(answer, GenEngineError):
+                error = f"{type(answer).__name__}: {said(answer)}"
             added["error"].append(error)
             for name in self.columns:
                 added[name].append(plain(getattr(answer, name)) if error is None else None)
@@ -106,8 +124,18 @@ class Generate:
         return answers
 
 
-FIELDS = ("text", "raw_text", "token_ids", "prompt_token_ids", "finish_reason", "stop_reason", "logprobs", "notes",
-          "prompt_tokens", "completion_tokens")  # fmt: skip
+FIELDS = (
+    "text",
+    "raw_text",
+    "token_ids",
+    "prompt_token_ids",
+    "finish_reason",
+    "stop_reason",
+    "logprobs",
+    "notes",
+    "prompt_tokens",
+    "completion_tokens",
+)
 
 
 def open_engine(model: str, settings: Mapping[str, Any]) -> Any:
@@ -121,45 +149,77 @@ def said(error: GenEngineError) -> str:
 
 
 def unpacked(value: Any) -> Any:
-    """What Ray hands over, as plain values: arrays as lists, and without the None that fills Arrow's structs."""
+    """What Ray hands over, as plain values: arrays as lists, and without the None that fills
+    Arrow's structs."""
     if hasattr(value, "tolist") and not isinstance(value, (bytes, str)):
         value = value.tolist()
     if isinstance(value, Mapping):
         return {name: unpacked(part) for name, part in value.items() if part is not None}
-    return [unpacked(part) for part in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [unpacked(part) for part in value]
+    return value
 
 
 def missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))  # NaN is how numpy says None
+    return value is None or (isinstance(value, float) and math.isnan(value))  # numpy's None
 
 
 def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def requested(row: Mapping[str, Any]) -> TextGenerationRequest | VlmGenerationRequest | GenEngineError:
-    """The request in a row, or why there is none."""
-    fields = {name: unpacked(row[name]) for name in REQUEST if name in row}
-    fields = {name: value for name, value in fields.items() if not missing(value)}
+def fields_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The request's fields in a row. Raises OptionError for a column that is not JSON."""
+    fields = {}
+    for name in REQUEST:
+        value = unpacked(row.get(name))
+        if missing(value):
+            continue
+        is_json = name in AS_JSON and isinstance(value, str)
+        fields[name] = parse_column(value) if is_json else value
     if isinstance(fields.get("seed"), float) and fields["seed"].is_integer():
-        fields["seed"] = int(fields["seed"])  # numpy makes floats of whole numbers where some are missing
+        # numpy makes floats of whole numbers where some are missing
+        fields["seed"] = int(fields["seed"])
+    return fields
+
+
+def parse_column(text: str) -> Any:
     try:
-        for name in AS_JSON:
-            if isinstance(fields.get(name), str):
-                fields[name] = json.loads(fields[name])
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        problem = f"a column of the row is not JSON: {why}"
+        raise OptionError(problem, fix="write it as json.dumps does") from error
+
+
+def has_images(request: VlmGenerationRequest) -> bool:
+    if request.images:
+        return True
+    for message in request.messages or ():
+        for part in message.get("content") or ():
+            if isinstance(part, Mapping) and part["type"] != "text":
+                return True
+    return False
+
+
+def requested(
+    row: Mapping[str, Any],
+) -> TextGenerationRequest | VlmGenerationRequest | GenEngineError:
+    """The request in a row, or why there is none."""
+    try:
+        fields = fields_of_row(row)
         request = build(VlmGenerationRequest, fields)
-        parts = [part for m in request.messages or () for part in m.get("content") or () if isinstance(part, Mapping)]
-        if request.images or any(part["type"] != "text" for part in parts):
+        if has_images(request):
             return request
-        return build(TextGenerationRequest, {name: value for name, value in fields.items() if name != "images"})
+        fields.pop("images", None)
+        return build(TextGenerationRequest, fields)
     except GenEngineError as error:
         return error
-    except ValueError as error:
-        return OptionError(f"a column of the row is not JSON: {error}", fix="write it as json.dumps does")
 
 
 def without(rows: Any, done: Any, on: str = "id") -> Any:
-    """The rows of one data set whose `on` is not in another: what is left to do after a run that was stopped."""
+    """The rows of one data set whose `on` is not in another: what is left to do after a run that
+    was stopped."""
     seen = {row[on] for row in done.select_columns([on]).iter_rows()}
 
     def left(table: Any) -> Any:

@@ -10,7 +10,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from parity.tasks import drawing, text_tasks
 from ..conftest import ROOT, TEXT, VL, Load, chat
 
 MOST = {"max_new_tokens": 24}
-KILLED = int(os.environ.get("KILLED_LINES", "240")), int(os.environ.get("KILLS", "4"))  # by hand: 3000 and 20
+KILLED = int(os.environ.get("KILLED_LINES", "120")), int(os.environ.get("KILLS", "4"))  # by hand: 3000 and 20
 CAPITAL = "What is the capital of France?"
 
 
@@ -94,11 +95,13 @@ def test_rows_of_the_next_chunk_join_while_the_last_ones_run(
 
     monkeypatch.setattr(engine.backend, "complete", counted)
     count = [{"prompt": f"{number}: "} for number in range(64)]
-    _, summary = answered(write(tmp_path / "in.jsonl", count), engine, chunk=4)
+    _, summary = answered(write(tmp_path / "in.jsonl", count), engine, chunk=12)
     assert summary.lines == 64 and calls[0] <= 12 and len(calls) <= 3
 
 
-def test_a_line_without_an_id_is_known_by_its_number(engine: gen_engine.GenerationEngine, tmp_path: Path) -> None:
+def test_a_line_without_an_id_gets_one_that_no_other_line_has(
+    engine: gen_engine.GenerationEngine, tmp_path: Path
+) -> None:
     source = tmp_path / "in.jsonl"
     asked = [
         json.dumps(chat(CAPITAL)),
@@ -108,7 +111,7 @@ def test_a_line_without_an_id_is_known_by_its_number(engine: gen_engine.Generati
     ]
     source.write_text("\n".join(asked))  # a blank line is none; the last one ends without a line feed
     target, _ = answered(source, engine)
-    assert [line["id"] for line in lines(target)] == [1, 7, 3]
+    assert [line["id"] for line in lines(target)] == ["line:1", 7, "line:3"]
     assert texts(target)[:2] == ["The capital of France is Paris."] * 2
 
 
@@ -135,7 +138,7 @@ BAD = {
     "too many logprobs": ({"prompt": "x", "options": {"logprobs": 10**6}}, "1000 at most"),
     "half a surrogate pair": ({"prompt": "\ud800"}, "half a character"),
     "a broken grammar": ({"prompt": "x", "structured": {"regex": "("}}, "xgrammar refused the regex"),
-    "a remote picture": ({"prompt": "x", "images": ["http://a/b.png"]}, "refused"),
+    "a remote image": ({"prompt": "x", "images": ["http://a/b.png"]}, "refused"),
     "a picture for a text model": ({"prompt": "x", "images": ["a.png"]}, "there is no file"),
     "a loader": ({"prompt": "x", "image_loader": "os.system"}, "cannot bring an image_loader"),
     "deep nesting": ("[" * 100_000, "the line is not JSON"),
@@ -216,8 +219,9 @@ def test_openai_fields_are_honoured(engine: gen_engine.GenerationEngine, tmp_pat
 def test_an_openai_field_that_cannot_be_honoured_is_refused(
     field: str, value: Any, engine: gen_engine.GenerationEngine, tmp_path: Path
 ) -> None:
-    target, summary = answered(write(tmp_path / "in.jsonl", [body(**{field: value})]), engine)
-    [line] = lines(target)
+    asked = [body(**{field: value}), body(max_tokens=1)]
+    target, summary = answered(write(tmp_path / "in.jsonl", asked), engine)
+    line, _ = lines(target)
     assert line["response"] is None and line["custom_id"] == "c1" and summary.errors == 1
     assert field in line["error"]["message"] or str(value["type"]) in line["error"]["message"]
 
@@ -256,14 +260,14 @@ def test_pictures_come_from_beside_the_file_and_from_nowhere_else(shared: Load, 
     assert "lies outside" in outside["error"]["message"] and "there is no file" in gone["error"]["message"]
     (folder / "a.png").unlink()
     (folder / "a.png").symlink_to(tmp_path / "outside.png")
-    linked = write(folder / "linked.jsonl", picture_lines(tmp_path)[:1])
+    linked = write(folder / "linked.jsonl", picture_lines(tmp_path)[::3])
     assert "lies outside" in lines(answered(linked, shared(VL, "hf"))[0])[0]["error"]["message"]
     linked = write(folder / "allowed.jsonl", picture_lines(tmp_path)[:1])
     assert texts(answered(linked, shared(VL, "hf"), any_path=True)[0]) == ["A red circle."]
 
 
 def test_parquet_in_and_out(shared: Load, tmp_path: Path) -> None:
-    pyarrow, parquet = batch_files.arrow()
+    pyarrow, parquet = batch_files.import_arrow()
     raw = io.BytesIO()
     drawing("red", "circle").save(raw, "PNG")
     asked = json.dumps([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What do you see?"}]}])
@@ -305,13 +309,13 @@ def test_other_settings_and_another_input_are_refused_with_what_differs(
     engine: gen_engine.GenerationEngine, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "in.jsonl", questions(12))
-    target, _ = answered(source, engine, chunk=4)
+    target, _ = answered(source, engine, chunk=12)
     whole = target.read_bytes()
     with pytest.raises(gen_engine.OptionError, match="options.max_new_tokens was 24, is 9"):
         answered(source, engine, {"max_new_tokens": 9})
     with pytest.raises(gen_engine.OptionError, match="load.dtype was null, is .float32."):
         answered(source, {"model": str(TEXT), "max_model_len": 1024, "dtype": "float32"})
-    with pytest.raises(gen_engine.OptionError, match="weights was"):
+    with pytest.raises(gen_engine.OptionError, match="the files of the model .* are not the same"):
         answered(source, {"model": str(VL), "max_model_len": 1024})
     write(source, [*questions(5), chat("Another one."), *questions(12)[6:]])
     with pytest.raises(gen_engine.RequestError, match="has changed up to line 8"):
@@ -335,7 +339,7 @@ def test_an_observed_engine_is_refused(engine: gen_engine.GenerationEngine, tmp_
 def test_a_file_that_is_not_ours_stays_as_it_is(engine: gen_engine.GenerationEngine, tmp_path: Path) -> None:
     source, target = write(tmp_path / "in.jsonl", questions(2)), tmp_path / "in.out.jsonl"
     target.write_text("somebody's\n")
-    with pytest.raises(gen_engine.OptionError, match="is there, and no in.out.jsonl.run"):
+    with pytest.raises(gen_engine.OptionError, match="exists, and in.out.jsonl.run does not"):
         answered(source, engine)
     assert target.read_text() == "somebody's\n"
 
@@ -353,20 +357,41 @@ def test_errors_are_tried_again_on_demand_and_take_the_answers_place(shared: Loa
     after = lines(target)
     assert (summary.answered, summary.failed, summary.errors, summary.lines) == (5, 2, 2, 8)
     assert [line.get("text") for line in after[:3]] == ["A red circle.", "A blue square.", "A red circle."]
-    assert [line["id"] for line in after] == list(range(1, 9))
+    assert [line["id"] for line in after] == [f"line:{number}" for number in range(1, 9)]
     assert all(new == old for new, old in zip(after, before) if "error" not in old)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "in.jsonl", "in.out.jsonl", "in.out.jsonl.run"]
 
 
-def test_answers_that_were_asked_for_again_are_not_lost_with_the_process(
-    engine: gen_engine.GenerationEngine, tmp_path: Path
+def test_retried_answers_of_a_killed_process_are_merged_by_the_next_one(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = write(tmp_path / "in.jsonl", [*questions(3), {"prompt": ""}, *questions(5)[4:]])
+    late = tmp_path / "late.png"
+    asked = [*questions(3), {"prompt": "1, ", "images": ["late.png"]}, *questions(5)[4:]]
+    source = write(tmp_path / "in.jsonl", asked)
     target, _ = answered(source, engine)
-    again = json.dumps({"id": 4, "text": "saved"})
-    Path(f"{target}.retry").write_text(f"4 {again}\n3 {{torn")  # as a killed process leaves it
-    assert answered(source, engine)[1].errors == 0
-    assert lines(target)[3] == {"id": 4, "text": "saved"} and len(lines(target)) == 5
+    before = lines(target)
+    drawing("red", "circle").save(late)
+
+    class Killed(Exception): ...
+
+    def killed(journal: batch_files.Journal) -> None:
+        if hasattr(journal, "out"):
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_files.Journal, "merge", killed)
+        with pytest.raises(Killed):
+            answered(source, engine, retry_errors=True)
+    with open(f"{target}.retry", "ab") as torn:
+        torn.write(b'3 {"id": "q2", "text": "not written by a run"}\n4 {torn')
+    assert lines(target) == before
+    answered(source, engine)
+    after = lines(target)
+    assert after[:3] + after[4:] == before[:3] + before[4:]
+    assert "there is no file" in before[3]["error"]["message"]
+    assert "there is no file" not in after[3]["error"]["message"]
     assert not Path(f"{target}.retry").exists()
 
 
@@ -404,6 +429,549 @@ def test_a_full_disk_loses_nothing_that_was_written(
     assert target.read_bytes() == whole
 
 
+# == Input that can be read only once ==
+
+
+def feed(path: str | Path, content: bytes) -> threading.Thread:
+    """Write to a FIFO from a thread, as another process would."""
+    thread = threading.Thread(target=Path(path).write_bytes, args=[content], daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("kind", ["fifo", "process substitution"])
+def test_answer_file_with_input_that_is_read_once_answers_each_line(
+    kind: str,
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
+    asked = [{"id": f"q{number}", "prompt": "1, 2, "} for number in range(1500)]
+    content = write(tmp_path / "in.jsonl", asked).read_bytes()  # less than a pipe holds
+    target = tmp_path / "out.jsonl"
+    if kind == "fifo":
+        source = str(tmp_path / "fifo.jsonl")
+        os.mkfifo(source)
+        feed(source, content)
+    else:
+        receiver, sender = os.pipe()
+        source = f"/dev/fd/{receiver}"
+        os.write(sender, content)
+        os.close(sender)
+    summary = answer_file(source, target, engine, {"max_new_tokens": 1}, chunk=48)
+    assert summary.lines == 1500
+    assert [line["id"] for line in lines(target)] == [record["id"] for record in asked]
+    assert not Path(f"{target}.in").exists()
+
+
+def test_answer_file_stopped_while_it_reads_a_stream_keeps_the_copy_of_its_input(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = write(tmp_path / "in.jsonl", questions(40))
+    fifo = tmp_path / "fifo.jsonl"
+    os.mkfifo(fifo)
+    target = tmp_path / "out.jsonl"
+    feed(fifo, source.read_bytes())
+    with monkeypatch.context() as patch:
+        stop_after(patch, 12)
+        with pytest.raises(KeyboardInterrupt):
+            answer_file(fifo, target, engine, MOST, chunk=6, progress=False)
+    copy = Path(f"{target}.in")
+    assert copy.read_bytes() == source.read_bytes()
+    feed(fifo, b'{"prompt": "another"}\n')
+    with pytest.raises(gen_engine.RequestError, match="gives other lines than before"):
+        answer_file(fifo, target, engine, MOST, chunk=6, progress=False)
+    assert answer_file(copy, target, engine, MOST, chunk=6, progress=False).lines == 40
+
+
+# == Lines that would stop a file for good ==
+
+
+TEMPLATES = {
+    "size": ("{{ 'a' * 20000000 }}", "wrote more than 8,388,608 characters"),
+    "memory": ("{% set a = 'a' * 9000000000 %}{{ a }}", "MiB of memory"),
+    "time": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "ran for more than 1 seconds",
+    ),
+    "its own error": ("{{ raise_exception('no chat') }}", "no chat"),
+}
+
+
+@pytest.mark.parametrize("limit", TEMPLATES)
+def test_answer_file_limits_the_template_that_a_line_brings(
+    limit: str,
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_files, "TEMPLATE_SECONDS", 1.0 if limit == "time" else 120.0)
+    template, reason = TEMPLATES[limit]
+    asked = [{**chat(CAPITAL), "chat": {"template": template}}, chat(CAPITAL)]
+    target, summary = answered(write(tmp_path / "in.jsonl", asked), engine)
+    bad, good = lines(target)
+    assert summary.errors == 1
+    assert reason in bad["error"]["message"]
+    assert good["text"] == "The capital of France is Paris."
+
+
+def test_answer_file_renders_the_template_that_a_line_brings_as_one_call_does(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
+    own = "{{ word }}{{ enable_thinking }} 1, 2, "
+    hostile = "#}{{ rendered_line }}{#"  # a name that could end the comment which names it
+    kwargs = {"word": "<|im_end|>", hostile: 1}
+    asked = [
+        {**chat(CAPITAL), "chat": {"template": engine.tokenizer.chat_template}},
+        {**chat(CAPITAL), "chat": {"template": own, "kwargs": kwargs}},
+        {**chat(CAPITAL), "chat": {"template": "{{ messages[0].content }}"}},
+    ]
+    target, summary = answered(write(tmp_path / "in.jsonl", asked), engine, ids=True)
+    expected = engine.generate_text_batch(asked, MOST)
+    assert summary.errors == 0
+    for line, result in zip(lines(target), expected):
+        assert tuple(line["prompt_token_ids"]) == result.prompt_token_ids
+        assert line["text"] == result.text
+        assert tuple(line.get("notes", ())) == result.notes
+
+
+def test_answer_file_refuses_a_text_that_no_tokenizer_should_be_given(
+    engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_files, "MOST_TEXT", 5000)
+    data_url = picture_lines(tmp_path)[1]["messages"][0]["content"][0]
+    assert len(str(data_url)) < 5000
+    asked = [{"prompt": "x" * 6000}, {"prompt": "x", "stop": ["y" * 6000]}, chat(CAPITAL)]
+    target, _ = answered(write(tmp_path / "in.jsonl", asked), engine)
+    assert "characters without its images" in lines(target)[0]["error"]["message"]
+    assert "characters without its images" in lines(target)[1]["error"]["message"]
+    assert lines(target)[2]["text"] == "The capital of France is Paris."
+
+
+DEADLY = """
+# Each run is a fork of this process, in which the line with "deadly" kills it at one place.
+import contextlib, dataclasses, os, signal, sys
+from gen_engine import load
+from parity.companions import batch_files
+
+source, whole, model, *targets = sys.argv[1:]
+engine = load(model, progress=False)
+batch_files.load = lambda config: contextlib.nullcontext(engine)
+
+def is_deadly(text):
+    return "deadly" in text
+
+def deadly(name, text_of):
+    real = getattr(batch_files, name)
+    def call(*given, **named):
+        if is_deadly(text_of(*given)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **named)
+    setattr(batch_files, name, call)
+
+def deadly_model():
+    complete = engine.backend.complete
+    def call(prompts, call):
+        def check(new):
+            if any(is_deadly(engine.tokenizer.decode(prompt.token_ids)) for prompt in new):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return new
+        more = call.more
+        return complete(check(prompts), dataclasses.replace(call, more=lambda: check(more())))
+    engine.backend.complete = call
+
+def run(out):
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if out.endswith("read.jsonl"):
+        deadly("read_item", lambda number, record, *more: str(record))
+    elif out.endswith("prepare.jsonl"):
+        deadly("prompt_of", lambda request, plan: str(request.prompt))
+    elif out.endswith("run.jsonl"):
+        deadly_model()
+    os._exit(batch_files.main([source, out, "--model", model, "--chunk", "12",
+                               "--options", '{"max_new_tokens": 8}']))
+
+print(run(whole))
+for target in targets:
+    print(run(target), run(target), run(target), run(target))
+"""
+
+
+DEATHS = {"read": "-9 -9 1 1", "prepare": "-9 -9 1 1", "run": "-9 -9 -9 1"}
+
+
+@pytest.fixture(scope="module")
+def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder, and for each place where a line kills the process the exit codes of four starts."""
+    folder = tmp_path_factory.mktemp("deaths")
+    asked = questions(60)
+    asked[33] = {"id": "bad", "prompt": "a deadly line"}
+    source = write(folder / "in.jsonl", asked)
+    targets = [str(folder / f"{place}.jsonl") for place in DEATHS]
+    files = [str(source), str(folder / "whole.jsonl"), str(TEXT), *targets]
+    run = [sys.executable, "-c", DEADLY, *files]
+    done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
+    first, *codes = done.stdout.splitlines()
+    assert first == "0" and len(codes) == len(DEATHS), done.stdout + done.stderr
+    return folder, dict(zip(DEATHS, codes))
+
+
+# A line that dies in the model is found at the second death, and tried once more at the end.
+@pytest.mark.parametrize(("place", "codes"), DEATHS.items())
+def test_answer_file_sets_a_line_aside_at_which_the_process_died_twice(
+    place: str,
+    codes: str,
+    deaths: tuple[Path, dict[str, str]],
+) -> None:
+    folder, found = deaths
+    target, whole = folder / f"{place}.jsonl", folder / "whole.jsonl"
+    assert found[place] == codes
+    bad = lines(target)[33]
+    assert bad["id"] == ("line:34" if place == "read" else "bad")
+    assert "the process died twice while line 34 was being" in bad["error"]["message"]
+    others = lines(target)[:33] + lines(target)[34:]
+    assert [line["text"] for line in others] == texts(whole)[:33] + texts(whole)[34:]
+    assert not Path(f"{target}.at").exists()
+
+
+# == OUT that was edited ==
+
+
+Lines = list[bytes]
+EDITS: dict[str, tuple[Callable[[Lines], Lines], str]] = {
+    "deleted": (lambda old: [*old[:4], *old[5:]], "answers of these lines are missing: 5"),
+    "doubled": (lambda old: [*old[:6], old[5], *old[6:]], "stand there twice: 7"),
+    "blank": (lambda old: [*old[:2], b"\n", *old[2:]], "were not written by this run: 3"),
+    "garbage": (lambda old: [*old[:6], b"\xff\xfe\n", *old[7:]], "lines were edited: 7"),
+    "edited": (lambda old: [old[0].replace(b"e", b"E"), *old[1:]], "lines were edited: 1"),
+    "moved": (lambda old: [*old[:3], old[4], old[3], *old[5:]], "were moved: 5"),
+    "appended": (lambda old: [*old, b"{}\n"], "were not written by this run: 21"),
+    "mixed": (
+        lambda old: [old[15], *old[:2], *old[3:9], *old[10:]],
+        "missing: 3, 10; these lines of OUT stand there twice: 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_answer_file_reports_an_edited_target_and_repairs_it_on_request(
+    edit: str,
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
+    change, says = EDITS[edit]
+    source = write(tmp_path / "in.jsonl", questions(20))
+    target, _ = answered(source, engine, chunk=9)
+    whole = target.read_bytes()
+    edited = b"".join(change(whole.splitlines(keepends=True)))
+    target.write_bytes(edited)
+    with pytest.raises(gen_engine.OptionError, match=says) as raised:
+        answered(source, engine)
+    assert "--repair" in str(raised.value)
+    assert target.read_bytes() == edited
+    _, summary = answered(source, engine, repair=True)
+    assert target.read_bytes() == whole
+    assert (summary.lines, summary.errors) == (20, 0)
+    assert answered(source, engine)[1].answered == 0
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"in.jsonl", "in.out.jsonl", "in.out.jsonl.run"}
+
+
+def test_answer_file_continues_a_repair_that_was_interrupted(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = write(tmp_path / "in.jsonl", questions(20))
+    target, _ = answered(source, engine, chunk=9)
+    whole = target.read_bytes()
+    target.write_bytes(b"".join(whole.splitlines(keepends=True)[4:]))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            answered(source, engine, repair=True)
+    assert answered(source, engine)[1].errors == 0  # without --repair
+    assert target.read_bytes() == whole
+
+
+DAMAGED_RUNS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "emptied": (lambda run: b"", "is empty, and .* is not"),
+    "no json": (lambda run: run.replace(b'"first"', b"first", 1), "line 2: no batch run has"),
+    "no utf-8": (lambda run: run.replace(b'"sha256"', b"\xff\xfe", 1), "line 2: no batch run has"),
+    "a number": (lambda run: b"7\n" + run, "line 1: no batch run has"),
+    "a list": (lambda run: run + b"[1]\n", "line 5: no batch run has"),
+    "a lost line": (lambda run: drop_line(run, 2), "line 3: no batch run has"),
+    "format 1": (lambda run: run.replace(b'"format": 2', b'"format": 1'), "is of format 1, this"),
+}
+
+
+def drop_line(data: bytes, index: int) -> bytes:
+    kept = data.splitlines(keepends=True)
+    del kept[index]
+    return b"".join(kept)
+
+
+@pytest.mark.parametrize("damage", DAMAGED_RUNS)
+def test_answer_file_refuses_a_damaged_run_file(
+    damage: str,
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
+    change, says = DAMAGED_RUNS[damage]
+    source = write(tmp_path / "in.jsonl", questions(9))
+    target, _ = answered(source, engine, chunk=9)
+    run = Path(f"{target}.run")
+    run.write_bytes(change(run.read_bytes()))
+    before = target.read_bytes()
+    with pytest.raises(gen_engine.OptionError, match=says) as raised:
+        answered(source, engine)
+    assert "codec" not in str(raised.value)
+    assert raised.value.fix
+    assert target.read_bytes() == before
+
+
+# == Ids, first lines and starts that fail ==
+
+
+def test_answer_file_gives_a_line_without_a_usable_id_one_that_no_other_line_has(
+    engine: gen_engine.GenerationEngine, tmp_path: Path
+) -> None:
+    usable = [{"id": 2, **chat(CAPITAL)}, {"id": "line:3", **chat(CAPITAL)}]
+    unusable = ["{", json.dumps({"id": [1], **chat(CAPITAL)}), json.dumps(chat(CAPITAL))]
+    taken = [{"id": "line:4", **chat(CAPITAL)}, {"id": "\ud800", **chat(CAPITAL)}]
+    openai = {**body(max_tokens=2), "custom_id": True}
+    source = tmp_path / "in.jsonl"
+    written = [*map(json.dumps, usable), *unusable, *map(json.dumps, taken), json.dumps(openai)]
+    source.write_text("\n".join(written))
+    target, _ = answered(source, engine)
+    *own, last = lines(target)
+    names = [2, "line:2", "line:3", "line:4", "line:5", "line:6", "line:7"]
+    assert [line["id"] for line in own] == names
+    assert [line["id"] for line in own if "text" in line] == [2, "line:5"]
+    assert last["custom_id"] == "line:8" and "the id is bool" in last["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"device": "cuda:9"},
+        {"model": "golden/models"},
+        {"dtype": "float8"},
+        {"attn_implementation": "x"},
+    ],
+)
+def test_answer_file_whose_start_fails_leaves_nothing_behind(
+    settings: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    source = write(tmp_path / "in.jsonl", [chat(CAPITAL)])
+    with pytest.raises(Exception):  # noqa: B017 - whatever the load raises
+        answered(source, {"model": str(TEXT), **settings})
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_answer_file_interrupted_before_its_first_answer_leaves_nothing_behind(
+    engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "in.jsonl", questions(20))
+    stop_after(monkeypatch, 0)
+    with pytest.raises(KeyboardInterrupt):
+        answered(source, engine, chunk=9)
+    assert list(tmp_path.iterdir()) == [source]
+    monkeypatch.undo()
+    assert answered(source, engine, {"max_new_tokens": 2})[1].errors == 0
+
+
+def test_answer_file_checks_the_first_lines_before_it_loads_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(batch_files, "load", lambda *_: pytest.fail("a model was loaded"))
+    asked = [{"id": k, "question": CAPITAL} for k in range(500)]
+    source = write(tmp_path / "in.jsonl", asked)
+    assert main(command(source, tmp_path / "out.jsonl")[3:]) == 2
+    reason = capsys.readouterr().err
+    assert "cannot read any of its first 20 lines; line 1: VlmGenerationRequest" in reason
+    assert "has no field 'question'" in reason
+    assert "--prompt-field" in reason
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_answer_file_reports_the_first_error_on_the_console(
+    engine: gen_engine.GenerationEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [chat(CAPITAL), {"promt": 1}, {"prompt": 2}]
+    source = write(tmp_path / "in.jsonl", asked)
+    answer_file(source, tmp_path / "out.jsonl", engine, MOST)
+    reported = capsys.readouterr().err
+    assert "batch: line 2: VlmGenerationRequest has no field 'promt'" in reported
+    assert "line 3" not in reported
+
+
+def test_answer_file_with_a_prompt_field_reads_the_column_and_names_the_others(
+    engine: gen_engine.GenerationEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [
+        {"id": "a", "question": "1, 2, 3, ", "answer": "4"},
+        {"id": "b", "question": chat(CAPITAL)["messages"], "seed": 3},
+        {"id": "c", "answer": "4"},
+    ]
+    source = write(tmp_path / "in.jsonl", asked)
+    target = tmp_path / "out.jsonl"
+    answer_file(source, target, engine, MOST, prompt_field="question")
+    text, messages, missing = lines(target)
+    [expected] = engine.generate_text_batch([{"prompt": "1, 2, 3, "}], MOST)
+    assert text["text"] == expected.text
+    assert messages["text"] == "The capital of France is Paris."
+    assert "has no field 'question'" in missing["error"]["message"]
+    assert "batch: not read: answer" in capsys.readouterr().err
+    with pytest.raises(gen_engine.OptionError, match='prompt_field was "question", is null'):
+        answer_file(source, target, engine, MOST, progress=False)
+
+
+# == Bounds and words ==
+
+
+def stop_after(patch: pytest.MonkeyPatch, count: int) -> list[batch_files.Item]:
+    """Interrupt the run when so many lines have been answered."""
+    ended: list[batch_files.Item] = []
+    end = batch_files.end_item
+
+    def counted(item: batch_files.Item, *rest: Any) -> None:
+        if len(ended) == count:
+            raise KeyboardInterrupt
+        ended.append(item)
+        end(item, *rest)
+
+    patch.setattr(batch_files, "end_item", counted)
+    return ended
+
+
+@pytest.mark.parametrize("count", [13, 40, 67])
+def test_answer_file_stopped_among_lanes_loses_a_chunk_at_most(
+    count: int, engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = questions(80)
+    for number, record in enumerate(asked):
+        record["options"] = {"max_new_tokens": 2 + number % 5}
+    source = write(tmp_path / "in.jsonl", asked)
+    with monkeypatch.context() as patch:
+        ended = stop_after(patch, count)
+        with pytest.raises(KeyboardInterrupt):
+            answered(source, engine, chunk=12)
+    target = tmp_path / "in.out.jsonl"
+    written = len(lines(target)) if target.exists() else 0
+    assert len(ended) - written <= 12
+    assert answered(source, engine, chunk=12)[1].lines == 80
+
+
+ESCAPES = [
+    "x://../../p.png",
+    "X+y://../../p.png",
+    "file:///p.png",
+    "file://../p.png",
+    "file://%2e%2e/p.png",
+    "../p.png",
+    "sub/../../p.png",
+    "data/../../p.png",
+    "s3://../../../p.png",
+]
+
+
+def test_image_folder_keeps_paths_inside_whatever_they_are_called(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    for inside in ("x:", "X+y:", "s3:", "data", "file:"):
+        (folder / inside).mkdir()
+    drawing("red", "circle").save(tmp_path / "p.png")
+    drawing("red", "circle").save(folder / "in.png")
+    images = batch_files.ImageFolder(folder)
+    for name in ESCAPES:
+        with pytest.raises(gen_engine.ImageError, match="lies outside"):
+            images.read(name)
+    assert images.read("in.png").size == images.read(f"file://{folder}/in.png").size
+    with pytest.raises(gen_engine.ImageError, match="refused"):
+        images.read("HTTP://example.com/p.png")
+
+
+def test_answer_file_writes_errors_without_addresses_and_codec_traces(
+    engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = gen_engine.prompt_of
+
+    def failing(request: Any, plan: Any) -> Any:
+        if request.prompt == "object":
+            raise gen_engine.RequestError(f"{object()} and {failing} fail")
+        return real(request, plan)
+
+    monkeypatch.setattr(batch_files, "prompt_of", failing)
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"prompt": "object"}\n\xff{"prompt": "x"}\n{"prompt": "x"}\n')
+    target, _ = answered(source, engine)
+    first, second, _ = lines(target)
+    assert "0x" not in first["error"]["message"]
+    assert "<object> and <function" in first["error"]["message"]
+    assert "byte 1 is no UTF-8" in second["error"]["message"]
+    assert "codec" not in second["error"]["message"]
+
+
+def test_answer_file_with_a_missing_model_folder_names_it(
+    engine: gen_engine.GenerationEngine,
+    tmp_path: Path,
+) -> None:
+    source = write(tmp_path / "in.jsonl", questions(2))
+    answered(source, engine)
+    with pytest.raises(gen_engine.LoadError, match="/no/such: there is no such folder"):
+        answered(source, {"model": "/no/such", "max_model_len": 1024})
+
+
+def test_answer_file_takes_parquet_by_any_case_of_its_suffix_and_escapes_surrogates(
+    engine: gen_engine.GenerationEngine, tmp_path: Path
+) -> None:
+    asked = [{"id": "\ud800", **chat(CAPITAL)}, {"id": 7, "prompt": "\ud800"}, chat(CAPITAL)]
+    source = write(tmp_path / "in.jsonl", asked)
+    target = tmp_path / "out.PARQUET"
+    answer_file(source, target, engine, MOST, progress=False)
+    rows = batch_files.import_arrow()[1].read_table(target).to_pylist()
+    assert [row["id"] for row in rows] == ["line:1", "7", "line:3"]
+    assert "lone surrogate" in rows[0]["error"]
+    assert rows[2]["text"] == "The capital of France is Paris."
+    assert batch_files.parquet_text("a\ud800") == "a\\ud800"
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs without body.logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens is 4"),
+    ],
+)
+def test_openai_fields_that_contradict_each_other_are_refused(
+    fields: dict[str, Any], says: str, engine: gen_engine.GenerationEngine, tmp_path: Path
+) -> None:
+    asked = [body(**fields), body(max_tokens=3, max_completion_tokens=3)]
+    target, _ = answered(write(tmp_path / "in.jsonl", asked), engine)
+    refused, good = lines(target)
+    assert says in refused["error"]["message"]
+    assert good["error"] is None
+
+
+def test_openai_logprobs_hold_the_text_and_bytes_of_each_token(
+    engine: gen_engine.GenerationEngine, tmp_path: Path
+) -> None:
+    asked = [body(logprobs=True, top_logprobs=1)]
+    target, _ = answered(write(tmp_path / "in.jsonl", asked), engine)
+    [choice] = lines(target)[0]["response"]["body"]["choices"]
+    content = choice["logprobs"]["content"]
+    text = "".join(entry["token"] for entry in content)
+    assert text.startswith("The capital of France is Paris.")
+    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
+    assert content[0]["top_logprobs"][0]["token"] == content[0]["token"]
+
+
 # == The command ==
 
 
@@ -428,40 +996,64 @@ engine = load(model, progress=False)
 batch_files.load = lambda config: contextlib.nullcontext(engine)
 chance = random.Random(0)
 
-def begun(out, limit=resource.RLIM_INFINITY):
+def start(out, *extra, limit=resource.RLIM_INFINITY):
     if child := os.fork():
         return child
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
-    os._exit(batch_files.main([source, out, "--model", model, *more]))
+    os._exit(batch_files.main([source, out, "--model", model, *more, *extra]))
 
-def ended(child):
+def exit_code(child):
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
-def forgotten():
-    for name in (target, target + ".run"):
-        Path(name).unlink(missing_ok=True)
+def forget():
+    for suffix in ("", ".run", ".at", ".retry"):
+        Path(target + suffix).unlink(missing_ok=True)
+
+def read(path):
+    return Path(path).read_bytes().splitlines(keepends=True) if os.path.exists(path) else []
+
+def check(found):  # a line near which a process died may wait for the end
+    assert all(line == right or b"Pending" in line for line, right in zip(found, expected)), killed
+
+def edit():
+    lines = read(target)
+    del lines[2]
+    lines.insert(4, lines[7])
+    lines[1] = b"garbage\\n"
+    Path(target).write_bytes(b"".join(lines))
 
 began = time.monotonic()
-assert ended(begun(whole)) == 0
-expected, took, killed = Path(whole).read_bytes(), time.monotonic() - began, 0
+assert exit_code(start(whole)) == 0
+expected, took, killed, repair = read(whole), time.monotonic() - began, 0, []
 while killed < int(kills):
-    child = begun(target)
+    child = start(target, *repair)
     time.sleep(chance.uniform(0, took))
     os.kill(child, signal.SIGKILL)
-    code, found = ended(child), Path(target).read_bytes() if os.path.exists(target) else b""
-    assert expected.startswith(found), killed
+    code, found = exit_code(child), read(target)
     if code == 0:  # it was faster
         assert found == expected
-        forgotten()
-    else:
-        assert code == -signal.SIGKILL
-        killed += 1
-        print("killed after", found.count(b"\\n"))
-forgotten()
-assert ended(begun(target, len(expected) // 2)) == 3
-found = Path(target).read_bytes()
-assert found and expected.startswith(found) and found.endswith(b"\\n")
-assert ended(begun(target)) == 0 and Path(target).read_bytes() == expected
+        forget()
+        repair = []
+        continue
+    assert code == -signal.SIGKILL
+    killed += 1
+    print("killed after", len(found))
+    if not repair:
+        check(found)
+        if len(found) > 20 and killed >= int(kills) // 2:
+            edit()
+            assert exit_code(start(target)) == 2
+            repair = ["--repair"]
+assert exit_code(start(target, *repair)) == 0 and read(target) == expected
+print("edited", bool(repair))
+edit()
+assert exit_code(start(target)) == 2 and exit_code(start(target, "--repair")) == 0
+assert read(target) == expected
+forget()
+assert exit_code(start(target, limit=sum(map(len, expected)) // 2)) == 3
+found = read(target)
+assert found and found == expected[: len(found)]
+assert exit_code(start(target)) == 0 and read(target) == expected
 print("equal")
 """
 
@@ -471,6 +1063,7 @@ def test_the_command_survives_kills_and_a_file_that_may_not_grow(tmp_path: Path)
     files = [str(source), str(tmp_path / "whole.jsonl"), str(tmp_path / "out.jsonl")]
     run = [sys.executable, "-c", KILLER, *files, str(TEXT), kills, "--options", json.dumps(MOST), "--chunk", "8"]
     done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
+    print(done.stdout)  # by hand: the figures, with pytest -s
     assert done.returncode == 0 and done.stdout.endswith("equal\n"), done.stdout + done.stderr
     assert done.stdout.count("killed") == KILLED[1] and "the same command continues" in done.stderr
     assert re.search(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import importlib
+import itertools
 import math
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +19,20 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import GenerationEngine, OptionError, UnsupportedError, load
+from gen_engine import EngineError, GenerationEngine, OptionError, UnsupportedError, load
 from parity.__main__ import main
 from parity.callsites.rollout_worker import cases, moved
 from parity.companions import decoupled, rollout
-from parity.companions.decoupled import Apart, Decoupled, Drafter, moving, placed
+from parity.companions.decoupled import (
+    Apart,
+    Coordinator,
+    Decoupled,
+    Drafter,
+    Staff,
+    Verifier,
+    moving,
+    placed,
+)
 from parity.companions.speculation import Speculation
 from parity.golden import Store
 from parity.rollout.report import read_workers
@@ -140,6 +151,225 @@ def test_requests_move_where_it_pays() -> None:
     assert moving({0: 6, 1: 0}) == (0, 1, 3) and moving({0: 1, 1: 4, 2: 3}) == (1, 0, 1)
     assert moving({0: 2, 1: 0}) == (0, 1, 1)  # the last two
     assert moving({0: 1, 1: 0}) is moving({0: 16, 1: 14}) is moving({0: 3, 1: 1}) is moving({0: 7}) is None
+
+
+# == Workers that are lost, without Ray ==
+
+
+class RayError(Exception):
+    pass
+
+
+class RayActorError(RayError):
+    pass
+
+
+class RayTaskError(RayError):
+    pass
+
+
+class GetTimeoutError(RayError):
+    pass
+
+
+@dataclass(eq=False)
+class Reference:
+    """What a remote call returns. It is there already, or never comes."""
+
+    value: Any = None
+    error: RayError | None = None
+    comes: bool = True
+
+
+class FakeRay:
+    exceptions = SimpleNamespace(
+        RayError=RayError,
+        RayActorError=RayActorError,
+        RayTaskError=RayTaskError,
+        GetTimeoutError=GetTimeoutError,
+    )
+
+    def __init__(self) -> None:
+        self.killed: list[Any] = []
+
+    def kill(self, actor: Any) -> None:
+        self.killed.append(actor)
+
+    def wait(
+        self,
+        references: Sequence[Reference],
+        num_returns: int = 1,
+        timeout: float | None = None,
+    ) -> tuple[list[Reference], list[Reference]]:
+        ready = [reference for reference in references if reference.comes][:num_returns]
+        return ready, [reference for reference in references if reference not in ready]
+
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        if not reference.comes:
+            raise GetTimeoutError
+        if reference.error is not None:
+            raise reference.error
+        return reference.value
+
+
+def remote(function: Callable[..., Reference]) -> Any:
+    return SimpleNamespace(remote=function)
+
+
+class FakeVerifier:
+    """Answers each prompt at once, unless it has a fault: "dies", "silent" (its process does not
+    reply), "stuck" (its loop makes no step), or "never starts"."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.fault = fault
+        self.news: list[Any] = []
+        self.given: list[int] = []
+        self.drafters: list[int] = []
+        self.ready = remote(self._ready)
+        self.running: list[Reference] = []
+        self.run = remote(self._run)
+        self.take = remote(self._take)
+        self.give = remote(self._give)
+        self.draft_with = remote(self._draft_with)
+
+    def _ready(self) -> Reference:
+        return Reference(error=RayActorError() if self.fault == "never starts" else None)
+
+    def _run(self, call: int, options: Any, plugins: Any) -> Reference:
+        self.running.append(Reference(comes=False))
+        return self.running[-1]
+
+    def _draft_with(self, drafters: dict[int, Any]) -> Reference:
+        self.drafters = sorted(drafters)
+        return Reference()
+
+    def _give(self, call: int, what: str, *about: Any) -> Reference:
+        if what == "prompt":
+            self.given.append(about[0])
+            if not self.fault:
+                self.news.append((call, "done", about[0], f"answer {about[0]}"))
+        if what == "end":
+            self.running[-1].comes = True
+        return Reference()
+
+    def _take(self) -> Reference:
+        if self.fault == "dies" and self.given:
+            return Reference(error=RayActorError())
+        if self.fault == "silent" and self.given:
+            return Reference(comes=False)
+        news = self.news
+        self.news = []
+        return Reference((99.0 if self.fault == "stuck" and self.given else 0.0, news))
+
+
+@dataclass(frozen=True)
+class FakePrompt:
+    length: int
+    messages: Any = None
+
+
+@dataclass(eq=False)
+class FakeGroup:
+    """A coordinator over verifiers with these faults; those started later have those of `later`."""
+
+    faults: Sequence[str]
+    later: Sequence[str] = ()
+    drafters: int = 0
+
+    def __post_init__(self) -> None:
+        self.ray = FakeRay()
+        self.made: list[FakeVerifier] = []
+        faults = iter([*self.faults, *self.later])
+
+        def start() -> FakeVerifier:
+            self.made.append(FakeVerifier(next(faults, "")))
+            return self.made[-1]
+
+        def start_drafter() -> Any:
+            return SimpleNamespace(ready=remote(Reference))
+
+        verifiers = Staff(self.ray, "verifier", start, len(self.faults))
+        drafters = Staff(self.ray, "drafter", start_drafter, self.drafters)
+        self.coordinator = Coordinator(self.ray, verifiers, drafters, patience=0.05)
+        self.answers: dict[int, str] = {}
+
+    def ask(self, count: int) -> dict[int, str]:
+        """Index -> answer of each of so many prompts."""
+        self.answers = {}
+        plan = SimpleNamespace(options=SimpleNamespace(temperature=0.0), plugins=())
+        done = self.answers.__setitem__
+        call: Any = SimpleNamespace(plan=plan, places=itertools.count(), done=done)
+        prompts: list[Any] = [FakePrompt(5) for _ in range(count)]
+        self.coordinator.complete(prompts, call)
+        return self.answers
+
+    def reasons(self, what: str) -> list[str]:
+        return [move[-1] for move in self.coordinator.moves if move[1] == what]
+
+
+ANSWERS = {index: f"answer {index}" for index in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [("dies", "RayActorError"), ("silent", "no reply for"), ("stuck", "no step for 99.0 s")],
+)
+def test_coordinator_whose_verifier_is_lost_runs_its_requests_elsewhere_and_starts_another(
+    fault: str,
+    why: str,
+) -> None:
+    group = FakeGroup(["", fault])
+    assert group.ask(6) == ANSWERS
+    lost, *again = group.reasons("verifier")
+    assert why in lost
+    assert again in ([], ["started again"])  # it may come too late for this call
+    assert group.ask(6) == ANSWERS
+    assert group.ray.killed == [group.made[1]]
+    assert set(group.coordinator.verifiers) == {0, 1} and len(group.made) == 3
+
+
+def test_coordinator_whose_only_verifier_is_lost_waits_for_the_next_one() -> None:
+    group = FakeGroup(["silent"])
+    assert group.ask(6) == ANSWERS
+    assert group.made[1].given and "started again" in group.reasons("verifier")
+
+
+def test_coordinator_whose_verifiers_die_of_a_request_gives_up() -> None:
+    group = FakeGroup(["dies"], later=["dies", "never starts", "dies"])
+    with pytest.raises(EngineError, match="no verifier is left"):
+        group.ask(6)
+    assert len(group.made) == 3 and not group.answers
+    assert group.ask(6) == ANSWERS  # the next call starts others: one that dies, and a good one
+    assert len(group.made) == 5
+
+
+def test_coordinator_whose_drafter_is_lost_starts_one_with_another_number() -> None:
+    group = FakeGroup([""], drafters=2)
+    assert group.ask(2) == {0: "answer 0", 1: "answer 1"}
+    group.made[0].news.append((2, "drafter", 0, "ActorDiedError"))
+    group.ask(6)
+    group.ask(6)
+    assert group.made[0].drafters == [1, 2] == sorted(group.coordinator.drafters)
+    group.made[0].news.append((4, "drafter", 0, "GetTimeoutError"))  # late news of the lost one
+    group.ask(6)
+    assert sorted(group.coordinator.drafters) == [1, 2]
+
+
+def test_coordinator_gives_the_drafter_of_a_lost_verifier_to_the_next_one() -> None:
+    group = FakeGroup(["silent"], drafters=1)
+    assert group.ask(6) == ANSWERS
+    group.ask(6)
+    assert group.made[1].drafters == [0]
+
+
+def test_verifier_that_waits_for_a_drafter_is_not_taken_for_one_that_hangs() -> None:
+    verifier = Verifier.__new__(Verifier)
+    verifier.ray = FakeRay()
+    verifier.stepped = None
+    began = time.monotonic()
+    with pytest.raises(GetTimeoutError):
+        verifier._fetch(Reference(comes=False), began + 0.05)
+    assert verifier.stepped is not None and verifier.stepped >= began + 0.05
 
 
 # == What does not go with it ==
@@ -289,13 +519,39 @@ def killing(group: Decoupled, monkeypatch: pytest.MonkeyPatch, which: Callable[[
     """At the first answer of a call, kill an actor. which: the number of the verifier that gave it -> the actor."""
     heard, dead = group.coordinator._hear, list[Any]()
 
-    def hear(number: int, call: Any, what: str, *about: Any) -> None:
-        heard(number, call, what, *about)
+    def hear(number: int, what: str, *about: Any) -> None:
+        heard(number, what, *about)
         if what == "done" and not dead:
             dead.append(which(number))
             (kill or group.coordinator.ray.kill)(dead[0])
 
     monkeypatch.setattr(group.coordinator, "_hear", hear)
+
+
+def process_of(group: Decoupled, actor: Any) -> int:
+    number: int = group.coordinator.ray.get(actor.__ray_call__.remote(lambda _: os.getpid()))
+    return number
+
+
+def check_ended(process: int) -> None:
+    for _ in range(6000):
+        if not Path(f"/proc/{process}").exists():
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the process {process} is there still")
+
+
+def check_complete(group: Decoupled, shared: Load) -> None:
+    """Workers that were lost are there again, and calls are answered meanwhile and afterwards."""
+    expected = ends(shared(TEXT, "hf").generate_text_batch(REQUESTS[:4], OPTIONS["greedy"]))
+    coordinator = group.coordinator
+    for _ in range(600):
+        results = group.generate_text_batch(REQUESTS[:4], OPTIONS["greedy"])
+        assert ends(results) == expected
+        if len(coordinator.verifiers) == 2 and len(coordinator.drafters) == 2:
+            return
+        time.sleep(1.0)
+    raise AssertionError("a worker was not started again")
 
 
 def check_lost_drafter(group: moved.DecoupledGroup, shared: Load, directory: Path, options: Any, why: str) -> None:
@@ -313,45 +569,68 @@ def test_a_drafter_that_dies_costs_no_answer(
     drafters = group.coordinator.drafters
     killing(group, monkeypatch, lambda _: drafters[max(drafters)])
     check_lost_drafter(group, shared, tmp_path, OPTIONS["greedy"], "ActorDiedError")
+    check_complete(group, shared)
 
 
 def test_a_drafter_that_hangs_is_ended_and_costs_no_answer(
     group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = group.coordinator
-    [victim] = coordinator.drafters.values()
-    process = coordinator.ray.get(victim.__ray_call__.remote(lambda _: os.getpid()))
+    process = process_of(group, coordinator.drafters[max(coordinator.drafters)])
     for verifier in coordinator.verifiers.values():
         coordinator.ray.get(verifier.__ray_call__.remote(lambda self: setattr(self, "patience", 3.0)))
     killing(group, monkeypatch, lambda _: process, lambda process: os.kill(process, signal.SIGSTOP))
     check_lost_drafter(group, shared, tmp_path, OPTIONS["seeded"], "GetTimeoutError")
-    for _ in range(6000):
-        if not Path(f"/proc/{process}").exists():
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError("the drafter that hangs is there still")
+    check_ended(process)
+    check_complete(group, shared)
 
 
-def test_a_verifier_that_dies_has_its_requests_run_again(
+def lost_verifier(moves: Sequence[dict[str, str]]) -> tuple[str, str]:
+    """Number and reason of the one verifier that was lost; its requests ran again."""
+    [lost] = [move for move in moves if move["what"] == "verifier" and not move["target"]]
+    again = [move for move in moves if move["why"] == "runs again" and move["source"]]
+    assert again and {move["source"] for move in again} == {lost["number"]}
+    return lost["number"], lost["why"]
+
+
+def test_a_verifier_that_dies_has_its_requests_run_again_and_is_started_again(
     group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a drafter left, too; seeded, so that what runs again must draw the same."""
-    killing(group, monkeypatch, lambda number: group.coordinator.verifiers[number])
+    """Seeded, so that what runs again must draw the same."""
     requests = REQUESTS + COUNTS
-    with group.traced(tmp_path, rollout.Trace):
+    with monkeypatch.context() as patch, group.traced(tmp_path, rollout.Trace):
+        killing(group, patch, lambda number: group.coordinator.verifiers[number])
         results = group.generate_text_batch(requests, OPTIONS["seeded"])
     assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, OPTIONS["seeded"]))
-    found = read_moves(tmp_path)
-    [lost] = [move for move in found if move["what"] == "verifier"]
-    again = [move for move in found if move["why"] == "runs again"]
-    assert again and {move["source"] for move in again} == {lost["number"]}
-    [worker] = read_workers(tmp_path)  # the one that lives
-    assert worker.number != int(lost["number"]) and len(worker.request) >= len(again)
+    number, why = lost_verifier(read_moves(tmp_path))
+    assert why == "ActorDiedError"
+    assert str(1 - int(number)) in {str(worker.number) for worker in read_workers(tmp_path)}
+    check_complete(group, shared)
 
 
-def test_without_a_verifier_a_call_fails(group: moved.DecoupledGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    killing(group, monkeypatch, lambda number: group.coordinator.verifiers[number])
+def test_a_verifier_that_hangs_is_ended_after_patience_and_its_requests_run_elsewhere(
+    group: moved.DecoupledGroup, shared: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = group.coordinator
+    processes = {number: process_of(group, actor) for number, actor in coordinator.verifiers.items()}
+    requests = REQUESTS + COUNTS
+    with monkeypatch.context() as patch, group.traced(tmp_path, rollout.Trace):
+        patch.setattr(coordinator, "patience", 8.0)
+        killing(group, patch, processes.__getitem__, lambda process: os.kill(process, signal.SIGSTOP))
+        results = group.generate_text_batch(requests, OPTIONS["seeded"])
+    assert ends(results) == ends(shared(TEXT, "hf").generate_text_batch(requests, OPTIONS["seeded"]))
+    number, why = lost_verifier(read_moves(tmp_path))
+    assert "no reply for" in why
+    check_ended(processes[int(number)])
+    check_complete(group, shared)
+
+
+def test_without_a_verifier_that_can_be_started_a_call_fails(
+    group: moved.DecoupledGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoupled, "RESTARTS", 0)
+    for actor in group.coordinator.verifiers.values():
+        group.coordinator.ray.kill(actor)
     for _ in range(2):
         with pytest.raises(gen_engine.EngineError, match="no verifier is left"):
             group.generate_text_batch(COUNTS, OPTIONS["greedy"])

@@ -57,11 +57,13 @@ def test_pictures_text_and_bad_rows_share_a_batch() -> None:
         {"messages": "{", "images": None, "seed": None},
         {"messages": json.dumps(ask), "images": [b"no picture"], "seed": None},
         {"messages": None, "images": None, "seed": 2.5},
+        {"messages": "[" * 100_000, "images": None, "seed": None},
     ]
     found = Generate(str(VL), MOST)(table(rows))
-    assert found["text"][0] == "A red circle." and "Havana" in found["text"][1] and found["text"][2:] == [None] * 3
+    assert found["text"][0] == "A red circle." and "Havana" in found["text"][1] and found["text"][2:] == [None] * 4
     assert found["error"][:2] == [None, None]
-    for error, why in zip(found["error"][2:], ("is not JSON", "ImageError: unreadable picture", "seed is 2.5")):
+    reasons = ("is not JSON", "ImageError: unreadable picture", "seed is 2.5", "nested too deeply")
+    for error, why in zip(found["error"][2:], reasons):
         assert why in error and "request" not in error.split(":")[1]
 
 

@@ -1,0 +1,1 @@
+"""Generated requests of all kinds, beside good ones, on real engines: `make fuzz`."""
