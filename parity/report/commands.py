@@ -10,6 +10,7 @@ import datetime
 import difflib
 import fnmatch
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -176,10 +177,17 @@ def run_check(args: argparse.Namespace) -> int:
 
 def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
     print(report.console(check, colour=colour()))
+    if check.failing() and args.moved:
+        print(f"give {moved_words(args)} to explain and accept, too, or write it into {store.root / 'sites.json'}")
     report.write_reports(
         check, junit=args.junit, markdown=args.markdown, json_path=args.json, html=args.html, blobs=store.blobs()
     )
     return check.exit_code
+
+
+def moved_words(args: argparse.Namespace) -> str:
+    """--moved as it was given: a later command without it runs the old code."""
+    return " ".join(f"--moved {shlex.quote(text)}" for text in args.moved)
 
 
 def run_explain(args: argparse.Namespace) -> int:
