@@ -17,6 +17,7 @@ from parity.prove import campaign as runner
 from parity.prove.campaign import Outcome, campaign, table_of
 from parity.prove.campaign_room import Item, Room
 from parity.prove.campaign_table import chosen, hook
+from parity.prove.matrix import README
 
 from ..conftest import BACKENDS
 
@@ -40,7 +41,7 @@ def test_the_quick_ones_are_of_every_group_door_and_field(backend: str) -> None:
 
 
 def test_readme_tells_of_the_whole_table_as_it_is_and_that_nothing_fails() -> None:
-    shown = runner.README.read_text().partition(runner.MARKS[0])[2].partition(runner.MARKS[1])[0]
+    shown = README.read_text().partition(runner.MARKS[0])[2].partition(runner.MARKS[1])[0]
     rows = [[word.strip() for word in line.strip("|").split("|")] for line in shown.strip().splitlines()[2:]]
     assert [(row[0], int(row[1].replace(",", "")), row[4]) for row in rows] == [
         (backend, len(chosen(backend)), "0") for backend in BACKENDS
