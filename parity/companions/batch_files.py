@@ -56,7 +56,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         UnsupportedError,
         VlmGenerationRequest,
         build,
-        fingerprint,
+        companion,
         finish,
         load,
         load_image,
@@ -85,7 +85,7 @@ else:  # the copy beside this file, whatever others the process has
         UnsupportedError,
         VlmGenerationRequest,
         build,
-        fingerprint,
+        companion,
         finish,
         load,
         load_image,
@@ -832,7 +832,7 @@ class Stream:
         def done(place: int, completion: Completion) -> None:
             self._finish(running.pop(place), completion, plan)
 
-        with self.engine.bare():
+        with self.engine.bare(read_only=True):
             self.engine.backend.complete(more(), Call(plan, done, self.engine.observer, more))
 
     def _finish(self, work: Work, completion: Completion, plan: Plan) -> None:
@@ -887,6 +887,7 @@ def versions(backend: str) -> dict[str, str]:
 
 def header_of(config: ModelLoadConfig, options: GenerationOptions, ids: bool) -> dict[str, Any]:
     """What answers depend on, as plain values."""
+    fingerprint = companion("answer_cache").fingerprint
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in UNCOMPARED}
     settings = {name: value if is_plain(value) else repr(value) for name, value in fields.items()}
     return {

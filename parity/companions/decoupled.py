@@ -230,7 +230,7 @@ class Verifier:
     def run(self, call: int, options: GenerationOptions, plugins: Sequence[Any]) -> None:
         """Answer what comes until the call is over."""
         self.call, self.plan = call, make_plan(options, self.engine.checkpoint, plugins)
-        with contextlib.suppress(Ended), self.engine.bare():
+        with contextlib.suppress(Ended), self.engine.bare(read_only=True):
             while True:
                 self.numbers, self.work, self.loop = 0, {}, None
                 if prompts := self._arrived(wait=True):
@@ -408,7 +408,7 @@ class Coordinator:
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         options, plugins = call.plan.options, call.plan.plugins
         if options.temperature > 0:  # what runs again elsewhere draws the same
-            prompts = [dataclasses.replace(prompt, seed=prompt.drawn_seed()) for prompt in prompts]
+            prompts = [dataclasses.replace(prompt, seed=prompt.sampling_seed()) for prompt in prompts]
         self.open = {next(call.places): dataclasses.replace(prompt, messages=None) for prompt in prompts}
         self.where, self.leaving, self.ordered, self.calls = {}, set(), None, self.calls + 1
         runs = {verifier.run.remote(self.calls, options, plugins): n for n, verifier in self.verifiers.items()}

@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import OptionError, nearest
+    from gen_engine import OptionError, did_you_mean
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import OptionError, nearest
+    from .gen_engine import OptionError, did_you_mean
 
 __version__ = "0.2.0"
 
@@ -542,7 +542,7 @@ def parse_tool_calls(text: str, *, format: str = "auto", tools: Sequence[Any] | 
     format, or a tool without a name. Where a marker is a special token ([TOOL_CALLS]), pass GenerationResult.raw_text.
     """
     if not isinstance(format, str) or format not in FORMATS:
-        raise OptionError(f"no tool call format {format!r}", fix=nearest(format, FORMATS))
+        raise OptionError(f"no tool call format {format!r}", fix=did_you_mean(format, FORMATS))
     types = dict[str, Schema]()
     for index, tool in enumerate(tools or ()):
         function = tool.get("function", tool) if isinstance(tool, dict) else None
