@@ -103,7 +103,7 @@ class Parsers:
             return None
         if word in self.developers:
             return f"{word!r} is a command for developers: {program_name()} dev {word}"
-        return f"there is no command {word!r}; {gen_engine.nearest(word, self.users)}"
+        return f"there is no command {word!r}; {gen_engine.did_you_mean(word, self.users)}"
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

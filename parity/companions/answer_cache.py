@@ -1,5 +1,5 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
-"""A store of answers, in memory or in an SQLite file: a companion of gen_engine.py.
+"""Answers of equal requests, kept in a store: a companion of gen_engine.py.
 
 Copy both into your repository, `make vendor DEST=acme/llm WITH="answer_cache"`, and
 
@@ -9,37 +9,79 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="answer_cache"`,
     with AnswerCache("answers.sqlite") as store, load("Qwen/Qwen3-0.6B", cache=store) as engine:
         ...
 
-It maps strings to strings and knows nothing of answers: gen_engine makes the keys, puts a checksum
-into each entry, and goes on without a store that fails.
+`load(cache=...)` takes any MutableMapping of str to str, and needs this file for it. AnswerCache is
+such a mapping, in memory or in an SQLite file. `Answers`, which the engine uses, makes the keys,
+puts a checksum into each entry, and goes on without a store that fails.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
+import logging
 import os
 import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import EngineError, OptionError, brief
+    from gen_engine import (
+        Checkpoint,
+        Completion,
+        EngineError,
+        ModelLoadConfig,
+        OptionError,
+        Plan,
+        lazy_import,
+        short_repr,
+    )
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import EngineError, OptionError, brief
+    from .gen_engine import (
+        Checkpoint,
+        Completion,
+        EngineError,
+        ModelLoadConfig,
+        OptionError,
+        Plan,
+        lazy_import,
+        short_repr,
+    )
 
 __version__ = "0.2.0"
 
-__all__ = ["AnswerCache"]
+__all__ = ["AnswerCache", "Answers", "cache_key", "fingerprint"]
+
+log = logging.getLogger("gen_engine")
+
+# == The store: strings by key ==
 
 MARK = 0x67656E43  # "genC", in the header of our SQLite files
+
+
 FORMAT = "2"  # of the tables; what the entries hold is not ours to know
-NEXT_USE = "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count: clocks go backwards
+
+
+NEXT_USE = (
+    "(SELECT coalesce(max(used), 0) + 1 FROM entries)"  # a count, not a clock: clocks go backwards
+)
+
+
 OLDEST = "SELECT key FROM entries ORDER BY used LIMIT max((SELECT count(*) FROM entries) - ?, 0)"
+
+
 USUAL_SIZE = 10_000  # some 100 MB, of answers of a thousand tokens
+
+
 WAIT = 30.0  # seconds, for other processes' locks
+
+
 ELSEWHERE = "delete it, or give AnswerCache another path"
 
 
@@ -49,16 +91,16 @@ def file_errors(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        problem = f"the cache file {path[:300]} cannot be used: {error}"
         fix = "see to the lock or the disk if it names one, else " + ELSEWHERE
-        raise EngineError(problem, fix=fix) from error
+        raise EngineError(
+            f"the cache file {path[:300]} cannot be used: {error}", fix=fix
+        ) from error
 
 
 def claim(db: sqlite3.Connection, path: str) -> None:
     """Make an empty file ours; refuse, untouched, what is not a cache in this format."""
     # By size: SQLite takes a file of one byte for an empty one and would write over it. Not by
-    # reading the file: to close it would drop every lock that this process has on it (POSIX),
-    # another cache's too.
+    # reading the file: closing it would drop every lock that this process has on it (POSIX).
     if path == ":memory:" or os.path.getsize(path) == 0:
         db.execute(f"PRAGMA application_id = {MARK}")
         db.execute("CREATE TABLE about (format TEXT)")
@@ -85,18 +127,18 @@ def write_ahead(db: sqlite3.Connection) -> None:
 
 
 def open_file(path: str) -> sqlite3.Connection:
-    """The file, checked. A process that is killed at any moment leaves whole entries; several
-    processes may share the file."""
+    """The file, checked. A process that is killed leaves whole entries; several may share it."""
     with file_errors(path):
-        # No check of threads: AnswerCache's lock lets in one at a time; SQLite asks for no more.
+        # No check of threads: AnswerCache's lock lets in one at a time.
         db = sqlite3.connect(path, timeout=WAIT, isolation_level=None, check_same_thread=False)
         try:
             with db:
                 db.execute("BEGIN IMMEDIATE")
                 claim(db, path)
             write_ahead(db)
-            # A power cut may lose the last entries, a crash none.
-            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(
+                "PRAGMA synchronous = NORMAL"
+            )  # a power cut may lose the last entries, a crash none
         except BaseException:
             db.close()
             raise
@@ -113,31 +155,31 @@ def is_name(name: Any) -> bool:
 
 
 class AnswerCache(MutableMapping[str, str]):
-    """Strings by key, the least recently used forgotten first; iterated in that order. For
-    `load(..., cache=...)`.
+    """Strings by key, the least recently used forgotten first; iterated in that order.
 
-    path: a file that outlives the process, shared by as many processes and models as like; None is
-    memory.   size: entries kept.
+    path: a file that outlives the process, shared by processes and models; None is memory.
+    size: entries kept.
     Safe to call from several threads, not across a fork. Every method raises EngineError where the
     file cannot be used: locked for half a minute, on a full disk, damaged, closed. A file that is
-    not ours is refused and left as it is."""
+    not ours is refused and left as it is.
+    """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, size: int = USUAL_SIZE) -> None:
         if type(size) is not int or not 1 <= size <= sys.maxsize:
-            problem = f"AnswerCache's size is {brief(size)}"
-            raise OptionError(problem, fix="it must be a whole number >= 1")
+            raise OptionError(
+                f"AnswerCache's size is {short_repr(size)}", fix="it must be a whole number >= 1"
+            )
         name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
         if path is not None and not is_name(name):
-            problem = f"AnswerCache's path is {brief(path)}"
-            raise OptionError(problem, fix="it must be a file's name or None")
-        self.path = name
-        self.size = size
-        # The whole path, since a file may be called :memory:, too.
-        self._file = os.path.abspath(name) if name else ":memory:"
+            raise OptionError(
+                f"AnswerCache's path is {short_repr(path)}", fix="it must be a file's name or None"
+            )
+        self.path, self.size = name, size
+        self._file = (
+            os.path.abspath(name) if name else ":memory:"
+        )  # a file may be called :memory: too
         self._touched: dict[str, None] = {}  # hits that the file does not know of, the latest last
-        self._hits = 0
-        self._misses = 0
-        self._lock = threading.Lock()
+        self._hits, self._misses, self._lock = 0, 0, threading.Lock()
         self._db = open_file(self._file)
         self._write()  # the file may have been made with a larger size
 
@@ -171,8 +213,14 @@ class AnswerCache(MutableMapping[str, str]):
         with self._lock, file_errors(self._file):
             if self._touched:
                 self._write()
-            rows = self._db.execute("SELECT key FROM entries ORDER BY used").fetchall()
-            return iter([key for [key] in rows])
+            return iter(
+                [
+                    key
+                    for [key] in self._db.execute(
+                        "SELECT key FROM entries ORDER BY used"
+                    ).fetchall()
+                ]
+            )
 
     def __len__(self) -> int:
         """Entries now, other processes' on the same file too."""
@@ -198,7 +246,7 @@ class AnswerCache(MutableMapping[str, str]):
         }
 
     def close(self) -> None:
-        """Tell the file of the last hits, if it can be told, and let go of it; again, too."""
+        """Write the last hits to the file, if possible, and close it. May be called again."""
         with self._lock, contextlib.closing(self._db), contextlib.suppress(EngineError):
             if self._touched:
                 self._write()
@@ -217,8 +265,166 @@ class AnswerCache(MutableMapping[str, str]):
         """One transaction: the order of the last hits, then new entries, then the oldest go."""
         with file_errors(self._file), self._db as db:  # which commits, or rolls back
             db.execute("BEGIN IMMEDIATE")
-            touched = [(key,) for key in self._touched]
-            db.executemany(f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?", touched)
+            db.executemany(
+                f"UPDATE entries SET used = {NEXT_USE} WHERE key = ?",
+                [(key,) for key in self._touched],
+            )
             db.executemany(f"INSERT OR REPLACE INTO entries VALUES (?, {NEXT_USE}, ?)", entries)
             db.execute(f"DELETE FROM entries WHERE key IN ({OLDEST})", (self.size,))
         self._touched.clear()
+
+
+# == Keys and entries: what an engine keeps in a store ==
+
+MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
+EDGE = 32 << 20  # bytes
+ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
+DIGEST = 64  # characters of a sha256
+
+
+def cache_key(*parts: Any) -> str:
+    """Equal for equal parts only; 1 and 1.0 differ, which costs a miss and never gives a wrong hit.
+
+    parts: plain values, tuples, mappings and contracts of them. By ascii, not by repr, which
+    depends on Python's Unicode tables."""
+    return hashlib.sha256(ascii(parts).encode("ascii")).hexdigest()
+
+
+def file_digest(file: Path, size: int) -> str:
+    """The sha256 of a file's first and last 32 MiB."""
+    with file.open("rb") as stream:
+        ends = stream.read(EDGE)
+        stream.seek(max(len(ends), size - EDGE))
+        ends += stream.read()
+    return hashlib.sha256(ends).hexdigest()
+
+
+def fingerprint(model: str, revision: str | None = None) -> str:
+    """Tells a checkpoint from others: a hub name by itself and its revision, so pin that; a
+    directory by its files, wherever it stands: name, size and sha256.
+
+    Of a large file only its two ends are read, which training changes too, and the time that it was
+    written, which shows an edit in between: a miss is safe, a wrong hit is not."""
+    if not Path(model).is_dir():
+        return cache_key("hub", model, revision)
+    files = []
+    for file in sorted(Path(model).iterdir()):
+        if file.suffix in MODEL_FILES and file.is_file():
+            size = file.stat().st_size
+            written = file.stat().st_mtime_ns
+            digest = file_digest(file, size)
+            files.append((file.name, size, digest, written if size > 2 * EDGE else 0))
+    return cache_key("files", files)
+
+
+def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
+    """Tells a model as it is loaded from all others: another dtype, device or library may answer
+    otherwise."""
+    libraries = ["torch", "transformers"]
+    if config.backend == "vllm":
+        libraries.append("vllm")
+    versions = [str(lazy_import(name).__version__) for name in libraries]
+    adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
+    how = (
+        config.device or lazy_import("torch").cuda.is_available(),
+        config.attn_implementation,
+        repr(config.hf_kwargs),
+        repr(config.vllm_kwargs),
+        repr(config.decoder),
+    )
+    model = fingerprint(config.model, config.revision)
+    return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
+
+
+def plan_key(plan: Plan) -> str:
+    """The same for all plans under which equal prompts have equal answers."""
+    options = replace(plan.options, n=1, seed=None)
+    return cache_key(options, sorted(plan.eos_ids), plan.stop_ids)
+
+
+def sealed(key: str, body: str) -> str:
+    """An entry: a checksum of the body under this key, and the body."""
+    return hashlib.sha256(f"{key} {body}".encode()).hexdigest() + body
+
+
+def to_entry(key: str, done: Completion) -> str:
+    """A completion as an entry: ids, not text."""
+    tops = None
+    if done.top_logprobs is not None:
+        tops = [list(top.items()) for top in done.top_logprobs]  # JSON's own keys are strings
+    return sealed(key, json.dumps([done.token_ids, done.prompt_token_ids, done.logprobs, tops]))
+
+
+def from_entry(key: str, entry: Any) -> Completion | None:
+    """The completion, or None for an entry that is not as `to_entry` made it."""
+    if not isinstance(entry, str) or not entry.isascii():
+        return None
+    body = entry[DIGEST:]
+    if entry != sealed(key, body):
+        return None
+    ids, prompt_ids, logprobs, tops = json.loads(body)
+    return Completion(
+        token_ids=tuple(ids),
+        prompt_token_ids=tuple(prompt_ids),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        top_logprobs=None if tops is None else tuple(map(dict, tops)),
+    )
+
+
+class Answers:
+    """A caller's store as an engine uses it: its failure costs a miss and one warning, never an
+    answer."""
+
+    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+        self.store: Any = config.cache
+        self.loaded = loaded_model(config, checkpoint)
+        self.model = self.loaded
+        self._warned: set[str] = set()
+
+    def set_version(self, version: str) -> None:
+        """Use answers of these weights only, from now on."""
+        self.model = cache_key(self.loaded, version)
+
+    def read(self, prompt_keys: Iterable[Any], plan: Plan) -> dict[Any, Completion]:
+        """The answers that the store has, by the key of their prompt."""
+        answers = {}
+        with self._tolerating():
+            for prompt_key, key in self._keys(prompt_keys, plan):
+                with contextlib.suppress(KeyError):
+                    # Not get(): an LRU may count only this as a use.
+                    answer = from_entry(key, self.store[key])
+                    if answer is None:
+                        detail = f"{key}; such entries are made anew"
+                        self._warn("holds a damaged entry", detail)
+                    else:
+                        answers[prompt_key] = answer
+        return answers
+
+    def write(self, answers: Mapping[Any, Completion], plan: Plan) -> None:
+        """Keep answers, but those that are errors."""
+        with self._tolerating():
+            for prompt_key, key in self._keys(answers, plan):
+                if answers[prompt_key].error is None:
+                    self.store[key] = to_entry(key, answers[prompt_key])
+
+    def _keys(self, prompt_keys: Iterable[Any], plan: Plan) -> list[tuple[Any, str]]:
+        """(key of a prompt, key in the store), where answers are determined and have no
+        tensors."""
+        if plan.options.logits:
+            return []
+        own = [key for key in prompt_keys if isinstance(key, tuple)]
+        return [(key, cache_key(self.model, plan_key(plan), key)) for key in own]
+
+    @contextlib.contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        """Go on without a store that fails: the rest of this call does without it, the next call
+        tries again."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the store is the caller's code
+            self._warn("fails", f"{short_repr(error)}; answers go on uncached")
+
+    def _warn(self, what: str, detail: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            log.warning("the cache %s: %s", what, detail)

@@ -69,12 +69,12 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         UnsupportedError,
         VlmGenerationRequest,
         build,
-        fingerprint,
+        companion,
+        did_you_mean,
         finish,
         load,
         load_image,
         make_plan,
-        nearest,
         prompt_of,
         refusal_of,
         render,
@@ -101,12 +101,12 @@ else:  # the copy beside this file, whatever others the process has
         UnsupportedError,
         VlmGenerationRequest,
         build,
-        fingerprint,
+        companion,
+        did_you_mean,
         finish,
         load,
         load_image,
         make_plan,
-        nearest,
         prompt_of,
         refusal_of,
         render,
@@ -294,7 +294,7 @@ class LineForm:
     def _map_prompt(self, fields: Fields, column: str) -> Fields:
         if column not in fields:
             problem = f"the line has no field {column!r}, which --prompt-field names"
-            raise RequestError(problem, fix=nearest(column, fields))
+            raise RequestError(problem, fix=did_you_mean(column, fields))
         prompt = fields.pop(column)
         known = {name: value for name, value in fields.items() if name in LINE_FIELDS}
         return {**known, "messages" if isinstance(prompt, list) else "prompt": prompt}
@@ -1918,7 +1918,7 @@ class Stream:
         def done(index: int, completion: Completion) -> None:
             self._finish(running.pop(index), completion, plan)
 
-        with self.engine.bare():
+        with self.engine.bare(read_only=True):
             call = Call(plan, done, self.engine.observer, more)
             self.engine.backend.complete(more(), call)
         self.journal.watch.update(work=0)
@@ -2014,6 +2014,7 @@ class RunSettings:
     def header(self) -> dict[str, Any]:
         """As plain values."""
         config = self.config
+        fingerprint = companion("answer_cache").fingerprint
         load_fields = {}
         for f in dataclasses.fields(config):
             if f.name not in UNCOMPARED:

@@ -29,11 +29,11 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         RowWatch,
         TextGenerationRequest,
         UnsupportedError,
-        brief,
         build,
         finish,
         make_plan,
         prompt_of,
+        short_repr,
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
@@ -47,11 +47,11 @@ else:  # the copy beside this file, whatever others the process has
         RowWatch,
         TextGenerationRequest,
         UnsupportedError,
-        brief,
         build,
         finish,
         make_plan,
         prompt_of,
+        short_repr,
     )
 
 __version__ = "0.2.0"
@@ -72,13 +72,13 @@ def beam_search(
 
     Raises OptionError, RequestError, and UnsupportedError for what does not go with it."""
     if type(num_beams) is not int or not 2 <= num_beams <= MOST_BEAMS:
-        problem = f"num_beams is {brief(num_beams)}"
+        problem = f"num_beams is {short_repr(num_beams)}"
         raise OptionError(problem, fix=f"it must be a whole number, 2 to {MOST_BEAMS}")
     plan = make_plan(GenerationOptions(max_new_tokens=max_new_tokens), engine.checkpoint)
     prompts = [prepared(request, index, plan) for index, request in enumerate(requests)]
     backend = engine.config.backend
     search = searched_by_vllm if backend == "vllm" else searched_by_hf
-    with engine.bare() as model:
+    with engine.bare(read_only=True) as model:
         found = search(engine, model, prompts, num_beams, max_new_tokens) if prompts else []
     results = []
     for prompt, ids in zip(prompts, found):

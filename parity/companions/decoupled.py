@@ -278,7 +278,7 @@ class Verifier:
         self.call = call
         self.plan = make_plan(options, self.engine.checkpoint, plugins)
         try:
-            with contextlib.suppress(Ended), self.engine.bare():
+            with contextlib.suppress(Ended), self.engine.bare(read_only=True):
                 while True:
                     self.numbers = 0
                     self.work = {}
@@ -579,7 +579,7 @@ class Coordinator:
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         if call.plan.options.temperature > 0:  # what runs again elsewhere draws the same
-            prompts = [dataclasses.replace(prompt, seed=prompt.drawn_seed()) for prompt in prompts]
+            prompts = [dataclasses.replace(prompt, seed=prompt.sampling_seed()) for prompt in prompts]
         self._begin(call)
         for prompt in prompts:
             self.open[next(call.places)] = dataclasses.replace(prompt, messages=None)

@@ -40,8 +40,8 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         RequestError,
         RowWatch,
         UnsupportedError,
-        brief,
         build,
+        short_repr,
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
@@ -55,8 +55,8 @@ else:  # the copy beside this file, whatever others the process has
         RequestError,
         RowWatch,
         UnsupportedError,
-        brief,
         build,
+        short_repr,
     )
 
 __version__ = "0.2.0"
@@ -132,7 +132,7 @@ def written_whole(*paths: Path) -> Iterator[list[Path]]:
         if not kept:  # else the next one has to see how far this one came
             remove(parts)
         if isinstance(error, OSError):
-            problem = f"{brief(str(paths[0].parent))} cannot be written to: {error}"
+            problem = f"{short_repr(str(paths[0].parent))} cannot be written to: {error}"
             state = f"what stood there is kept as {', '.join(kept)}" if kept else "no file was changed"
             raise EngineError(problem, fix=f"see to the disk or the permissions; {state}") from error
         raise
@@ -168,14 +168,14 @@ def place_of(path: Any) -> Path:
             return Path(named)
     except UnicodeEncodeError:  # half a character
         pass
-    raise OptionError(f"the path is {brief(path)}", fix="give the name of a file or a folder")
+    raise OptionError(f"the path is {short_repr(path)}", fix="give the name of a file or a folder")
 
 
 def read_cases(path: str | os.PathLike[str]) -> list[Case]:
     """What write_cases wrote, from a file on this machine. Raises RequestError for a file that is none."""
     pyarrow, parquet = arrow()
     if not os.path.isfile(place_of(path)):  # nor a pipe, which might never end
-        raise RequestError(f"there is no case file {brief(path)}", fix="give one that was saved here")
+        raise RequestError(f"there is no case file {short_repr(path)}", fix="give one that was saved here")
     try:
         with open(path, "rb") as stream:  # not by name: pyarrow would take s3://... and open the network
             rows = parquet.read_table(stream, columns=COLUMNS).to_pylist()
@@ -482,7 +482,7 @@ def trace(engine: GenerationEngine, directory: str | os.PathLike[str], worker_id
     files cannot be written.
     """
     if type(worker_id) is not int or not 0 <= worker_id <= sys.maxsize:
-        raise OptionError(f"worker_id is {brief(worker_id)}", fix=f"it must be a whole number, 0 to {sys.maxsize}")
+        raise OptionError(f"worker_id is {short_repr(worker_id)}", fix=f"it must be a whole number, 0 to {sys.maxsize}")
     try:
         place_of(directory).mkdir(parents=True, exist_ok=True)  # before the work: what cannot be is said now
     except OSError as error:

@@ -23,9 +23,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import OptionError, nearest
+    from gen_engine import OptionError, did_you_mean
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import OptionError, nearest
+    from .gen_engine import OptionError, did_you_mean
 
 __version__ = "0.2.0"
 
@@ -904,7 +904,7 @@ def parse_tool_calls(
     an error. Linear in len(text). Raises OptionError for an unknown format, or a tool without a
     name. Where a marker is a special token ([TOOL_CALLS]), pass GenerationResult.raw_text."""
     if not isinstance(format, str) or format not in FORMATS:
-        raise OptionError(f"no tool call format {format!r}", fix=nearest(format, FORMATS))
+        raise OptionError(f"no tool call format {format!r}", fix=did_you_mean(format, FORMATS))
     schemas = None if tools is None else schemas_of(tools)
     forms = [form for form in FORMATS[format] if re.search(form.block, text)]
     if FORMATS[format] is ANY and is_pythonic(text):

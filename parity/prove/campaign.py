@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from parity.judge.worker import settle
-from parity.prove.matrix import README, write_between
+from parity.prove.matrix import README as README
+from parity.prove.matrix import write_between
 
 EXAMPLE = """example:
   python -m parity dev campaign --quick

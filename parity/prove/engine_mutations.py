@@ -1,4 +1,4 @@
-"""Mutations of gen_engine.py that are committed: each is judged by the goldens that it is to be
+"""Mutations of the engine that are committed: each is judged by the goldens that it is to be
 shown by.
 
 engine_mutations.json holds them, written by somebody who had not read the judge. They are
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Store
-from parity.prove.forks import ENGINE, Died, forked, job_of, judge_source, prepare
+from parity.prove.forks import ENGINE, Died, Source, forked, job_of, judge_source, prepare
 from parity.prove.score import Score
 from parity.prove.syntax import replaced
 from parity.verdict import Cause, Outcome
@@ -31,8 +31,9 @@ FILE = Path(__file__).with_name("engine_mutations.json")
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """One change of gen_engine.py, located by function and syntax (parity.prove.syntax).
+    """One change of the engine, located by function and syntax (parity.prove.syntax).
 
+    file: that it changes, gen_engine.py or a companion, from the root of the repository.
     section: of gen_engine.py, for the table.   what: the fault, in words.
     where: the qualified name of a function or class, or "module".
     find, replace: Python source of what is there, and of what is put in its place.
@@ -50,9 +51,14 @@ class Mutation:
     backends: tuple[str, ...]
     causes: tuple[str, ...]
     cases: tuple[str, ...] = ()
+    file: str = ENGINE.name
+
+    def mutated(self) -> Source:
+        """Its file with this mutation. Raises ValueError where the pattern does not match once."""
+        return Source(self.file, self.source((ENGINE.parent / self.file).read_text()))
 
     def source(self, sound: str) -> str:
-        """gen_engine.py with this mutation. Raises ValueError where the pattern does not match
+        """The text of its file with this mutation. Raises ValueError where the pattern does not match
         once."""
         how = {"find": self.find, "replace": self.replace, "name": self.name}
         return replaced(sound, self.where, **how)
@@ -75,6 +81,7 @@ def mutation_of(row: Mapping[str, Any]) -> Mutation:
         backends=tuple(row["backends"]),
         causes=tuple(row["causes"]),
         cases=tuple(row["cases"]),
+        file=row.get("file", ENGINE.name),
     )
 
 
@@ -105,11 +112,10 @@ def turn_of_sources() -> int:
 
 def run_mutations(store: Store, chosen: Sequence[Mutation], backend: str) -> Iterator[Score]:
     """What became of each mutation on a backend, as they end."""
-    sound = ENGINE.read_text()
     jobs = {}
     for number, mutation in enumerate(chosen):
         job = job_of(store, mutation.cases, backend)
-        jobs[number] = functools.partial(judge_source, store, mutation.source(sound), job)
+        jobs[number] = functools.partial(judge_source, store, mutation.mutated(), job)
     prepare(store, [case for mutation in chosen for case in mutation.cases], backend)
     for number, found, seconds in forked(jobs):
         mutation = chosen[number]

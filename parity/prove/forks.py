@@ -188,11 +188,25 @@ def in_fork(job: Callable[[], Any], pipe: Connection) -> None:
     os._exit(0)  # vLLM's and torch's own endings are the parent's
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The text of the engine's file, or of a companion that it finds, from the repository's root."""
+
+    file: str
+    text: str
+
+
 @contextlib.contextmanager
-def engine_source(source: str) -> Iterator[None]:
-    """Whoever imports gen_engine from here on, in this process, gets this source."""
+def engine_source(source: str | Source) -> Iterator[None]:
+    """Whoever imports gen_engine, or the companion that `source` is, from here on in this process
+    gets this source."""
+    if isinstance(source, str):
+        source = Source(ENGINE.name, source)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-        (Path(folder) / ENGINE.name).write_text(source)
+        # A mutated companion stands beside a sound engine, which looks there first.
+        sound = ENGINE.read_text()
+        (Path(folder) / ENGINE.name).write_text(sound)
+        (Path(folder) / Path(source.file).name).write_text(source.text)
         old = [name for name in sys.modules if name == "gen_engine" or name.startswith(FROM_ENGINE)]
         for name in old:
             del sys.modules[name]
@@ -201,8 +215,8 @@ def engine_source(source: str) -> Iterator[None]:
         yield
 
 
-def judge_source(store: Store, source: str, job: Job) -> tuple[Outcome, ...]:
-    """The outcomes of a job with this source as gen_engine.py."""
+def judge_source(store: Store, source: str | Source, job: Job) -> tuple[Outcome, ...]:
+    """The outcomes of a job with this source of the engine."""
     outcomes: dict[tuple[str, str, str], Outcome] = {}
     with engine_source(source):
         for found in judged(job):

@@ -176,7 +176,7 @@ class Answer:
 
 def refusals(installed: Mapping[str, str]) -> list[str]:
     """The beginnings of the errors that the releases in an environment are refused with."""
-    requirement = gen_engine.need("packaging.requirements").Requirement
+    requirement = gen_engine.lazy_import("packaging.requirements").Requirement
     said = []
     for refusal in (*gen_engine.UNSUPPORTED, *REFUSALS):
         wanted = requirement(refusal.releases) if refusal.releases else None
@@ -370,7 +370,7 @@ def run_matrix(args: argparse.Namespace) -> int:
     known = {row.name: row for row in ROWS}
     for name in args.row:
         if name not in known:
-            raise gen_engine.OptionError(f"no row {name!r}", fix=gen_engine.nearest(name, known))
+            raise gen_engine.OptionError(f"no row {name!r}", fix=gen_engine.did_you_mean(name, known))
     chosen = [known[name] for name in args.row] or list(ROWS)
     lines, codes = [], set()
     with working_in(args.folder) as folder:

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gen_engine import OptionError, nearest
+from gen_engine import OptionError, did_you_mean
 from parity.golden import Store
 from parity.prove.forks import ENGINE
 from parity.prove.mutant_judge import Result, Trial, judge_mutants
@@ -239,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
     backends = args.backend.split(",")
     unknown = [name for name in backends if name not in BACKENDS]
     if unknown:
-        raise OptionError(f"mutants: no backend {unknown[0]!r}", fix=nearest(unknown[0], BACKENDS))
+        raise OptionError(f"mutants: no backend {unknown[0]!r}", fix=did_you_mean(unknown[0], BACKENDS))
     if args.count < 1:
         raise OptionError(f"mutants: --count is {args.count}", fix="give a number >= 1")
     mutants = all_mutants(ENGINE.read_text())

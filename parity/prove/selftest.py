@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gen_engine import OptionError, nearest
+from gen_engine import OptionError, did_you_mean
 from parity.callsites import probe
 from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
@@ -234,7 +234,7 @@ def names_of_mutations() -> list[str]:
 def run(args: argparse.Namespace) -> int:
     is_known = args.only and any(args.only in name for name in names_of_mutations())
     if args.only and not is_known:
-        fix = nearest(args.only, names_of_mutations())
+        fix = did_you_mean(args.only, names_of_mutations())
         raise OptionError(f"no mutation's name holds {args.only!r}", fix=fix)
     tell: Callable[[str], None] = lambda text: None  # noqa: E731
     if sys.stderr.isatty():

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gen_engine
+from parity.companions import images
 from parity.judge.replay import as_fields, merged
 
 Change = Callable[[Any], Any]
@@ -189,7 +190,7 @@ def right_padding(original: Any) -> Any:
 def unmasked_padding(original: Any) -> Any:
     """Padding with the pad id, and a mask of ones."""
 
-    def feed(rows: Sequence[Any], checkpoint: Any, device: Any, *, side: str = "left") -> Any:
+    def collate(rows: Sequence[Any], checkpoint: Any, device: Any, *, side: str = "left") -> Any:
         tensors = original(rows, checkpoint, device, side=side)
         pad = PAD_ID
         hidden = tensors["attention_mask"] == 0
@@ -197,7 +198,7 @@ def unmasked_padding(original: Any) -> Any:
         tensors["attention_mask"][hidden] = 1
         return tensors
 
-    return feed
+    return collate
 
 
 PAD_ID = 550  # of the tiny checkpoints
@@ -385,13 +386,13 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         "padded on the right",
         ("batch.padding_side",),
         MIXED,
-        inside=((E, "feed", right_padding),),
+        inside=((E, "collate", right_padding),),
     ),
     SiteMutation(
         "padding not masked",
         ("batch.pad_unmasked",),
         MIXED,
-        inside=((E, "feed", unmasked_padding),),
+        inside=((E, "collate", unmasked_padding),),
     ),
     SiteMutation(
         "rows that see their neighbours",
@@ -422,19 +423,19 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         "EXIF not honoured",
         ("image.content",),
         ("stage_a/exif-turned",),
-        inside=((E, "load_image", lying),),
+        inside=((images, "load_image", lying),),
     ),
     SiteMutation(
         "red and blue swapped",
         ("image.content",),
         ("stage_a/circle", "stage_a/square-json"),
-        inside=((E, "load_image", bgr),),
+        inside=((images, "load_image", bgr),),
     ),
     SiteMutation(
         "pictures shrunk beforehand",
         ("image.content",),
         ("stage_a/photograph", "stage_a/square-json"),
-        inside=((E, "load_image", halved),),
+        inside=((images, "load_image", halved),),
     ),
     SiteMutation(
         "pictures in another order", ("image.content",), ("visual_dump/two-pictures",), requests=pictures_reversed
@@ -443,7 +444,7 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         "normalised by another mean",
         ("image.values",),
         ("stage_a/circle", "stage_a/sizes-mixed"),
-        inside=((E, "expand_images", brighter),),
+        inside=((images, "expand_images", brighter),),
     ),
     # the model
     SiteMutation(

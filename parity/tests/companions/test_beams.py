@@ -49,5 +49,5 @@ def test_what_has_no_meaning_is_refused_before_anything_runs(text: GenerationEng
 def test_pictures_are_refused(vl: GenerationEngine) -> None:
     with pytest.raises(OptionError, match="no field 'images'"):
         beam_search(vl, [{"prompt": "<|image_pad|>", "images": [drawing("red", "circle")]}], num_beams=2)
-    with pytest.raises(RequestError, match="0 pictures, but 1 placeholders"):
+    with pytest.raises(RequestError, match="0 images, but 1 placeholders"):
         beam_search(vl, [{"prompt": "<|image_pad|>"}], num_beams=2)

@@ -80,7 +80,7 @@ def traced(engine: GenerationEngine, directory: Path, options: Any = OPTIONS) ->
 
 def uncounted() -> set[str]:
     """What this vLLM does not count: 0.11 has no word of preemptions."""
-    source = inspect.getsource(gen_engine.need("vllm.v1.request"))
+    source = inspect.getsource(gen_engine.lazy_import("vllm.v1.request"))
     return set() if "num_preemptions" in source else {"preempted"}
 
 

@@ -17,19 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gen_engine
-from gen_engine import (
-    Completion,
-    GenerationOptions,
-    ModelLoadConfig,
-    OptionError,
-    StopOptions,
+from gen_engine import Completion, GenerationOptions, ModelLoadConfig, OptionError, StopOptions
+from parity.companions.answer_cache import (
+    AnswerCache,
     cache_key,
     fingerprint,
     from_entry,
     loaded_model,
     to_entry,
 )
-from parity.companions.answer_cache import AnswerCache
 from parity.companions.speculation import Speculation
 
 from ..conftest import TEXT, chat, open_engine

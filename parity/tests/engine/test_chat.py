@@ -253,7 +253,7 @@ def test_the_placeholder_of_a_picture_can_be_text_too(vl: GenerationEngine) -> N
     picture = {"type": "image", "image": drawing("red", "circle")}
     content = [picture, {"type": "text", "text": "What do you see? <|image_pad|>"}]
     request = {"messages": [{"role": "user", "content": content}]}
-    with pytest.raises(RequestError, match="1 pictures, but 2 placeholders"):
+    with pytest.raises(RequestError, match="1 images, but 2 placeholders"):
         vl.generate_vlm_batch([request], {"max_new_tokens": 1})
     [result] = vl.generate_vlm_batch([{**request, "chat": {"special_tokens": "escape"}}], {"max_new_tokens": 1})
     assert "<|image_pad|><|vision_end|>What do you see? <|image_pad|>" in vl.tokenizer.decode(

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gen_engine import (
+    GenerationEngine,
     GenerationOptions,
     ModelLoadConfig,
     OptionError,
@@ -24,7 +25,7 @@ from gen_engine import (
 )
 from parity.laws import LAWS, Law, Sample, samples, try_law
 
-from ..conftest import PROMPT, TEXT
+from ..conftest import PROMPT, TEXT, chat
 
 PINNED = [("abc", ["abc", "b"], "a"), ("abXYZ", ["XYZ", "Y"], "abX"), ("xab", ["b", "ab"], "x")]
 
@@ -137,3 +138,21 @@ def test_a_stop_that_holds_a_special_token_among_text_is_refused_rather_than_nev
 def test_a_stop_that_is_one_special_token_stops_by_id() -> None:
     plan = plan_of(["<|vision_end|>"])
     assert plan.stop_ids == {checkpoint().tokenizer.convert_tokens_to_ids("<|vision_end|>"): "<|vision_end|>"}
+
+
+@pytest.mark.parametrize("stop", ["3", ","])
+def test_min_new_tokens_holds_back_no_stop_string(text: GenerationEngine, stop: str) -> None:
+    """One that is a token, too: below the minimum it is sampled as if there were no stop."""
+    least = {"min_new_tokens": 12, "max_new_tokens": 12}
+    [free] = text.generate_text_batch([chat("Count to 5.")], least)
+    [stopped] = text.generate_text_batch([chat("Count to 5.")], {**least, "stop": [stop]})
+    assert stop in free.text and stopped.token_ids == free.token_ids
+
+
+def test_a_stop_string_behind_the_minimum_ends_the_row(text: GenerationEngine) -> None:
+    options = {"min_new_tokens": 4, "max_new_tokens": 24}
+    [free] = text.generate_text_batch([chat("Count to 25.")], options)
+    [stopped] = text.generate_text_batch([chat("Count to 25.")], {**options, "stop": [","]})
+    since = len(text.tokenizer.decode(free.token_ids[:4]))
+    assert (stopped.finish_reason, stopped.stop_reason) == ("stop", ",")
+    assert stopped.text == free.text[: free.text.index(",", since)]

@@ -121,7 +121,7 @@ BEYOND = [
 def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(shared: Load, word: str, schema: Any) -> None:
     schema = {"type": "object", "properties": {"a": {"anyOf": [{"type": "null"}, schema]}}, "required": ["a"]}
     for form in (schema, json.dumps(schema).replace(": ", " : ")):
-        with pytest.raises(RequestError, match=f"request 0: xgrammar would not see to '{re.escape(word)}'"):
+        with pytest.raises(RequestError, match=f"request 0: xgrammar ignores the schema keyword '{re.escape(word)}'"):
             shared(TEXT, "hf").generate_text_batch([chat("x", structured={"json": form})])
 
 

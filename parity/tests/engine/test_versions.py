@@ -12,6 +12,7 @@ import pytest
 import gen_engine
 from gen_engine import Asked, GenerationEngine, LoadError, ModelLoadConfig, Plugin, UnsupportedError, load, refusal_of
 from parity.companions.speculation import Speculation
+from parity.companions.structured import Grammars, grammar_of
 
 from ..conftest import PROMPT, ROOT, TEXT, Load, chat
 
@@ -32,7 +33,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pretend]:
 
     def set_version(library: str, version: str) -> None:
         gen_engine.installed.cache_clear()
-        monkeypatch.setattr(gen_engine.need(library), "__version__", version)
+        monkeypatch.setattr(gen_engine.lazy_import(library), "__version__", version)
 
     yield set_version
     gen_engine.installed.cache_clear()
@@ -174,9 +175,9 @@ def test_a_stop_id_inside_a_structure_ends_the_row_there_on_both(shared: Load) -
 
 def writes(engine: GenerationEngine, structured: dict[str, Any], text: str) -> bool:
     """Whether an answer with this structure may begin with this text."""
-    grammar = gen_engine.grammar_of(gen_engine.build(gen_engine.StructuredOptions, structured))
-    compiled = engine.backend.compiler().compile_grammar(grammar)
-    return bool(gen_engine.need("xgrammar").GrammarMatcher(compiled).accept_string(text))
+    grammar = grammar_of(gen_engine.build(gen_engine.StructuredOptions, structured))
+    compiled = Grammars(engine.checkpoint).compiler.compile_grammar(grammar)
+    return bool(gen_engine.lazy_import("xgrammar").GrammarMatcher(compiled).accept_string(text))
 
 
 def test_json_of_anything_is_written_without_white_space(shared: Load) -> None:

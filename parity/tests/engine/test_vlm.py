@@ -15,6 +15,7 @@ from PIL import Image, ImageOps
 
 import gen_engine
 from gen_engine import GenerationEngine, ImageError, RequestError, UnsupportedError, load_image
+from parity.companions import images
 from parity.tasks import drawing, text_tasks, vision_tasks
 
 from ..conftest import TEXT, VL, Load, chat, of_task, open_engine, spy
@@ -144,7 +145,7 @@ def test_pictures_are_turned_upright_and_made_rgb() -> None:
 def test_a_remote_url_goes_to_the_callers_loader_only(vl: GenerationEngine) -> None:
     url = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     request: dict[str, Any] = {"messages": [{"role": "user", "content": [url, {"type": "text", "text": ASK}]}]}
-    with pytest.raises(ImageError, match=r"request 0: remote picture .* refused.*image_loader"):
+    with pytest.raises(ImageError, match=r"request 0: remote image .* refused.*image_loader"):
         vl.generate_vlm_batch([request])
     asked: list[str] = []
 
@@ -158,18 +159,18 @@ def test_a_remote_url_goes_to_the_callers_loader_only(vl: GenerationEngine) -> N
 
 GOOD = png(drawing("red", "circle"))
 BAD = {
-    "truncated": (GOOD[: len(GOOD) // 2], "unreadable picture"),
-    "not a picture": (b"hello, I am text", "unreadable picture"),
-    "empty": (b"", "unreadable picture"),
+    "truncated": (GOOD[: len(GOOD) // 2], "unreadable image"),
+    "not a picture": (b"hello, I am text", "unreadable image"),
+    "empty": (b"", "unreadable image"),
     "missing file": ("/nowhere/at/all.png", "there is no file"),
     "a folder": (Path("/"), "there is no file"),
     "bad base64": ("data:image/png;base64,@@@", "not base64"),
     "data url without data": ("data:image/png", "without a comma"),
-    "a number": (7, "int is no picture"),
+    "a number": (7, "int is no image"),
     "16 bit": (Image.new("I;16", (8, 8)), "mode 'I;16'"),
     "very flat": (Image.new("RGB", (4000, 4)), "aspect ratio"),
-    "remote": ("http://example.com/a.png", "remote picture"),
-    "ftp": ("ftp://example.com/a.png", "remote picture"),
+    "remote": ("http://example.com/a.png", "remote image"),
+    "ftp": ("ftp://example.com/a.png", "remote image"),
 }
 
 
@@ -248,32 +249,32 @@ def test_a_decompression_bomb_is_refused(vl: GenerationEngine, monkeypatch: pyte
 
 
 def test_a_picture_in_a_text_request_is_refused(vl: GenerationEngine) -> None:
-    with pytest.raises(RequestError, match="request 0: a picture in a text request. Use generate_vlm_batch"):
+    with pytest.raises(RequestError, match="request 0: an image in a text request. Use generate_vlm_batch"):
         vl.generate_text_batch([look(GOOD)])
 
 
 def test_no_picture_in_a_vlm_request_is_refused(vl: GenerationEngine) -> None:
-    with pytest.raises(RequestError, match="request 1: no picture in the request. Use generate_text_batch"):
+    with pytest.raises(RequestError, match="request 1: no image in the request. Use generate_text_batch"):
         vl.generate_vlm_batch([look(GOOD), chat("Hello")])
 
 
 def test_a_text_checkpoint_refuses_pictures(text: GenerationEngine) -> None:
-    with pytest.raises(UnsupportedError, match="sees no pictures"):
+    with pytest.raises(UnsupportedError, match="sees no images"):
         text.generate_vlm_batch([look(GOOD)])
 
 
 def test_pictures_and_placeholders_must_agree(vl: GenerationEngine) -> None:
     bare = {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ASK}]}]}
     for request, said in (
-        ({"prompt": "<|image_pad|>", "images": [GOOD, GOOD]}, "2 pictures, but 1 placeholders"),
-        ({"prompt": "<|image_pad|><|image_pad|>", "images": [GOOD]}, "1 pictures, but 2 placeholders"),
+        ({"prompt": "<|image_pad|>", "images": [GOOD, GOOD]}, "2 images, but 1 placeholders"),
+        ({"prompt": "<|image_pad|><|image_pad|>", "images": [GOOD]}, "1 images, but 2 placeholders"),
         ({**bare, "images": [GOOD, GOOD]}, "1 of `images` have no part"),
-        (look(GOOD, text="what is <|image_pad|>?"), "1 pictures, but 2 placeholders"),
-        ({"messages": [*bare["messages"] * 2], "images": [GOOD]}, "no picture in `images`"),
+        (look(GOOD, text="what is <|image_pad|>?"), "1 images, but 2 placeholders"),
+        ({"messages": [*bare["messages"] * 2], "images": [GOOD]}, "no image in `images`"),
     ):
         with pytest.raises(RequestError, match=said):
             vl.generate_vlm_batch([request])
-    with pytest.raises(RequestError, match="0 pictures, but 1 placeholders"):
+    with pytest.raises(RequestError, match="0 images, but 1 placeholders"):
         vl.generate_text_batch([chat("what is <|image_pad|>?")])
 
 
@@ -314,9 +315,9 @@ def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> 
     plan = gen_engine.make_plan(gen_engine.GenerationOptions(), vl.checkpoint)
     prompts = [gen_engine.prompt_of(gen_engine.VlmGenerationRequest(**row), plan) for row in rows]
     bare = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Hello."), plan)
-    runs, tensors = gen_engine.picture_inputs([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
+    runs, tensors = images.image_inputs([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
     pictures = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
-    alone = [gen_engine.expand_images([image], kwargs, vl.checkpoint) for image, kwargs in pictures]
+    alone = [images.expand_images([image], kwargs, vl.checkpoint) for image, kwargs in pictures]
     assert len(runs) == len(alone) == 4
     assert [run["input_ids"] for run in runs] == [one["input_ids"][0].tolist() for one in alone]
     for name, tensor in tensors.items():

@@ -207,7 +207,7 @@ def test_only_what_pictures_are_called_is_another_transformers_own(
 
 
 def test_a_replay_on_another_backend_is_refused_what_its_release_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gen_engine.need("vllm"), "__version__", "0.11.0")
+    monkeypatch.setattr(gen_engine.lazy_import("vllm"), "__version__", "0.11.0")
     gen_engine.installed.cache_clear()
     replay = Replay(Engines(), {"backend": "vllm"})
     words = "vllm>=0.11,<0.12 cannot do a sliding window on a CPU"

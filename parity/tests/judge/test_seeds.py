@@ -105,8 +105,8 @@ def judged(store: Store, backend: str) -> Outcome:
 @contextlib.contextmanager
 def every_seed_moved() -> Iterator[None]:
     """Where no declared setting shows it."""
-    original: Callable[[Any], int] = gen_engine.Prompt.drawn_seed
-    with replaced(gen_engine.Prompt, "drawn_seed", lambda prompt: original(prompt) + 1000):
+    original: Callable[[Any], int] = gen_engine.Prompt.sampling_seed
+    with replaced(gen_engine.Prompt, "sampling_seed", lambda prompt: original(prompt) + 1000):
         yield
 
 

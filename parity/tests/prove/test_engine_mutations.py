@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +29,22 @@ from ..conftest import ROOT
 MUTATIONS = mutations()
 
 
-def located_in(source: str) -> list[ast.AST]:
-    """What each mutation changes. Raises ValueError for one that does not match once."""
-    code = Code(source)
+def located_in(sources: Mapping[str, str]) -> list[ast.AST]:
+    """What each mutation changes, in the text of its file. Raises ValueError for one that does not
+    match once."""
+    codes = {name: Code(text) for name, text in sources.items()}
     found = []
     for one in MUTATIONS:
         how = {"find": one.find, "replace": one.replace, "name": one.name}
-        found.append(code.located(one.where, **how).owner)
+        found.append(codes[one.file].located(one.where, **how).owner)
     return found
 
 
+SOUND = {one.file: (ROOT / one.file).read_text() for one in MUTATIONS}
+
+
 def test_every_mutation_is_located_once_and_names_causes_that_there_are() -> None:
-    assert len(located_in(ENGINE.read_text())) == len(MUTATIONS) == 432
+    assert len(located_in(SOUND)) == len(MUTATIONS) == 432
     assert {cause for one in MUTATIONS for cause in one.causes} <= CAUSES.keys()
     assert len({one.name for one in MUTATIONS}) == len(MUTATIONS)
 
@@ -56,14 +61,16 @@ def as_module(pattern: ast.expr | list[ast.stmt]) -> ast.Module:
 
 
 def test_mutations_are_located_in_a_reformatted_engine_and_make_the_same_of_it() -> None:
-    sound = ENGINE.read_text()
-    ruff = [sys.executable, "-m", "ruff", "format", "--line-length", "100", "-"]
-    formatted = subprocess.run(ruff, input=sound, capture_output=True, text=True, check=True).stdout
-    assert formatted != sound
-    before, after = located_in(sound), located_in(formatted)
+    ruff = [sys.executable, "-m", "ruff", "format", "--line-length", "140", "-"]
+    formatted = {}
+    for name, text in SOUND.items():
+        done = subprocess.run(ruff, input=text, capture_output=True, text=True, check=True)
+        formatted[name] = done.stdout
+    assert formatted[ENGINE.name] != SOUND[ENGINE.name]
+    before, after = located_in(SOUND), located_in(formatted)
     assert [type(owner) for owner in before] == [type(owner) for owner in after]
     for one in MUTATIONS[::40]:
-        assert one.source(formatted) == one.source(sound)
+        assert one.source(formatted[one.file]) == one.source(SOUND[one.file])
 
 
 def test_every_case_of_a_mutation_is_a_golden(tmp_path: Path) -> None:

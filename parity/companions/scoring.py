@@ -1,0 +1,303 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Log-probabilities of given responses, the same on both backends: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="scoring"`, and write
+
+    [score] = engine.score_batch([("The capital of France is", " Paris.")])
+
+gen_engine finds this file beside itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        NOBODY,
+        TOKEN_IDS,
+        Call,
+        Checkpoint,
+        Completion,
+        GenEngineError,
+        GenerationOptions,
+        Plan,
+        Prompt,
+        PromptTooLongError,
+        RequestError,
+        Row,
+        ScoreResult,
+        StopOptions,
+        VlmGenerationRequest,
+        are_ids,
+        at_request,
+        build,
+        check_ids,
+        collate,
+        encode,
+        finish,
+        free_memory,
+        is_oom,
+        lazy_import,
+        make_plan,
+        no_token,
+        oom_error,
+        prompt_of,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        NOBODY,
+        TOKEN_IDS,
+        Call,
+        Checkpoint,
+        Completion,
+        GenEngineError,
+        GenerationOptions,
+        Plan,
+        Prompt,
+        PromptTooLongError,
+        RequestError,
+        Row,
+        ScoreResult,
+        StopOptions,
+        VlmGenerationRequest,
+        are_ids,
+        at_request,
+        build,
+        check_ids,
+        collate,
+        encode,
+        finish,
+        free_memory,
+        is_oom,
+        lazy_import,
+        make_plan,
+        no_token,
+        oom_error,
+        prompt_of,
+    )
+
+__version__ = "0.2.0"
+
+__all__ = ["hf_scores", "scored_pairs", "vllm_scores", "with_numbers"]
+
+Pairs = Sequence[tuple[Prompt, tuple[int, ...]]]  # prompts with the responses to score
+
+# == Items: (prompt, response) -> token ids ==
+
+
+def response_ids(response: Any, checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The ids of a response. A string is tokenized by itself: the boundary to the prompt is between
+    ids, not inside a token."""
+    ids: tuple[int, ...]
+    if isinstance(response, str):
+        ids = encode(checkpoint, response, False)
+    else:
+        ids = TOKEN_IDS.applied("the response", () if response is None else response)
+    if not ids:
+        raise RequestError("the response has no tokens", fix="give it some text or ids")
+    return ids
+
+
+def scored_request(prompt: Any) -> VlmGenerationRequest:
+    """The prompt of a pair: a string, messages, token ids or a request."""
+    if isinstance(prompt, str):
+        prompt = {"prompt": prompt}
+    elif isinstance(prompt, (list, tuple)) and prompt and are_ids(prompt):
+        prompt = {"prompt_token_ids": prompt}
+    elif not isinstance(prompt, Mapping) and not dataclasses.is_dataclass(prompt):
+        prompt = {"messages": prompt}
+    request = build(VlmGenerationRequest, prompt)
+    if request.structured is not None or request.seed is not None:
+        problem = "structured and seed are for generating, not for scoring"
+        raise RequestError(problem, fix="drop them")
+    return request
+
+
+def scored_pair(item: Any, plan: Plan, spare: int) -> tuple[Prompt, tuple[int, ...]]:
+    """(prompt, response ids) of an item of score_batch.
+
+    spare: tokens of the window that the backend needs for itself."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        problem = f"expected (prompt, response), got {type(item).__name__}"
+        raise RequestError(problem, fix="give a prompt or messages, and a response")
+    response = response_ids(item[1], plan.checkpoint)
+    prompt = prompt_of(scored_request(item[0]), plan)
+    check_ids((*prompt.token_ids, *response), len(prompt.images), plan.checkpoint)
+    window = plan.checkpoint.window
+    length = prompt.length + len(response)
+    if window and length + spare > window:
+        problem = f"prompt and response have {length} tokens, the window has {window - spare}"
+        raise PromptTooLongError(problem, fix="shorten one of them")
+    return prompt, response
+
+
+def scored_pairs(items: Sequence[Any], checkpoint: Checkpoint, backend: str) -> Pairs:
+    """The pairs of a call. Raises the error of the first invalid one."""
+    plan = make_plan(GenerationOptions(max_new_tokens=1), checkpoint)
+    spare = 1 if backend == "vllm" else 0  # vLLM always generates a token
+    pairs = []
+    for index, item in enumerate(items):
+        with at_request(index):
+            pairs.append(scored_pair(item, plan, spare))
+    return pairs
+
+
+def with_numbers(scores: Sequence[ScoreResult]) -> list[ScoreResult]:
+    """The scores. Raises EngineError for the first one that is not a number."""
+    as_tensor = lazy_import("torch").as_tensor
+    for index, score in enumerate(scores):
+        with at_request(index):
+            if as_tensor(score.logprobs).isnan().any():
+                raise no_token(True, False)
+    return list(scores)
+
+
+# == transformers: teacher forcing ==
+
+SCORED_LOGITS = 1 << 28  # logits in one batch, float32: 1 GiB
+
+
+def hf_scores(backend: Any, pairs: Pairs, logits: bool, grad: bool) -> list[ScoreResult]:
+    """Scores by one forward of prompt and response, padded on the right: what stands there is
+    masked, and comes after all that counts."""
+    rows = []
+    for place, (prompt, response) in enumerate(pairs):
+        rows.append(Row(prompt, place=place, response=response))
+    scores: dict[int, ScoreResult] = {}
+    with contextlib.ExitStack() as stack:
+        stack.callback(backend.adapt, backend.adapter)  # a plugin may call the engine that runs it
+        for adapter in {row.prompt.adapter for row in rows}:
+            backend.adapt(adapter)
+            group = [row for row in rows if row.prompt.adapter == adapter]
+            scores.update(group_scores(backend, group, logits, grad))
+    return [scores[place] for place in range(len(rows))]
+
+
+def group_scores(backend: Any, rows: list[Row], logits: bool, grad: bool) -> dict[int, ScoreResult]:
+    """Scores of the rows of one adapter by position, in batches that are halved where memory runs
+    out."""
+    scores: dict[int, ScoreResult] = {}
+    longest = max(row.prompt.length + len(row.response) for row in rows)
+    size = max(1, SCORED_LOGITS // (backend.checkpoint.vocabulary * longest))
+    while rows:
+        batch = rows[:size]
+        try:
+            results = batch_scores(backend, batch, logits, grad)
+        except (RuntimeError, MemoryError) as error:
+            if not is_oom(error):
+                raise
+            if len(batch) == 1:
+                raise oom_error(error, batch[0]) from error
+            size = len(batch) // 2
+            free_memory()
+        else:
+            scores.update(zip((row.place for row in batch), results))
+            rows = rows[size:]
+    return scores
+
+
+def scored_columns(rows: Sequence[Row]) -> list[int]:
+    """Positions whose logits are needed, in a batch that is padded on the right."""
+    needed: set[int] = set()
+    for row in rows:
+        needed.update(range(len(row.ids) - len(row.response) - 1, len(row.ids) - 1))
+    return sorted(needed)
+
+
+def batch_scores(backend: Any, rows: Sequence[Row], logits: bool, grad: bool) -> list[ScoreResult]:
+    """Scores of rows in one forward, which makes no logits of a prompt that nobody reads."""
+    torch = lazy_import("torch")
+    model = backend.model
+    results = []
+    with torch.set_grad_enabled(grad):
+        inputs = collate(rows, backend.checkpoint, model.device, side="right")
+        columns = list(range(inputs["input_ids"].shape[1]))
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            columns = scored_columns(rows)
+            inputs["logits_to_keep"] = torch.tensor(columns, device=model.device)
+        output = model(**inputs, use_cache=False).logits
+        for row, scores in zip(rows, output):
+            begin = len(row.ids) - len(row.response)
+            # [response, vocabulary]: position t - 1 predicts token t.
+            first = columns.index(begin - 1)
+            own = scores[first : first + len(row.response)].float()
+            wanted = torch.tensor(row.response, device=own.device)
+            logprobs = own.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+            kept = None
+            if logits:
+                kept = own if grad else own.cpu().clone()  # not a view of the whole batch
+            values = logprobs if grad else tuple(logprobs.tolist())
+            results.append(ScoreResult(row.response, row.ids[:begin], values, kept))
+    return results
+
+
+# == vLLM: its own prompt log-probabilities, or forced decoding ==
+
+
+def vllm_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]:
+    """By prompt_logprobs; full logits, and scores beside adapters, by forced decoding."""
+    if logits or backend.checkpoint.settings.adapters:
+        return forced_scores(backend, pairs, logits)
+    kit = lazy_import("vllm.sampling_params")
+    params = kit.SamplingParams(
+        max_tokens=1,
+        prompt_logprobs=0,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=kit.RequestOutputKind.FINAL_ONLY,
+    )
+    rows = []
+    for place, (prompt, response) in enumerate(pairs):
+        joined = dataclasses.replace(prompt, token_ids=prompt.token_ids + response)
+        rows.append(Row(joined, place=place, response=response, params=params))
+    scores: dict[int, ScoreResult] = {}
+    backend.run(rows, functools.partial(take_score, scores), NOBODY)
+    return [scores[place] for place in range(len(rows))]
+
+
+def take_score(scores: dict[int, ScoreResult], row: Row, output: Any) -> bool:
+    """Keep the score of a row whose prompt and response vLLM has read. The row is over."""
+    with at_request(row.place):
+        if isinstance(output, GenEngineError):
+            raise output
+    count = len(row.response)  # counted from the end: images make the beginning longer
+    entries = zip(output.prompt_logprobs[-count:], row.response)
+    logprobs = tuple(entry[token_id].logprob for entry, token_id in entries)
+    prompt_ids = tuple(output.prompt_token_ids[:-count])
+    scores[row.place] = ScoreResult(row.response, prompt_ids, logprobs)
+    return True
+
+
+def forced_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]:
+    """Score responses by generating them token by token."""
+    replay = tuple(response for _, response in pairs)
+    options = GenerationOptions(
+        max_new_tokens=max(map(len, replay)),
+        replay=replay,
+        logits=logits,
+        stop=StopOptions(ignore_eos=True),
+    )
+    plan = make_plan(options, backend.checkpoint)
+    prompts = [dataclasses.replace(prompt, replay=response) for prompt, response in pairs]
+    done: dict[int, Completion] = {}
+    backend.complete(prompts, Call(plan, done.__setitem__, NOBODY))
+    scores = []
+    for place, prompt in enumerate(prompts):
+        with at_request(place):
+            result = finish(done[place], prompt, plan, backend.name)
+        scores.append(
+            ScoreResult(
+                token_ids=result.token_ids,
+                prompt_token_ids=result.prompt_token_ids,
+                logprobs=result.logprobs,
+                logits=result.logits,
+            )
+        )
+    return scores

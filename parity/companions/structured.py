@@ -1,0 +1,251 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Structured output by xgrammar, the same on both backends: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="structured"`, and write
+
+    engine.generate_text_batch([{"messages": chat, "structured": {"json": schema}}])
+
+gen_engine finds this file beside itself. A schema keyword that xgrammar ignores is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        Checkpoint,
+        OptionError,
+        Plan,
+        RequestError,
+        StructuredOptions,
+        UnsupportedError,
+        lazy_import,
+        wrapping_errors,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        Checkpoint,
+        OptionError,
+        Plan,
+        RequestError,
+        StructuredOptions,
+        UnsupportedError,
+        lazy_import,
+        wrapping_errors,
+    )
+
+__version__ = "0.2.0"
+
+__all__ = ["Grammars", "grammar_for", "grammar_of", "mask_logits", "set_compiler"]
+
+# == Schemas: what xgrammar ignores is refused ==
+
+NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")  # keys are names
+IGNORED = {
+    "multipleOf",
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "not",
+    "if",
+    "dependentRequired",
+    "dependentSchemas",
+}
+BOUNDS = {
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minProperties",
+    "maxProperties",
+}
+SHAPES = {
+    "properties",
+    "required",
+    "additionalProperties",
+    "patternProperties",
+    "items",
+    "minItems",
+    "maxItems",
+}
+LENGTHS = {"minLength", "maxLength"}
+ALONE = {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # xgrammar reads no word beside these
+DATA = ("const", "default", "enum", "examples")  # hold values, not schemas
+DEEPEST = 100
+LONGEST = 1 << 18  # characters of EBNF
+
+
+def ignored_words(schema: Mapping[str, Any]) -> set[str]:
+    """Keywords and names of one schema that xgrammar would ignore."""
+    words = set(schema)
+    names = set(schema.get("properties", ()))
+    ignored = {word for word in IGNORED & words if schema[word] is not False}
+    ignored |= set(schema.get("required", ())) - names
+    if words & ALONE:
+        ignored |= words & (BOUNDS | SHAPES)
+    elif "type" not in words:
+        ignored |= words & BOUNDS
+    if words & {"pattern", "format"}:
+        ignored |= words & LENGTHS
+    if len(schema.get("allOf", ())) > 1:
+        ignored.add("allOf")
+    # Releases before 0.2 do not escape names.
+    ignored |= {name for name in names if json.dumps(name, ensure_ascii=False) != f'"{name}"'}
+    return ignored
+
+
+def check_schema(schema: Any, depth: int = 1) -> None:
+    """Raise RequestError for what xgrammar ignores, at any depth."""
+    if depth > DEEPEST:
+        problem = f"xgrammar would take minutes for a schema more than {DEEPEST} deep"
+        raise RequestError(problem, fix="make it flatter")
+    if isinstance(schema, list):
+        for item in schema:
+            check_schema(item, depth + 1)
+    if not isinstance(schema, dict):
+        return
+    ignored = ignored_words(schema)
+    if ignored:
+        problem = f"xgrammar ignores the schema keyword {min(ignored)!r}"
+        raise RequestError(problem, fix="take it out of the schema")
+    for word, value in schema.items():
+        if word in NAMED_SCHEMAS:
+            check_schema(list(value.values()), depth + 1)
+        elif word not in DATA:
+            check_schema(value, depth + 1)
+
+
+# == Grammars: every form as EBNF ==
+
+
+def fix_hex_escapes(text: str) -> str:
+    """EBNF in which \\xNN is \\u00NN: xgrammar writes the one, and reads it as far as there are
+    hexadecimal digits ("\\xdfe" of "ße")."""
+    return re.sub(r"(\\\\)|\\x(..)", lambda found: found[1] or rf"\u00{found[2]}", text)
+
+
+def json_grammar(schema: str) -> str:
+    """The EBNF of a JSON schema."""
+    check_schema(json.loads(schema))
+    grammar = lazy_import("xgrammar").Grammar
+    ebnf = str(grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
+    # Where anything may stand, xgrammar forgets the separators.
+    return re.sub(r'(?<!\\)", "', '","', ebnf)
+
+
+def choice_grammar(choices: Sequence[str]) -> str:
+    """The EBNF of one of these strings."""
+    return "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
+
+
+def ebnf_of(form: str, value: Any) -> str:
+    """The EBNF of a form, as xgrammar writes it."""
+    grammar = lazy_import("xgrammar").Grammar
+    if form == "json":
+        return json_grammar(value)
+    if form == "json_object":
+        return json_grammar('{"type": "object"}')
+    if form == "regex":
+        return str(grammar.from_regex(fix_hex_escapes(value)))
+    return str(grammar.from_ebnf(choice_grammar(value) if form == "choice" else value))
+
+
+@functools.lru_cache(64)
+def grammar_of(structured: StructuredOptions) -> str:
+    """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and
+    choices. Raises RequestError."""
+    [(form, value)] = structured.forms().items()
+    with wrapping_errors(RequestError, f"xgrammar refused the {form}", "correct it"):
+        ebnf = ebnf_of(form, value)
+    if len(ebnf) > LONGEST:
+        size = f"{len(ebnf)} characters of EBNF"
+        problem = f"xgrammar would take minutes for the {form}, {size}"
+        raise RequestError(problem, fix="shorten it")
+    return fix_hex_escapes(ebnf)
+
+
+def grammar_for(structured: StructuredOptions, plan: Plan) -> str:
+    """The EBNF of a structure under these options. Raises GenEngineError where they contradict
+    it."""
+    options = plan.options
+    if not plan.checkpoint.eos_ids:
+        problem = "a structure needs an EOS id, and the checkpoint has none"
+        raise UnsupportedError(problem, fix="name the end-of-text id in config.json")
+    if options.min_new_tokens or options.stop.ignore_eos:
+        problem = "min_new_tokens or ignore_eos with a structure, which says where it ends"
+        raise OptionError(problem, fix="drop one")
+    if options.logprobs is not None or options.logits:  # forced decoding has logprobs
+        problem = "replay, logprobs and logits of a structure are not raw"
+        raise OptionError(problem, fix="use score_batch on the answer")
+    return grammar_of(structured)
+
+
+# == Masks: what a row may sample next ==
+
+
+class Matcher:
+    """One row's position in its grammar; after the grammar's end everything is allowed."""
+
+    def __init__(self, matcher: Any) -> None:
+        self.matcher = matcher
+
+    def accept(self, token: int) -> bool:
+        """Whether the grammar allows this token, which is the row's next."""
+        return bool(self.matcher.is_terminated() or self.matcher.accept_token(token))
+
+    def fill(self, mask: Any, place: int) -> None:
+        """Write what is allowed next into row `place` of a bit mask."""
+        if not self.matcher.is_terminated():
+            self.matcher.fill_next_token_bitmask(mask, place)
+
+
+class Grammars:
+    """Compiles structures that end in any of a checkpoint's EOS ids; it keeps the latest few."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        xgrammar = lazy_import("xgrammar")
+        info = xgrammar.TokenizerInfo.from_huggingface(
+            checkpoint.tokenizer,
+            vocab_size=checkpoint.vocabulary,
+            stop_token_ids=list(checkpoint.eos_ids),
+        )
+        # A compiled grammar takes 0.4 MB or more.
+        self.compiler: Any = xgrammar.GrammarCompiler(info, cache_limit_bytes=64 << 20)
+
+    def matcher(self, ebnf: str) -> Matcher:
+        compiled = self.compiler.compile_grammar(ebnf)
+        return Matcher(lazy_import("xgrammar").GrammarMatcher(compiled))
+
+
+def mask_logits(matchers: Sequence[Matcher | None], logits: Any) -> None:
+    """Set what a row's grammar does not allow next to -inf, in place. logits: [rows, vocabulary];
+    a row without a matcher stays as it is."""
+    xgrammar = lazy_import("xgrammar")
+    mask = xgrammar.allocate_token_bitmask(len(matchers), logits.shape[-1])
+    mask.fill_(-1)
+    for place, matcher in enumerate(matchers):
+        if matcher is not None:
+            matcher.fill(mask, place)
+    xgrammar.apply_token_bitmask_inplace(logits, mask.to(logits.device))
+
+
+def set_compiler(engine: Any, checkpoint: Checkpoint) -> None:
+    """Give a vLLM engine in this process our compiler: before 0.32 its own knows one end id
+    only."""
+    manager = engine.engine_core.engine_core.structured_output_manager
+    if manager.backend is None:
+        module = lazy_import("vllm.v1.structured_output.backend_xgrammar")
+        config = engine.vllm_config
+        size = config.model_config.get_vocab_size()
+        manager.backend = module.XgrammarBackend(config, manager.tokenizer, size)
+        manager.backend.compiler = Grammars(checkpoint).compiler

@@ -1,0 +1,81 @@
+"""Weights that change under a loaded engine: `update_weights` and `bare` on both backends, and what was
+cached before."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gen_engine import OptionError, UnsupportedError
+
+from ..conftest import TEXT, chat, open_engine
+
+COUNT = chat("Count to 25.")
+FILE = "model.safetensors"
+
+
+def weights_of(model: Path) -> dict[str, Any]:
+    found: dict[str, Any] = importlib.import_module("safetensors.torch").load_file(model / FILE)
+    return found
+
+
+@pytest.fixture
+def other(edited: Any) -> Path:
+    """The checkpoint with a first layer that adds nothing: another model, as training makes one."""
+    model: Path = edited(TEXT, {})
+    weights = weights_of(model)
+    for name, tensor in weights.items():
+        if "layers.0." in name and name.endswith(("down_proj.weight", "o_proj.weight")):
+            tensor.zero_()
+    importlib.import_module("safetensors.torch").save_file(weights, model / FILE, {"format": "pt"})
+    return model
+
+
+def test_updated_weights_answer_like_a_checkpoint_that_has_them(backend: str, other: Path) -> None:
+    store: dict[str, str] = {}
+    with open_engine(other, backend) as engine:
+        [expected] = engine.generate_text_batch([COUNT])
+    with open_engine(TEXT, backend, cache=store) as engine:
+        [before] = engine.generate_text_batch([COUNT])
+        assert before.weight_version is None and before.token_ids != expected.token_ids
+        engine.update_weights(weights_of(other), version="one")
+        [after] = engine.generate_text_batch([COUNT])
+        assert (after.token_ids, after.cached, after.weight_version) == (expected.token_ids, False, "one")
+        [again] = engine.generate_text_batch([COUNT])
+        assert again.cached and again.token_ids == expected.token_ids
+        engine.update_weights(iter(weights_of(TEXT).items()))
+        [back] = engine.generate_text_batch([COUNT])
+        assert back.token_ids == before.token_ids and not back.cached
+        assert back.weight_version not in (None, "one")
+
+
+def test_weights_written_through_bare_meet_no_cached_answer(other: Path) -> None:
+    with open_engine(TEXT, "hf", cache={}) as engine:
+        [before] = engine.generate_text_batch([COUNT])
+        with engine.bare(read_only=True):
+            pass
+        assert engine.generate_text_batch([COUNT])[0].cached
+        with engine.bare() as model:
+            model.load_state_dict(weights_of(other), strict=False)
+        [after] = engine.generate_text_batch([COUNT])
+        assert not after.cached and after.token_ids != before.token_ids
+
+
+def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
+    torch: Any = importlib.import_module("torch")
+    wrong: list[Any] = [{"no.such.weight": torch.zeros(2)}, [("a",)], {"model.norm.weight": 5}]
+    with open_engine(TEXT, backend) as engine:
+        for weights in wrong:
+            with pytest.raises(OptionError):
+                engine.update_weights(weights)
+
+
+def test_a_fallback_with_the_checkpoints_weights_is_refused(other: Path) -> None:
+    with open_engine(TEXT, "vllm", fallback_backend="hf") as engine:
+        assert engine.generate_text_batch([COUNT], {"temperature": 3.0})[0].fallback_from == "vllm"
+        engine.update_weights(weights_of(other))
+        with pytest.raises(UnsupportedError, match="a temperature that is not"):
+            engine.generate_text_batch([COUNT], {"temperature": 3.0})
