@@ -11,18 +11,19 @@ written), 5 nothing compared.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from gen_engine import __version__, nearest
-from parity import demo, shell, vendor
+import gen_engine
+from parity import demo, laws, shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
 from parity.golden import GoldenError
-from parity.prove import campaign, frozen, matrix, mutants, referee_command, selftest, stop_laws
-from parity.prove.real import ground
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import answers
@@ -42,22 +43,14 @@ COMMANDS = (
     bench.add_bench,
     shell.add_generate,
     batch_files.add_batch,
-    stop_laws.add_laws,
+    laws.add_laws,
     rollout.add_trace,
     schedule.add_schedule,
     shell.add_doctor,
     vendor.add_vendor,
     demo.add_demo,
 )
-DEVELOPERS = (  # what proves this project itself: parity dev ...
-    selftest.add_selftest,
-    mutants.add_mutants,
-    frozen.add_frozen,
-    ground.add_real,
-    referee_command.add_referee,
-    campaign.add_campaign,
-    matrix.add_matrix,
-)
+PROVING = "parity.prove"  # what proves this project itself: in a clone, no part of the package
 USAGE = 2
 NOBODY_READS = 141  # what a shell says of a program whose reader went away: `parity list | head`; no verdict of ours
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
@@ -69,6 +62,18 @@ def program_name() -> str:
     return "python -m parity" if Path(sys.argv[0]).name == "__main__.py" else "parity"
 
 
+def add_developers(users: Any) -> dict[str, argparse.ArgumentParser]:
+    """`parity dev ...` in a clone, where those commands are. Returns name -> parser."""
+    if find_spec(PROVING) is None:
+        return {}
+    dev = users.add_parser("dev", help="what proves this project itself; parity dev --help lists it")
+    developers = dev.add_subparsers(metavar="COMMAND", required=True)
+    for add_command in importlib.import_module(f"{PROVING}.commands").COMMANDS:
+        add_command(developers)
+    choices: dict[str, argparse.ArgumentParser] = developers.choices
+    return choices
+
+
 class Parsers:
     """The parser of the command line, and the names of its commands.   users, developers: name -> its parser."""
 
@@ -76,16 +81,12 @@ class Parsers:
         self.top = argparse.ArgumentParser(
             prog=program_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        self.top.add_argument("--version", action="version", version=f"parity {__version__}")
+        self.top.add_argument("--version", action="version", version=f"parity {gen_engine.__version__}")
         self.top.add_argument("--goldens", default="golden", metavar="DIR", help="default: golden")
         users = self.top.add_subparsers(metavar="COMMAND", required=True)
         for add_command in COMMANDS:
             add_command(users)
-        dev = users.add_parser("dev", help="what proves this project itself; parity dev --help lists it")
-        developers = dev.add_subparsers(metavar="COMMAND", required=True)
-        for add_command in DEVELOPERS:
-            add_command(developers)
-        self.users, self.developers = users.choices, developers.choices
+        self.users, self.developers = users.choices, add_developers(users)
         for command in (*self.users.values(), *self.developers.values()):
             # On either side of the command; SUPPRESS: what stood before it stays.
             command.add_argument("--goldens", default=argparse.SUPPRESS, metavar="DIR", help="default: golden")
@@ -101,8 +102,8 @@ class Parsers:
         if word.startswith("-") or word in self.users:
             return None
         if word in self.developers:
-            return f"{word!r} is a command for developers; run: {program_name()} dev {word}"
-        return f"there is no command {word!r}; {nearest(word, self.users)}"
+            return f"{word!r} is a command for developers: {program_name()} dev {word}"
+        return f"there is no command {word!r}; {gen_engine.nearest(word, self.users)}"
 
 
 def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -309,7 +309,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_demo(args: argparse.Namespace) -> int:
-    """Returns 0 if both backends give the same answers, up to rounding; else 1."""
+    """Returns 0 if both backends give the same answers, up to rounding; else 1.
+
+    Raises LookupError outside of a clone."""
+    if not MODEL.is_dir():
+        raise LookupError(f"demo: {MODEL} is not here. Run it in a clone of this project.")
     warnings.simplefilter("ignore")  # of the libraries among themselves
     logging.disable(logging.WARNING)  # likewise: the table is what a person came for
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

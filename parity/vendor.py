@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 NAME = "gen_engine.py"
-SOURCE = Path(__file__).parents[1] / NAME
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / NAME if (ROOT / NAME).is_file() else ROOT / "gen_engine/__init__.py"  # of a clone, of the package
 COMPANIONS = "parity/companions"  # beside SOURCE
 VERSIONS = Path(__file__).with_name("versions.json")
 MOST_LINES = 40  # of a diff that are shown

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from parity.judge.worker import settle
-from parity.prove.matrix import README, write_between
+from parity.prove.matrix import README as README
+from parity.prove.matrix import write_between
 
 EXAMPLE = """example:
   python -m parity dev campaign --quick
@@ -141,7 +142,7 @@ def table_of(outcomes: Sequence[Outcome]) -> str:
 
 
 def in_short(seen: Mapping[str, Sequence[Outcome]], day: datetime.date) -> str:
-    """README's table: how many of each kind, by backend."""
+    """README.md's table: how many of each kind, by backend."""
     lines = [f"| {day.isoformat()} | inputs | right | refused in our words | failed |", "|---|---|---|---|---|"]
     for backend, outcomes in seen.items():
         counts = Counter(outcome.kind for outcome in outcomes)
@@ -173,7 +174,7 @@ def add_campaign(sub: Any) -> None:
     parser = sub.add_parser(
         "campaign",
         help="ask hostile inputs of every kind beside good ones: each is right or refused, and costs no neighbour; the "
-        "whole of it writes README's table",
+        "whole of it writes the table of parity/prove/README.md",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

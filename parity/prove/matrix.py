@@ -1,4 +1,4 @@
-"""`python -m parity dev matrix`: does what README says hold on the releases that it names?
+"""`python -m parity dev matrix`: does what the documents say hold on the releases that they name?
 
 Each row is an environment: built in a folder of its own, asked four things with this working tree, and deleted. What
 gen_engine's own table says that a release cannot do must be refused there in its words; everything else must hold.
@@ -31,7 +31,7 @@ from parity.companions.speculation import REFUSALS
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("matrix.md")
-README = ROOT / "README.md"
+README = Path(__file__).with_name("README.md")
 MARKS = "<!-- parity matrix: -->", "<!-- :parity matrix -->"
 MODEL = "golden/models/tiny-qwen3"
 SMALL = {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
@@ -296,7 +296,7 @@ else holds, or a cell says **no**.
 
 
 def write_table(new: Sequence[Sequence[str]], path: Path, readme: Path) -> None:
-    """Put lines into the table: the other rows stay as they were seen. README shows the same, less its last column."""
+    """Put lines into the table: the other rows stay. README.md shows the same, less its last column."""
     lines = read_table(path.read_text()) if path.exists() else {}
     for line in new:
         lines[line[0]] = merged(lines.get(line[0]), line)
@@ -306,7 +306,7 @@ def write_table(new: Sequence[Sequence[str]], path: Path, readme: Path) -> None:
 
 
 def write_between(marks: tuple[str, str], shown: str, readme: Path) -> None:
-    """Where README holds both marks."""
+    """Where the document holds both marks."""
     text = readme.read_text()
     if all(mark in text for mark in marks):
         before, _, rest = text.partition(marks[0])

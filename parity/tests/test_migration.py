@@ -1,7 +1,7 @@
-"""README's "Migrate a call site in ten minutes", followed literally in a repository of somebody else.
+"""The full migration of parity/README.md, followed literally in a repository of somebody else.
 
-The stranger's files and the commands are those of README's blocks. Commands of parity run in this process, which has
-its libraries loaded; what they record runs as the processes that it says.
+The files and the commands are those of its blocks and of parity/ci.md. Commands of parity run in this process, which
+has its libraries loaded; what they record runs as the processes that it says.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from parity.golden import Store
 from parity.tasks import drawing
 
 from .conftest import ROOT, TEXT, VL
+from .documents import blocks
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SECTION = README.partition("## Migrate a call site in ten minutes\n")[2].partition("\n## ")[0]
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)
-FILES = {code.partition("\n")[0].removeprefix("# "): code for kind, code in BLOCKS if kind == "py"}
+BLOCKS = blocks(ROOT / "parity/README.md")
+WORKFLOW = next(code for kind, code in blocks(ROOT / "parity/ci.md") if kind == "yaml")
+FILES = {
+    code.partition("\n")[0].removeprefix("# "): code
+    for kind, code in (*BLOCKS, *blocks(ROOT / "parity/ci.md"))
+    if kind == "py"
+}
 COMMANDS = [line for kind, code in BLOCKS if kind == "bash" for line in code.splitlines()]
 QUESTIONS = "What is the capital of France?\nIs 28 even?|Verdict\nCount to 12.\n"
 PRINTED = "The capital of France is Paris.\n28 is even.\n1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12.\n"
@@ -37,7 +41,7 @@ Said = Callable[..., tuple[int, str]]
 
 
 def command(begin: str) -> str:
-    """README's command that begins so."""
+    """The document's command that begins so."""
     found: str
     [found] = [line for line in COMMANDS if line.startswith(begin)]
     return found
@@ -87,7 +91,7 @@ def edit(path: Path, *changes: tuple[str, str]) -> None:
     path.write_text(text)
 
 
-# == In README's order; each test goes on where the one before ended ==
+# == In the document's order; each test goes on where the one before ended ==
 
 
 def test_1_recording_leaves_the_script_as_it_is(parity: Said, acme: Path) -> None:
@@ -144,7 +148,7 @@ def test_3_each_break_is_named(name: str, parity: Said, acme: Path) -> None:
     assert {certainty for _, certainty in found} <= {"confirmed"}, said
 
 
-def test_4_explain_says_what_readme_says_and_accept_covers_this_cause_until_its_day(parity: Said, acme: Path) -> None:
+def test_4_explain_prints_what_is_shown_and_accept_covers_this_cause_until_its_day(parity: Said, acme: Path) -> None:
     edit(acme / "acme/answers.py", ("64", "16"))
     code, said = parity(command("python -m parity check --backend hf --html"))
     assert code == 1 and (acme / "parity.html").exists()
@@ -168,7 +172,7 @@ def test_4_explain_says_what_readme_says_and_accept_covers_this_cause_until_its_
 
 def test_5_what_gates_it(parity: Said, acme: Path) -> None:
     edit(acme / "acme/answers.py")
-    steps = re.findall(r"^- run: (.*)$", dict(BLOCKS)["yaml"], re.MULTILINE)
+    steps = re.findall(r"^ +run: (python .*)$", WORKFLOW, re.MULTILINE)
     code, said = parity(steps[0].replace("$GITHUB_STEP_SUMMARY", "summary.md"), "--backend", "hf")
     assert code == 0, said
     assert "3 cases" in (acme / "summary.md").read_text() and 'tests="3"' in (acme / "parity.xml").read_text()
@@ -243,16 +247,16 @@ if __name__ == "__main__":
 """
 
 
-def readme_block(begin: str) -> str:
-    """README's block without a language that begins so."""
+def document_block(begin: str) -> str:
+    """The document's block without a language that begins so."""
     found: str
     [found] = [code.strip() for kind, code in BLOCKS if not kind and code.startswith(begin)]
     return found
 
 
 def test_7_code_that_takes_objects(parity: Said, acme: Path) -> None:
-    """`(model, processor, …)` on the real model: the old function by the factories of README's block, the moved one
-    without them, on both backends, wrong, and as README's whole script."""
+    """`(model, processor, …)` on the real model: the old function by the factories of the document, the moved one
+    without them, on both backends, wrong, and as a whole script."""
     (acme / "models/tiny-qwen3-vl").symlink_to(VL)
     (acme / "photos").mkdir()
     for colour, shape in (("red", "circle"), ("blue", "square")):
@@ -262,7 +266,7 @@ def test_7_code_that_takes_objects(parity: Said, acme: Path) -> None:
     assert code == 4 and "2 cases, 2 model rows" in said, said
     for name in ("model", "processor"):
         assert re.search(rf"images: the argument '{name}' is a .*, which no golden can hold", said), said
-    store, settings = Store("golden"), json.loads("{" + readme_block('"images"') + "}")
+    store, settings = Store("golden"), json.loads("{" + document_block('"images"') + "}")
     assert list(settings) == ["images"]
     store.set_site("images", **settings["images"])
     code, said = parity("python -m parity check images --backend hf")
@@ -278,7 +282,7 @@ def test_7_code_that_takes_objects(parity: Said, acme: Path) -> None:
     assert code == 1 and len(re.findall(r"image.pixel_budget; confirmed", said)) == 2, said
     (acme / "new.py").write_text(DESCRIBE)
     store.set_site("images", moved=None)
-    code, said = parity(readme_block("python -m parity check images"))
+    code, said = parity(document_block("python -m parity check images"))
     assert code == 0 and "2 IDENTICAL" in said, said
 
 

@@ -1,4 +1,4 @@
-"""What a package registry would hand out: a wheel has every room, the hook and the page, and works on its own."""
+"""What a package registry would hand out: the rooms that users need, the hook, the page and the types."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if __name__ == "__main__":
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel's content, built from a copy: building leaves folders behind."""
     copy, into = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("installed")
-    for name in ("gen_engine.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("gen_engine.py", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(ROOT / name, copy / name)
     shutil.copytree(ROOT / "parity", copy / "parity", ignore=shutil.ignore_patterns("__pycache__"))
     build = "import setuptools.build_meta as backend; print(backend.build_wheel('.'))"
@@ -39,9 +39,47 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_holds_every_file_of_every_room_that_a_user_needs(installed: Path) -> None:
     kept = ("*.py", "report.html", "versions.json")
+    developers = ("tests", "foreign", "prove", "callsites")
     ours = {path.relative_to(ROOT) for kind in kept for path in (ROOT / "parity").rglob(kind)}
     theirs = {path.relative_to(installed) for path in (installed / "parity").rglob("*") if path.is_file()}
-    assert theirs == {path for path in ours if path.parts[1] not in ("tests", "foreign")}
+    needed = {path for path in ours if path.parts[1] not in developers}
+    assert theirs == needed | {Path("parity/py.typed")}
+
+
+def test_wheel_engine_is_the_file_as_a_typed_package(installed: Path, tmp_path: Path) -> None:
+    package = installed / "gen_engine"
+    assert (package / "__init__.py").read_bytes() == (ROOT / "gen_engine.py").read_bytes()
+    assert (package / "py.typed").is_file() and not (installed / "gen_engine.py").exists()
+    script = tmp_path / "script.py"
+    script.write_text('from gen_engine import load\n\nload("m").generate_txt_batch([])\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert '"GenerationEngine" has no attribute "generate_txt_batch"' in done.stdout, done.stdout
+
+
+def test_wheel_vendor_copies_the_engine_as_one_file(installed: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "parity.vendor", "--copy", str(tmp_path / "llm.py")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "class GenerationEngine" in (tmp_path / "llm.py").read_text(encoding="utf-8")
+
+
+def test_wheel_developers_command_is_none(installed: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "parity", "dev", "selftest"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "no command 'dev'" in done.stderr
 
 
 def test_it_records_and_checks_with_nothing_of_this_folder_on_the_path(installed: Path, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class Dying(Generate):
 def test_readmes_recipe_does_nothing_twice_though_a_worker_is_killed(
     killed: Path, shared: Load, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "parity/companions/README.md").read_text(encoding="utf-8")
     [recipe] = [code for code in re.findall(r"^```py\n(.*?)^```", readme, re.M | re.S) if "map_batches" in code]
     for name in ("init", "shutdown"):  # it runs already
         monkeypatch.setattr(f"ray.{name}", lambda **_: None)

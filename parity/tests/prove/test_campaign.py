@@ -18,7 +18,7 @@ from parity.prove.campaign import Outcome, campaign, table_of
 from parity.prove.campaign_room import Item, Room
 from parity.prove.campaign_table import chosen, hook
 
-from ..conftest import BACKENDS, ROOT
+from ..conftest import BACKENDS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -40,7 +40,7 @@ def test_the_quick_ones_are_of_every_group_door_and_field(backend: str) -> None:
 
 
 def test_readme_tells_of_the_whole_table_as_it_is_and_that_nothing_fails() -> None:
-    shown = (ROOT / "README.md").read_text().partition(runner.MARKS[0])[2].partition(runner.MARKS[1])[0]
+    shown = runner.README.read_text().partition(runner.MARKS[0])[2].partition(runner.MARKS[1])[0]
     rows = [[word.strip() for word in line.strip("|").split("|")] for line in shown.strip().splitlines()[2:]]
     assert [(row[0], int(row[1].replace(",", "")), row[4]) for row in rows] == [
         (backend, len(chosen(backend)), "0") for backend in BACKENDS

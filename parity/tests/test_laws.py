@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from parity.prove.stop_laws import LAWS, Sample, add_laws, cut_by_scanning, try_law, try_laws
+from parity.laws import LAWS, Sample, add_laws, cut_by_scanning, try_law, try_laws
 
 
 def first_in_list(text: str, stops: list[str]) -> str:

@@ -1,0 +1,20 @@
+"""The documents of this repository, and the fenced blocks in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def documents(root: Path) -> list[Path]:
+    """Every document that a person wrote; tables that programs write are none."""
+    written = {"parity/prove/matrix.md", "parity/prove/referee_table.md"}
+    found = [*root.glob("*.md"), *root.glob("golden/*.md"), *(root / "parity").rglob("*.md")]
+    return sorted(path for path in found if path.relative_to(root).as_posix() not in written)
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """(language, text) of each fenced block, in order."""
+    return FENCE.findall(document.read_text(encoding="utf-8"))
