@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from parity import shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
+from parity.diff import commands as differing
 from parity.golden import GoldenError
 from parity.prove import campaign, frozen, matrix, mutants, referee_command, selftest, stop_laws
 from parity.prove.real import ground
@@ -40,6 +41,7 @@ COMMANDS = (
     shell.add_generate,
     batch_files.add_batch,
     answers.add_compare,
+    differing.add_diff,
     selftest.add_selftest,
     mutants.add_mutants,
     referee_command.add_referee,

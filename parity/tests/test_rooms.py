@@ -24,11 +24,12 @@ ROOMS: dict[str, str] = {
     "bench": "judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
     "prove": "callsites judge record ground companions gen_engine",
+    "diff": "prove judge record ground companions gen_engine",
     "demo": "judge record ground companions gen_engine",  # it says why two answers part
     "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
     "shell": "record ground gen_engine",
-    "door": "shell prove bench report rollout judge record ground companions gen_engine",
-    "tests": "door shell demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
+    "door": "shell diff prove bench report rollout judge record ground companions gen_engine",
+    "tests": "door shell diff demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
 }
 PLACES = {
     **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
