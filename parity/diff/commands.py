@@ -11,7 +11,7 @@ from typing import Any
 
 from parity.diff.path import parse_path
 
-GRAMMAR = """paths: BACKEND[@DIR][+adapter=DIR][:WORD,...], or env:PYTHON[,PATH] for another environment
+GRAMMAR = """paths: BACKEND[@DIR][+adapter=DIR][:WORD,...], or env:PYTHON[,PATH] (elsewhere)
   hf words     float32 bfloat16 float16, eager sdpa flash_attention_2, and faults to plant:
                int8 fp8 attention=F logits=F theta=F matrix=LAYER
   vllm words   a dtype, transformers (its model code), quantization=... kv_cache_dtype=...
@@ -53,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if args.invariance:
         return run_invariance(args)
     if len(args.paths) != 2:
-        raise ValueError(f"diff: {len(args.paths)} paths, expected 2. Write: parity diff A B --model M.")
+        raise ValueError(
+            f"diff: {len(args.paths)} paths, expected 2. Write: parity diff A B --model M."
+        )
     a, b = (parse_path(text) for text in args.paths)
     if args.layers:
         return run_layers(args)
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> int:
     for line in beyond:
         print(line)
     if args.json:
-        args.json.write_text(json.dumps(dataclasses.asdict(found), indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(
+            json.dumps(dataclasses.asdict(found), indent=1) + "\n", encoding="utf-8"
+        )
     if args.html:
         from parity.diff.page import page
 

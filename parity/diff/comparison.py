@@ -1,7 +1,8 @@
 """Two paths, one verdict: prompts first, then numerics, each model by itself.
 
-    found = compare(a, b, model, prompts)
-    found.sentence      one line          found.outcome      "equal", "rounding", "differs", "cannot tell"
+found = compare(a, b, model, prompts)
+found.sentence      one line
+found.outcome       "equal", "rounding", "differs", "cannot tell"
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STEPS = 4  # visits to A, B, A again, and the reference
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """outcome, sentence: the verdict.   partings: of each row, the first greedy step at which it parts.
+    """outcome, sentence: the verdict.   partings: of each row, the first step at which it parts.
     mismatch: B's log-probabilities of answers against A's; None where the prompts differ.
     worst: the text around the token that moved most, that token in [[ ]].   deltas: B - A, nats.
     proof: the referee's words, "" where nothing was to be judged.
@@ -137,7 +138,11 @@ def context_of(folder: str, rows: Sequence[Given], found: Mismatch) -> str:
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     row = rows[found.worst_row]
     place = row.answer + found.worst_step
-    pieces = (row.ids[max(0, place - 12) : place], row.ids[place : place + 1], row.ids[place + 1 :][:4])
+    pieces = (
+        row.ids[max(0, place - 12) : place],
+        row.ids[place : place + 1],
+        row.ids[place + 1 :][:4],
+    )
     before, token, after = (tokenizer.decode(list(ids)) for ids in pieces)
     return f"{before}[[{token}]]{after}"
 
@@ -157,7 +162,11 @@ def judge(
     found = judge_paths(first, other, rows, read, truth)
     if found.outcome == "rounding":
         seen = f"a fault of {found.sees:.1e} nats or more would have been seen"
-        return "rounding", f"the same within rounding ({found.rounding:.1e} nats; {seen})", found.said
+        return (
+            "rounding",
+            f"the same within rounding ({found.rounding:.1e} nats; {seen})",
+            found.said,
+        )
     if found.outcome == "cannot tell":
         return "cannot tell", "cannot tell; more prompts are needed", found.said
     like = found.like

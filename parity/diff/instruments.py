@@ -1,9 +1,9 @@
 """The judge's instruments, as parity.diff uses them: the one module here that imports parity.judge.
 
-    rows = rows_between(a, b)               A's greedy ids and B's, each forced on both paths
-    scores = read_rows(engine, rows)        what a loaded path makes of them
-    read_truth(folder, dtype, rows)         what float32 makes of them, and each direction a fault has
-    judge_paths(...)                        the referee's verdict
+rows = rows_between(a, b)               A's greedy ids and B's, each forced on both paths
+scores = read_rows(engine, rows)        what a loaded path makes of them
+read_truth(folder, dtype, rows)         what float32 makes of them, and each direction a fault has
+judge_paths(...)                        the referee's verdict
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SURE = 0.01  # 1 - p below it counts as it, as in the referee
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What a path answered, greedily, a row per prompt.   texts: rendered prompts, "" where ids or raw
-    text were given.   prompts, ids: tokens.   eos: ids that end a row."""
+    """What a path answered, greedily, a row per prompt.   texts: rendered prompts, "" where raw
+    text was given.   prompts, ids: tokens.   eos: ids that end a row."""
 
     dtype: str
     eos: tuple[int, ...]
@@ -54,7 +54,7 @@ class Truth:
 class Judged:
     """outcome: "rounding", "fault" or "cannot tell".   said: why, one line.   like: which fault it
     looks like, or "".   sees: nats of logit, the smallest fault that would have been seen.
-    rounding: nats of logit, how far A is from float32.   is_shift: the referee sees it over all tokens."""
+    rounding: nats of logit, how far A is from float32.   is_shift: seen over all tokens."""
 
     outcome: str
     said: str
@@ -82,14 +82,16 @@ def rows_between(a: Answers, b: Answers) -> list[Given]:
     return rows
 
 
-def read_rows(engine: Any, rows: Sequence[Given], what: str, adapter: str | None = None) -> list[Scored]:
+def read_rows(
+    engine: Any, rows: Sequence[Given], what: str, adapter: str | None = None
+) -> list[Scored]:
     return scoring.read_engine(engine, rows, what=what, adapter=adapter)
 
 
 @contextlib.contextmanager
 def planted(model: Any, fault: str, amount: float) -> Iterator[None]:
-    """A loaded transformers model with a fault for as long as the block lasts. Raises ValueError where
-    the model has nothing of that name."""
+    """A loaded transformers model with a fault, for as long as the block lasts. Raises ValueError
+    where the model has nothing of that name."""
     if not fault:
         yield
     elif fault in ROUNDINGS:
@@ -107,7 +109,7 @@ def planted(model: Any, fault: str, amount: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def moved_matrix(model: Any, layer: int) -> Iterator[None]:
-    """The last matrix of one decoder layer x 1.05. Raises ValueError where there is no such layer."""
+    """The last matrix of one decoder layer x 1.05. Raises ValueError where there is none."""
     import torch
 
     layers = model.get_decoder().layers
@@ -133,12 +135,24 @@ PROBES: Mapping[str, Moved] = {
 
 
 def read_truth(folder: str, dtype: str, rows: Sequence[Given], adapter: str = "") -> Truth:
-    """Float32 where it fits, else plain transformers in `dtype`. Raises CannotJudge where nothing fits."""
+    """Float32 where it fits, else plain transformers in `dtype`. Raises CannotJudge if none does."""
     source = scoring.source_of(folder, dtype)
     with scoring.Reader(folder, source.dtype, device=source.device, adapter=adapter) as reader:
         scores = reader.read(rows)
         probes = scoring.read_probes(reader, rows) if source.exact else {}
     return Truth(source.dtype, source.said, scores, probes)
+
+
+def row_of(prompt: Sequence[int], ids: Sequence[int], others: Sequence[tuple[int, int]]) -> Given:
+    """An answer behind its prompt.   others: (step, id) pairs that are read, too."""
+    asked = tuple((len(prompt) + step, token) for step, token in others)
+    return scoring.given_of(prompt, ids, with_prompt=False, others=asked)
+
+
+def read_exact(folder: str, rows: Sequence[Given]) -> list[Scored]:
+    """By plain transformers in float32."""
+    with scoring.Reader(folder, "float32") as reader:
+        return reader.read(rows)
 
 
 def read_faults(folder: str, rows: Sequence[Given], adapter: str = "") -> dict[str, list[Scored]]:
@@ -181,7 +195,7 @@ def likeness(
     read: tuple[list[Scored], list[Scored]],
     like: str,
 ) -> str:
-    """What a shift looks like: the fault whose direction B - A has, or else what the referee names."""
+    """What a shift looks like: the fault whose direction B - A has, or what the referee names."""
     old, new = read
     base = logprobs_of(truth.scores)
     worth = np.hypot(-np.expm1(np.minimum(base, 0.0)), SURE)

@@ -1,11 +1,11 @@
 """A path: which engine answers, with which checkpoint, dtype and kernels. Parsed from one word.
 
-    hf   vllm   hf:bfloat16   vllm:float16   hf:bfloat16,eager   vllm:transformers
-    hf@DIR                          another checkpoint
-    hf+adapter=DIR                  with a LoRA adapter
-    vllm:quantization=fp8           one of vLLM's own settings
-    hf:int8   hf:attention=1.01     a planted fault: weights rounded, a factor on what it names
-    env:/path/to/python             the same in another environment; env:/path/to/python,vllm:float16
+hf   vllm   hf:bfloat16   vllm:float16   hf:bfloat16,eager   vllm:transformers
+hf@DIR                          another checkpoint
+hf+adapter=DIR                  with a LoRA adapter
+vllm:quantization=fp8           one of vLLM's own settings
+hf:int8   hf:attention=1.01     a planted fault: weights rounded, a factor on what it names
+env:/path/to/python             the same in another environment; env:/path/to/python,vllm:float16
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SHAPE = re.compile(r"(?P<backend>\w*)(?:@(?P<model>[^:+]+))?(?:\+adapter=(?P<ada
 
 @dataclass(frozen=True, slots=True)
 class EnginePath:
-    """One way to answer.   text: as given.   model, adapter: directories, "" for the command's own and
-    for none.   fault: name of a planted fault, with its factor or its layer.   python: of another
-    environment, "" for this one.   settings: vLLM's own.
+    """One way to answer.   text: as given.   model, adapter: directories, "" for the command's own
+    and for none.   fault: name of a planted fault, with its factor or its layer.
+    python: of another environment, "" for this one.   settings: vLLM's own.
     """
 
     text: str
@@ -54,7 +54,9 @@ def parse_path(text: str) -> EnginePath:
         return EnginePath(**{**values, "text": text, "python": python})
     match = SHAPE.fullmatch(text)
     if match is None:
-        raise ValueError(f"path {text!r}: expected BACKEND[@DIR][+adapter=DIR][:WORD,...]. See --help.")
+        raise ValueError(
+            f"path {text!r}: expected BACKEND[@DIR][+adapter=DIR][:WORD,...]. See --help."
+        )
     backend = match["backend"]
     if backend not in ("hf", "vllm"):
         raise ValueError(unknown_word(text, backend, ("hf", "vllm", "env:")))
@@ -72,7 +74,7 @@ def as_values(path: EnginePath) -> dict[str, Any]:
 
 
 def add_word(values: dict[str, Any], word: str) -> None:
-    """Put what a word says among a path's values. Raises ValueError for an unknown or a second one."""
+    """Put what a word says among a path's values. Raises ValueError for an unknown one."""
     name, equals, value = word.partition("=")
     known = HF_WORDS if values["backend"] == "hf" else VLLM_WORDS
     if name + equals not in known or (equals and not value):

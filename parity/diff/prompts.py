@@ -33,7 +33,7 @@ QUESTIONS = (
     "ما هي عاصمة مصر؟",
     "हिमालय कहाँ है?",
     "Write a limerick about a cat that is afraid of mice 🐭.",
-    "Repeat exactly: \t<a href=\"x\">  two  spaces </a> — naïve café №7",
+    'Repeat exactly: \t<a href="x">  two  spaces </a> — naïve café №7',
 )
 
 

@@ -1,8 +1,8 @@
-"""One visit to one path: load, answer or read rows, close. In this process, or in another environment's.
+"""One visit to one path: load, answer or read rows, close. Here, or in another environment.
 
-    visit(Job(path, model, prompts, tokens))                      greedy answers
-    visit(Job(..., first=answers_of_a))                           B: its answers, and what it reads
-    visit(Job(..., first=a, own=b))                               A again: what it reads
+visit(Job(path, model, prompts, tokens))                      greedy answers
+visit(Job(..., first=answers_of_a))                           B: its answers, and what it reads
+visit(Job(..., first=a, own=b))                               A again: what it reads
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gen_engine import GenerationEngine, load, render
+
 from parity.diff.instruments import (
     Answers,
     Scored,
@@ -48,7 +49,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """answers: the path's own.   scores: of `rows_between`, empty where no first answers were given."""
+    """answers: the path's own.   scores: of `rows_between`, empty without first answers."""
 
     answers: Answers
     scores: list[Scored]
@@ -70,7 +71,12 @@ def visit(job: Job) -> Visit:
 @contextmanager
 def open_path(path: EnginePath, model: str, **more: Any) -> Iterator[GenerationEngine]:
     """A path's engine, with its fault planted."""
-    values: dict[str, Any] = {"backend": path.backend, "dtype": path.dtype, "progress": False, **more}
+    values: dict[str, Any] = {
+        "backend": path.backend,
+        "dtype": path.dtype,
+        "progress": False,
+        **more,
+    }
     if path.adapter:
         values["adapters"] = {ADAPTER: path.adapter}
     if path.attention:
@@ -115,7 +121,9 @@ def visit_elsewhere(job: Job) -> Visit:
         command = [job.path.python, "-m", "parity.diff.worker", str(asked), str(answered)]
         done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
         if done.returncode:
-            raise ValueError(f"{job.path.text}: its process ended with {done.returncode}; see above.")
+            raise ValueError(
+                f"{job.path.text}: its process ended with {done.returncode}; see above."
+            )
         return visit_from(json.loads(answered.read_text()))
 
 

@@ -29,7 +29,8 @@ ROOMS: dict[str, str] = {
     "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
     "shell": "record ground gen_engine",
     "door": "shell diff prove bench report rollout judge record ground companions gen_engine",
-    "tests": "door shell diff demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
+    "tests": "door shell diff demo foreign prove callsites bench rollout report judge record ground companions "
+    "gen_engine",
 }
 PLACES = {
     **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
