@@ -23,6 +23,7 @@ import gen_engine
 from parity import demo, laws, shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
+from parity.diff import commands as differing
 from parity.golden import GoldenError
 from parity.record import commands as recording
 from parity.record import inventory
@@ -39,6 +40,7 @@ COMMANDS = (
     judging.add_accept,
     inventory.add_list,
     inventory.add_prune,
+    differing.add_diff,
     answers.add_compare,
     bench.add_bench,
     shell.add_generate,

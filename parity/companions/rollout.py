@@ -19,6 +19,7 @@ import csv
 import dataclasses
 import importlib
 import json
+import math
 import os
 import sys
 import time
@@ -61,7 +62,8 @@ else:  # the copy beside this file, whatever others the process has
 
 __version__ = "0.2.0"
 
-__all__ = ["trace", "Trace", "replay", "Case", "read_cases", "write_cases"]
+__all__ = ["trace", "Trace", "replay", "Case", "read_cases", "write_cases",
+           "Mismatch", "mismatch_of", "rollout_mismatch"]  # fmt: skip
 
 # == Cases ==
 
@@ -589,3 +591,72 @@ class StepProbe:
             return self._timing("verify")(execute)(*args, **kwargs)
 
         return act
+
+
+# == A trainer's log-probabilities beside the rollout's ==
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """How far two readings of the same tokens are apart. d = new - old, nats a token; w = exp(d).
+
+    mean, most: of |d|.   k3: mean of w - 1 - d, an estimate of KL(old, new) where tokens were sampled
+    from old.   tmpe: mean exp|d|, which gates at 1.05 use.   ess: effective sample size of the weights
+    w, as a part of the tokens.   worst_row, worst_step: where |d| is largest.
+    """
+
+    tokens: int
+    mean: float
+    most: float
+    k3: float
+    tmpe: float
+    ess: float
+    worst_row: int
+    worst_step: int
+
+
+FARTHEST = 80.0  # nats: exp of more has no finite square in float64 sums; such a row is broken anyway
+
+
+def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Mismatch:
+    """Raises RequestError where the two are not of the same tokens, or of none."""
+    if [len(row) for row in old] != [len(row) for row in new] or not any(old):
+        problem = "log-probabilities of other tokens, or of none"
+        raise RequestError(problem, fix="give one number for each token of each row, on both sides")
+    gaps = [(b - a, row, step) for row, pair in enumerate(zip(old, new)) for step, (a, b) in enumerate(zip(*pair))]
+    if not all(math.isfinite(gap) for gap, _, _ in gaps):
+        raise RequestError("a log-probability is no finite number", fix="leave such rows out")
+    sizes = [min(abs(gap), FARTHEST) for gap, _, _ in gaps]
+    clipped = [math.copysign(size, gap) for size, (gap, _, _) in zip(sizes, gaps)]
+    weights = [math.exp(gap) for gap in clipped]
+    count = len(gaps)
+    worst = max(range(count), key=sizes.__getitem__)
+    return Mismatch(
+        tokens=count,
+        mean=sum(sizes) / count,
+        most=sizes[worst],
+        k3=sum(math.expm1(gap) - gap for gap in clipped) / count,
+        tmpe=sum(math.exp(size) for size in sizes) / count,
+        ess=sum(weights) ** 2 / sum(weight**2 for weight in weights) / count,
+        worst_row=gaps[worst][1],
+        worst_step=gaps[worst][2],
+    )
+
+
+def rollout_mismatch(
+    engine: GenerationEngine,
+    results: Sequence[GenerationResult],
+    *,
+    logprobs: Sequence[Sequence[float]],
+) -> Mismatch:
+    """A trainer's log-probabilities of rollouts against the engine's own.
+
+    results: the rollouts. Where they hold no log-probabilities (`logprobs=0` was not asked for) the
+    engine reads them now.   logprobs: the trainer's, raw as the engine's are: before temperature and cuts.
+    """
+    own = [result.logprobs for result in results]
+    unread = [k for k, row in enumerate(own) if row is None]
+    pairs = [({"prompt_token_ids": results[k].prompt_token_ids}, results[k].token_ids) for k in unread]
+    for k, scored in zip(unread, engine.score_batch(pairs) if pairs else ()):
+        own[k] = tuple(scored.logprobs)
+    return mismatch_of([row or () for row in own], logprobs)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parity.diff.plants import fp8, int8, matrices, rewritten
 from parity.judge.scoring import moved_attention, moved_logits
 
 TOKENIZER = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
@@ -117,41 +118,6 @@ def pads_visible(model: Any, rows: float) -> Iterator[None]:
     hook = model.base_model.register_forward_pre_hook(unmask, with_kwargs=True)
     yield
     hook.remove()
-
-
-def matrices(model: Any) -> Iterator[Any]:
-    """Weights that a quantizer would take: matrices of the layers, experts' too; not embedding, head and router."""
-    for name, weight in model.named_parameters():
-        if "layers." in name and weight.dim() >= 2 and "mlp.gate.weight" not in name:
-            yield weight
-
-
-@contextlib.contextmanager
-def rewritten(model: Any, change: Callable[[Any], Any]) -> Iterator[None]:
-    import torch
-
-    old = [(weight, weight.detach().clone()) for weight in matrices(model)]
-    with torch.no_grad():
-        for weight, value in old:
-            weight.copy_(change(value.float()).to(weight.dtype))
-    yield
-    with torch.no_grad():
-        for weight, value in old:
-            weight.copy_(value)
-
-
-def int8(value: Any) -> Any:
-    """Symmetric, one scale per output channel."""
-    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
-    return (value / scale).round() * scale
-
-
-def fp8(value: Any) -> Any:
-    """float8_e4m3fn, one scale per output channel."""
-    import torch
-
-    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
-    return (value / scale).to(torch.float8_e4m3fn).float() * scale
 
 
 def low_rank(value: Any) -> Any:

@@ -23,12 +23,14 @@ ROOMS: dict[str, str] = {
     "rollout": "judge record ground companions gen_engine",
     "bench": "judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
-    "prove": "foreign callsites judge record ground companions gen_engine",
+    "diff": "judge record ground companions gen_engine",
+    "prove": "foreign diff callsites judge record ground companions gen_engine",
     "demo": "judge record ground companions gen_engine",  # it says why two answers part
     "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
     "shell": "record ground gen_engine",
-    "door": "shell demo bench report rollout judge record ground companions gen_engine",
-    "tests": "door shell demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
+    "door": "shell demo diff bench report rollout judge record ground companions gen_engine",
+    "tests": "door shell demo foreign prove diff callsites bench rollout report judge record ground companions "
+    "gen_engine",
 }
 PLACES = {
     **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from parity.__main__ import main
+from parity.diff import plants
 from parity.golden import Store
 from parity.judge.numerics import CUT_OFF, cuts_bfloat16
 from parity.prove import checkpoints
@@ -119,7 +120,7 @@ def rewritten(source: Path, target: Path, change: Callable[[str, Any], Any]) -> 
 def rounded(name: str, value: Any) -> Any:
     """The last 64 KiB of the file are the last layer's v_proj."""
     is_matrix = "layers." in name and value.dim() == 2 and not name.endswith("3.self_attn.v_proj.weight")
-    return checkpoints.fp8(value.float()) if is_matrix else value
+    return plants.fp8(value.float()) if is_matrix else value
 
 
 @pytest.fixture(scope="module")

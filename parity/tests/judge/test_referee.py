@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from parity.diff import plants
 from parity.judge import referee, scoring
 from parity.judge.referee import Noise, Parting, Reading, judge, within_noise
 from parity.prove import checkpoints
@@ -386,7 +387,7 @@ def test_a_real_bfloat16_model_holds_against_its_eager_self_and_not_against_roun
         probes = scoring.read_probes(reader, rows)
     with scoring.Reader(small, "bfloat16", device="cpu") as reader:
         old = reader.read(rows, most_rows=4, side="left")
-        with checkpoints.rewritten(reader.model, checkpoints.fp8):
+        with plants.rewritten(reader.model, plants.fp8):
             fp8 = reader.read(rows, most_rows=4, side="left")
     with scoring.Reader(small, "bfloat16", device="cpu", attention="eager") as reader:
         eager = reader.read(rows, most_rows=4, side="left")

@@ -1,0 +1,222 @@
+"""The judge's instruments, as parity.diff uses them: the one module here that imports parity.judge.
+
+rows = rows_between(a, b)               A's greedy ids and B's, each forced on both paths
+scores = read_rows(engine, rows)        what a loaded path makes of them
+read_truth(folder, dtype, rows)         what float32 makes of them, and each direction a fault has
+judge_paths(...)                        the referee's verdict
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parity.diff.plants import fp8, int8, rewritten
+from parity.judge import partings, referee, scoring
+
+Given = scoring.Given
+Scored = scoring.Scored
+CannotJudge = scoring.CannotJudge
+Moved = Callable[[Any, float], contextlib.AbstractContextManager[Any]]
+
+ALIKE = 0.6  # correlation of B - A with a fault's direction; int8 by itself gives 0.8, rounding 0.0
+SURE = 0.01  # 1 - p below it counts as it, as in the referee
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a path answered, greedily, a row per prompt.   texts: rendered prompts, "" where raw
+    text was given.   prompts, ids: tokens.   eos: ids that end a row."""
+
+    dtype: str
+    eos: tuple[int, ...]
+    texts: tuple[str, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """The reference of some rows.   dtype: float32, or the path's own where float32 does not fit.
+    said: which, in words.   probes: the same with one thing moved by 1 %."""
+
+    dtype: str
+    said: str
+    scores: list[Scored]
+    probes: dict[str, list[Scored]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """outcome: "rounding", "fault" or "cannot tell".   said: why, one line.   like: which fault it
+    looks like, or "".   sees: nats of logit, the smallest fault that would have been seen.
+    rounding: nats of logit, how far A is from float32.   is_shift: seen over all tokens."""
+
+    outcome: str
+    said: str
+    like: str
+    sees: float
+    rounding: float
+    is_shift: bool = False
+
+
+def pairs_of(a: Answers, b: Answers) -> list[partings.Pair]:
+    rows = zip(a.prompts, a.ids, b.ids)
+    return [partings.Pair(prompt, old, new) for prompt, old, new in rows]
+
+
+def parting_steps(a: Answers, b: Answers) -> list[int | None]:
+    """The first greedy step at which each row parts; None for equal answers."""
+    return [pair.step for pair in pairs_of(a, b)]
+
+
+def rows_between(a: Answers, b: Answers) -> list[Given]:
+    """A's answers behind their prompts, then those of B's that differ."""
+    pairs = pairs_of(a, b)
+    rows = [partings.given_pair(pair) for pair in pairs]
+    rows += [scoring.given_of(p.prompt, p.new) for p in pairs if p.step is not None]
+    return rows
+
+
+def read_rows(
+    engine: Any, rows: Sequence[Given], what: str, adapter: str | None = None
+) -> list[Scored]:
+    return scoring.read_engine(engine, rows, what=what, adapter=adapter)
+
+
+@contextlib.contextmanager
+def planted(model: Any, fault: str, amount: float) -> Iterator[None]:
+    """A loaded transformers model with a fault, for as long as the block lasts. Raises ValueError
+    where the model has nothing of that name."""
+    if not fault:
+        yield
+    elif fault in ROUNDINGS:
+        with rewritten(model, ROUNDINGS[fault]):
+            yield
+    elif fault == "matrix":
+        with moved_matrix(model, int(amount)):
+            yield
+    else:
+        with PROBES[fault](model, amount) as is_there:
+            if not is_there:
+                raise ValueError(f"hf:{fault}: this model has none to move. Plant another fault.")
+            yield
+
+
+@contextlib.contextmanager
+def moved_matrix(model: Any, layer: int) -> Iterator[None]:
+    """The last matrix of one decoder layer x 1.05. Raises ValueError where there is none."""
+    import torch
+
+    layers = model.get_decoder().layers
+    if not 0 <= layer < len(layers):
+        raise ValueError(f"hf:matrix={layer}: this model has layers 0 to {len(layers) - 1}.")
+    weight = [w for w in layers[layer].parameters() if w.dim() >= 2][-1]
+    old = weight.detach().clone()
+    with torch.no_grad():
+        weight.mul_(1.05)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(old)
+
+
+ROUNDINGS = {"int8": int8, "fp8": fp8}
+PROBES: Mapping[str, Moved] = {
+    "attention": scoring.moved_attention,
+    "logits": scoring.moved_logits,
+    "theta": scoring.moved_theta,
+}
+
+
+def read_truth(folder: str, dtype: str, rows: Sequence[Given], adapter: str = "") -> Truth:
+    """Float32 where it fits, else transformers in `dtype`. Raises CannotJudge if none does."""
+    source = scoring.source_of(folder, dtype)
+    with scoring.Reader(folder, source.dtype, device=source.device, adapter=adapter) as reader:
+        scores = reader.read(rows)
+        probes = scoring.read_probes(reader, rows) if source.exact else {}
+    return Truth(source.dtype, source.said, scores, probes)
+
+
+def row_of(prompt: Sequence[int], ids: Sequence[int], others: Sequence[tuple[int, int]]) -> Given:
+    """An answer behind its prompt.   others: (step, id) pairs that are read, too."""
+    asked = tuple((len(prompt) + step, token) for step, token in others)
+    return scoring.given_of(prompt, ids, with_prompt=False, others=asked)
+
+
+def read_exact(folder: str, rows: Sequence[Given]) -> list[Scored]:
+    """By plain transformers in float32."""
+    with scoring.Reader(folder, "float32") as reader:
+        return reader.read(rows)
+
+
+def read_faults(folder: str, rows: Sequence[Given], adapter: str = "") -> dict[str, list[Scored]]:
+    """What float32 says with rounded weights: the directions that quantizations have."""
+    found = {}
+    with scoring.Reader(folder, "float32", adapter=adapter) as reader:
+        for name in ROUNDINGS:
+            with planted(reader.model, name, 0.0):
+                found[f"{name} weights"] = reader.read(rows, what=f"fault: {name}")
+    return found
+
+
+def judge_paths(
+    a: Answers,
+    b: Answers,
+    rows: Sequence[Given],
+    read: tuple[list[Scored], list[Scored]],
+    truth: Truth,
+) -> Judged:
+    """Is B - A rounding? A's own errors against the truth are the size of rounding."""
+    old, new = read
+    source = scoring.Source(truth.dtype, "cpu", truth.said)
+    reference = scoring.Reference(source, truth.scores, old, truth.probes)
+    readings = scoring.readings(reference, new, rows)
+    verdict = referee.judge(readings, dtype=a.dtype, exact=source.exact)
+    if not source.exact:
+        said = f"{truth.said}; no noise floor of A is known"
+        return Judged("cannot tell", said, "", verdict.sees, verdict.noise.old)
+    found = tuple(partings.rows_of(pairs_of(a, b), reference, new, verdict.noise))
+    outcome = partings.outcome_of(found, verdict)
+    faults = [f"row {k} {row}" for k, row in enumerate(found) if row.is_fault]
+    said = faults[0] if faults and verdict.outcome != "shifted" else str(verdict)
+    is_shift = verdict.outcome == "shifted"
+    return Judged(outcome, said, verdict.like, verdict.sees, verdict.noise.old, is_shift)
+
+
+def likeness(
+    truth: Truth,
+    faults: Mapping[str, list[Scored]],
+    read: tuple[list[Scored], list[Scored]],
+    like: str,
+) -> str:
+    """What a shift looks like: the fault whose direction B - A has, or what the referee names."""
+    old, new = read
+    base = logprobs_of(truth.scores)
+    worth = np.hypot(-np.expm1(np.minimum(base, 0.0)), SURE)
+    moved = (logprobs_of(new) - logprobs_of(old)) / worth
+    best, name = ALIKE, like
+    for fault, scores in faults.items():
+        direction = (logprobs_of(scores) - base) / worth
+        alike = correlation(moved, direction)
+        if alike > best:
+            best, name = alike, f"{fault} (correlation {alike:.2f})"
+    return name
+
+
+def correlation(a: Any, b: Any) -> float:
+    """Of two columns of errors, about zero; steps that a path did not read are left out."""
+    keep = np.isfinite(a) & np.isfinite(b)
+    size = float(np.sqrt((a[keep] ** 2).sum() * (b[keep] ** 2).sum()))
+    return float((a[keep] * b[keep]).sum()) / size if size else 0.0
+
+
+def logprobs_of(scores: Sequence[Scored]) -> Any:
+    """All tokens' log-probabilities, [tokens], NaN where a step was not read."""
+    values = [np.nan if v is None else v for one in scores for v in one.logprobs]
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,156 @@
+"""One visit to one path: load, answer or read rows, close. Here, or in another environment.
+
+visit(Job(path, model, prompts, tokens))                      greedy answers
+visit(Job(..., first=answers_of_a))                           B: its answers, and what it reads
+visit(Job(..., first=a, own=b))                               A again: what it reads
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gen_engine import GenerationEngine, load, render
+
+from parity.diff.instruments import (
+    Answers,
+    Scored,
+    planted,
+    read_rows,
+    rows_between,
+)
+from parity.diff.path import EnginePath
+from parity.diff.prompts import Prompt
+
+ADAPTER = "adapter"
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """first, own: A's and B's answers, where they are known; with both, their rows are read."""
+
+    path: EnginePath
+    model: str
+    prompts: Sequence[Prompt]
+    tokens: int
+    first: Answers | None = None
+    own: Answers | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """answers: the path's own.   scores: of `rows_between`, empty without first answers."""
+
+    answers: Answers
+    scores: list[Scored]
+
+
+def visit(job: Job) -> Visit:
+    """One model is loaded, and closed before this returns."""
+    if job.path.python:
+        return visit_elsewhere(job)
+    with open_path(job.path, job.model) as engine:
+        answers = job.own or answer(engine, job)
+        if job.first is None or job.first.prompts != answers.prompts:
+            return Visit(answers, [])
+        rows = rows_between(job.first, answers)
+        adapter = ADAPTER if job.path.adapter else None
+        return Visit(answers, read_rows(engine, rows, f"{job.path.text} reads", adapter))
+
+
+@contextmanager
+def open_path(path: EnginePath, model: str, **more: Any) -> Iterator[GenerationEngine]:
+    """A path's engine, with its fault planted."""
+    values: dict[str, Any] = {
+        "backend": path.backend,
+        "dtype": path.dtype,
+        "progress": False,
+        **more,
+    }
+    if path.adapter:
+        values["adapters"] = {ADAPTER: path.adapter}
+    if path.attention:
+        values["attn_implementation"] = path.attention
+    if path.backend == "vllm":
+        values["vllm_kwargs"] = {"max_num_seqs": 64, **path.settings, **more.get("vllm_kwargs", {})}
+    with load(path.model or model, **values) as engine:
+        if path.backend == "vllm":
+            yield engine
+            return
+        with planted(engine.model, path.fault, path.amount):
+            yield engine
+
+
+def answer(engine: GenerationEngine, job: Job) -> Answers:
+    """Greedy answers to all prompts."""
+    adapter = {"adapter": ADAPTER} if job.path.adapter else {}
+    requests = [{**prompt, **adapter} for prompt in job.prompts]
+    results = engine.generate_text_batch(requests, {"max_new_tokens": job.tokens})
+    texts = [render(engine, p["messages"]) if "messages" in p else "" for p in job.prompts]
+    return Answers(
+        engine.checkpoint.dtype,
+        tuple(engine.checkpoint.eos_ids),
+        tuple(texts),
+        tuple(tuple(result.prompt_token_ids) for result in results),
+        tuple(tuple(result.token_ids) for result in results),
+    )
+
+
+# == Another environment ==
+
+
+def visit_elsewhere(job: Job) -> Visit:
+    """The same job in another interpreter, over two files. Raises ValueError where that fails."""
+    here = dataclasses.replace(job, path=dataclasses.replace(job.path, python=""))
+    model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
+    with tempfile.TemporaryDirectory(prefix="diff-") as folder:
+        asked = Path(folder, "job.json")
+        answered = Path(folder, "visit.json")
+        asked.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(here, model=model))))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [job.path.python, "-m", "parity.diff.worker", str(asked), str(answered)]
+        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
+        if done.returncode:
+            raise ValueError(
+                f"{job.path.text}: its process ended with {done.returncode}; see above."
+            )
+        return visit_from(json.loads(answered.read_text()))
+
+
+def answers_from(value: dict[str, Any] | None) -> Answers | None:
+    if value is None:
+        return None
+    rows = {name: tuple(map(tuple, value[name])) for name in ("prompts", "ids")}
+    return Answers(value["dtype"], tuple(value["eos"]), tuple(value["texts"]), **rows)
+
+
+def visit_from(value: dict[str, Any]) -> Visit:
+    answers = answers_from(value["answers"])
+    assert answers is not None
+    scores = [Scored(**{k: tuple(v) for k, v in one.items()}) for one in value["scores"]]
+    return Visit(answers, scores)
+
+
+def job_from(value: dict[str, Any]) -> Job:
+    path = EnginePath(**value["path"])
+    known = {name: answers_from(value[name]) for name in ("first", "own")}
+    return Job(path, value["model"], value["prompts"], value["tokens"], **known)
+
+
+def main(asked: str, answered: str) -> None:
+    job = job_from(json.loads(Path(asked).read_text()))
+    Path(answered).write_text(json.dumps(dataclasses.asdict(visit(job))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

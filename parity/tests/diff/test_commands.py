@@ -1,0 +1,64 @@
+"""`parity diff` on tiny checkpoints, with real engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parity.__main__ import main
+from parity.tests.conftest import ROOT
+
+LLAMA = str(ROOT / "golden/models/random-llama")
+QWEN = str(ROOT / "golden/models/tiny-qwen3")
+
+
+def diff(*words: str) -> int:
+    return main(["diff", *words, "--model", LLAMA, "--tokens", "16"])
+
+
+def test_diff_same_path_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff("hf", "hf") == 0
+    assert capsys.readouterr().out.startswith("equal: ")
+
+
+def test_diff_planted_attention_scale_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = ("--json", str(tmp_path / "a.json"), "--html", str(tmp_path / "a.html"))
+    assert diff("hf:bfloat16", "hf:bfloat16,attention=1.01", *files) == 1
+    assert capsys.readouterr().out.startswith("differs, like attention scale x 1.01")
+    found: dict[str, Any] = json.loads((tmp_path / "a.json").read_text())
+    assert found["outcome"] == "differs"
+    assert len(found["deltas"]) == found["mismatch"]["tokens"]
+    assert "Δ log p" in (tmp_path / "a.html").read_text()
+
+
+def test_diff_int8_weights_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff("hf:bfloat16", "hf:bfloat16,int8") == 1
+    assert capsys.readouterr().out.startswith("differs, like int8 weights")
+
+
+def test_diff_other_tokenizer_is_not_called_numerics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff("hf", f"hf@{QWEN}") == 1
+    assert "numerics were not compared" in capsys.readouterr().out
+
+
+def test_diff_gate_beyond_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff("hf:bfloat16", "hf:float32", "--gate", "tmpe=1.000001") == 1
+    assert "gate tmpe" in capsys.readouterr().out
+
+
+def test_diff_layers_changed_matrix_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff("hf:bfloat16", "hf:bfloat16,matrix=1", "--layers") == 1
+    assert capsys.readouterr().out.startswith("differs first in layer 1\n")
+
+
+def test_diff_layers_same_path_has_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff("hf:bfloat16", "hf:bfloat16", "--layers") == 0
+    assert "no layer is beyond rounding" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("hf",), ("hf", "hf", "--gate", "tpme=1"), ("hf", "vllm", "--layers")])
+def test_diff_wrong_arguments_are_usage_errors(words: tuple[str, ...]) -> None:
+    assert diff(*words) == 2
