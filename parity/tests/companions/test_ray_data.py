@@ -61,7 +61,7 @@ def test_pictures_text_and_bad_rows_share_a_batch() -> None:
     found = Generate(str(VL), MOST)(table(rows))
     assert found["text"][0] == "A red circle." and "Havana" in found["text"][1] and found["text"][2:] == [None] * 3
     assert found["error"][:2] == [None, None]
-    for error, why in zip(found["error"][2:], ("is not JSON", "ImageError: unreadable image", "seed is 2.5")):
+    for error, why in zip(found["error"][2:], ("is not JSON", "ImageError: unreadable picture", "seed is 2.5")):
         assert why in error and "request" not in error.split(":")[1]
 
 
