@@ -60,7 +60,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 __version__ = "0.2.0"
 
@@ -944,10 +944,11 @@ class TextGenerationRequest(Contract):
 class VlmGenerationRequest(TextGenerationRequest):
     """A request with images. Needs the companion images.py.
 
-    Images stand in the messages, as {"type": "image", "image": X} or
-    {"type": "image_url", "image_url": {"url": X}}; or, for a raw prompt and for parts that are a
-    bare {"type": "image"}, in `images`, in order. Other fields of a part are refused: `vlm` sets
-    the pixel budget. "detail": "auto" and None mean nothing.
+    Images stand in the messages, as {"type": "image", "image": X}, also with "path", "url" or
+    "base64" as the name of the field, or as {"type": "image_url", "image_url": {"url": X}}; or, for
+    a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order. Other
+    fields of a part are refused: `vlm` sets the pixel budget. "detail": "auto" and None mean
+    nothing.
     X is a PIL image, a path, bytes or a data: URL.
     vlm: VlmPreprocessOptions.
     image_loader: url -> bytes or PIL image, for remote URLs. Default None: they are refused, since
@@ -1110,15 +1111,36 @@ def template_content(content: Any, owner: Any, source: str) -> Any:
     return parts
 
 
+def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
+    """Tool calls as the template wants them. OpenAI writes arguments as JSON text: a template that
+    does not ask for their type walks over a mapping. Raises RequestError for text that is no
+    JSON."""
+    if re.search(r"arguments\S* is ", source):
+        return list(calls)
+    parsed = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            fix = "write a JSON object"
+            with wrapping_errors(RequestError, "the arguments of a tool call are no JSON", fix):
+                arguments = json.loads(function["arguments"])
+            call = {**call, "function": {**function, "arguments": arguments}}
+        parsed.append(call)
+    return parsed
+
+
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
     """A message as the template wants it. Without content, the key is left out, unless the
     template asks whether it is none: others would print None."""
+    turn = dict(message)
+    if turn.get("tool_calls"):
+        turn["tool_calls"] = tool_calls_for(turn["tool_calls"], source)
     content = message.get("content")
     if content is not None:
-        return {**message, "content": template_content(content, owner, source)}
+        return {**turn, "content": template_content(content, owner, source)}
     if re.search(r"content\S* is none", source):
-        return {**message, "content": None}
-    return {name: message[name] for name in message if name != "content"}
+        return {**turn, "content": None}
+    return {name: turn[name] for name in turn if name != "content"}
 
 
 class Rendered(NamedTuple):
@@ -2548,18 +2570,17 @@ def sampling_warpers(options: GenerationOptions) -> list[Any]:
     return chain
 
 
+def change_rows(rows: Sequence[Row], scores: Any) -> Any:
+    """The scores of each row after what changes it alone. scores: [rows, vocabulary]."""
+    changed = [own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)]
+    return lazy_import("torch").stack(changed)
+
+
 def plugin_processors(plan: Plan, rows: Sequence[Row]) -> list[Any]:
     """Processors that call plugins: those of a row's logits, then transformers' objects."""
     chain: list[Any] = []
     if plan.changes_rows:
-
-        def change_rows(ids: Any, scores: Any) -> Any:
-            changed = [
-                own_logits(row.watch, row.ids, row.watch.ids, own) for row, own in zip(rows, scores)
-            ]
-            return lazy_import("torch").stack(changed)
-
-        chain.append(change_rows)
+        chain.append(lambda ids, scores: change_rows(rows, scores))
     for name, hook in plan.hooks("hf_logits_processors"):
         own = functools.partial(logits_of, name, "hf_logits_processors", hook)
         chain.append(lambda ids, scores, own=own: own(scores, ids, scores.clone()))
@@ -2978,8 +2999,8 @@ class HfBackend:
                 failed = len(loop.rows)
                 first_line = str(error).partition("\n")[0]
                 log.warning("out of memory with %d rows (%s); halving", failed, first_line)
-                lack = oom_error(error, loop.rows[0])
-            if failed == 1:
+                lack = oom_error(error, loop.rows[0]) if failed == 1 else None
+            if lack is not None:
                 lost = loop.rows.pop()
                 lost.watch.fail(lack)
                 call.done(lost.place, lost.watch.completion(lost.ids))
@@ -3439,7 +3460,7 @@ def checked_request(source: Any, kind: type[TextGenerationRequest]) -> TextGener
     if kind is TextGenerationRequest and has_images:
         raise RequestError("an image in a text request", fix="use generate_vlm_batch")
     if kind is VlmGenerationRequest and not has_images:
-        raise RequestError("no image in the request", fix="use generate_text_batch")
+        raise RequestError("no picture in the request", fix="use generate_text_batch")
     return request
 
 
@@ -3575,28 +3596,37 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         return self._generate(requests, VlmGenerationRequest, options, plugins, on_error, cache)
 
     def score_batch(
-        self, items: Sequence[Any], *, logits: bool = False, grad: bool = False
+        self,
+        items: Sequence[Any],
+        *,
+        logits: bool = False,
+        grad: bool = False,
+        boundary: Literal["ids", "text"] = "ids",
     ) -> list[ScoreResult]:
         """Raw log-probabilities of responses: items are (prompt, response) pairs, results in order.
 
         A prompt is a raw string, messages, token ids or a request (also with images). A response is
-        token ids, or a string that is tokenized by itself: the boundary is between ids, and the
-        joined text is never tokenized.
+        token ids, or a string.
+        boundary: between prompt and response. "ids" (default): a response that is a string is
+            tokenized by itself. "text", for two strings: the joined text is tokenized, and what is
+            beyond the prompt's own ids is the response, with the blanks at the prompt's end, as
+            lm-eval does it.
         logits: also [response tokens, vocabulary] for each item (on vllm: load with
             logits_hooks=True).
         grad: hf only: tensors that carry gradient, for training."""
         items = batch_of(items, "items")
         grad = BOOL.applied("grad", grad)
+        check_name(boundary, "no boundary", ("ids", "text"))
         with self._open():
             options = GenerationOptions(logits=logits)
             refused = refusal_of(Asked(self.config, options, scoring=True, grad=grad))
             if refused is not None:
                 other = self._fall_back(refused)
-                scores = other.score_batch(items, logits=logits, grad=grad)
+                scores = other.score_batch(items, logits=logits, grad=grad, boundary=boundary)
                 name = self.backend.name
                 return [dataclasses.replace(score, fallback_from=name) for score in scores]
             scoring = companion("scoring")
-            pairs = scoring.scored_pairs(items, self.checkpoint, self.backend.name)
+            pairs = scoring.scored_pairs(items, self.checkpoint, self.backend.name, boundary)
             if not pairs:
                 return []
             scores = self.backend.score(pairs, logits=logits, grad=grad)
@@ -3820,8 +3850,34 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         return [answers[place] for place in range(len(prompts))]
 
 
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class LoadFields(TypedDict, total=False):
+        """Fields of ModelLoadConfig, so that a type checker finds `bakend=`."""
+
+        backend: str
+        dtype: str | None
+        device: str | None
+        attn_implementation: str | None
+        trust_remote_code: bool
+        revision: str | None
+        max_model_len: int | None
+        max_batch_tokens: int | None
+        max_batch_size: int | None
+        adapters: Mapping[str, str | os.PathLike[str]]
+        logits_hooks: bool
+        decoder: Any
+        cache: MutableMapping[str, str] | None
+        fallback_backend: str | None
+        progress: bool
+        hf_kwargs: Mapping[str, Any]
+        vllm_kwargs: Mapping[str, Any]
+
+
 def load(
-    model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any], **overrides: Any
+    model: str | os.PathLike[str] | ModelLoadConfig | Mapping[str, Any],
+    **overrides: Unpack[LoadFields],
 ) -> GenerationEngine:
     """Load a checkpoint: `load("path", backend="vllm")` or `load(ModelLoadConfig(...))`.
 

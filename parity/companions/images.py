@@ -133,7 +133,7 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
     source = fetched(source, loader)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
-    with wrapping_errors(ImageError, "unreadable image", "give a file that PIL reads"):
+    with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
         image = source
         if not isinstance(source, image_module.Image):
             image = image_module.open(readable(source), formats=known)
@@ -144,16 +144,35 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
 # == Requests: the images of one, and their size in pixels and tokens ==
 
 
+IMAGE_FIELDS = (
+    "image",
+    "path",
+    "url",
+    "base64",
+)  # of a part of type "image", as libraries write it
+
+
+def image_field(part: Mapping[str, Any]) -> str:
+    """The field that holds the image of a part of type "image". Raises RequestError for two."""
+    names = [name for name in IMAGE_FIELDS if part.get(name) is not None]
+    if len(names) > 1:
+        problem = f"an image part has {' and '.join(names)}"
+        raise RequestError(problem, fix="give one of them")
+    return names[0] if names else "image"
+
+
 def part_source(part: Mapping[str, Any]) -> Any:
     """The image of a part, or None of a bare one. Raises RequestError for other fields."""
-    kind = part["type"]
+    kind = "image_url" if part["type"] == "image_url" else image_field(part)
     source = part.get(kind)
     others = {name: value for name, value in part.items() if name not in ("type", kind)}
+    if kind == "base64":
+        source = f"data:;base64,{source}"
     if kind == "image_url" and isinstance(source, Mapping):
         others.update((name, value) for name, value in source.items() if name != "url")
         source = source.get("url")
     for name, value in others.items():
-        if value not in (None, "auto"):
+        if value is not None and value != "auto":
             problem = f"{short_repr(name)} in a part does nothing"
             raise RequestError(problem, fix="drop it, or say vlm={'max_pixels': ...}")
     if source is None and kind == "image_url":

@@ -120,15 +120,32 @@ def scored_request(prompt: Any) -> VlmGenerationRequest:
     return request
 
 
-def scored_pair(item: Any, plan: Plan, spare: int) -> tuple[Prompt, tuple[int, ...]]:
+def joined_ids(
+    prompt: Any, response: Any, checkpoint: Checkpoint
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """(request, response ids) of two strings that are tokenized as one text, as lm-eval does it:
+    what is beyond the prompt's own ids is the response, with the blanks at the prompt's end."""
+    if not isinstance(prompt, str) or not isinstance(response, str):
+        fix = "give strings, or boundary='ids'"
+        raise RequestError("boundary='text' needs a prompt and a response that are text", fix=fix)
+    text = prompt.rstrip()
+    ids = encode(checkpoint, text, True)
+    joined = encode(checkpoint, prompt + response, True)
+    return {"prompt_token_ids": ids}, joined[len(ids) :]
+
+
+def scored_pair(item: Any, plan: Plan, spare: int, boundary: str) -> tuple[Prompt, tuple[int, ...]]:
     """(prompt, response ids) of an item of score_batch.
 
     spare: tokens of the window that the backend needs for itself."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         problem = f"expected (prompt, response), got {type(item).__name__}"
         raise RequestError(problem, fix="give a prompt or messages, and a response")
-    response = response_ids(item[1], plan.checkpoint)
-    prompt = prompt_of(scored_request(item[0]), plan)
+    source, response = item
+    if boundary == "text":
+        source, response = joined_ids(source, response, plan.checkpoint)
+    response = response_ids(response, plan.checkpoint)
+    prompt = prompt_of(scored_request(source), plan)
     check_ids((*prompt.token_ids, *response), len(prompt.images), plan.checkpoint)
     window = plan.checkpoint.window
     length = prompt.length + len(response)
@@ -138,14 +155,16 @@ def scored_pair(item: Any, plan: Plan, spare: int) -> tuple[Prompt, tuple[int, .
     return prompt, response
 
 
-def scored_pairs(items: Sequence[Any], checkpoint: Checkpoint, backend: str) -> Pairs:
+def scored_pairs(
+    items: Sequence[Any], checkpoint: Checkpoint, backend: str, boundary: str = "ids"
+) -> Pairs:
     """The pairs of a call. Raises the error of the first invalid one."""
     plan = make_plan(GenerationOptions(max_new_tokens=1), checkpoint)
     spare = 1 if backend == "vllm" else 0  # vLLM always generates a token
     pairs = []
     for index, item in enumerate(items):
         with at_request(index):
-            pairs.append(scored_pair(item, plan, spare))
+            pairs.append(scored_pair(item, plan, spare, boundary))
     return pairs
 
 

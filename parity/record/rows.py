@@ -566,7 +566,7 @@ def padding(
     return own, {"side": side, "pads": len(ids) - len(own), "masked": masked}
 
 
-UNSEEN_BY_ROWS = {"input_ids", "attention_mask", "position_ids", "cache_position", "labels"}
+UNSEEN_BY_ROWS = {"input_ids", "attention_mask", "position_ids", "cache_position", "labels", "logits_to_keep"}
 
 
 def forward_event(model: Any, given: Mapping[str, Any]) -> Forward | None:

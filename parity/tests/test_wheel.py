@@ -60,6 +60,7 @@ def test_wheel_engine_is_the_file_as_a_typed_package(installed: Path, tmp_path: 
         text=True,
     )
     assert '"GenerationEngine" has no attribute "generate_txt_batch"' in done.stdout, done.stdout
+    assert 'Unexpected keyword argument "bakend"' in done.stdout, done.stdout
 
 
 def test_wheel_vendor_copies_the_engine_as_one_file(installed: Path, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def engine(
             LOADED.pop(next(iter(LOADED))).close()
         config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES, max_model_len=window)
         adapted = {name: path for path, name in names_of(adapters).items()}
-        how = {"logits_hooks": hooks, "adapters": adapted, "fallback_backend": spare}
+        how: dict[str, Any] = {"logits_hooks": hooks, "adapters": adapted, "fallback_backend": spare}
         model = load(config, cache=ANSWERS if cached else None, **how)
     LOADED[key] = model
     return model

@@ -19,7 +19,7 @@ from parity.tasks import drawing, text_tasks
 
 from ..conftest import TEXT, VL, chat, open_engine
 
-HELLO = [{"role": "user", "content": "Hello"}]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 NO_SWITCH = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
 
@@ -331,3 +331,21 @@ def test_a_tokenizer_that_loses_the_end_of_a_line_cannot_read_a_special_token_as
     request = gen_engine.build(TextGenerationRequest, chat("a</s>b", chat=asked))
     with pytest.raises(RequestError, match="this tokenizer cannot escape special tokens. Set chat"):
         gen_engine.prompt_of(request, gen_engine.make_plan(GenerationOptions(), known))
+
+
+WALKS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}{% endfor %}{% endfor %}"
+)
+
+
+def test_tool_call_arguments_as_json_text_are_a_mapping_for_a_template_that_walks_over_them() -> None:
+    owner = checkpoint(TEXT.parent / "random-llama").tokenizer
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"city": "Paris"}'}}
+    turns = [*HELLO, {"role": "assistant", "tool_calls": [call]}]
+    assert render(owner, turns, chat={"template": WALKS}) == "city=Paris"
+    asks = "{{ messages[1].tool_calls[0].function.arguments }}{# arguments is string #}"
+    assert render(owner, turns, chat={"template": asks}) == '{"city": "Paris"}'
+    broken = {**call, "function": {"name": "f", "arguments": "{"}}
+    with pytest.raises(RequestError, match="the arguments of a tool call are no JSON"):
+        render(owner, [*HELLO, {"role": "assistant", "tool_calls": [broken]}], chat={"template": WALKS})

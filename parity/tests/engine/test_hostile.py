@@ -408,7 +408,8 @@ def test_an_on_error_that_is_no_name_is_refused(text: GenerationEngine) -> None:
 
 
 def test_names_of_adapters_are_text_and_none_vanishes() -> None:
-    for names in ((1, "1"), ("",), (HALF,), (None,)):
+    wrong: list[Any] = [(1, "1"), ("",), (HALF,), (None,)]
+    for names in wrong:
         with pytest.raises(OptionError, match="ModelLoadConfig.adapters is .*a mapping of names to directories"):
             load(TEXT, adapters=dict.fromkeys(names, "/nowhere"))
 

@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from gen_engine import LoadError, Plugin, RequestError, UnsupportedError, installed, load
+from gen_engine import (
+    Asked,
+    LoadError,
+    ModelLoadConfig,
+    Plugin,
+    RequestError,
+    UnsupportedError,
+    installed,
+    load,
+    refusal_of,
+)
 from parity.tasks import text_tasks
 
 from ..conftest import TEXT, Load, of_task, open_engine
@@ -184,3 +194,22 @@ def test_a_damaged_adapter_is_a_load_error(name: str, adapters: dict[str, str], 
     damage(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
     with pytest.raises(LoadError, match=words):
         open_engine(TEXT, "hf", adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
+
+
+BEYOND_LORA: list[dict[str, Any]] = [
+    {"use_dora": True},
+    {"bias": "lora_only"},
+    {"modules_to_save": ["lm_head"]},
+    {"rank_pattern": {"q_proj": 4}},
+]
+
+
+@pytest.mark.parametrize("changes", BEYOND_LORA, ids=lambda changes: next(iter(changes)))
+def test_an_adapter_that_vllm_cannot_serve_is_refused_at_load(
+    changes: dict[str, Any], adapters: dict[str, str], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(adapters["one"], tmp_path / "other"))
+    configure(**changes)(folder)
+    with pytest.raises(UnsupportedError, match="vllm cannot do adapters with DoRA"):
+        load(TEXT, backend="vllm", adapters={"other": str(folder)})
+    assert refusal_of(Asked(ModelLoadConfig(str(TEXT), adapters={"other": str(folder)}))) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import pytest
@@ -208,3 +209,32 @@ def test_a_drawing_is_likelier_to_be_what_it_is(vl: GenerationEngine) -> None:
     request = {"messages": [{"role": "user", "content": content}]}
     right, wrong = vl.score_batch([(request, "A red circle."), (request, "A blue square.")])
     assert sum(right.logprobs) > sum(wrong.logprobs) + 5
+
+
+def test_a_boundary_in_the_text_is_where_lm_eval_puts_it(text: GenerationEngine) -> None:
+    pairs = [("The capital of France is", " Paris."), ("The capital of France is ", "Paris.")]
+    one, other = text.score_batch(pairs, boundary="text")
+    joined = text.tokenizer("The capital of France is Paris.")["input_ids"]
+    prompt = text.tokenizer("The capital of France is")["input_ids"]
+    assert list(one.token_ids) == joined[len(prompt) :]
+    assert (one.token_ids, one.prompt_token_ids) == (other.token_ids, other.prompt_token_ids)
+    with pytest.raises(RequestError, match="request 0: boundary='text' needs"):
+        text.score_batch([([1, 2], "Paris.")], boundary="text")
+    with pytest.raises(OptionError, match="no boundary 'txt'"):
+        text.score_batch(pairs, boundary="txt")  # type: ignore[arg-type]
+
+
+def test_logits_are_made_for_the_response_only(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = shared(TEXT, "hf")
+    shapes = []
+    forward = engine.model.forward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        shapes.append(output.logits.shape[1])
+        return output
+
+    counted.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine.model, "forward", counted)
+    engine.score_batch([([5] * 300, [6, 7, 8]), ([5] * 20, [9, 9])])
+    assert shapes == [5]

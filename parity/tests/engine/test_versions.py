@@ -122,7 +122,8 @@ def test_a_window_that_slides_is_refused_at_load_where_vllm_has_none_on_a_cpu(pr
     pretend("vllm", "0.11.0")
     with pytest.raises(UnsupportedError, match="vllm>=0.11,<0.12 cannot do a sliding window on a CPU"):
         load(mistral, backend="vllm")
-    for asked in ({"backend": "vllm", "fallback_backend": "hf"}, {"backend": "auto"}):
+    ways: list[dict[str, Any]] = [{"backend": "vllm", "fallback_backend": "hf"}, {"backend": "auto"}]
+    for asked in ways:
         with load(mistral, **asked) as engine:
             assert engine.backend.name == "hf"
     with pytest.raises(LoadError, match="cannot read the checkpoint '/nowhere/at/all'"):

@@ -159,9 +159,9 @@ def test_a_remote_url_goes_to_the_callers_loader_only(vl: GenerationEngine) -> N
 
 GOOD = png(drawing("red", "circle"))
 BAD = {
-    "truncated": (GOOD[: len(GOOD) // 2], "unreadable image"),
-    "not a picture": (b"hello, I am text", "unreadable image"),
-    "empty": (b"", "unreadable image"),
+    "truncated": (GOOD[: len(GOOD) // 2], "unreadable picture"),
+    "not a picture": (b"hello, I am text", "unreadable picture"),
+    "empty": (b"", "unreadable picture"),
     "missing file": ("/nowhere/at/all.png", "there is no file"),
     "a folder": (Path("/"), "there is no file"),
     "bad base64": ("data:image/png;base64,@@@", "not base64"),
@@ -254,7 +254,7 @@ def test_a_picture_in_a_text_request_is_refused(vl: GenerationEngine) -> None:
 
 
 def test_no_picture_in_a_vlm_request_is_refused(vl: GenerationEngine) -> None:
-    with pytest.raises(RequestError, match="request 1: no image in the request. Use generate_text_batch"):
+    with pytest.raises(RequestError, match="request 1: no picture in the request. Use generate_text_batch"):
         vl.generate_vlm_batch([look(GOOD), chat("Hello")])
 
 
@@ -350,3 +350,21 @@ def test_a_picture_of_three_tokens_is_not_taken_for_what_stands_beside_them(vl: 
     """Its grid [1, 3] has the shape of its ids."""
     [result] = vl.generate_vlm_batch([look(drawing("red", "circle", width=96, height=32), vlm={"do_resize": False})])
     assert result.prompt_token_ids.count(vl.checkpoint.placeholder_id) == 3
+
+
+def test_an_image_part_names_its_source_as_each_library_does(vl: GenerationEngine, tmp_path: Path) -> None:
+    picture = png(drawing("red", "circle"))
+    (tmp_path / "a.png").write_bytes(picture)
+    text = base64.b64encode(picture).decode()
+    ways: list[dict[str, Any]] = [
+        {"image": picture},
+        {"path": str(tmp_path / "a.png")},
+        {"base64": text},
+        {"url": f"data:image/png;base64,{text}"},
+    ]
+    requests = [{"messages": [{"role": "user", "content": [{"type": "image", **way}]}]} for way in ways]
+    results = vl.generate_vlm_batch(requests, {"max_new_tokens": 4})
+    assert len({result.token_ids for result in results}) == 1
+    both: Any = {"messages": [{"role": "user", "content": [{"type": "image", **ways[0], **ways[1]}]}]}
+    with pytest.raises(RequestError, match="an image part has image and path"):
+        vl.generate_vlm_batch([both])
