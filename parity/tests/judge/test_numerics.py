@@ -20,7 +20,7 @@ from parity.__main__ import main
 from parity.golden import Store
 from parity.judge.numerics import CUT_OFF, cuts_bfloat16
 from parity.prove import checkpoints
-from parity.record import rows as recorded
+from parity.record.taps import models as recorded
 
 from ..conftest import ROOT
 
