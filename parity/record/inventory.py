@@ -1,51 +1,48 @@
-"""`python -m parity list` and `prune`: what goldens there are, what none of them uses, what is broken."""
+"""`python -m parity list` and `prune`: what goldens there are, what none of them uses, what is
+broken."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from parity.golden import GoldenError, Store, chosen_cases, split_cases
 
 
 def run_list(args: argparse.Namespace) -> int:
-    store, total = Store(args.goldens), 0
-    broken = []
+    store = Store(args.goldens)
+    total = 0
+    broken = list[GoldenError]()
     for site in store.sites():
         names = store.names(site)
         total += len(names)
         size = sum(store.path(site, name).stat().st_size for name in names)
         print(f"{site}: {len(names)} cases, {size / 1024:.0f} KiB")
-        for name in names:
-            try:
-                case = store.read(site, name)
-            except GoldenError as error:
-                broken.append(str(error))
-                continue
-            if args.cases:
-                print(f"  {site}/{name}  {len(case.rows)} rows  {case.function}")
+        cases, faults = store.read_all([site])
+        broken += faults.values()
+        for case in cases if args.cases else ():
+            print(f"  {site}/{case.case}  {len(case.rows)} rows  {case.function}")
     for entry in store.accepted():
-        print(
-            f"accepted until {entry.until}: {entry.site}/{entry.case} on {entry.backend}: {entry.cause}: {entry.reason}"
-        )
-    for text in broken:
-        print(text, file=sys.stderr)
-    return 3 if broken else 0 if total else 5
+        where = f"{entry.site}/{entry.case} on {entry.backend}"
+        print(f"accepted until {entry.until}: {where}: {entry.cause}: {entry.reason}")
+    for error in broken:
+        print(error, file=sys.stderr)
+    if broken:
+        return 3
+    return 0 if total else 5
 
 
 def run_prune(args: argparse.Namespace) -> int:
-    """Blobs and environments that no case refers to, and cases that are named."""
+    """Blobs and environments that no case refers to, or the cases that are named."""
     store = Store(args.goldens)
-    named = chosen_cases(store, *split_cases(args.cases)) if args.cases else {}
-    unused = [path for site, names in named.items() for name in names if (path := store.path(site, name)).exists()]
-    cases, broken = store.read_all([] if args.cases else store.sites())
-    if not args.cases:
-        texts = [store.path(*place).read_text("utf-8", "replace") for place in broken]
-        whole = all(text.rstrip().endswith("}") for text in texts)  # else nobody knows what stood behind the cut
-        unused = [p for p in store.unused(cases) if whole and not any(p.stem in text for text in texts)]
-        for error in broken.values():
-            print(error if whole else f"{error}; until then nothing is removed, for it may use it", file=sys.stderr)
+    if args.cases:
+        unused = named_files(store, args.cases)
+        broken = False
+    else:
+        unused, broken = unused_files(store)
     for path in unused:
         print(f"{'removed' if args.yes else 'would remove'} {path}")
         if args.yes:
@@ -54,16 +51,39 @@ def run_prune(args: argparse.Namespace) -> int:
     return 3 if broken else 0
 
 
+def named_files(store: Store, cases: Sequence[str]) -> list[Path]:
+    chosen = chosen_cases(store, *split_cases(cases))
+    paths = [store.path(site, name) for site, names in chosen.items() for name in names]
+    return [path for path in paths if path.exists()]
+
+
+def unused_files(store: Store) -> tuple[list[Path], bool]:
+    """Files that no case refers to, and whether a case is broken, which is told. One that is cut
+    may refer to any."""
+    cases, broken = store.read_all(store.sites())
+    texts = [store.path(*place).read_text("utf-8", "replace") for place in broken]
+    is_whole = all(text.rstrip().endswith("}") for text in texts)
+    for error in broken.values():
+        advice = "" if is_whole else "; until then nothing is removed, for it may use it"
+        print(f"{error}{advice}", file=sys.stderr)
+    if not is_whole:
+        return [], True
+    unused = [path for path in store.unused(cases) if not any(path.stem in text for text in texts)]
+    return unused, bool(broken)
+
+
 def add_list(sub: Any) -> None:
-    parser = sub.add_parser(
-        "list", help="goldens and what is accepted", epilog="example: python -m parity list --cases"
-    )
+    example = "example: python -m parity list --cases"
+    parser = sub.add_parser("list", help="goldens and what is accepted", epilog=example)
     parser.add_argument("--cases", action="store_true", help="every case")
     parser.set_defaults(run=run_list)
 
 
 def add_prune(sub: Any) -> None:
-    parser = sub.add_parser("prune", help="files that no golden uses", epilog="example: python -m parity prune --yes")
-    parser.add_argument("cases", nargs="*", metavar="SITE[/CASE]", help="instead: remove these goldens")
+    example = "example: python -m parity prune --yes"
+    parser = sub.add_parser("prune", help="files that no golden uses", epilog=example)
+    parser.add_argument(
+        "cases", nargs="*", metavar="SITE[/CASE]", help="instead: remove these goldens"
+    )
     parser.add_argument("--yes", action="store_true", help="really remove them")
     parser.set_defaults(run=run_prune)

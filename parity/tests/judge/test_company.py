@@ -28,6 +28,9 @@ from parity.judge.explain import (
 )
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, Replay
 from parity.record import rows
+from parity.record.taps.gen_engine import adapter_stage
+from parity.record.taps.transformers import read_forward
+from parity.record.taps.vllm import adapters_received, pictures_received, read_request
 from parity.verdict import Cause
 
 from .test_laws import TOOLS, decode, row
@@ -273,26 +276,12 @@ def test_equal_requests_with_one_seed_are_drawn_alike() -> None:
     assert laws.seeds(about) is None
 
 
-def test_pictures_of_another_size_are_another_requests_only_if_they_got_each_others() -> None:
-    own = SimpleNamespace(token_ids=(1, 7, 2), length=4)
-    assert rows.asked_for(own, [1, 7, 7, 2], 7, [(4, 4), (6, 6)])
-    assert not rows.asked_for(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 4)])
-    assert rows.asked_for(own, [1, 7, 7, 7, 2], 7, [(4, 5), (6, 6)]), "another budget, and nobody's answer"
-    assert rows.asked_for(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 6)]), "the budget of the other one"
-    assert not rows.asked_for(own, [1, 7, 7, 3], 7, [(4, 4)])
-
-
 def test_what_explains_one_text_must_give_the_others_too() -> None:
     """The first text alone could have been stripped; the second one was not."""
     old = case({**FIRST, "output_ids": [4, 5, 8], "text": "de."}, SECOND, value=["de.", "fg"])
     new = case({**FIRST, "output_ids": [4, 5, 8], "text": "de"}, SECOND, value=["de", "fg"])
     cause = found_with(new, "nothing", old)
     assert cause is not None and cause.name == "post.trim"
-
-
-def test_a_grammar_is_one_thing_whoever_applies_it() -> None:
-    theirs = type("LogitsProcessor", (), {"__module__": "xgrammar.contrib.hf"})()
-    assert rows.of_processors([theirs]) == {"processors": [rows.STRUCTURED]}
 
 
 def test_unlike_requests_that_were_computed_once_got_one_answer() -> None:
@@ -355,17 +344,6 @@ def test_an_adapter_of_vllms_is_held_against_one_of_hf(theirs: dict[str, Any], d
     assert bool([*compare.adapter_differences([(old, new)])]) is differs
 
 
-def test_an_adapter_that_is_off_is_no_adapter() -> None:
-    import torch
-    from peft import LoraConfig, get_peft_model
-
-    layers = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    model = get_peft_model(layers, LoraConfig(target_modules=["0"]))
-    assert rows.adapter_print(torch.nn.Linear(4, 4)) == "" != rows.adapter_print(model)
-    with model.disable_adapter():
-        assert rows.adapter_print(model) == ""
-
-
 def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_not() -> None:
     import torch
 
@@ -374,9 +352,9 @@ def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_no
 
     def seen(ids: list[list[int]], kinds: list[list[int]]) -> list[dict[str, Any]]:
         given = {"input_ids": torch.tensor(ids), "mm_token_type_ids": torch.tensor(kinds)}
-        event = rows.forward_event(model, {**given, "pixel_values": torch.ones(1, 3)})
+        event = read_forward(model, {**given, "pixel_values": torch.ones(1, 3)})
         assert event is not None
-        return [said for _, said in event.rows]
+        return [row.inputs for row in event.rows]
 
     [picture, text], [wrong] = seen([[1, 7], [1, 2]], [[0, 1], [0, 0]]), seen([[1, 7]], [[1, 0]])
     assert text["keys"] == [] and "marks" not in text
@@ -384,23 +362,6 @@ def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_no
     old, new = ({**FIRST, "inputs": said} for said in (picture, wrong))
     [found] = compare.input_differences(old, new)
     assert compare.cause_name(found, old, new) == "batch.inputs"
-
-
-def test_pictures_are_those_that_vllm_was_given() -> None:
-    from PIL import Image
-
-    red, blue = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
-    request = {"prompt_token_ids": [1, 7, 7], "multi_modal_data": {"image": [blue, red]}}
-    received = rows.request_event(request, None, "0")
-    assert received.prompt_ids == (1, 7, 7)
-    vision = SimpleNamespace(image_processor=SimpleNamespace(size={}))
-    engine = SimpleNamespace(checkpoint=SimpleNamespace(placeholder_id=7, vision=vision))
-    prompt = SimpleNamespace(images=(red, blue), image_kwargs={})
-    own, theirs = (
-        [picture["sha256"] for picture in rows.engine_pictures(engine, prompt, [1, 7, 2, 7], {}, given)]
-        for given in ((), (received.pictures,))
-    )
-    assert own == theirs[::-1] != theirs
 
 
 def test_vllm_goes_by_the_names_that_it_is_given() -> None:
@@ -412,7 +373,7 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
 
     llm, red, blue = Llm(), Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     events = [
-        rows.request_event(
+        read_request(
             {"prompt_token_ids": [k], "multi_modal_data": {"image": [picture]}, "multi_modal_uuids": {"image": uuids}},
             None, str(k), SimpleNamespace(lora_int_id=number, lora_path=folder),
         )
@@ -420,13 +381,13 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
             [(red, ["0.0"], 1, "a"), (blue, ["0.0"], 1, "b"), (blue, [None], 2, "b")]
         )
     ]  # fmt: skip
-    [first], [second], [third] = rows.pictures_received(llm, events).values()
+    [first], [second], [third] = pictures_received(llm, events).values()
     assert first == second != third
-    used = rows.adapters_received(llm, events)
+    used = adapters_received(llm, events)
     assert used == {(0,): {"a"}, (1,): {"a"}, (2,): {"b"}}
     engine = SimpleNamespace(config=SimpleNamespace(adapters={"one": "a", "two": Path("b")}))
     told = [
-        rows.adapter_told(engine, SimpleNamespace(adapter=name, token_ids=ids), used)
+        adapter_stage(engine, SimpleNamespace(adapter=name, token_ids=ids), used)
         for name, ids in (("one", [0]), ("two", [1]), ("two", [2]), (None, [2]), (None, [3]))
     ]
     assert told == [{"adapter": "a"}, {"adapter": "another"}, {"adapter": "b"}, {"adapter": "another"}, {}]
@@ -499,12 +460,6 @@ def test_numbers_that_differ_where_logits_are_changed_are_the_processors() -> No
         old, new = (case({**FIRST, "sampling": sampling}, value=[{"logprobs": [n]}]) for n in (-1.0, -3.0))
         cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
         assert cause is not None and cause.name == name
-
-
-def test_scored_ids_are_those_that_were_read() -> None:
-    assert rows.seen_ids([1, 5], [5], [(1, 5)]) == [1, 5]
-    assert rows.seen_ids([2, 5], [5], [(3, 6), (1, 2, 5)]) == [1, 2, 5]
-    assert rows.seen_ids([2, 5], [5], []) == [2, 5]
 
 
 STOPPED = {"strings": ["e", "de"], "end_ids": [9]}
@@ -605,18 +560,6 @@ def test_an_answer_that_several_models_chose_together_is_one() -> None:
     for count, others in ((1, [FIRST]), (2, [FIRST, FIRST]), (1, [SECOND])):
         assert len(own_loops.of_one_kind(case(chosen, chosen), case(*others))[0].rows) == count
     assert len(own_loops.of_one_kind(case(FIRST, FIRST), case(FIRST))[0].rows) == 2
-
-
-def test_of_rows_with_one_prompt_each_has_its_own_pictures_and_positions() -> None:
-    given = [{"positions": name, "adapter": ""} for name in ("tall", "wide")]
-    before = rows.Before([rows.Forward([((1, 7, 2), one) for one in given])], 7)
-    assert [before.inputs([1, 7, 2]) for _ in range(3)] == [{"positions": name} for name in ("tall", "wide", "wide")]
-    assert before.inputs([1]) is None
-
-
-def test_a_text_whose_first_id_is_masked_is_known() -> None:
-    before = rows.Before([rows.Tokens(["Dear"], [[0, 4, 5]])], None)
-    assert [before.stages(ids)["prompt_text"] for ids in ([0, 4, 5], [4, 5], [5])] == ["Dear", "Dear", None]
 
 
 @pytest.mark.parametrize(("seeds", "cause"), [((3, 3), "sampling.processors"), ((3, None), "error")])

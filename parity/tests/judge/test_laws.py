@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,9 @@ from parity.judge import check, laws
 from parity.judge.compare import differences, suspects
 from parity.judge.explain import Inquiry, cause_of
 from parity.record import rows
+from parity.record.assemble import Before
+from parity.record.events import Forward, ForwardRow
+from parity.record.taps.models import model_stage
 from parity.verdict import Cause
 
 from ..conftest import TEXT
@@ -174,58 +176,10 @@ def test_every_decode_of_a_row_is_compared() -> None:
 # == Observation ==
 
 
-def test_a_beginning_that_is_the_pad_id_is_no_padding() -> None:
-    pad = 0
-    assert rows.padding([0, 5, 6], [1, 1, 1], pad, True, bos=pad)[0] == [0, 5, 6]
-    assert rows.padding([0, 0, 5], [1, 1, 1], pad, True, bos=pad) == (
-        [0, 5], {"side": "left", "pads": 1, "masked": False},
-    )  # fmt: skip
-    assert rows.padding([0, 5, 6], [1, 1, 1], pad, True, known={(0, 5, 6)})[0] == [0, 5, 6]
-    assert rows.padding([0, 5, 6], [1, 1, 1], pad, True)[0] == [5, 6]
-
-
-def test_padding_that_the_tokenizer_alone_knows_is_padding() -> None:
-    """Its pad id was set by hand, the model's is another one."""
-    known, unmasked = {(5, 6), (5, 6, 7, 8)}, {"side": "left", "pads": 2, "masked": False}
-    for infers in (True, False):
-        assert rows.padding([0, 0, 5, 6], [1] * 4, 9, infers, known, ragged=True) == ([5, 6], unmasked)
-    assert rows.padding([5, 6, 7, 8], [1] * 4, 9, True, known, ragged=True)[0] == [5, 6, 7, 8]
-    assert rows.padding([0, 1, 5, 6], [1] * 4, 9, True, known, ragged=True)[0] == [0, 1, 5, 6], "no run of one id"
-    assert rows.padding([3, 5, 6], [1] * 3, 9, True, known, bos=3, ragged=True)[0] == [3, 5, 6], "a beginning"
-
-
-def test_a_processor_that_does_not_resize_says_so_itself() -> None:
-    class Processor:
-        do_resize = False
-        size = {"shortest_edge": 4, "longest_edge": 16}  # noqa: RUF012
-
-    assert rows.budget_of(Processor(), {}) == [0, 0]
-    assert rows.budget_of(Processor(), {"do_resize": True}) == [4, 16]
-
-
-def test_forward_inputs_are_told_by_row_without_padding() -> None:
-    import torch
-
-    given = {
-        "input_ids": torch.tensor([[0, 5, 6], [7, 8, 9]]),
-        "attention_mask": torch.tensor([[0, 1, 1], [1, 1, 1]]),
-        "position_ids": torch.tensor([[1, 0, 1], [0, 1, 2]]),
-        "token_type_ids": torch.zeros(2, 3),  # all of the one kind, as where nothing is said
-        "use_cache": True,
-    }
-    model = torch.nn.Identity()
-    model.config = SimpleNamespace()
-    event = rows.forward_event(model, given)
-    assert event is not None
-    said = {"keys": [], "adapter": "", "positions": "from 0"}
-    assert event.rows == [((5, 6), {**said, "whole": [0, 5, 6], "own": 2}), ((7, 8, 9), said)]
-
-
 def test_a_token_of_the_row_that_is_masked_as_if_it_were_padding_is_told() -> None:
-    masked = rows.Forward(
-        [((5, 6), {"keys": [], "adapter": "", "positions": "from 0", "whole": [0, 0, 5, 6], "own": 2})]
-    )
-    before = rows.Before([masked], None)
+    inputs = {"keys": [], "positions": "from 0"}
+    masked = Forward([ForwardRow((5, 6), inputs, whole=(0, 0, 5, 6))])
+    before = Before([masked], None)
     seen, other, own = (before.inputs(ids) for ids in ([0, 5, 6], [1, 5, 6], [5, 6]))
     assert seen == {"keys": [], "positions": "from 0", "hidden": 1} and other is None
     assert own == {"keys": [], "positions": "from 0"}
@@ -269,7 +223,7 @@ def test_half_of_everything_is_not_half_of_the_weights() -> None:
 
     loaded = AutoModelForCausalLM.from_pretrained(TEXT, dtype=torch.float16)
     halved = AutoModelForCausalLM.from_pretrained(TEXT, dtype=torch.float32).half()
-    old, new = (Case("s", "c", rows=({**row(), "model": rows.model_of(model)},)) for model in (halved, loaded))
+    old, new = (Case("s", "c", rows=({**row(), "model": model_stage(model)},)) for model in (halved, loaded))
     [found] = differences(old, new)
     assert (found.stage, found.field, found.old, found.new) == ("model", "buffers", "float16", "float32")
     assert [name for name, _ in suspects(old, new, (found,))] == ["model.dtype"]
@@ -278,11 +232,11 @@ def test_half_of_everything_is_not_half_of_the_weights() -> None:
 def test_whose_seed_it_is_is_known() -> None:
     import torch
 
-    from parity.record.observe import seed_everything
+    from parity.record.seeds import process_seed, seed_everything
 
     seed_everything(0)
-    assert rows.process_seed() == {"value": 0, "from": "nobody"}
+    assert process_seed() == {"value": 0, "from": "nobody"}
     mine = torch.rand(4)
     torch.manual_seed(0)
-    assert rows.process_seed() == {"value": 0, "from": "process"}
+    assert process_seed() == {"value": 0, "from": "process"}
     assert torch.equal(mine, torch.rand(4))  # what was recorded with it is drawn again

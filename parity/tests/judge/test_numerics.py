@@ -21,7 +21,7 @@ from parity.diff import plants
 from parity.golden import Store
 from parity.judge.numerics import CUT_OFF, cuts_bfloat16
 from parity.prove import checkpoints
-from parity.record import rows as recorded
+from parity.record.taps import models as recorded
 
 from ..conftest import ROOT
 

@@ -17,7 +17,7 @@ from parity.judge.check import Session, check_site, judged_together
 from parity.judge.numerics import Numerics
 from parity.judge.replay import Engines, Replay
 from parity.prove.site_mutations import replaced
-from parity.record import rows
+from parity.record.assemble import with_script_seed
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import ROOT, SMALL
 from parity.verdict import Outcome
@@ -161,7 +161,7 @@ def of_script(given: int | None, name: str = "one") -> Case:
     """A row whose script had given a seed before its call."""
     own = row([4, 5], None)
     sampling = {**own["sampling"], "seed": {"value": 0, "from": "script"}}
-    [made] = rows.with_script_seed([{**own, "sampling": sampling}], given)
+    [made] = with_script_seed([{**own, "sampling": sampling}], given)
     return Case("s", name, rows=(made,))
 
 

@@ -12,7 +12,7 @@ import pytest
 from parity.golden import Case, Store
 from parity.judge import check, compare, endings, laws
 from parity.judge.explain import Inquiry, answers_moved, by_endings, cause_of, equal_when_shortened
-from parity.record import rows
+from parity.record.taps.vllm import never_text, vllm_stop
 from parity.verdict import Cause
 
 from .test_company import FIRST, SECOND, case, drawn, found_with
@@ -101,7 +101,7 @@ def test_vllm_ends_a_row_where_its_window_does(most: int | None, told: int) -> N
     params = SimpleNamespace(
         stop_token_ids=(), stop=(), skip_special_tokens=True, ignore_eos=False, max_tokens=most, min_tokens=0
     )
-    assert rows.vllm_stop(params, [9], None, room=476)["max_new_tokens"]["value"] == told
+    assert vllm_stop(params, [9], None, room=476)["max_new_tokens"]["value"] == told
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_vllm_ends_a_row_where_its_window_does(most: int | None, told: int) -> N
 )
 def test_a_stop_that_is_the_text_of_an_end_id_ends_nothing(ends: list[int], skip: bool, never: list[str]) -> None:
     token = SimpleNamespace(content="<end>", special=True)
-    found = rows.never_text(["<end>", "x<end>", "."], SimpleNamespace(added_tokens_decoder={7: token}), skip, ends)
+    found = never_text(["<end>", "x<end>", "."], SimpleNamespace(added_tokens_decoder={7: token}), skip, ends)
     assert found.get("never_text", {"value": []})["value"] == never
 
 

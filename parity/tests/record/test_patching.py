@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from parity.golden import Case
-from parity.record import rows
-from parity.record.observe import Observer, Site, scored_prompts
+from parity.record.observe import Observer, Site
+from parity.record.seeds import process_seed
+from parity.record.taps.gen_engine import scored_prompts
 
 from ..conftest import TEXT, chat, open_engine
 
@@ -164,7 +165,7 @@ def test_whose_seed_a_call_began_with_is_told(monkeypatch: pytest.MonkeyPatch) -
     def draws(seed: int | None) -> list[float]:
         if seed is not None:
             torch.manual_seed(seed)
-        told.append(rows.process_seed()["from"])
+        told.append(process_seed()["from"])
         return torch.rand(2).tolist()  # type: ignore[no-any-return]
 
     module = ModuleType("draws_observed")

@@ -14,7 +14,8 @@ from parity.judge.check import REPLAYS, Replays
 from parity.record.commands import never_reached
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed
-from parity.record.rows import as_pieces, mark_between, of_processors, vllm_sampling
+from parity.record.taps.text import as_pieces, mark_between
+from parity.record.taps.vllm import vllm_sampling
 
 ABOVE = """
 class Announced:
@@ -88,12 +89,6 @@ def test_a_mark_is_what_a_text_has_and_its_parts_have_not(parts: list[str], whol
 )
 def test_pieces_are_known_without_the_line_end_before_them(parts: list[str], pieces: list[str]) -> None:
     assert as_pieces(parts) == pieces
-
-
-def test_what_neither_order_nor_odds_of_tokens_feel_is_no_processor() -> None:
-    theirs = importlib.import_module("transformers.generation.logits_process")
-    some = [theirs.LogitNormalization(), theirs.InfNanRemoveLogitsProcessor(), theirs.EpsilonLogitsWarper(0.01)]
-    assert of_processors(some) == {"processors": ["EpsilonLogitsWarper"]}
 
 
 def stopping(stops: list[str], **answer: Any) -> Case:

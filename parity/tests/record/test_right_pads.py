@@ -11,8 +11,9 @@ import pytest
 
 from parity.golden import Store, environment
 from parity.judge.check import check_sites
-from parity.record import loops, rows
+from parity.record.events import Forward, ForwardRow
 from parity.record.observe import Observer, Site, case, load_function
+from parity.record.taps import loops
 from parity.tests.conftest import SMALL, TEXT
 
 OLD = """
@@ -106,10 +107,10 @@ TEXTS = [(5, 6, 7, 8), (5, 9), (5, 6, 0, 0)]
     ],
 )
 def test_which_ids_are_pads(batch: list[list[int]], own: list[int], why: str) -> None:
-    seen = rows.Forward([(tuple(ids), {}) for ids in batch])
-    made = loops.without_right_pads(seen, {}, [rows.Tokens([""] * 3, [list(ids) for ids in TEXTS])])
-    assert [len(ids) for ids, _ in seen.rows] == own, why
-    assert made == (own != [len(ids) for ids in batch])
+    seen = Forward([ForwardRow(tuple(ids), {}) for ids in batch])
+    made = loops.without_right_pads(seen, {}, TEXTS)
+    assert [len(row.ids) for row in made.rows] == own, why
+    assert (made is not seen) == (own != [len(ids) for ids in batch])
 
 
 def test_pads_are_tokens_to_a_model_that_looks_ahead() -> None:

@@ -15,7 +15,7 @@ import gen_engine
 from gen_engine import GenEngineError, GenerationEngine, Plugin
 from parity.callsites.plugins import SuppressRepeatedObject
 from parity.golden import Case
-from parity.record import observe
+from parity.record import patching
 from parity.record.observe import Observer, Site, Tapped
 from parity.tasks import TOOLS, drawing
 from parity.verdict import equal
@@ -166,7 +166,7 @@ def is_tap(value: Any) -> bool:
     inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
     code = getattr(inner, "__code__", None)
     return isinstance(inner, Tapped) or (
-        code is not None and code.co_filename == observe.__file__ and code.co_name in ("wrapper", "of_class")
+        code is not None and code.co_filename == patching.__file__ and code.co_name in ("wrapper", "of_class")
     )
 
 
@@ -185,7 +185,7 @@ def test_the_whole_surface_is_the_same_observed_and_all_is_put_back(backend: str
                 open_engine(VL, backend, logits_hooks=True) as two,
             ):
                 loaded = surface(own, two)
-            patched = {(id(owner), name): f"{owner!r}.{name}" for owner, name, _ in observer._patched}
+            patched = {(id(owner), name): f"{owner!r}.{name}" for owner, name, _ in observer.patches.replaced}
         after = attributes()
         again = surface(text, vl)
     for name, value in first.items():

@@ -1,0 +1,251 @@
+"""Events of a call -> rows: one per sequence that a model generated, laid out as in parity.golden.
+
+The same code reads the old code and the moved code, so that a difference between two rows is one of
+behaviour. What a library does not tell is absent from a row, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity import golden
+from parity.record.events import (
+    Decode,
+    Event,
+    Forward,
+    ForwardRow,
+    Ids,
+    ModelCall,
+    Output,
+    Template,
+    Tokens,
+    is_model_call,
+)
+from parity.record.rows import BUT_THE_LAST, CHOSEN, by_itself, collapsed, runs
+from parity.record.taps.images import kept_picture, pictures_of
+from parity.record.taps.text import (
+    decode_stages,
+    folded_images,
+    joined_text,
+    known_ids,
+    longest_beginning,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The text of a prompt. behind: how many ids were put behind it by hand."""
+
+    text: str | None
+    behind: int = 0
+
+
+class Before:
+    """What happened before a model call, to be asked for by the ids of a prompt."""
+
+    def __init__(self, events: Sequence[Event], placeholder: int | None) -> None:
+        self.placeholder = placeholder
+        self.templates = list[Template]()
+        self.texts = dict[Ids, str]()
+        # Without the first id, which may be one that is masked as a pad.
+        self.unmarked = dict[Ids, str]()
+        self.pictures = pictures_of(events)
+        self.forwards = dict[Ids, list[ForwardRow]]()
+        for event in events:
+            for row in event.rows if isinstance(event, Forward) else ():
+                self.forwards.setdefault(row.ids, []).append(row)
+        self.turns = Counter[Ids]()  # how often these ids were asked for
+        self.know(events)
+
+    def know(self, events: Sequence[Event]) -> None:
+        """The templates of these events alone, and their texts, too."""
+        self.templates = [event for event in events if isinstance(event, Template)]
+        for event in events:
+            if not isinstance(event, Tokens):
+                continue
+            known = [collapsed(ids, self.placeholder) for ids in event.ids]
+            self.texts.update(zip(known, event.texts))
+            self.unmarked |= {ids[1:]: self.texts[ids] for ids, _ in zip(known, event.texts)}
+
+    def text_stages(self, prompt_ids: Sequence[int], scored: bool = False) -> dict[str, Any]:
+        """The text of a prompt, and its chat. scored: the ids are a response behind its prompt."""
+        ids = collapsed(prompt_ids, self.placeholder)
+        found = self._text_of(ids, scored)
+        stages = {"prompt_text": found.text, "behind": found.behind}
+        if found.text is None:
+            return stages
+        folded = folded_images(found.text)
+        for event in reversed(self.templates):
+            for chat, rendered in zip(event.chats, event.texts):
+                if folded_images(rendered) == folded:
+                    chat_stages = {"messages": chat, "template": event.stage}
+                    return {**stages, **chat_stages, "prompt_text": rendered}
+        return stages
+
+    def _text_of(self, ids: Ids, scored: bool) -> Text:
+        text = self.texts.get(ids, self.unmarked.get(ids))
+        if text is not None:
+            return Text(text)
+        begin = longest_beginning(self.texts, ids)
+        text = self.texts.get(begin)
+        if scored:
+            return Text(text)
+        if folded_images(text or "") in self._rendered():
+            return Text(text, len(ids) - len(begin))
+        # Markers were tokenized apart from what stands between them.
+        return Text(joined_text(self.texts, ids) or text)
+
+    def _rendered(self) -> set[str]:
+        return {folded_images(text) for event in self.templates for text in event.texts}
+
+    def cut(self, prompt_ids: Sequence[int]) -> str:
+        """Which part of a text these ids are, where they are its beginning or its end; else ""."""
+        ids = collapsed(prompt_ids, self.placeholder)
+        for text in self.texts if ids else ():
+            if text[: len(ids)] == ids:
+                return f"first {len(ids)} of {len(text)}"
+            if text[-len(ids) :] == ids:
+                return f"last {len(ids)} of {len(text)}"
+        return ""
+
+    def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+        """What reached the model with a prompt; of rows with one prompt, each has the next.
+
+        adapters: all that these ids went through, if any.   hidden: how many of the ids the model
+        was given, and may not attend to.
+        """
+        ids = tuple(prompt_ids)
+        rows = self.forwards.get(ids) or self._rows_with_masked(ids)
+        if not rows:
+            return None
+        row = rows[min(self.turns[ids], len(rows) - 1)]
+        self.turns[ids] += 1
+        inputs = dict(row.inputs)
+        if row.ids != ids:
+            inputs["hidden"] = len(ids) - len(row.ids)
+        adapters = sorted({row.adapter for row in rows})
+        return {**inputs, "adapters": adapters} if any(adapters) else inputs
+
+    def _rows_with_masked(self, ids: Ids) -> list[ForwardRow]:
+        """The first row that ends or begins with these ids, some of which are masked."""
+        for rows in self.forwards.values() if ids else ():
+            for row in rows:
+                if row.whole and ids in (row.whole[-len(ids) :], row.whole[: len(ids)]):
+                    return [row]
+        return []
+
+    def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """The next images in order, one per run of image tokens."""
+        count = len(runs(prompt_ids, self.placeholder))
+        taken = self.pictures[:count]
+        self.pictures = self.pictures[count:]
+        return taken
+
+
+def complete_loop(output: Output, later: Sequence[Event]) -> None:
+    """Give a loop's row the last of its ids, where it was decoded with the others."""
+    if output.reported.get("loop") != BUT_THE_LAST:
+        return
+    for event in later:
+        for ids in event.ids if isinstance(event, Decode) else ():
+            if len(ids) > 1 and ids[:-1] == output.output_ids:
+                output.output_ids = output.new_ids = ids
+                output.reported["loop"] = CHOSEN
+                return
+
+
+def row_of(
+    output: Output, call: ModelCall, before: Before, later: Sequence[Event]
+) -> dict[str, Any]:
+    complete_loop(output, later)
+    stages = before.text_stages(output.prompt_ids, scored=bool(output.reported.get("scored")))
+    stages |= decode_stages(output, later)
+    stages |= {key: value for key, value in output.reported.items() if value is not None}
+    if stages["prompt_text"] is not None:
+        stages["prompt_text"] = folded_images(stages["prompt_text"])
+    elif cut := before.cut(output.prompt_ids):
+        output.request["cut"] = cut
+    if stages["behind"] and "prompt_text" not in output.reported:
+        output.request["behind"] = stages["behind"]
+    own = {
+        "images": stages.get("images") or before.take_pictures(output.prompt_ids),
+        "batch": output.batch,
+        "request": output.request,
+        "sampling": output.sampling or call.sampling,
+        "stop": output.stop or call.stop,
+    }
+    return {
+        **stages,
+        **{name: stage or None for name, stage in own.items()},
+        "prompt_ids": output.prompt_ids,
+        "model": call.model,
+        "inputs": before.inputs(output.prompt_ids),
+        "output_ids": output.output_ids,
+    }
+
+
+def count_behind_text(ids: Sequence[int], texts: Collection[Ids]) -> int:
+    """How many ids stand behind the longest text that they begin with, such as a scored answer."""
+    begin = longest_beginning(texts, tuple(ids))
+    return len(ids) - len(begin) if begin else 0
+
+
+def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[str, Any]]:
+    """All rows of one call, in the order in which the model was asked."""
+    found = []
+    since = 0
+    for index, event in enumerate(events):
+        if not isinstance(event, ModelCall) or event.nested:
+            continue
+        before = Before(events[since:index], event.placeholder)
+        since = index
+        if any(by_itself(output.reported) for output in event.outputs):
+            before.know(events[:index])  # their texts may be older than what was read last
+        texts = known_ids(events[:index])
+        for output in event.outputs:
+            if output.reported.get("scored"):
+                mark_response(output, texts)
+            row = row_of(output, event, before, events[index:])
+            found.append(stored_row(row, store))
+    return found
+
+
+def mark_response(output: Output, texts: Collection[Ids]) -> None:
+    response = count_behind_text(output.prompt_ids, texts)
+    if response:
+        output.request.setdefault("response", response)
+
+
+def stored_row(row: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+    """A row in the order of a golden, its images with blobs."""
+    kept = {key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None}
+    if "images" in kept:
+        kept["images"] = [kept_picture(picture, store) for picture in kept["images"]]
+    return kept
+
+
+def with_script_seed(rows: Sequence[Mapping[str, Any]], seed: int | None) -> Iterator[Any]:
+    """Rows that name the seed that a script gave before their call: they would have been sampled
+    with it, had the recorder not given its own."""
+    for row in rows:
+        own = row.get("sampling", {}).get("seed", {})
+        if seed is None or own.get("from") != "script":
+            yield row
+        else:
+            yield {**row, "request": {**row.get("request", {}), "script_seed": seed}}
+
+
+def split_calls(events: list[Event], keep: int) -> tuple[list[list[Event]], list[Event]]:
+    """Events of many model calls -> one list per call (what led to it, and all decoding after it),
+    and the rest, with the last `keep` calls."""
+    places = [index for index, event in enumerate(events) if is_model_call(event)]
+    found = []
+    since = 0
+    for place in places[: len(places) - keep]:
+        later = [event for event in events[place + 1 :] if isinstance(event, Decode)]
+        found.append([*events[since : place + 1], *later])
+        since = place + 1
+    return found, events[since:]

@@ -1,0 +1,159 @@
+"""Inside an observed process: starts the observer, and writes a line per call to a file."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import builtins
+import dataclasses
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from parity.golden import Case, Store, environment
+from parity.record.calls import Site, load_function
+from parity.record.observe import Observer, tap_site
+from parity.record.patching import ACTIVE, tap_function
+
+VARIABLE = "PARITY_OBSERVE"
+
+# "pkg.mod:func" and keyword arguments: func(observer, **arguments) gives what is called before each
+# call of a site. It is named, not imported: a judge that restores old values stands above.
+Starting = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What an observed process is told. folder: where its files go."""
+
+    folder: str
+    sites: Sequence[Site]
+    loose: str | None
+    seed: int | None
+    starting: Starting | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Setup:
+        fields = json.loads(text)
+        return cls(**{**fields, "sites": [Site(**site) for site in fields["sites"]]})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a process's file. kind: "case", "asked" or "process".   at: in nanoseconds."""
+
+    kind: str
+    at: int
+    rank: int
+    content: dict[str, Any]
+
+
+def process_rank() -> int:
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "LOCAL_RANK"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0
+
+
+def observe_this_process() -> None:
+    """Start the observer that the environment describes."""
+    setup = Setup.from_json(os.environ[VARIABLE])
+    folder = Path(setup.folder)
+    file = folder / f"{os.getpid()}-{time.time_ns()}.jsonl"
+    began = time.perf_counter()
+
+    def write(kind: str, content: dict[str, Any]) -> None:
+        line = Line(kind, time.time_ns(), process_rank(), content)
+        with file.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(dataclasses.asdict(line)) + "\n")
+
+    def sink(case: Case) -> None:
+        write("case", {**case.to_json(), "value": case.value})
+
+    observer = Observer(
+        sites=setup.sites, sink=sink, store=Store(folder), loose=setup.loose, seed=setup.seed
+    )
+    if setup.starting:
+        maker, settings = setup.starting
+        observer.starting = load_function(maker)(observer, **settings)
+    # Its case comes later: whoever watches sees that something goes on.
+    observer.asked = lambda: write("asked", {})
+    observer.main_code = module_code
+    ACTIVE_SITES[:] = setup.sites
+
+    def close() -> None:
+        observer.uninstall()
+        if "torch" in sys.modules or observer.failures:
+            whole = time.perf_counter() - began
+            seconds = {"own": observer.own_seconds, "whole": whole}
+            content = {"failures": observer.failures, **seconds, "environment": environment()}
+            write("process", content)
+
+    atexit.register(close)
+    observer.install()
+
+
+# == Scripts that define a site themselves ==
+
+DECORATOR = "__parity_site__"
+ACTIVE_SITES: list[Site] = []
+
+
+def run_script() -> None:
+    """`python run_script.py script.py …`: what `python script.py …` does, with taps on the sites
+    that the script itself defines. Its source is read as Python reads it; line numbers stay."""
+    sys.argv = sys.argv[1:]
+    path = Path(sys.argv[0])
+    sys.path[0] = str(path.resolve().parent)
+    module = ModuleType("__main__")
+    module.__dict__["__file__"] = str(path)
+    sys.modules["__main__"] = module
+    resolved = path.resolve()
+    names = {site.attribute for site in ACTIVE_SITES if Path(site.module).resolve() == resolved}
+    exec(code_with_sites(path, names), module.__dict__)
+
+
+def module_code(name: str, loader: Any) -> CodeType | None:
+    """What `python -m name` executes, with taps on the sites that module `name` defines itself."""
+    names = {site.attribute for site in ACTIVE_SITES if site.module == name}
+    if not names:
+        return loader.get_code(name)  # type: ignore[no-any-return]
+    return code_with_sites(Path(loader.get_filename(name)), names)
+
+
+def code_with_sites(path: Path, names: Collection[str]) -> CodeType:
+    """A file's code with a decorator on the functions of these names."""
+    tree = ast.parse(path.read_bytes(), str(path))
+    for name, node in functions_in(tree.body):
+        if name in names:
+            decorator = ast.Name(DECORATOR, ast.Load())
+            node.decorator_list.append(ast.copy_location(decorator, node))
+    vars(builtins)[DECORATOR] = tap_own_site
+    return compile(tree, str(path), "exec")
+
+
+def functions_in(body: Sequence[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """("function" or "Class.method", its node) of what stands at the top of a file, and in its
+    classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            yield prefix + node.name, node
+        elif isinstance(node, ast.ClassDef):
+            yield from functions_in(node.body, f"{prefix}{node.name}.")
+
+
+def tap_own_site(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The decorator."""
+    site = next(site for site in ACTIVE_SITES if site.attribute == function.__qualname__)
+    return tap_function(function, functools.partial(tap_site, site, ACTIVE[0]))

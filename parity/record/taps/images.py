@@ -1,0 +1,102 @@
+"""Taps on image processors: images -> patches, and how many tokens they take."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from parity import golden
+from parity.record.calls import LOADING, event_tap
+from parity.record.events import Event, Images
+from parity.record.patching import Invocation
+from parity.record.taps.text import id_lists
+
+LARGEST_IMAGE = 4 << 20  # pixels of an image that a golden keeps as a blob
+
+
+def flat_images(images: Any) -> Iterator[Any]:
+    if isinstance(images, (list, tuple)):
+        for entry in images:
+            yield from flat_images(entry)
+    else:
+        yield images
+
+
+def as_rgb(image: Any) -> Any:
+    """A PIL image of whatever a processor takes."""
+    if hasattr(image, "convert"):
+        return image.convert("RGB")
+    from PIL import Image
+
+    array = image.permute(1, 2, 0).cpu().numpy() if hasattr(image, "permute") else image
+    return Image.fromarray(array.astype("uint8")).convert("RGB")
+
+
+def pixel_digest(image: Any) -> str:
+    return hashlib.sha256(image.tobytes()).hexdigest()
+
+
+def budget_of(processor: Any, kwargs: Mapping[str, Any]) -> list[int] | None:
+    """[least, most] pixels that images are resized to, where the processor has such a budget."""
+    kwargs = {**kwargs, **(kwargs.get("images_kwargs") or {})}
+    resizes = kwargs.get("do_resize")
+    if resizes is None:
+        resizes = getattr(processor, "do_resize", True)
+    if resizes is False:
+        return [0, 0]
+    size = kwargs.get("size") or getattr(processor, "size", None) or {}
+    least = kwargs.get("min_pixels") or size.get("shortest_edge")
+    most = kwargs.get("max_pixels") or size.get("longest_edge")
+    return [least, most] if least and most else None
+
+
+def read_images(call: Invocation, result: Any, _: Sequence[Event]) -> Images:
+    processor, given = call.owner, call.arguments
+    grids = id_lists(result["image_grid_thw"]) if "image_grid_thw" in result else []
+    patches = [math.prod(grid) for grid in grids]
+    values = result.get("pixel_values")
+    pictures = []
+    for index, image in enumerate(flat_images(given["images"])):
+        rgb = as_rgb(image)
+        picture: dict[str, Any] = {"sha256": pixel_digest(rgb), "size": list(rgb.size)}
+        if index < len(grids):
+            picture["grid"] = grids[index]
+            if hasattr(values, "float"):
+                start = sum(patches[:index])
+                picture["values"] = mean_and_deviation(values[start : start + patches[index]])
+            merge = getattr(processor, "merge_size", None)
+            picture["tokens"] = patches[index] // merge**2 if merge else None
+        picture["budget"] = budget_of(processor, given)
+        picture["pixels"] = rgb
+        pictures.append(picture)
+    return Images(pictures)
+
+
+def pictures_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """All images that went through an image processor."""
+    return [one for event in events if isinstance(event, Images) for one in event.pictures]
+
+
+def mean_and_deviation(values: Any) -> list[float]:
+    values = values.float()
+    return [round(float(values.mean()), 4), round(float(values.std()), 4)]
+
+
+def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+    """An image as it stands in a row: its pixels are a blob."""
+    kept = {k: v for k, v in picture.items() if k != "pixels" and v is not None}
+    pixels = picture.get("pixels")
+    if store is None or pixels is None or pixels.width * pixels.height > LARGEST_IMAGE:
+        return kept
+    return {**kept, "blob": store.put_blob(golden.image_bytes(pixels), ".png")}
+
+
+# vLLM warms itself up with images of its own.
+tap_images = event_tap("images", "an image processor call", read_images, unless=LOADING)
+
+TAPS = {
+    "transformers.image_processing_utils": {"BaseImageProcessor.__call__": tap_images},
+    "transformers.image_processing_utils_fast": {"BaseImageProcessorFast.__call__": tap_images},
+}

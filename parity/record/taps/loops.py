@@ -1,0 +1,445 @@
+"""Taps on models that code calls by itself: ids that are only read, and custom decode loops.
+
+A forward without a past begins a sequence. One with the past of another, or with the same ids and
+one more, goes on with it: the code chose that id, and the sequence becomes a row like one of
+`generate`, as far as it can be seen. Its prompt ends where a tokenizer's text does. A past that
+reads another text on top of an answer, such as the next question of a chat, begins a sequence whose
+prompt is all of it. How ids were chosen cannot be seen, only whether each was the likeliest, and
+whether random numbers were taken. The last id is never read: it is known only where all were the
+likeliest, or all were decoded.
+"""
+
+from __future__ import annotations
+
+import bisect
+import sys
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from parity.record.calls import MODEL_CALLS, Listener
+from parity.record.events import Event, Forward, Ids, ModelCall, Output
+from parity.record.patching import Invocation, bind_arguments
+from parity.record.rows import BUT_THE_LAST, LIKELIEST, sourced
+from parity.record.seeds import generator_states, process_seed
+from parity.record.taps.models import model_stage, placeholder_of
+from parity.record.taps.text import id_lists, joined_text, known_ids
+from parity.record.taps.transformers import read_forward
+
+NO_LABEL = -100  # torch's own, of the cross entropy
+
+
+def scored_output(ids: Sequence[int], images: Any = None, request: Any = None) -> Output:
+    """Ids that are only read."""
+    reported = {"scored": True, "images": images}
+    return Output([*ids], [], reported=reported, request=request or {})
+
+
+def scored_call(model: Any, outputs: list[Output], placeholder: int | None) -> ModelCall:
+    return ModelCall(outputs, model_stage(model), {}, {}, placeholder)
+
+
+# == A sequence ==
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """A sequence that a model reads; it keeps its output up to date.
+
+    ids: all of it so far.   width: of its batch so far, pads included.   ends, pads: ids that end
+    it, and that stand behind its end while others of the batch go on.   best: the likeliest next
+    id.   is_likeliest: of each id that was chosen.   lost: what came after its beginning could not
+    be followed.
+    """
+
+    output: Output
+    ids: list[int]
+    width: int
+    ends: frozenset[int]
+    pads: frozenset[int]
+    best: int | None = None
+    is_likeliest: list[bool] = field(default_factory=list)
+    lost: bool = False
+
+    def ids_in(self, width: int) -> list[int]:
+        """Its ids in the first columns of its batch."""
+        return self.ids[: len(self.ids) - (self.width - width)]
+
+    def read_on(self, ids: Sequence[int], known: Collection[Ids] = ()) -> None:
+        """The model reads on. Several ids at once, before any was chosen, are the rest of the
+        prompt; so is one that a text goes on with.   known: ids that a tokenizer gave."""
+        if len(ids) != 1 or self._is_prompt_with(ids, known):
+            self.lost |= bool(self.output.new_ids)
+        else:
+            self._choose(ids[0])
+        self.ids += ids
+        self.width += len(ids)
+        self._update()
+
+    def _is_prompt_with(self, ids: Sequence[int], known: Collection[Ids]) -> bool:
+        whole = (*self.ids, *ids)
+        return not self.output.new_ids and any(text[: len(whole)] == whole for text in known)
+
+    def _choose(self, token: int) -> None:
+        if not self.output.new_ids:
+            self.output.prompt_ids = [*self.ids]
+        self.output.new_ids = [*self.output.new_ids, token]
+        self.is_likeliest.append(token == self.best)
+
+    def expect(self, best: int) -> None:
+        """The likeliest next id is known."""
+        self.best = best
+        self._update()
+
+    def lose(self) -> None:
+        self.lost = True
+        self._update()
+
+    def _update(self) -> None:
+        output = self.output
+        if self.lost or not output.new_ids:
+            output.output_ids = []
+            output.reported |= {"scored": True, "loop": None}
+            return
+        own = self._without_pads(output.new_ids)
+        always = all(self.is_likeliest[: len(own)])
+        output.output_ids = own
+        if always and self.best is not None and own[-1] not in self.ends:
+            output.output_ids = [*own, self.best]
+        output.whole = [*output.prompt_ids, *output.output_ids]
+        output.reported |= {"scored": None, "loop": LIKELIEST if always else BUT_THE_LAST}
+
+    def _without_pads(self, ids: list[int]) -> list[int]:
+        """Ids without what stands behind the end while others go on; all of them where the sequence
+        itself goes on behind an end."""
+        count = len(ids)
+        while count and ids[count - 1] in self.ends | self.pads:
+            count -= 1
+        if self.ends.intersection(ids[:count]) or count == len(ids):
+            return ids
+        return ids[: count + 1] if ids[count] in self.ends else ids
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequences:
+    """Sequences that a forward begins, and the model call that they are."""
+
+    event: ModelCall
+    readings: list[Reading]
+
+
+def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> NewSequences:
+    outputs = [scored_output(ids) for ids in rows]
+    event = scored_call(model, outputs, placeholder_of(model.config))
+    config = getattr(model, "generation_config", None)
+    ends = config_ids(config, "eos_token_id")
+    pads = config_ids(config, "pad_token_id")
+    readings = [Reading(one, [*one.prompt_ids], width, ends, pads) for one in outputs]
+    return NewSequences(event, readings)
+
+
+def config_ids(config: Any, name: str) -> frozenset[int]:
+    """One id or several that a model's config names, or none."""
+    value = getattr(config, name, None)
+    return frozenset() if value is None else frozenset(id_lists(value)[0])
+
+
+# == All sequences of a call ==
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward: the events that it is, and the sequences that it reads."""
+
+    events: Sequence[Event] = ()
+    readings: Sequence[Reading] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A cache that a forward gave. cache: a weak reference where there can be one."""
+
+    cache: Callable[[], Any]
+    readings: list[Reading]
+
+
+class Loops:
+    """All that one call of a site has read.
+
+    texts: sequences by their model and ids.   pasts: by what the model gave back.   blind: models
+    that were given no ids.   states: of the process's generators, before anything was chosen.
+    seed: of what was sampled from, once something was.
+    """
+
+    def __init__(self) -> None:
+        self.texts = dict[tuple[int, Ids], list[Reading]]()
+        self.pasts = list[Past]()
+        self.blind = set[int]()
+        self.states: list[bytes] | None = None
+        self.seed: dict[str, Any] | None = None
+
+    def begin(self, model: Any, given: Mapping[str, Any], before: Sequence[Event]) -> Step:
+        """A forward, before it. before: the events that led to it."""
+        if self.states is None:
+            self.states = generator_states()
+        past = past_of(given.get)
+        count = length_of(past)
+        ids = given.get("input_ids")
+        if count:
+            return Step() if ids is None else self._continued(model, past, id_lists(ids), before)
+        seen = read_forward(model, given)
+        if seen is None:
+            return self._without_ids(model, given)
+        return self._fresh(model, given, seen, before)
+
+    def _without_ids(self, model: Any, given: Mapping[str, Any]) -> Step:
+        is_new = id(model) not in self.blind and given.get("inputs_embeds") is not None
+        self.blind.add(id(model))
+        return Step([new_sequences(model, [[]]).event]) if is_new else Step()
+
+    def _fresh(
+        self, model: Any, given: Mapping[str, Any], seen: Forward, before: Sequence[Event]
+    ) -> Step:
+        """A forward without a past: new sequences, and old ones with one id more."""
+        trimmed = without_right_pads(seen, given, known_ids(before)) if is_causal(model) else seen
+        is_padded = trimmed is not seen
+        rows = [row.ids for row in trimmed.rows]
+        # What is read for its loss is no loop's next step, also where it is another text and one id
+        # more. Nor is a batch with pads at its right: its last column does not tell what is next.
+        if given.get("labels") is None and not is_padded:
+            known = {index: self._longer(model, ids) for index, ids in enumerate(rows)}
+        else:
+            known = {}
+        readings = {index: reading for index, reading in known.items() if reading}
+        fresh = [index for index in range(len(rows)) if index not in readings]
+        if not fresh:
+            return Step(readings=[*readings.values()])
+        width = given["input_ids"].shape[1]
+        made = new_sequences(model, [rows[index] for index in fresh], width)
+        for index, reading in zip(fresh, made.readings):
+            readings[index] = reading
+            if has_no_labels(given, index):
+                reading.output.request["labels"] = "none"
+            if not is_padded:
+                self._remember(model, reading)
+        return Step([trimmed, made.event], [readings[index] for index in range(len(rows))])
+
+    def _continued(
+        self, model: Any, past: Any, rows: Sequence[list[int]], before: Sequence[Event]
+    ) -> Step:
+        """A forward with a past: its sequences go on, or another text begins on top of them."""
+        count = length_of(past)
+        readings = next((one.readings for one in self.pasts if one.cache() is past), [])
+        is_cropped = any(reading.width != count for reading in readings)
+        pairs = [*zip(readings, rows)]
+        is_same_batch = len(readings) == len(rows)
+        if is_same_batch and (is_cropped or not all(is_choice(*pair) for pair in pairs)):
+            known = known_ids(before)
+            if all(is_another_text(*pair, count, known) for pair in pairs):
+                whole = [[*reading.ids_in(count), *ids] for reading, ids in pairs]
+                made = new_sequences(model, whole, count + len(rows[0]))
+                return Step([made.event], made.readings)
+        else:
+            known = set()
+        if is_cropped or not is_same_batch:  # ids were taken back, or rows: which are left?
+            for reading in readings:
+                reading.lose()
+            return Step()
+        for reading, ids in pairs:
+            reading.read_on(ids, known)
+        return Step(readings=readings)
+
+    def _remember(self, model: Any, reading: Reading) -> None:
+        self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
+
+    def _longer(self, model: Any, ids: Ids) -> Reading | None:
+        """The sequence that was these ids but the last, and has not gone on by a past."""
+        key = id(model), ids[:-1]
+        known = self.texts.get(key, [])
+        reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
+        if reading is None:
+            return None
+        known.remove(reading)
+        if not known:
+            del self.texts[key]
+        reading.read_on(ids[-1:])
+        self._remember(model, reading)
+        return reading
+
+    def sample_from(self, generator: Any = None) -> None:
+        """Random numbers are taken: from a generator of the code's own, or the process's."""
+        is_own = generator is not None and generator is not sys.modules["torch"].default_generator
+        self.seed = sourced(generator.initial_seed(), "process") if is_own else process_seed()
+
+    def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
+        """The forward, after it: what it says of the next ids, and its past."""
+        if self.seed is None and self.states != generator_states():
+            self.sample_from()
+        if self.seed is not None:
+            for reading in readings:
+                reading.output.request["process"] = self.seed
+        past = past_of(lambda name: getattr(result, name, None))
+        if past is not None and readings:
+            self._keep(past, readings)
+        logits = getattr(result, "logits", None)  # [B, S, V]
+        if logits is not None and logits.ndim == 3 and len(logits) == len(readings):
+            expect_likeliest(readings, given, logits)
+
+    def _keep(self, past: Any, readings: Sequence[Reading]) -> None:
+        """Not a byte longer than the code wants it. The tuples of old releases have no weak
+        references: the last one is kept."""
+        is_weak = [isinstance(one.cache, weakref.ref) for one in self.pasts]
+        self.pasts = [
+            one for one, weak in zip(self.pasts, is_weak) if weak and one.cache() is not past
+        ]
+        cache = (lambda: past) if isinstance(past, tuple) else weakref.ref(past)
+        self.pasts.append(Past(cache, list(readings)))
+
+
+def expect_likeliest(readings: Sequence[Reading], given: Mapping[str, Any], logits: Any) -> None:
+    for row, reading in enumerate(readings):
+        column = last_own_column(given, row, logits.shape[1])
+        reading.expect(int(logits[row, column].argmax()))
+
+
+def past_of(get: Callable[[str], Any]) -> Any:
+    """A forward's past, by its name since transformers 5.24, else by the one before; or None."""
+    newer = get("cache")
+    return newer if newer is not None else get("past_key_values")
+
+
+def length_of(past: Any) -> int:
+    """How many ids of each row a cache holds: one of this release, or the tuples of old ones."""
+    if hasattr(past, "get_seq_length"):
+        return int(past.get_seq_length())
+    return int(past[0][0].shape[-2]) if past else 0
+
+
+def is_choice(reading: Reading, ids: Sequence[int]) -> bool:
+    """Whether ids that are read on an answer are surely one that the code chose."""
+    return bool(reading.output.new_ids) and len(ids) == 1
+
+
+def is_another_text(reading: Reading, ids: list[int], count: int, known: Collection[Ids]) -> bool:
+    """Whether ids are no choice but a text, or some, on top of an answer, whose last choice may not
+    have been read.
+
+    count: the ids of the past.   known: ids that a tokenizer gave.
+    """
+    if not reading.output.new_ids or (reading.width == count and len(ids) == 1):
+        return False
+    texts = dict.fromkeys(known, "")
+    for part in (ids, ids[1:]):
+        if part and joined_text(texts, tuple(part)) is not None:
+            return True
+    return (*reading.ids_in(count), *ids) in known
+
+
+def last_own_column(given: Mapping[str, Any], row: int, width: int) -> int:
+    """The column of a row's last own id."""
+    mask = given.get("attention_mask")
+    if mask is None or mask.ndim != 2 or mask.shape[1] != width:
+        return -1
+    shown = [column for column, visible in enumerate(mask[row].tolist()) if visible]
+    return shown[-1] if shown else -1
+
+
+def has_no_labels(given: Mapping[str, Any], row: int) -> bool:
+    """Whether a row is read for its loss, but no label counts: of one id, or cut before them."""
+    labels = given.get("labels")  # [B, S]
+    if labels is None or labels.ndim != 2:
+        return False
+    return not bool((labels[row, 1:] != NO_LABEL).any())
+
+
+# == Pads at the right ==
+
+
+def is_causal(model: Any) -> bool:
+    """Whether what stands behind a token says nothing to it."""
+    return bool(model.can_generate()) and not model.config.is_encoder_decoder
+
+
+def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collection[Ids]) -> Forward:
+    """A causal model's batch without unmasked pads at the right end of its rows, to which no token
+    attends; the same object if there are none.
+
+    A row has pads if it does not begin a text that a tokenizer gave, its end repeats one id, and
+    without some of these ids it does begin one. A batch in which every row ends in that id has no
+    longest row, and no pads.
+    """
+    mask = given.get("attention_mask")
+    if mask is not None and not bool(mask.all()):
+        return seen
+    widths = {len(row.ids) for row in seen.rows}
+    if len(seen.rows) < 2 or len(widths) > 1:
+        return seen
+    texts = sorted(known)
+    rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
+    pads = {old.ids[-1] for old, new in zip(seen.rows, rows) if len(new.ids) < len(old.ids)}
+    ends = {row.ids[-1] for row in seen.rows}
+    return Forward(rows) if len(pads) == 1 and ends != pads else seen
+
+
+def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
+    """A row's own ids. Code may put an id, such as a beginning of text, before a text.
+
+    texts: sorted.
+    """
+    least = len(ids)  # of a row that ends in equal ids: its other ids
+    while least > 1 and ids[least - 1] == ids[-1]:
+        least -= 1
+    for count in range(len(ids), least - 1, -1):
+        if begins_a_text(ids[:count], texts) or begins_a_text(ids[1:count], texts):
+            return ids[:count]
+    return ids
+
+
+def begins_a_text(ids: Ids, texts: Sequence[Ids]) -> bool:
+    """Whether ids are the beginning of one of some texts, which are sorted."""
+    place = bisect.bisect_left(texts, ids)
+    return bool(ids) and place < len(texts) and texts[place][: len(ids)] == ids
+
+
+# == Taps ==
+
+
+def is_own_code(listener: Listener) -> bool:
+    """Whether a site's own code is running, and no library's or engine's."""
+    return listener.in_site() and not listener.within(*MODEL_CALLS)
+
+
+def tap_forward(listener: Listener, call: Invocation) -> Any:
+    """A model that code calls by itself."""
+    is_own = is_own_code(listener)
+    with listener.inside("forward"):
+        if not is_own:
+            return call.run()
+        running = listener.running()
+        loops = running.memory.of(Loops)
+        model = call.owner
+        step = Step()
+        given = dict[str, Any]()
+        with listener.guarded("a forward"):
+            given = bind_arguments(model.forward, call.args[1:], call.kwargs) | call.kwargs
+            step = loops.begin(model, given, running.events_so_far())
+            listener.note(*step.events)
+        result = call.run()
+        with listener.guarded("what a forward gave"):
+            loops.end(step.readings, given, result)
+        return result
+
+
+def tap_sampling(listener: Listener, call: Invocation) -> Any:
+    """A draw by the code itself, which may have a generator of its own."""
+    if is_own_code(listener):
+        with listener.guarded("a draw"):
+            listener.running().memory.of(Loops).sample_from(call.kwargs.get("generator"))
+    return call.run()
+
+
+TAPS = {
+    "transformers.modeling_utils": {"PreTrainedModel.__call__": tap_forward},
+    "torch": {"multinomial": tap_sampling, "Tensor.multinomial": tap_sampling},
+}

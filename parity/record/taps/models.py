@@ -1,0 +1,155 @@
+"""Which model it is: its class, its settings, and fingerprints of its weights."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+SAMPLED = 64  # values of each parameter that a fingerprint reads
+ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
+
+
+def short_digest(value: Any) -> str:
+    """A fingerprint of plain data."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def sampled(weight: Any) -> Any:
+    values = weight.detach().flatten()
+    return values[:: max(1, len(values) // SAMPLED)]
+
+
+def value_bytes(values: Any) -> bytes:
+    content: bytes = values.float().cpu().numpy().tobytes()
+    return content
+
+
+_weights: weakref.WeakKeyDictionary[Any, tuple[int, str]] = weakref.WeakKeyDictionary()
+
+
+def weights_in_memory(model: Any) -> str:
+    """A fingerprint of a torch module. In-place changes are seen."""
+    version = sum(weight._version for weight in model.parameters())
+    known = _weights.get(model)
+    if known is None or known[0] != version:
+        known = _weights[model] = version, digest_weights(model)
+    return known[1]
+
+
+def digest_weights(model: Any) -> str:
+    digest = hashlib.sha256()
+    named = ((name_without_adapters(name), weight) for name, weight in model.named_parameters())
+    for name, weight in sorted(named):
+        if "lora_" in name:  # whose adapter a row has is its own
+            continue
+        digest.update(f"{name}{tuple(weight.shape)}".encode())
+        digest.update(value_bytes(sampled(weight)))
+    return digest.hexdigest()[:16]
+
+
+def name_without_adapters(name: str) -> str:
+    """A parameter's name as it was before adapters were put around it."""
+    return name.replace(".base_layer.", ".").removeprefix("base_model.model.")
+
+
+@functools.lru_cache(maxsize=16)
+def weights_on_disk(path: str) -> str | None:
+    """A fingerprint of a checkpoint's weight files: their names, sizes and ends."""
+    files = [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")]
+    if not files:
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            digest.update(f"{file.name}{size}".encode() + content.read(ENDS))
+            content.seek(max(0, size - ENDS))
+            digest.update(content.read())
+    return digest.hexdigest()[:16]
+
+
+def shown_path(path: str) -> str:
+    """A checkpoint's path as a golden holds it: relative to the working directory, or its name."""
+    here = Path(path)
+    if not here.is_absolute():
+        return path
+    return here.relative_to(Path.cwd()).as_posix() if here.is_relative_to(Path.cwd()) else here.name
+
+
+def dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def types_of_buffers(model: Any) -> str | None:
+    """Types of tables that are no weights, such as a rotary embedding's: loading in half precision
+    leaves them float32, `.half()` does not."""
+    types = {dtype_name(one.dtype) for one in model.buffers() if one.is_floating_point()}
+    return " ".join(sorted(types)) or None
+
+
+def model_stage(model: Any) -> dict[str, Any]:
+    """A transformers model, or a vllm.LLM or its engine, as it stands in a row."""
+    engine = getattr(model, "llm_engine", model)
+    is_vllm = hasattr(engine, "vllm_config")
+    stage = vllm_model(engine.vllm_config.model_config) if is_vllm else transformers_model(model)
+    return {key: value for key, value in stage.items() if value is not None}
+
+
+def vllm_model(config: Any) -> dict[str, Any]:
+    return {
+        "class": config.hf_config.architectures[0],
+        "dtype": dtype_name(config.dtype),
+        "quantization": config.quantization,
+        "files": weights_on_disk(str(config.model)),
+        "path": shown_path(str(config.model)),
+        "backend": "vllm",
+    }
+
+
+def transformers_model(model: Any) -> dict[str, Any]:
+    config = model.config
+    path = str(getattr(config, "_name_or_path", ""))
+    quantization = getattr(config, "quantization_config", None)
+    method = quantization and str(getattr(quantization, "quant_method", quantization))
+    return {
+        "class": type(model).__name__,
+        "dtype": dtype_name(model.dtype),
+        "buffers": types_of_buffers(model),
+        "attention": getattr(config, "_attn_implementation", None),
+        "quantization": method,
+        # Packed tensors do not let themselves be read.
+        "weights": None if quantization else weights_in_memory(model),
+        "files": weights_on_disk(path),
+        "path": shown_path(path),
+        "backend": "hf",
+    }
+
+
+def placeholder_of(config: Any) -> int | None:
+    """The id of an image token."""
+    return getattr(config, "image_token_id", None)
+
+
+def adapter_print(model: Any) -> str:
+    """A fingerprint of the adapters that a forward goes through, whatever they are called; "" for
+    none."""
+    weights = [*adapter_weights(model.modules())]
+    digest = hashlib.sha256()
+    for weight in weights:
+        digest.update(value_bytes(sampled(weight).bfloat16()))  # in whichever type it was loaded
+    return digest.hexdigest()[:16] if weights else ""
+
+
+def adapter_weights(modules: Iterable[Any]) -> Iterator[Any]:
+    for layer in modules:
+        if not hasattr(layer, "lora_A") or not hasattr(layer, "active_adapters"):
+            continue
+        for name in () if layer.disable_adapters else layer.active_adapters:
+            for part in (layer.lora_A, layer.lora_B):
+                if name in part:
+                    yield part[name].weight

@@ -1,0 +1,270 @@
+"""Taps on chat templates and tokenizers: messages -> text -> ids, and ids -> text."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from parity.record.calls import event_tap
+from parity.record.events import Decode, Event, Ids, Output, Template, Tokens
+from parity.record.patching import Invocation
+
+
+def id_lists(value: Any) -> list[list[int]]:
+    """Ids in any shape as a list of lists."""
+    value = as_list(value)
+    if isinstance(value, int):
+        return [[value]]
+    if value and isinstance(value[0], int):
+        return [list(value)]
+    return [list(as_list(entry)) for entry in value]
+
+
+def as_list(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def texts_of(text: Any) -> list[str]:
+    """One text or several; one that was split into words is joined."""
+    entries = [text] if isinstance(text, str) else list(text)
+    return [entry if isinstance(entry, str) else " ".join(map(str, entry)) for entry in entries]
+
+
+# == Chat templates ==
+
+NOT_FOR_THE_TEMPLATE = {
+    "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors",
+    "return_dict", "tokenizer_kwargs", "chat_template", "return_assistant_tokens_mask", "kwargs",
+    "processor_kwargs",
+}  # fmt: skip
+SWITCHES = {"enable_thinking"}  # where False says something that leaving it out does not
+
+
+def read_template(call: Invocation, result: Any, inner: Sequence[Event]) -> Template:
+    """A rendered chat template. Where its text went on to the tokenizer, that call has it."""
+    given = call.arguments
+    chat = given["conversation"]
+    source = given.get("chat_template") or call.owner.chat_template or ""
+    if not isinstance(source, str):
+        source = json.dumps(source)
+    is_text = isinstance(result[0] if isinstance(result, list) and result else result, str)
+    texts = texts_of(result) if is_text else tokenized_texts(inner)
+    chats = chat if chat and isinstance(chat[0], (list, tuple)) else [chat]
+    return Template(
+        [plain_chat(entry) for entry in chats],
+        texts,
+        hashlib.sha256(source.encode()).hexdigest(),
+        plain_json(template_arguments(given)),
+    )
+
+
+def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template was told beside the chat."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name not in NOT_FOR_THE_TEMPLATE and (name in SWITCHES or value not in (None, False))
+    }
+
+
+def plain_json(value: Any) -> Any:
+    """A value as JSON has it; what it has no word for is named by its class."""
+    return json.loads(json.dumps(value, default=lambda other: f"<{type(other).__name__}>"))
+
+
+def plain_chat(chat: Any) -> list[Any]:
+    """Messages as data. An image becomes {"type": "image"}: its pixels are in the row's images."""
+    return [plain_json({**entry, "content": plain_content(entry.get("content"))}) for entry in chat]
+
+
+def plain_content(content: Any) -> Any:
+    if not isinstance(content, (list, tuple)):
+        return content
+    parts = [plain_part(part) for part in content]
+    if len(parts) == 1 and isinstance(parts[0], dict) and parts[0].get("type") == "text":
+        return parts[0]["text"]  # two ways to write the same
+    return parts
+
+
+def plain_part(part: Any) -> Any:
+    if not isinstance(part, Mapping):
+        return part
+    is_image = str(part.get("type", "")).startswith("image")
+    return {"type": "image"} if is_image else dict(part)
+
+
+# == Tokens ==
+
+
+def read_tokens(call: Invocation, result: Any, _: Sequence[Event]) -> Tokens | None:
+    """None where there is no text, as of a call for labels."""
+    text = call.args[1] if len(call.args) > 1 else call.kwargs.get("text")
+    if text is None:
+        return None
+    texts = texts_of(text)
+    if not hasattr(result, "keys"):
+        return Tokens(texts, id_lists(result))
+    rows = id_lists(result["input_ids"])
+    if "attention_mask" in result:
+        masks = id_lists(result["attention_mask"])
+        rows = [[*itertools.compress(ids, mask)] for ids, mask in zip(rows, masks)]
+    return Tokens(texts, rows)
+
+
+def tokenized_texts(events: Iterable[Event]) -> list[str]:
+    return [text for event in events if isinstance(event, Tokens) for text in event.texts]
+
+
+def known_ids(events: Iterable[Event]) -> set[Ids]:
+    """Ids that a tokenizer gave, without padding."""
+    return {tuple(ids) for event in events if isinstance(event, Tokens) for ids in event.ids}
+
+
+def joined_text(texts: Mapping[Ids, str], ids: Ids) -> str | None:
+    """The text of ids that are those of some texts, one behind the other."""
+    found = list[str]()
+    begin = 0
+    while begin < len(ids):
+        part = longest_beginning(texts, ids[begin:])
+        if not part:
+            return None
+        found.append(texts[part])
+        begin += len(part)
+    return "".join(found)
+
+
+def longest_beginning(texts: Iterable[Ids], ids: Ids) -> Ids:
+    """The longest of some texts that ids begin with; () for none."""
+    return max((text for text in texts if text == ids[: len(text)]), key=len, default=())
+
+
+def folded_images(text: str) -> str:
+    """Text with each run of image tokens as one, whatever they are called."""
+    for name in ("<|image_pad|>", "<image>", "<image_soft_token>"):
+        while name * 2 in text:
+            text = text.replace(name * 2, name)
+    return text
+
+
+# == Decoding ==
+
+
+def read_decode(call: Invocation, result: Any, _: Sequence[Event]) -> Decode:
+    given = call.arguments
+    clean = given.get("clean_up_tokenization_spaces")
+    if clean is None:
+        clean = getattr(call.owner, "clean_up_tokenization_spaces", False)
+    how = {
+        "skip_special_tokens": bool(given.get("skip_special_tokens", False)),
+        "clean_up": bool(clean),
+    }
+    ids = given["token_ids"] if "token_ids" in given else given["sequences"]
+    return Decode(id_lists(ids), texts_of(result), how)
+
+
+def decoded_part(ids: list[int], output: Output) -> str | None:
+    """Which part of a sequence was decoded, or None if none of it was."""
+    if ids == output.whole:
+        return "whole"
+    if ids == output.output_ids:
+        return "ended"
+    if ids == output.new_ids:
+        return "new"
+    return "part" if len(ids) > 1 and ids == output.new_ids[: len(ids)] else None
+
+
+def decodings(output: Output, later: Iterable[Event]) -> Iterator[dict[str, Any]]:
+    """What was decoded of a sequence: by the library itself, then by calls after the model's."""
+    if "decode" in output.reported:
+        yield {**output.reported["decode"], "text": output.reported.get("text")}
+    for event in later:
+        if not isinstance(event, Decode):
+            continue
+        for ids, text in zip(event.ids, event.texts):
+            if part := decoded_part(ids, output):
+                yield {"ids": part, **event.how, "text": text}
+                break  # equal rows of one call have equal texts
+
+
+def decode_stages(output: Output, later: Iterable[Event]) -> dict[str, Any]:
+    """The stages of decoding: the first one, and all where there are several."""
+    found = [*decodings(output, later)]
+    if output.reported.get("loop"):  # which decodes what it has so far, again and again
+        found = [how for how in found if how["ids"] != "part"]
+        found = [how for how in found if how["ids"] == "ended"] or found
+    if not found:
+        return {}
+    first = dict(found[0])
+    text = first.pop("text")
+    several = {"decodes": found} if len(found) > 1 else {}
+    return {"decode": first, "text": text, **several}
+
+
+# == The chat of an engine's request ==
+
+LONGEST_MARK = 64
+
+
+def chat_stages(made: Sequence[Event]) -> dict[str, Any]:
+    """The chat stages of one request, from what happened while its prompt was made."""
+    stages = dict[str, Any]()
+    parts = as_pieces(tokenized_texts(made))
+    for event in made:
+        if not isinstance(event, Template) or not event.texts:
+            continue
+        stages = {
+            "messages": event.chats[0],
+            "prompt_text": event.texts[0],
+            "template": event.stage,
+        }
+        if mark := mark_between(parts, event.texts[0]):
+            stages["messages"] = json.loads(json.dumps(event.chats[0]).replace(mark, ""))
+            stages["prompt_text"] = "".join(parts)
+    if parts and "prompt_text" not in stages:
+        stages["prompt_text"] = parts[0]
+    return stages
+
+
+def as_pieces(parts: Sequence[str]) -> list[str]:
+    """Texts that were tokenized, without the line end that an engine puts before each piece but the
+    first: it tokenizes that by itself, to take it off again."""
+    led = parts[2:]
+    if parts[1:2] != ["\n"] or not led or not all(part.startswith("\n") for part in led):
+        return list(parts)
+    return [parts[0], *(part[1:] for part in led)]
+
+
+def mark_between(parts: Sequence[str], whole: str) -> str:
+    """What a text has in several places and its tokenized parts have not; "" if that is not all."""
+    joined = "".join(parts)
+    excess = len(whole) - len(joined)
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(joined, whole))
+    first = len([*same])
+    for size in range(1, min(excess, LONGEST_MARK) + 1):
+        if excess % size:
+            continue
+        for begin in range(first, max(-1, first - size), -1):
+            mark = whole[begin : begin + size]
+            if whole.replace(mark, "") == joined:
+                return mark
+    return ""
+
+
+# An engine decodes at every step, and tells its text itself.
+tap_decode = event_tap("decode", "a decode call", read_decode, unless="engine")
+tap_template = event_tap("template", "a chat template", read_template)
+tap_tokens = event_tap("tokens", "a tokenizer call", read_tokens)
+
+TAPS = {
+    "transformers.tokenization_utils_base": {
+        "PreTrainedTokenizerBase.apply_chat_template": tap_template,
+        "PreTrainedTokenizerBase.__call__": tap_tokens,
+        "PreTrainedTokenizerBase.encode": tap_tokens,
+        "PreTrainedTokenizerBase.decode": tap_decode,
+        "PreTrainedTokenizerBase.batch_decode": tap_decode,
+    },
+    "transformers.processing_utils": {"ProcessorMixin.apply_chat_template": tap_template},
+}

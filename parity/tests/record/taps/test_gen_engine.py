@@ -1,0 +1,51 @@
+"""What is seen of a vendored gen_engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import gen_engine
+import pytest
+
+from parity.record.taps.gen_engine import ENGINE_TAPS, engine_pictures, is_answer_to, seen_ids
+from parity.record.taps.vllm import read_request
+
+
+@pytest.mark.parametrize("path", [*ENGINE_TAPS, "refusal_of", "Asked", "truncate_at_stops"])
+def test_engine_taps_every_name_is_in_the_engine(path: str) -> None:
+    """Whoever renames one of these renames it in the tap, too."""
+    found = gen_engine
+    for name in path.split("."):
+        found = getattr(found, name)
+
+
+def test_is_answer_to_images_of_another_size_are_anothers_only_if_swapped() -> None:
+    own = SimpleNamespace(token_ids=(1, 7, 2), length=4)
+    assert is_answer_to(own, [1, 7, 7, 2], 7, [(4, 4), (6, 6)])
+    assert not is_answer_to(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 4)])
+    assert is_answer_to(own, [1, 7, 7, 7, 2], 7, [(4, 5), (6, 6)]), "another budget"
+    assert is_answer_to(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 6)]), "the other one's budget"
+    assert not is_answer_to(own, [1, 7, 7, 3], 7, [(4, 4)])
+
+
+def test_seen_ids_are_those_that_were_read() -> None:
+    assert seen_ids([1, 5], [5], [(1, 5)]) == [1, 5]
+    assert seen_ids([2, 5], [5], [(3, 6), (1, 2, 5)]) == [1, 2, 5]
+    assert seen_ids([2, 5], [5], []) == [2, 5]
+
+
+def test_engine_pictures_are_those_that_vllm_was_given() -> None:
+    from PIL import Image
+
+    red, blue = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
+    request = {"prompt_token_ids": [1, 7, 7], "multi_modal_data": {"image": [blue, red]}}
+    received = read_request(request, None, "0")
+    assert received.prompt_ids == (1, 7, 7)
+    vision = SimpleNamespace(image_processor=SimpleNamespace(size={}))
+    engine = SimpleNamespace(checkpoint=SimpleNamespace(placeholder_id=7, vision=vision))
+    prompt = SimpleNamespace(images=(red, blue), image_kwargs={})
+    own, theirs = (
+        [picture["sha256"] for picture in engine_pictures(engine, prompt, [1, 7, 2, 7], {}, given)]
+        for given in ((), (received.pictures,))
+    )
+    assert own == theirs[::-1] != theirs

@@ -1,0 +1,20 @@
+"""Events -> rows: what is known of a prompt by its ids."""
+
+from __future__ import annotations
+
+from parity.record.assemble import Before
+from parity.record.events import Forward, ForwardRow, Tokens
+
+
+def test_inputs_of_rows_with_one_prompt_are_each_ones_own() -> None:
+    given = [{"positions": name} for name in ("tall", "wide")]
+    before = Before([Forward([ForwardRow((1, 7, 2), one) for one in given])], 7)
+    found = [before.inputs([1, 7, 2]) for _ in range(3)]
+    assert found == [{"positions": name} for name in ("tall", "wide", "wide")]
+    assert before.inputs([1]) is None
+
+
+def test_text_stages_a_text_whose_first_id_is_masked_is_known() -> None:
+    before = Before([Tokens(["Dear"], [[0, 4, 5]])], None)
+    texts = [before.text_stages(ids)["prompt_text"] for ids in ([0, 4, 5], [4, 5], [5])]
+    assert texts == ["Dear", "Dear", None]
