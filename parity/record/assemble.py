@@ -163,7 +163,7 @@ def row_of(
     complete_loop(output, later)
     stages = before.text_stages(output.prompt_ids, scored=bool(output.reported.get("scored")))
     stages |= decode_stages(output, later)
-    stages |= {key: value for key, value in output.reported.items() if value is not None}
+    stages |= without_none(output.reported)
     if stages["prompt_text"] is not None:
         stages["prompt_text"] = folded_images(stages["prompt_text"])
     elif cut := before.cut(output.prompt_ids):
@@ -185,6 +185,10 @@ def row_of(
         "inputs": before.inputs(output.prompt_ids),
         "output_ids": output.output_ids,
     }
+
+
+def without_none(stages: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: stage for name, stage in stages.items() if stage is not None}
 
 
 def count_behind_text(ids: Sequence[int], texts: Collection[Ids]) -> int:

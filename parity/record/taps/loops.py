@@ -204,54 +204,58 @@ class Loops:
         """A forward without a past: new sequences, and old ones with one id more."""
         trimmed = without_right_pads(seen, given, known_ids(before)) if is_causal(model) else seen
         is_padded = trimmed is not seen
-        rows = [row.ids for row in trimmed.rows]
+        rows = {index: row.ids for index, row in enumerate(trimmed.rows)}
+        readings = dict[int, Reading]()
         # What is read for its loss is no loop's next step, also where it is another text and one id
         # more. Nor is a batch with pads at its right: its last column does not tell what is next.
         if given.get("labels") is None and not is_padded:
-            known = {index: self._longer(model, ids) for index, ids in enumerate(rows)}
-        else:
-            known = {}
-        readings = {index: reading for index, reading in known.items() if reading}
-        fresh = [index for index in range(len(rows)) if index not in readings]
+            readings = self._longer_ones(model, rows)
+        fresh = [index for index in rows if index not in readings]
         if not fresh:
             return Step(readings=[*readings.values()])
         width = given["input_ids"].shape[1]
         made = new_sequences(model, [rows[index] for index in fresh], width)
-        for index, reading in zip(fresh, made.readings):
-            readings[index] = reading
-            if has_no_labels(given, index):
-                reading.output.request["labels"] = "none"
-            if not is_padded:
-                self._remember(model, reading)
-        return Step([trimmed, made.event], [readings[index] for index in range(len(rows))])
+        readings |= dict(zip(fresh, made.readings))
+        mark_missing_labels(given, readings)
+        if not is_padded:
+            self._remember(model, made.readings)
+        return Step([trimmed, made.event], [readings[index] for index in rows])
+
+    def _longer_ones(self, model: Any, rows: Mapping[int, Ids]) -> dict[int, Reading]:
+        """Of these rows, the sequences that go on."""
+        found = dict[int, Reading]()
+        for index, ids in rows.items():
+            if reading := self._longer(model, ids):
+                found[index] = reading
+        return found
 
     def _continued(
         self, model: Any, past: Any, rows: Sequence[list[int]], before: Sequence[Event]
     ) -> Step:
         """A forward with a past: its sequences go on, or another text begins on top of them."""
         count = length_of(past)
-        readings = next((one.readings for one in self.pasts if one.cache() is past), [])
+        readings = self._readings_of(past)
+        if len(readings) != len(rows):
+            return lose_all(readings)  # rows were taken out of it: which are left?
         is_cropped = any(reading.width != count for reading in readings)
         pairs = [*zip(readings, rows)]
-        is_same_batch = len(readings) == len(rows)
-        if is_same_batch and (is_cropped or not all(is_choice(*pair) for pair in pairs)):
+        known = set[Ids]()
+        if is_cropped or not all(is_choice(*pair) for pair in pairs):
             known = known_ids(before)
             if all(is_another_text(*pair, count, known) for pair in pairs):
-                whole = [[*reading.ids_in(count), *ids] for reading, ids in pairs]
-                made = new_sequences(model, whole, count + len(rows[0]))
-                return Step([made.event], made.readings)
-        else:
-            known = set()
-        if is_cropped or not is_same_batch:  # ids were taken back, or rows: which are left?
-            for reading in readings:
-                reading.lose()
-            return Step()
+                return read_on_top(model, pairs, count)
+        if is_cropped:
+            return lose_all(readings)  # ids were taken back
         for reading, ids in pairs:
             reading.read_on(ids, known)
         return Step(readings=readings)
 
-    def _remember(self, model: Any, reading: Reading) -> None:
-        self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
+    def _readings_of(self, past: Any) -> list[Reading]:
+        return next((one.readings for one in self.pasts if one.cache() is past), [])
+
+    def _remember(self, model: Any, readings: Sequence[Reading]) -> None:
+        for reading in readings:
+            self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
 
     def _longer(self, model: Any, ids: Ids) -> Reading | None:
         """The sequence that was these ids but the last, and has not gone on by a past."""
@@ -264,7 +268,7 @@ class Loops:
         if not known:
             del self.texts[key]
         reading.read_on(ids[-1:])
-        self._remember(model, reading)
+        self._remember(model, [reading])
         return reading
 
     def sample_from(self, generator: Any = None) -> None:
@@ -295,6 +299,19 @@ class Loops:
         ]
         cache = (lambda: past) if isinstance(past, tuple) else weakref.ref(past)
         self.pasts.append(Past(cache, list(readings)))
+
+
+def read_on_top(model: Any, pairs: Sequence[tuple[Reading, list[int]]], count: int) -> Step:
+    """Another text on top of what each sequence has in its first `count` columns."""
+    rows = [[*reading.ids_in(count), *ids] for reading, ids in pairs]
+    made = new_sequences(model, rows, count + len(pairs[0][1]))
+    return Step([made.event], made.readings)
+
+
+def lose_all(readings: Sequence[Reading]) -> Step:
+    for reading in readings:
+        reading.lose()
+    return Step()
 
 
 def expect_likeliest(readings: Sequence[Reading], given: Mapping[str, Any], logits: Any) -> None:
@@ -345,12 +362,14 @@ def last_own_column(given: Mapping[str, Any], row: int, width: int) -> int:
     return shown[-1] if shown else -1
 
 
-def has_no_labels(given: Mapping[str, Any], row: int) -> bool:
-    """Whether a row is read for its loss, but no label counts: of one id, or cut before them."""
+def mark_missing_labels(given: Mapping[str, Any], readings: Mapping[int, Reading]) -> None:
+    """Of rows that are read for their loss, those whose labels do not count: of one id, or cut."""
     labels = given.get("labels")  # [B, S]
     if labels is None or labels.ndim != 2:
-        return False
-    return not bool((labels[row, 1:] != NO_LABEL).any())
+        return
+    for row, reading in readings.items():
+        if not bool((labels[row, 1:] != NO_LABEL).any()):
+            reading.output.request["labels"] = "none"
 
 
 # == Pads at the right ==
@@ -372,13 +391,12 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collectio
     mask = given.get("attention_mask")
     if mask is not None and not bool(mask.all()):
         return seen
-    widths = {len(row.ids) for row in seen.rows}
-    if len(seen.rows) < 2 or len(widths) > 1:
+    if len({len(row.ids) for row in seen.rows}) > 1:
         return seen
     texts = sorted(known)
     rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
-    pads = {old.ids[-1] for old, new in zip(seen.rows, rows) if len(new.ids) < len(old.ids)}
-    ends = {row.ids[-1] for row in seen.rows}
+    pads = {old.ids[-1:] for old, new in zip(seen.rows, rows) if old.ids != new.ids}
+    ends = {row.ids[-1:] for row in seen.rows}
     return Forward(rows) if len(pads) == 1 and ends != pads else seen
 
 
