@@ -198,7 +198,8 @@ class Policy:
 class Check:
     """A whole run: outcomes, how they are judged, what was used (versions, model), and numerics that were measured.
 
-    left_out: sites that are not for a backend that was asked for, and why.
+    left_out: sites that are not for a backend that was asked for, and why.   unused_acceptances: those of these cases
+    that cover nothing, and why.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -207,6 +208,7 @@ class Check:
     seconds: float = 0.0
     left_out: tuple[str, ...] = ()
     numerics: tuple[Numerics, ...] = ()
+    unused_acceptances: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""

@@ -31,7 +31,8 @@ ROOMS: dict[str, str] = {
     "tests": "door shell demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("acceptance", "causes", "golden", "real_model", "recording"), "ground"),
+    **dict.fromkeys(("tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
     "demo": "demo",
     "shell": "shell",
