@@ -31,7 +31,7 @@ ROOMS: dict[str, str] = {
     "tests": "door shell demo foreign prove callsites bench rollout report judge record ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("acceptance", "causes", "golden", "real_model", "recording"), "ground"),
+    **dict.fromkeys(("acceptance", "causes", "golden", "real_model"), "ground"),
     **dict.fromkeys(("tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
     "demo": "demo",
