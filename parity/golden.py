@@ -2,7 +2,7 @@
 
     golden/<site>/<case>.json        one case (the layout is that of `Case`)
     golden/sites.json                site -> the old function, the new function, how the goldens were made
-    golden/accepted.json             differences that someone wants, with a reason and a day on which that ends
+    golden/accepted.json             differences that someone wants (parity/acceptance.py)
     golden/blobs/<sha256>.<ext>      pictures and files that cases refer to
     golden/environments/<id>.json    versions and machine, referred to by cases, never compared
 
@@ -50,7 +50,6 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import datetime
 import hashlib
 import importlib
 import inspect
@@ -68,6 +67,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
+
+from parity.acceptance import Accepted
 
 FORMAT = 1
 RESERVED = {"models", "blobs", "environments"}
@@ -479,23 +480,6 @@ def image_bytes(image: Any) -> bytes:
 # == A folder of goldens ==
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A difference that is wanted. It covers one cause of one case ("*": every case of the site) on one backend
-    ("*": every backend), until the day it ends."""
-
-    site: str
-    case: str
-    backend: str
-    cause: str
-    reason: str
-    until: str
-
-    def covers(self, site: str, case: str, backend: str, cause: str, today: datetime.date) -> bool:
-        same = (self.site, self.cause) == (site, cause) and self.case in ("*", case) and self.backend in ("*", backend)
-        return same and today <= datetime.date.fromisoformat(self.until)
-
-
 SETTINGS: dict[str, type] = {
     "moved": dict, "functions": list, "arguments": dict, "backends": list, "cases": dict, "load": dict,
     "exit_code": int,
@@ -662,19 +646,18 @@ class Store:
         if not path.exists():
             return []
         try:
-            entries = [Accepted(**entry) for entry in read_json(path)]
-            for entry in entries:
-                datetime.date.fromisoformat(entry.until)
+            entries = [Accepted.from_json(entry) for entry in read_json(path)]
         except (TypeError, ValueError) as error:
             raise GoldenError(f"{path} holds an entry that cannot be read: {error}; correct it") from error
         return entries
 
     def accept(self, entry: Accepted) -> None:
-        """Add an entry; one for the same case, backend and cause is replaced."""
-        same = (entry.site, entry.case, entry.backend, entry.cause)
-        kept = [e for e in self.accepted() if (e.site, e.case, e.backend, e.cause) != same]
-        whole = sorted([*kept, entry], key=lambda e: (e.site, e.case, e.backend, e.cause))
-        write_json(self.root / "accepted.json", [dataclasses.asdict(e) for e in whole])
+        """Add an entry; one of the same case and backend is replaced."""
+        self.set_accepted([*(e for e in self.accepted() if e.place != entry.place), entry])
+
+    def set_accepted(self, entries: Sequence[Accepted]) -> None:
+        whole = sorted(entries, key=lambda entry: entry.place)
+        write_json(self.root / "accepted.json", [entry.to_json() for entry in whole])
 
     # -- environments --
 

@@ -45,6 +45,7 @@ class Parity:
     backends: tuple[str, ...] | None = None
     outcomes: list[Outcome] = field(default_factory=list)
     numerics: list[Numerics] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)  # acceptances that cover nothing
 
     def check(self, site: str, *, backends: tuple[str, ...] | None = None, policy: Policy | None = None) -> Check:
         """Check every golden of a site; the test fails unless all are within the policy."""
@@ -81,6 +82,7 @@ class Parity:
             pytest.fail(f"ERROR  {error}", pytrace=False)
         self.outcomes.extend(check.outcomes)
         self.numerics.extend(check.numerics)
+        self.unused.extend(check.unused_acceptances)
         if check.exit_code:
             pytest.fail(report.console(check), pytrace=False)
         return check
@@ -130,7 +132,8 @@ def whole_run(config: pytest.Config) -> Check:
     from parity.verdict import Check
 
     outcomes, numerics = tuple(config.stash[KEY].outcomes), tuple(config.stash[KEY].numerics)
-    return Check(outcomes, seconds=sum(o.seconds for o in outcomes), numerics=numerics)
+    seconds = sum(o.seconds for o in outcomes)
+    return Check(outcomes, seconds=seconds, numerics=numerics, unused_acceptances=tuple(config.stash[KEY].unused))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -148,5 +151,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if check.outcomes:
         terminalreporter.section("parity")
         terminalreporter.write_line(report.sites_text(check, terminalreporter.hasmarkup))
+        for line in report.accepted_lines(check):
+            terminalreporter.write_line(line)
     if page_path(config) is not None:
         terminalreporter.write_line(f"parity page: {page_path(config)}")

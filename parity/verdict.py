@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from parity.causes import TABLE
+
 Verdict = Literal[
     "IDENTICAL",  # same value, same ids, same stages
     "TEXT-IDENTICAL",  # same value, other ids
@@ -48,48 +50,7 @@ STAGES = (
     "value",
 )
 
-CAUSES: dict[str, str] = {
-    "prompt.messages": "the chat that was rendered is another one",
-    "prompt.template": "the chat template, or what it was told, is another one",
-    "prompt.clock": "the prompt holds a date or a time",
-    "prompt.double_bos": "the beginning-of-text id stands twice",
-    "prompt.tokenization": "the same text became other ids",
-    "prompt.truncation": "a part of the prompt is missing",
-    "batch.padding_side": "shorter rows are padded on the other side",
-    "batch.pad_unmasked": "padding is read as text",
-    "batch.position_ids": "positions are counted otherwise",
-    "batch.inputs": "other tensors reach the model beside the ids",
-    "batch.order": "an answer belongs to another request",
-    "batch.composition": "a row's answer depends on its neighbours",
-    "image.content": "the picture itself is another one",
-    "image.pixel_budget": "the picture was resized to another budget",
-    "image.values": "the picture was normalised otherwise",
-    "image.tokens": "the picture became another number of tokens",
-    "model.weights": "the weights are others",
-    "model.dtype": "the weights have another type",
-    "model.attn": "attention is computed by another implementation",
-    "model.quant": "the weights are quantized otherwise",
-    "env.version": "a library has another version",
-    "cache.key": "one answer is kept for, or given to, requests that are not alike",
-    "sampling.mode": "greedy on one side, drawn on the other",
-    "sampling.leak": "a sampling setting comes from the checkpoint on one side only",
-    "sampling.processors": "what is done to the logits before a token is chosen differs",
-    "sampling.draw": "tokens are not drawn from the distribution that the settings say",
-    "stop.eos_set": "other ids end the text",
-    "stop.strings": "other strings end the text",
-    "stop.rule": "the same stops cut at another place",
-    "stop.length": "another number of tokens is allowed",
-    "decode.skip_special": "special tokens are kept on one side, dropped on the other",
-    "decode.cleanup": "spaces are tidied on one side only",
-    "post.strip": "blanks at the ends are kept on one side only",
-    "post.trim": "the text is cut elsewhere after decoding",
-    "post.other": "what is done with the text after decoding differs",
-    "numeric.near_tie": "two tokens were equally likely but for rounding",
-    "numeric.shift": "the same input gives other logits than rounding explains",
-    "rng": "another draw of the same distribution",
-    "nondeterminism": "the old code does not repeat itself",
-    "error": "an exception",
-}
+CAUSES: dict[str, str] = {entry.name: entry.sentence for entry in TABLE}  # name -> sentence
 
 Certainty = Literal["confirmed", "likely", "unattributed"]
 
@@ -198,7 +159,8 @@ class Policy:
 class Check:
     """A whole run: outcomes, how they are judged, what was used (versions, model), and numerics that were measured.
 
-    left_out: sites that are not for a backend that was asked for, and why.
+    left_out: sites that are not for a backend that was asked for, and why.   unused_acceptances: those of these cases
+    that cover nothing, and why.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -207,6 +169,7 @@ class Check:
     seconds: float = 0.0
     left_out: tuple[str, ...] = ()
     numerics: tuple[Numerics, ...] = ()
+    unused_acceptances: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from parity.causes import cause_of_field
 from parity.golden import Case
 from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, by_itself, collapsed, given_no_ids, runs, string_lists
 from parity.verdict import STAGES, Difference, equal
@@ -654,41 +655,6 @@ CLOCK = re.compile(r"\d{4}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|(Jan|Feb|Mar|Apr
 
 MARKER = re.compile(r"<\|[^<|>]+\|>|</?\w+>|\[/?[A-Z]+\]")  # of a chat's parts, in the templates of the field
 
-OF_FIELDS = {
-    ("images", "count"): "image.content",
-    ("images", "sha256"): "image.content",
-    ("images", "budget"): "image.pixel_budget",
-    ("images", "tokens"): "image.tokens",
-    ("images", "values"): "image.values",
-    ("batch", "side"): "batch.padding_side",
-    ("batch", "masked"): "batch.pad_unmasked",
-    ("images", "tensors"): "image.values",
-    ("batch", "keys"): "batch.inputs",
-    ("batch", "marks"): "batch.inputs",
-    ("batch", "positions"): "batch.position_ids",
-    ("batch", "order"): "batch.order",
-    ("model", "class"): "model.weights",
-    ("model", "buffers"): "model.dtype",
-    ("model", "weights"): "model.weights",
-    ("model", "files"): "model.weights",
-    ("model", "adapters"): "model.weights",
-    ("model", "dtype"): "model.dtype",
-    ("model", "attention"): "model.attn",
-    ("model", "quantization"): "model.quant",
-    ("sampling", "mode"): "sampling.mode",
-    ("sampling", "processors"): "sampling.processors",
-    ("sampling", "seed"): "rng",
-    ("stop", "end_ids"): "stop.eos_set",
-    ("stop", "strings"): "stop.strings",
-    ("stop", "criteria"): "stop.rule",
-    ("stop", "max_new_tokens"): "stop.length",
-    ("stop", "min_new_tokens"): "stop.length",
-    ("decode", "skip_special_tokens"): "decode.skip_special",
-    ("decode", "clean_up"): "decode.cleanup",
-    ("value", "raised"): "error",
-}
-OF_STAGES = {"messages": "prompt.messages", "template": "prompt.template", "sampling": "sampling.processors"}
-
 
 def without_clock(text: str) -> str:
     return CLOCK.sub("", text)
@@ -825,12 +791,9 @@ def cause_name(difference: Difference, old: Row, new: Row) -> str:
     """The cause that a difference stands for. old, new: the rows it was found in."""
     if difference.stage in PROMPT_STAGES:
         return prompt_cause(old, new)
-    known = OF_FIELDS.get((difference.stage, difference.field))
-    if known == "image.content" and difference.field == "sha256":
-        return known
-    if difference.stage == "sampling" and known is None:
-        return "sampling.leak" if leaks(difference, old, new) else "sampling.processors"
-    return known or OF_STAGES.get(difference.stage, "post.other")
+    known = cause_of_field(difference.stage, difference.field) or "post.other"
+    is_setting = difference.stage == "sampling" and difference.field not in ("mode", "processors", "seed")
+    return "sampling.leak" if is_setting and leaks(difference, old, new) else known
 
 
 def suspects(old: Case, new: Case, found: Sequence[Difference]) -> list[tuple[str, Difference]]:

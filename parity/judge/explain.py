@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity.causes import named as entry_of
 from parity.golden import Case
 from parity.judge.compare import (
     differences,
@@ -45,17 +46,6 @@ from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, 
 
 Row = Mapping[str, Any]
 Rerun = Callable[[Mapping[str, Any], frozenset[str]], Case | None]  # load settings, parts put back -> what comes out
-
-# cause -> the parts of the golden that are put back to prove it
-PUT_BACK = {
-    "prompt": {"prompts"},
-    "image": {"pictures"},
-    "sampling": {"sampling"},
-    "rng": {"seed"},
-    "stop.eos_set": {"end_ids"},
-    "stop.strings": {"strings"},
-    "stop.length": {"length"},
-}
 
 
 @dataclass
@@ -763,23 +753,22 @@ UNFINISHED = (
 def replays(names: Sequence[str], old: Case, backend: str) -> Iterator[tuple[str, Mapping[str, Any], frozenset[str]]]:
     """(cause, load settings, parts put back): what would undo each suspect alone."""
     model = old.rows[0].get("model", {}) if old.rows else {}
-    loads: dict[str, Mapping[str, Any]] = {
-        "model.dtype": {"dtype": model.get("dtype")},
-        "model.weights": {"model": checkpoint_of(old)},
-        "model.quant": {"hf_kwargs": {}},
-        "model.attn": {"attn_implementation": model.get("attention")},
+    settings: dict[str, Any] = {
+        "dtype": model.get("dtype"),
+        "model": checkpoint_of(old),
+        "hf_kwargs": {},
+        "attn_implementation": model.get("attention"),
+        "max_batch_size": 1,
     }
     for name in names:
-        if name in loads:
-            if backend == "hf" or name in ("model.dtype", "model.weights"):
-                yield name, loads[name], frozenset()
-        elif name.startswith("batch."):
-            if backend == "hf" and name != "batch.inputs":  # a batch of one is given the same tensors
-                yield name, {"max_batch_size": 1}, frozenset()
-        else:
-            parts = PUT_BACK.get(name) or PUT_BACK.get(name.partition(".")[0])
-            if parts and name != "stop.rule":
-                yield name, {}, frozenset(parts)
+        known = entry_of(name).put_back
+        fields = [part.removeprefix("load.") for part in known if part.startswith("load.")]
+        if known and (backend == "hf" or {*fields} <= ON_BOTH):
+            parts = frozenset(part for part in known if not part.startswith("load."))
+            yield name, {field: settings[field] for field in fields}, parts
+
+
+ON_BOTH = {"dtype", "model"}  # load settings that every backend has
 
 
 def backend_of(case: Case) -> str:

@@ -11,6 +11,7 @@ engine's own tests have no part in it.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import itertools
 import resource
@@ -23,15 +24,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from parity.acceptance import with_acceptances
 from parity.golden import Store
-from parity.judge.check import (
-    MOST_ENGINES,
-    Job,
-    Session,
-    check_site,
-    judged_together,
-    settled,
-)
+from parity.judge.check import MOST_ENGINES, Job
+from parity.judge.session import Session
+from parity.judge.site import Pending, check_site
 from parity.judge.worker import Worker
 from parity.prove.forks import Died, engine_source, forked, job_of, prepare
 from parity.prove.reach import Passage, Reach, cases_for, reach_of
@@ -166,13 +163,11 @@ class Judging:
     """Judges goldens as `check` does, those of a site together, and ends at the first failure."""
 
     def __init__(self, store: Store, passages: Sequence[Passage], backend: str) -> None:
-        from parity.judge.numerics import Numerics
-
         self.store = store
         self.backend = backend
         self.job = job_of(store, [passage.case for passage in passages], backend)
         self.seconds = {passage.case: passage.seconds for passage in passages}
-        self.numerics = Numerics(store, False)
+        self.pending = Pending.of(store)
         self.outcomes = list[Outcome]()
         self.tried = 0
 
@@ -191,32 +186,29 @@ class Judging:
         """The first outcome of a site that fails for good."""
         if len(session.observer.opened) > MOST_ENGINES:
             session.forget()
-        ledgers: dict[str, Any] = {}
-        own = list[Outcome]()
         settings = self.job.settings[site]
-        found = check_site(session, site, names, self.backend, settings, self.numerics, ledgers)
+        found = check_site(session, site, names, self.backend, settings, self.pending)
         for outcome in timed(found, [self.seconds[f"{site}/{name}"] for name in names]):
             self.tried += 1
-            own.append(outcome)
-            if fails(outcome) and not self.is_open(outcome):
+            self.outcomes.append(outcome)
+            if self.fails(outcome) and not self.is_open(outcome):
                 return outcome
-        self.outcomes += judged_together(own, ledgers)
         return None
 
     def is_open(self, outcome: Outcome) -> bool:
         """Whether the numerics of its site may still change a verdict."""
         case = outcome.site, outcome.case
-        asked = [question.old for question in self.numerics.open]
+        asked = [question.old for question in self.pending.numerics.open]
         return any((old.site, old.case) == case for old in asked)
 
     def last_failure(self) -> Outcome | None:
         """When all have run: what the numerics say, and the samples of a site together."""
-        self.numerics.judge()
-        for outcome in self.outcomes:
-            final = settled(self.store, self.numerics, outcome)
-            if fails(final):
-                return final
-        return None
+        self.pending.numerics.judge()
+        return next(filter(self.fails, self.pending.settle(self.outcomes)), None)
+
+    def fails(self, outcome: Outcome) -> bool:
+        final, _ = with_acceptances([outcome], self.store.accepted(), datetime.date.today())
+        return fails(final[0])
 
     def result(self, failing: Outcome | None) -> Tried:
         found = None if failing is None else slim(failing)

@@ -16,7 +16,6 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,9 @@ from gen_engine import OptionError, did_you_mean
 from parity.callsites import probe
 from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
-from parity.judge.check import Session, check_site, check_sites, finished, judged_together, new_function
+from parity.judge.check import check_sites
+from parity.judge.session import Session, new_function
+from parity.judge.site import Pending, check_site
 from parity.judge.worker import Worker
 from parity.prove.engine_mutations import mutations, outcomes_of, run_mutations, sampled, turn_of_sources
 from parity.prove.forks import LIMIT, PROCESSES, forked, prepare
@@ -130,23 +131,19 @@ def loading(load: Mapping[str, Any] | None, modules: Sequence[Any]) -> Iterator[
 
 
 def run_site_mutation(store: Store, mutation: SiteMutation) -> tuple[Outcome, ...]:
-    started = time.perf_counter()
-    from parity.judge.numerics import Numerics
-
     wanted: dict[str, list[str]] = {}
     for name in mutation.cases:
         wanted.setdefault(name.partition("/")[0], []).append(name.partition("/")[2])
-    outcomes, settings, numerics = list[Outcome](), store.settings(), Numerics(store)
+    outcomes, settings, pending = list[Outcome](), store.settings(), Pending.of(store)
     for site, names in wanted.items():
         moved = settings[site].get("moved", {})
         functions = {new_function(store.read(site, name).function, moved): site for name in names}
         with Session(store, functions) as session:
             modules = list(dict.fromkeys(importlib.import_module(f.partition(":")[0]) for f in functions))
             with loading(mutation.load, modules), mutation.applied():
-                ledgers: dict[str, Any] = {}
-                found = list(check_site(session, site, names, "hf", {"moved": moved}, numerics, ledgers))
-                outcomes += judged_together(found, ledgers)
-    return finished(store, numerics, outcomes, None, started).outcomes
+                outcomes += check_site(session, site, names, "hf", {"moved": moved}, pending)
+    pending.numerics.judge()
+    return tuple(pending.settle(outcomes))
 
 
 # What changes nothing: how many rows run at a time, a cache, the backend.

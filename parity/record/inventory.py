@@ -4,11 +4,13 @@ broken."""
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parity.acceptance import idle_acceptances, name_of
 from parity.golden import GoldenError, Store, chosen_cases, split_cases
 
 
@@ -28,11 +30,28 @@ def run_list(args: argparse.Namespace) -> int:
     for entry in store.accepted():
         where = f"{entry.site}/{entry.case} on {entry.backend}"
         print(f"accepted until {entry.until}: {where}: {entry.cause}: {entry.reason}")
-    for error in broken:
-        print(error, file=sys.stderr)
+    for entry, why in idle_acceptances(store.accepted(), goldens_of(store), datetime.date.today()):
+        print(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
+    for text in broken:
+        print(text, file=sys.stderr)
     if broken:
         return 3
     return 0 if total else 5
+
+
+def goldens_of(store: Store) -> dict[str, list[str]]:
+    return {site: store.names(site) for site in store.sites()}
+
+
+def prune_acceptances(store: Store, really: bool) -> int:
+    """How many acceptances can cover nothing; removed where that is really meant."""
+    idle = list(idle_acceptances(store.accepted(), goldens_of(store), datetime.date.today()))
+    for entry, why in idle:
+        print(f"{'removed' if really else 'would remove'} the acceptance {name_of(entry)}: {why}")
+    if really and idle:
+        gone = {entry.place for entry, _ in idle}
+        store.set_accepted([entry for entry in store.accepted() if entry.place not in gone])
+    return len(idle)
 
 
 def run_prune(args: argparse.Namespace) -> int:
@@ -47,7 +66,9 @@ def run_prune(args: argparse.Namespace) -> int:
         print(f"{'removed' if args.yes else 'would remove'} {path}")
         if args.yes:
             path.unlink()
-    print(f"{len(unused)} files" + ("" if args.yes or not unused else "; --yes removes them"))
+    idle = 0 if args.cases else prune_acceptances(store, args.yes)
+    count = f"{len(unused)} files" + (f", {idle} acceptances" if idle else "")
+    print(count + ("" if args.yes or not (unused or idle) else "; --yes removes them"))
     return 3 if broken else 0
 
 

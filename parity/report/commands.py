@@ -17,9 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Accepted, GoldenError, Store, split_cases
-from parity.judge.check import TIME_LIMIT, check_again, check_script, check_sites, new_function
+from parity.acceptance import OPEN, Accepted, acceptance_of
+from parity.golden import GoldenError, Store, split_cases
+from parity.judge.ab import check_again
+from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
+from parity.judge.script import check_script
+from parity.judge.session import new_function
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
@@ -112,7 +116,9 @@ def script_sites(args: argparse.Namespace, store: Store) -> list[observe.Site]:
     old = [(golden.site, golden.function) for golden in goldens] + [
         (s, f) for s, some in functions.items() for f in some
     ]
-    now = {(name, new_function(f, moved)): f.rpartition(":")[2] for name, f in old if f}
+    known = store.settings()
+    places = {site: {**known.get(site, {}).get("moved", {}), **moved} for site, _ in old}
+    now = {(site, new_function(f, places[site])): f.rpartition(":")[2] for site, f in old if f}
     if named:
         return [dataclasses.replace(site, stem=now.get((site.name, site.function), "")) for site in named]
     if not now and not args.name:
@@ -137,9 +143,11 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
     checks = [check_script(store, observed, backend=backend, **how) for backend in args.backend or [None]]
     outcomes = tuple(outcome for check in checks for outcome in check.outcomes)
     told = tuple(numerics for check in checks for numerics in check.numerics)
-    return dataclasses.replace(
-        checks[0], outcomes=outcomes, seconds=sum(check.seconds for check in checks), numerics=told
-    )
+    unused = tuple(line for check in checks for line in check.unused_acceptances)
+    left_out = tuple(line for check in checks for line in check.left_out)
+    seconds = sum(check.seconds for check in checks)
+    how = {"numerics": told, "unused_acceptances": unused, "left_out": left_out}
+    return dataclasses.replace(checks[0], outcomes=outcomes, seconds=seconds, **how)
 
 
 def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
@@ -225,16 +233,37 @@ def run_accept(args: argparse.Namespace) -> int:
     """Each case, backend and cause that is open becomes an entry of its own: what comes later is not covered."""
     store, until = Store(args.goldens), until_of(args)
     check = checked(args, store, args.cases)
-    open_ones = [o for o in check.outcomes if o.verdict in ("DRIFT", "LATENT") and o.cause is not None]
+    open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
         print(f"nothing to accept: {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}")
         return 2  # usage
-    for o in open_ones:
-        assert o.cause is not None
-        store.accept(Accepted(o.site, o.case, o.backend, o.cause.name, args.reason, until))
-        print(f"accepted {o.label} on {o.backend}: {o.cause.name}, until {until}: {args.reason}")
+    entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
+    for outcome, entry in zip(open_ones, entries):
+        print(would_cover(outcome, entry))
+    if args.dry_run or not is_agreed():
+        print(f"nothing is written; without --dry-run {len(entries)} would be")
+        return 0
+    for entry in entries:
+        store.accept(entry)
+        label = f"{entry.site}/{entry.case}"
+        print(f"accepted {label} on {entry.backend}: {entry.cause}, until {until}: {args.reason}")
     print(covered_text(check, open_ones))
     return 0
+
+
+def would_cover(outcome: Outcome, entry: Accepted) -> str:
+    """What an acceptance binds: each change, and what the new code gives."""
+    lines = [f"{outcome.label} on {outcome.backend}: {outcome.verdict} {entry.cause}"]
+    lines += [f"  {change}" for change in entry.changes]
+    lines.append(f"  {report.sentence(outcome)}")
+    return "\n".join([*lines, f"  and this value alone, {entry.gives}"])
+
+
+def is_agreed() -> bool:
+    """Whether to write; asked of somebody at a terminal, and taken for granted elsewhere."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return True
+    return input("accept these? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
@@ -306,6 +335,7 @@ def add_accept(sub: Any) -> None:
     parser = sub.add_parser("accept", help="say that a difference is wanted, why, and until when", epilog=example)
     parser.add_argument("cases", nargs="+", metavar="SITE/CASE", help="patterns too: 'summaries/*'")
     parser.add_argument("--reason", required=True)
+    parser.add_argument("--dry-run", action="store_true", help="show what would be covered, and write nothing")
     parser.add_argument("--until", help=f"YYYY-MM-DD; default: in {ACCEPTED_DAYS} days")
     add_check_flags(parser)
     parser.set_defaults(run=run_accept)

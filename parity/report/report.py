@@ -275,6 +275,13 @@ def final_line(check: Check) -> str:
     return f"{word} (exit {code}, {ENDINGS[code]}): {count}{said}; {check.seconds:.1f} s"
 
 
+def accepted_lines(check: Check) -> list[str]:
+    """Each accepted case with its reason, and acceptances that cover nothing."""
+    accepted = (o for o in check.outcomes if o.verdict == "ACCEPTED")
+    lines = [f"ACCEPTED {o.label} on {o.backend}: {o.cause and o.cause.name}: {o.accepted}" for o in accepted]
+    return lines + [f"unused acceptance {line}" for line in check.unused_acceptances]
+
+
 def console(check: Check, *, colour: bool = False) -> str:
     """The whole check for a terminal. Of failing cases that are alike the first few are told, the others named."""
     parts = [sites_text(check, colour)] if check.outcomes else []
@@ -284,6 +291,8 @@ def console(check: Check, *, colour: bool = False) -> str:
         parts += [case_text(outcome, colour=colour) for outcome in same[:told]]
         if more := same[told:]:
             parts.append(more_text(more))
+    if named := accepted_lines(check):
+        parts.append("\n".join(wrapped(line, "") for line in named))
     if check.left_out:
         parts.append(wrapped(f"left out: {'; '.join(check.left_out)}", ""))
     if not check.outcomes and not check.left_out:
@@ -367,6 +376,8 @@ def markdown_summary(check: Check) -> str:
         lines.append(f"| {markdown_text(site)} | {markdown_text(backend)} | {counts_line(outcomes)} | {seconds} |")
     if check.left_out:
         lines += ["", markdown_text(f"left out: {'; '.join(check.left_out)}")]
+    if named := accepted_lines(check):
+        lines += ["", *(f"- {markdown_text(line)}" for line in named)]
     if check.numerics:
         lines += ["", "| site | backend | numerics |", "|---|---|---|"]
     lines += [f"| {markdown_text(n.site)} | {n.backend} | {markdown_text(n.said, 600)} |" for n in check.numerics]
@@ -419,7 +430,8 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
 def json_text(check: Check) -> str:
     """The whole check. Keys are stable within one `format`:
 
-    {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out", "counts": {verdict: n},
+    {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out", "unused_acceptances",
+     "counts": {verdict: n},
      "outcomes": [
         {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "also", "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
@@ -437,6 +449,7 @@ def json_text(check: Check) -> str:
         "policy": {"strict": check.policy.strict},
         "environment": plain(check.environment),
         "left_out": list(check.left_out),
+        "unused_acceptances": list(check.unused_acceptances),
         "counts": counted(check.outcomes),
         "outcomes": [
             {**outcome_json(o, id(o) in failing), "old": plain(o.old), "new": plain(o.new)} for o in check.outcomes
@@ -623,6 +636,7 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
         "environment": {key: str(value)[:120] for key, value in check.environment.items()},
         "policy": {"strict": check.policy.strict},
         "left_out": list(check.left_out),
+        "accepted": accepted_lines(check),
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),
         "pictures": thumbnails(cases, blobs),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import gc
 import json
 import sys
@@ -16,7 +15,6 @@ import pytest
 from PIL import Image
 
 from parity.golden import (
-    Accepted,
     Case,
     GoldenError,
     Store,
@@ -166,19 +164,6 @@ def test_an_argument_that_is_no_data_says_how_to_check_instead(store: Store) -> 
     kept = observe.keep({"model": object()}, store, paths=True)
     with pytest.raises(GoldenError, match="check -- python script"):
         store.restore(kept)
-
-
-def test_accepting_covers_one_cause_until_a_day(store: Store) -> None:
-    entry = Accepted("site", "*", "hf", "stop.rule", "wanted", "2030-01-31")
-    store.accept(entry)
-    store.accept(dataclasses.replace(entry, reason="still wanted"))
-    [found] = store.accepted()
-    day = datetime.date(2030, 1, 31)
-    assert found.reason == "still wanted"
-    assert found.covers("site", "any", "hf", "stop.rule", day)
-    assert not found.covers("site", "any", "hf", "stop.rule", day + datetime.timedelta(1)), "expired"
-    assert not found.covers("site", "any", "hf", "stop.eos_set", day), "a changed cause voids it"
-    assert not found.covers("site", "any", "vllm", "stop.rule", day)
 
 
 def test_files_that_no_case_uses_are_found(store: Store) -> None:

@@ -33,7 +33,8 @@ ROOMS: dict[str, str] = {
     "gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("golden", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("acceptance", "causes", "golden", "real_model"), "ground"),
+    **dict.fromkeys(("tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
     "demo": "demo",
     **dict.fromkeys(("shell", "laws"), "shell"),

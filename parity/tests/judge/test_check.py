@@ -17,7 +17,8 @@ import gen_engine
 from gen_engine import UnsupportedError
 from parity.__main__ import main
 from parity.golden import Case, Store, coded, dump
-from parity.judge.check import Judge, check_sites
+from parity.judge.case import Judge
+from parity.judge.check import check_sites
 from parity.judge.replay import Engines, Replay
 from parity.prove.score import Score
 from parity.prove.selftest import NAMED_RIGHT, run_site_mutation
@@ -197,7 +198,7 @@ def test_only_what_pictures_are_called_is_another_transformers_own(
     new: Sequence[str],
     verdict: str,
 ) -> None:
-    monkeypatch.setattr("parity.judge.check.version", {"transformers": here}.get)
+    monkeypatch.setattr("parity.judge.case.version", {"transformers": here}.get)
     kept = store.put_environment({"transformers": recorded})
     row = {"prompt_ids": [1], "output_ids": [2], "text": "b"}
     then, now = (

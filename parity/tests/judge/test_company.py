@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import check, compare, draws, laws, numerics, own_loops, ties
+from parity.judge import case as check
+from parity.judge import compare, draws, laws, numerics, own_loops, samples, ties
 from parity.judge.endings import ADDED, strange_text
 from parity.judge.explain import (
     Inquiry,
@@ -568,7 +569,7 @@ def test_other_draws_of_equal_seeds_come_of_what_a_processor_does(seeds: Any, ca
     for one in made:
         one["sampling"] |= {"processors": {"value": ["Green"], "from": "caller"}}
     old, new = (Case("s", "c", rows=(one,), value=one["output_ids"]) for one in made)
-    verdict, found, _ = check.Judge(Store(tmp_path), "hf", lambda *_: None).permuted(old, new, "why")
+    verdict, found, _ = check.Judge(Store(tmp_path), "hf", lambda *_: None).samples.permuted(old, new, "why")
     assert verdict == ("DRIFT" if cause != "error" else "ERROR") and found is not None and found.name == cause
 
 
@@ -636,7 +637,7 @@ def test_ids_that_stand_before_a_prompt_are_not_a_part_that_is_missing(more: lis
 @pytest.mark.parametrize(("cached", "cause"), [(False, "rng"), (True, "cache.key")])
 def test_copies_of_one_draw_out_of_a_cache_are_the_caches(cached: bool, cause: str) -> None:
     evidence = SimpleNamespace(fault=draws.COPY, impossible=None, alpha=0.001, sentence=lambda: "copies")
-    assert check.drawn_otherwise(cast(Any, evidence), cached).name == cause
+    assert samples.drawn_otherwise(cast(Any, evidence), cached).name == cause
 
 
 @pytest.mark.parametrize(
@@ -654,7 +655,7 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     other = {**one, "output_ids": [5], "model": {**one["model"], **changes}}
     old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
-    monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: (drawn_as, None, ()))
+    monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: (drawn_as, None, ()))
     found = judge.drawn_beside(old, new, compare.differences(old, new))
     assert (found and found[0]) == verdict
 

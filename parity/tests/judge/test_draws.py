@@ -17,9 +17,11 @@ import gen_engine
 from parity.callsites.inference_module import old as old_way
 from parity.golden import Case, Store
 from parity.judge import draws
-from parity.judge.check import Session, check_site, check_sites, judged_together
-from parity.judge.numerics import Numerics
+from parity.judge.check import check_sites
 from parity.judge.replay import ANSWERS, Engines, Replay
+from parity.judge.samples import settle_samples
+from parity.judge.session import Session
+from parity.judge.site import Pending, check_site
 from parity.prove.site_mutations import replaced
 from parity.record.observe import Observer, Site, case
 from parity.tests.conftest import ROOT, TEXT, Load
@@ -235,9 +237,9 @@ FAULTS = {
 def judged(store: Store, backend: str, case: str, moved: str = MOVED) -> Outcome:
     settings = {**store.settings()["samples"], "moved": {old_way.__name__: moved}}
     with Session(store, {f"{moved}:generate": "samples"}) as session:
-        ledgers: dict[str, Any] = {}
-        found = list(check_site(session, "samples", [case], backend, settings, Numerics(store), ledgers))
-        [outcome] = judged_together(found, ledgers)
+        pending = Pending.of(store)
+        found = list(check_site(session, "samples", [case], backend, settings, pending))
+        [outcome] = settle_samples(found, pending.ledgers)
     print(outcome.case, backend, outcome.verdict, outcome.cause and outcome.cause.sentence, outcome.notes)
     return outcome
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge import check, laws
+from parity.judge import case as check
+from parity.judge import laws
 from parity.judge.compare import differences, suspects
 from parity.judge.explain import Inquiry, cause_of
 from parity.record import rows

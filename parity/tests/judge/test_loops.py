@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge.check import Session, check_site, judged_together
 from parity.judge.compare import followers
-from parity.judge.numerics import Numerics
 from parity.judge.questions import oddity
+from parity.judge.samples import settle_samples
+from parity.judge.session import Session
+from parity.judge.site import Pending, check_site
 from parity.record.commands import recorded_text
 from parity.record.observe import Observer, Site, case
 from parity.record.rows import CHOSEN, LIKELIEST
@@ -578,12 +579,10 @@ def judged(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jud
         (tmp_path / "new_loops.py").write_text(code)
         importlib.invalidate_caches()
         settings = {**store.settings()[site], "moved": {"old_loops": "new_loops"}}
-        ledgers: dict[str, Any] = {}
+        pending = Pending.of(store)
         with Session(store, {f"new_loops:{site}": site}) as session:
-            numerics = Numerics(store)
-            [outcome] = judged_together(
-                list(check_site(session, site, [name], "hf", settings, numerics, ledgers)), ledgers
-            )
+            found = list(check_site(session, site, [name], "hf", settings, pending))
+        [outcome] = settle_samples(found, pending.ledgers)
         print(outcome.verdict, outcome.cause, outcome.cause and outcome.cause.sentence, outcome.notes)
         return outcome
 

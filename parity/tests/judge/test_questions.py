@@ -14,7 +14,7 @@ import pytest
 import gen_engine
 from parity.golden import Case, Store, environment
 from parity.judge import questions, referee, replay
-from parity.judge.check import asked_otherwise, finished
+from parity.judge.case import asked_otherwise
 from parity.judge.numerics import Group, Numerics, answer_of, told
 from parity.judge.questions import (
     Kind,
@@ -29,6 +29,7 @@ from parity.judge.questions import (
 )
 from parity.judge.referee import Reading
 from parity.judge.scoring import Scored
+from parity.judge.site import Pending
 from parity.verdict import Cause, Check, Outcome, equal
 
 
@@ -311,9 +312,9 @@ def test_without_the_weights_nothing_is_judged(tmp_path: Path) -> None:
     asked = Numerics(store)
     asked.ask(ask(old=old, new=new))
     asked.read("s", "vllm", {"c": [Reads()]})
-    check = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0)
-    [outcome], [numerics] = check.outcomes, check.numerics
-    assert check.exit_code == 3 and outcome.cause is not None
+    asked.judge()
+    [outcome], [numerics] = Pending(store, asked).settle([Outcome("s", "c", "vllm", "ERROR")]), asked.told()
+    assert Check((outcome,)).exit_code == 3 and outcome.cause is not None
     assert "'models/gone' is not on this machine" in outcome.cause.sentence
     assert numerics.outcome == "could not judge" and numerics.picture == {}
 
@@ -325,7 +326,8 @@ def test_a_foreign_engine_that_no_recording_can_load_again_is_said(tmp_path: Pat
     asked = Numerics(store)
     asked.ask(ask(old=old, new=new))
     asked.read("s", "vllm", {})
-    [outcome] = finished(store, asked, [Outcome("s", "c", "vllm", "ERROR")], None, 0.0).outcomes
+    asked.judge()
+    [outcome] = Pending(store, asked).settle([Outcome("s", "c", "vllm", "ERROR")])
     assert outcome.verdict == "ERROR" and outcome.cause is not None
     assert "does not use gen_engine" in outcome.cause.sentence
 

@@ -12,10 +12,12 @@ import pytest
 
 import gen_engine
 from parity.golden import Case, Store, environment
-from parity.judge import check, draws
-from parity.judge.check import Session, check_site, judged_together
-from parity.judge.numerics import Numerics
+from parity.judge import case as check
+from parity.judge import draws
 from parity.judge.replay import Engines, Replay
+from parity.judge.samples import settle_samples
+from parity.judge.session import Session
+from parity.judge.site import Pending, check_site
 from parity.prove.site_mutations import replaced
 from parity.record.assemble import with_script_seed
 from parity.record.observe import Observer, Site, case, load_function
@@ -96,9 +98,9 @@ def judged(store: Store, backend: str) -> Outcome:
     function = store.read("seeds", "one").function
     settings = {**store.settings()["seeds"], "moved": {function: "seeds_new:ask"}}
     with Session(store, {"seeds_new:ask": "seeds"}) as session:
-        ledgers: dict[str, Any] = {}
-        found = list(check_site(session, "seeds", ["one"], backend, settings, Numerics(store), ledgers))
-        [outcome] = judged_together(found, ledgers)
+        pending = Pending.of(store)
+        found = list(check_site(session, "seeds", ["one"], backend, settings, pending))
+        [outcome] = settle_samples(found, pending.ledgers)
     return outcome
 
 

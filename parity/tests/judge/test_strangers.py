@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge import check, compare, endings, laws
+from parity.judge import case as check
+from parity.judge import compare, endings, laws, samples, site
 from parity.judge.explain import Inquiry, answers_moved, by_endings, cause_of, equal_when_shortened
 from parity.record.taps.vllm import never_text, vllm_stop
-from parity.verdict import Cause
+from parity.verdict import Cause, Outcome
 
 from .test_company import FIRST, SECOND, case, drawn, found_with
 from .test_laws import TOOLS, row
@@ -116,7 +117,7 @@ def test_a_stop_that_is_the_text_of_an_end_id_ends_nothing(ends: list[int], skip
 
 def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget is no luck; how the model attends may be."""
-    monkeypatch.setattr(check.Judge, "judged_draws", lambda *_: ("SAME-DISTRIBUTION", None, ()))
+    monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: ("SAME-DISTRIBUTION", None, ()))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     old, new = case(drawn([4, 5], None)), case({**drawn([6, 7], None), "stop": row(stop={"max_new_tokens": 2})["stop"]})
     verdict, cause, _ = judge.drawn_beside(old, new, compare.differences(old, new)) or ("", None, ())
@@ -130,19 +131,25 @@ def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatc
 # == Seeds ==
 
 
-def test_a_seed_in_every_call_is_none_that_a_script_gave_once(tmp_path: Path) -> None:
+def test_a_seed_in_every_call_is_none_that_a_script_gave_once() -> None:
     def seeded(seed: int, source: str) -> dict[str, Any]:
         made = drawn([4], None)
         return {**made, "sampling": {**made["sampling"], "seed": {"value": seed, "from": source}}}
 
-    judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
-    old = case(seeded(0, "script"))
-    assert [*judge.seeded_again(old, case(seeded(7, "caller")))] == []
-    [again] = judge.seeded_again(old, case(seeded(7, "caller")))
-    assert (again.stage, again.field, again.new) == ("sampling", "seed", 7)
-    assert [*judge.seeded_again(old, case(seeded(8, "caller")))] == []
-    assert [*judge.seeded_again(replace(old, arguments={"seed": 7}), case(seeded(7, "caller")))] == []
-    assert [*judge.seeded_again(case(seeded(7, "caller")), case(seeded(7, "caller")))] == []
+    def repeated(*pairs: tuple[Any, Any], arguments: Any = None) -> list[str]:
+        given = site.GivenSeeds()
+        for number, (old, new) in enumerate(pairs):
+            golden = replace(case(old), case=f"c{number}", arguments=arguments or {})
+            given.add(Outcome("s", golden.case, "hf", "IDENTICAL"), golden, replace(case(new), case=golden.case))
+        judge = cast(Any, SimpleNamespace(outcome=lambda old, new, seconds, more: (old.case, more[0].new)))
+        return [name for name, _ in cast(Any, given.judge_repeated(judge))]
+
+    old, mine, other = seeded(0, "script"), seeded(7, "caller"), seeded(8, "caller")
+    assert repeated((old, mine)) == []
+    assert repeated((old, mine), (old, mine)) == ["c0", "c1"], "in no order"
+    assert repeated((old, mine), (old, other)) == []
+    assert repeated((old, mine), (old, mine), arguments={"seed": 7}) == []
+    assert repeated((mine, mine), (mine, mine)) == []
 
 
 def test_draws_are_held_against_stops_that_the_old_code_had_not() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge.check import Session, check_site, judged_together
-from parity.judge.numerics import Numerics
+from parity.judge.samples import settle_samples
+from parity.judge.session import Session
+from parity.judge.site import Pending, check_site
 from parity.record.observe import Observer, Site
 from parity.tests.conftest import TEXT
 from parity.verdict import Outcome
@@ -115,11 +116,12 @@ def judged(folder: Path, place: Path, site: str, name: str, *edits: tuple[str, s
         code = code.replace(before, after)
     (place / "new_threads.py").write_text(code)
     importlib.invalidate_caches()
-    store, ledgers = Store(folder / "golden"), dict[str, Any]()
+    store = Store(folder / "golden")
+    pending = Pending.of(store)
     settings = {**store.settings()[site], "moved": {"old_threads": "new_threads"}}
     with Session(store, {f"new_threads:{site}": site}) as session:
-        found = list(check_site(session, site, [name], "hf", settings, Numerics(store), ledgers))
-    [outcome] = judged_together(found, ledgers)
+        found = list(check_site(session, site, [name], "hf", settings, pending))
+    [outcome] = settle_samples(found, pending.ledgers)
     return outcome
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import gen_engine
 from parity.golden import Case, Store
-from parity.judge.check import Session
 from parity.judge.compare import differences, suspects
+from parity.judge.session import Session
 from parity.record.observe import Observer
 from parity.tasks import drawing
 from parity.tests.conftest import ROOT, TEXT, VL, Load

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parity.golden import Case
-from parity.judge.check import REPLAYS, Replays
+from parity.judge.script import REPLAYS, Replays
 from parity.record.commands import never_reached
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed

@@ -1,0 +1,167 @@
+"""check --ab: the old functions run now, and what they give stands in for the goldens."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases
+from parity.judge.check import TIME_LIMIT, check_sites, merged_settings, named_function, pairs_asked
+from parity.judge.endings import leaves
+from parity.judge.revision import Revision
+from parity.judge.session import COULD_NOT_JUDGE, Session, loaded
+from parity.judge.site import error_outcome
+from parity.judge.worker import Died, Worker
+from parity.record import observe
+from parity.verdict import Check, Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
+    it must come from, and the one that this stands for, or None."""
+
+    root: str
+    into: str
+    items: tuple[tuple[str, str], ...]
+    settings: Mapping[str, Mapping[str, Any]]
+    functions: Mapping[str, str]
+    old: tuple[str, str] | None = None
+
+
+def check_again(
+    store: Store,
+    into: Store,
+    *,
+    sites: Sequence[str] | None = None,
+    cases: Sequence[str] | None = None,
+    moved: Mapping[str, str] | None = None,
+    old: Revision | None = None,
+    time_limit: float = TIME_LIMIT,
+    **how: Any,
+) -> Check:
+    """--ab: old code against new code, both run now. into: an empty folder, for what the old code gives.
+
+    old: the revision that the old code comes from (None: it stands beside the new code). Raises ValueError where a
+    function would be compared with itself.
+    """
+    chosen = chosen_cases(store, sites, cases)
+    settings = merged_settings(store, list(chosen), moved or {})
+    functions, items, errors = dict[str, str](), list[tuple[str, str]](), dict[tuple[str, str], GoldenError | str]()
+    for site, name in [(site, name) for site, names in chosen.items() for name in names]:
+        try:
+            golden = store.read(site, name)
+            if named_function(golden, settings[site]) == golden.function and old is None:
+                raise ValueError(ITSELF.format(golden.function))
+            functions[golden.function] = old_place(golden.function, old)
+            if old is not None:
+                for _, text in leaves(golden.arguments):
+                    old.lend(text)
+            items.append((site, name))
+        except GoldenError as error:
+            errors[site, name] = error
+    roots = str(store.root.absolute()), str(into.root.absolute())
+    job = Again(*roots, tuple(items), settings, functions, (str(old.worktree), str(old.top)) if old else None)
+    with Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared()) as worker:
+        errors |= recorded_apart(worker, job, time_limit)
+    for site, said in store.settings().items():
+        into.set_site(site, **said)
+    for entry in store.accepted():
+        into.accept(entry)
+    check = Check((), how.get("policy") or Policy())
+    if left := [site for site, names in chosen.items() if into.names(site) or not names]:
+        check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
+    failed = [
+        error_outcome(*item, backend, f"the old code: {error}")
+        for item, error in errors.items()
+        for site, backend in pairs_asked(settings, how.get("backends"))[0]
+        if site == item[0]
+    ]
+    return dataclasses.replace(check, outcomes=(*check.outcomes, *failed))
+
+
+ITSELF = (
+    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old code, "
+    "`check --ab --old HEAD~1`, or where the new code is, `--moved`"
+)
+
+
+def old_place(function: str, old: Revision | None) -> str:
+    """A recorded function as the old code's process loads it: a script by its path, a module by its name."""
+    module, _, attribute = function.rpartition(":")
+    return f"{old.place(module)}:{attribute}" if old is not None and module.endswith(".py") else function
+
+
+def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[str, str], str]:
+    """Have the old code do everything again; what it could not do, and why."""
+    errors, left = dict[tuple[str, str], str](), list(job.items)
+    while left:
+        try:
+            for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):
+                item = left.pop(0)
+                errors |= {item: error} if error else {}
+        except Died as death:
+            errors |= {left.pop(0): f"it did not come back: {death}"} if left else {}
+    return errors
+
+
+def recorded_again(job: Again) -> Iterator[str]:
+    """In the worker: for each case "" when it was recorded, or why it was not."""
+    store, into = Store(job.root), Store(job.into)
+    factories = {site: said.get("old_arguments", said.get("arguments", {})) for site, said in job.settings.items()}
+    with Session(
+        store, {job.functions[store.read(*item).function]: item[0] for item in job.items}, factories
+    ) as session:
+        for site, name in job.items:
+            try:
+                old = store.read(site, name)
+                refuse_itself(old, job)
+                put_again(session, old, job, into)
+                yield ""
+            except COULD_NOT_JUDGE as error:
+                yield str(error)
+
+
+AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
+
+
+def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
+    for blob in set(blob_names(old)):
+        into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
+    new = session.call(old, job.functions[old.function], {}, {}, frozenset())
+    if job.old is not None:  # paths as they are now
+        told = functools.partial(observe.by_name, files=dict([job.old]))
+        rows = tuple(told(dict(row)) for row in new.rows)
+        new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=told(new.raised))
+    for blob in blob_names(new):
+        into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
+    # Of an argument that was made anew the golden says more: what it was when it was recorded.
+    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments, changing=old.changing))
+
+
+def refuse_itself(old: Case, job: Again) -> None:
+    """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
+    code = source_of(loaded(job.functions[old.function]))
+    if job.old is not None:
+        if code is None or not Path(code[0]).resolve().is_relative_to(job.old[0]):
+            where = code[0] if code else "no Python file"
+            raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
+        return
+    new = None
+    with contextlib.suppress(*COULD_NOT_JUDGE):  # the check itself will say what is wrong with the new one
+        new = source_of(loaded(named_function(old, job.settings[old.site])))
+    if code is not None and code == new:
+        raise GoldenError(ITSELF.format(old.function))
+
+
+def source_of(function: Callable[..., Any]) -> tuple[str, int] | None:
+    """File and line of a function, past its wrappers."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else (code.co_filename, code.co_firstlineno)

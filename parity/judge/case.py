@@ -1,0 +1,420 @@
+"""Judges one case: two recordings become a verdict, or a question to be asked over all cases of the site."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from parity.golden import Case, GoldenError, Store
+from parity.judge import compare, laws, own_loops, ties
+from parity.judge.endings import ADDED
+from parity.judge.explain import (
+    Inquiry,
+    also_differs,
+    beside_rounding,
+    by_cache,
+    by_company,
+    cause_of,
+    declared_end,
+    from_other_ids,
+    up_to_followers,
+)
+from parity.judge.laws import Tools
+from parity.judge.questions import (
+    OF_SEVERAL,
+    Judged,
+    Question,
+    checkpoint_of,
+    could_not,
+    ends_elsewhere,
+    kind_of,
+    place_of,
+    steps_of,
+)
+from parity.judge.samples import DRAWN_ALIKE, Ledgers, Samples, in_float32, seed_source
+from parity.judge.session import COULD_NOT_JUDGE, Run
+from parity.record import observe
+from parity.record.changing import changing, place_name, unchanged
+from parity.record.rows import LIKELIEST
+from parity.verdict import CAUSES, Cause, Certainty, Difference, Outcome, equal
+
+if TYPE_CHECKING:
+    from parity.judge.numerics import Numerics
+
+
+LEAST_CHOSEN = 20  # tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
+
+
+# Newer releases encode pictures before the forward pass, which is then given one name for all of them.
+PICTURES = {"pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "mm_encoder_outputs"}
+
+
+SINCE_5 = {"mm_token_type_ids"}  # transformers 4 counts the kinds of tokens by itself
+
+
+@dataclass
+class Judge:
+    """Turns two recordings into an Outcome; asks the model again only where they differ."""
+
+    store: Store
+    backend: str
+    run: Run
+    numerics: Numerics | None = None
+    engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
+    resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
+    ledgers: Ledgers = dataclasses.field(default_factory=dict)
+    greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
+    seeded: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its script seeds before each call
+    samples: Samples = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.samples = Samples(self.store, self.backend, self.engine, self.resample, self.ledgers)
+
+    def outcome(self, old: Case, new: Case, seconds: float = 0.0, more: tuple[Difference, ...] = ()) -> Outcome:
+        """more: what differs over all cases of the site."""
+        greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
+        old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
+        found = self.without_chance(old, new, self.of_this_release(old, compare.differences(old, new)))
+        found = (*found, *more, *self.seeds_of_the_script(old, new))
+        steps: list[str] = []
+        verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
+        if old.changing:
+            parts = ", ".join(place_name(part["at"]) for part in old.changing)
+            notes = (*notes, f"not compared, for the old code gives another one each time: {parts}")
+        also: tuple[str, ...] = ()
+        if cause is not None and verdict in ("DRIFT", "LATENT"):
+            also = also_differs(Inquiry(old, new, found, tools=tools_of(old)), cause)
+        return Outcome(
+            old.site, old.case, self.backend, verdict, found, cause, old.to_json(), new.to_json(), "", notes, seconds,
+            tuple(steps), also,
+        )  # fmt: skip
+
+    def only_the_likeliest(self, site: str) -> bool:
+        """Whether a loop of the old code's own never took any other token, over enough of them to say so, nor random
+        numbers of the process: what is drawn may well be the likeliest."""
+        if site not in self.greedy:
+            loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
+            enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
+            self.greedy[site] = enough and all(row["loop"] == LIKELIEST and not compare.drew(row) for row in loops)
+        return self.greedy[site]
+
+    def goldens(self, site: str) -> Iterator[Case]:
+        for name in self.store.names(site):
+            with contextlib.suppress(GoldenError):  # said when its turn comes
+                yield self.store.read(site, name)
+
+    def of_this_release(self, old: Case, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
+        """Under which names pictures reach a forward pass is up to transformers' release: against a golden of another
+        one they are told, and fail nothing by themselves. All other names count."""
+        there, here = self.store.environment_of(old).get("transformers"), version("transformers")
+        if there is None or there == here:
+            return found
+        unnamed = () if there.partition(".")[0] == here.partition(".")[0] else SINCE_5
+
+        def names(keys: Sequence[str]) -> set[str]:
+            return {"pictures" if name in PICTURES else name for name in keys if name not in unnamed}
+
+        def renamed(d: Difference) -> bool:
+            return (d.stage, d.field) == ("batch", "keys") and names(d.old) == names(d.new)
+
+        return tuple(dataclasses.replace(d, counts=d.counts and not renamed(d)) for d in found)
+
+    def without_chance(self, old: Case, new: Case, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
+        """Seeds that the new code draws by itself, where the old code had none, say no more than none: those are others
+        when the process has another seed."""
+
+        def added(d: Difference) -> bool:
+            return (d.stage, d.field, d.old) == ("sampling", "seed", None)
+
+        if self.resample is None or not any(map(added, found)):
+            return found
+        pairs = compare.paired(new.rows, self.resample(old, observe.SEED + 1).rows)
+        drawn = bool(pairs) and all(not compare.seeds_of(a) & compare.seeds_of(b) for a, b in pairs)
+        return tuple(dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found)
+
+    def seeds_of_the_script(self, old: Case, new: Case) -> Iterator[Difference]:
+        """The seed that a script gave before each call of a site and that the new rows lack: as
+        their own, or, where the whole script runs again, as its. A function that is called alone
+        and samples with the process's generator cannot have it."""
+        if not self.is_seeded_each_time(old.site):
+            return
+        for number, (mine, theirs) in enumerate(compare.paired(old.rows, new.rows)):
+            seed, again = script_seed(mine), script_seed(theirs)
+            left_out = self.resample is not None and seed_source(theirs) == "nobody"
+            if seed is None or not compare.is_drawn(theirs) or left_out:
+                continue
+            if seed != again and seed not in compare.seeds_of(theirs):
+                new_seed = min(compare.seeds_of(theirs), default=again)
+                yield Difference("sampling", "seed", seed, new_seed, number)
+                return
+
+    def is_seeded_each_time(self, site: str) -> bool:
+        """Whether a script gave a seed before each of several calls. One that was given before the
+        first call alone says nothing of the others."""
+        if site not in self.seeded:
+            drawn = [[row for row in golden.rows if compare.is_drawn(row)] for golden in self.goldens(site)]
+            calls = [rows for rows in drawn if rows]
+            told = all(script_seed(row) is not None for rows in calls for row in rows)
+            self.seeded[site] = told and len(calls) > 1
+        return self.seeded[site]
+
+    def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
+        if old.repeats is False:
+            said = "the old code gave another value when it was recorded twice"
+            return "UNSTABLE", Cause("nondeterminism", "confirmed", said), ()
+        if old.raised is not None and new.raised is not None and old.raised != new.raised:
+            return "DRIFT", raised_cause(old.raised, new.raised, steps), ()
+        if (followed := self.followed_draws(old, new, found, steps)) is not None:
+            return followed
+        if not any(d.stage == "value" for d in found):
+            return self.same_value(old, new, found)
+        tools = tools_of(old)
+        inquiry = Inquiry(
+            old, new, found, tools.decode, functools.partial(self.again, old), tools, steps, lambda: self.company(old)
+        )
+        if self.only_drawn(old, new, found) and not inquiry.broken:
+            if (known := by_cache(inquiry) or own_loops.own_ends(old, new, tools.decode)) is not None:
+                return "DRIFT", known, ()
+            judged = self.samples.judged_draws(old, new)
+            texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
+            return judged if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, judged[2])
+        if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
+            return beside
+        first = up_to_followers(inquiry)
+        cause = cause_of(first)
+        if cause is not None and cause.name == "post.other" and (parts := self.changing(old, new)):
+            return could_not(
+                f"the new code gives another {', '.join(parts)} each time that it is run, and of the old code that is "
+                "not known; record it with --repeat 2"
+            )
+        return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
+
+    def followed_draws(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged | None:
+        """Draws that are others, where more was asked with what they gave: those draws are judged, and of the golden's
+        own ones the new code is to ask for, and to make, what the old code did."""
+        if (parts := compare.up_to_draws(old, new)) is None:
+            return None
+        tools, differences = tools_of(old), compare.differences(*parts)
+        if not self.only_drawn(*parts, differences) or any(laws.broken_by_new(*parts, tools)):
+            return None
+        verdict, cause, notes = self.samples.judged_draws(*parts)
+        if verdict not in DRAWN_ALIKE:
+            return verdict, cause, notes
+        again = functools.partial(self.again, old)
+        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
+        steps.append(f"of {len(parts[0].rows)} rows nothing but draws differs, and the rest follows from them")
+        texts, gap = from_other_ids(inquiry, followed=True)
+        return (
+            (verdict, None, notes) if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, notes)
+        )
+
+    def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
+        """A replay, whose rows are of the golden's kind; None where it cannot be made."""
+        try:
+            made = self.run(old, load, parts)
+        except GoldenError:
+            return None
+        return made and own_loops.of_one_kind(old, made)[1]
+
+    def changing(self, old: Case, new: Case) -> list[str]:
+        """Parts of the new value that are others when the new code is run again, if they are all that differs."""
+        time.sleep(1)  # for a clock of whole seconds
+        again = self.again(old, {}, frozenset())
+        if again is None or not compare.same_ids(new, again) or not compare.same_ids(old, new):
+            return []
+        try:
+            parts = changing([new.value, again.value])
+        except ValueError:
+            return []
+        same = equal(old.value, unchanged(parts, old.value, new.value))
+        return [place_name(part["at"]) for part in parts] if same else []
+
+    def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
+        named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
+        if named:
+            name, difference = named[0]
+            proof = "seen directly; on this case the value does not show it"
+            own_choice = name == "sampling.mode" and own_loops.of_own_loop(old)  # of which no settings were seen
+            rows = compare.paired(old.rows, new.rows)[difference.row or 0]
+            criterion = (difference.stage, difference.field) == ("stop", "criteria")  # a value may be cut by hand, too
+            unsure = own_choice or criterion or compare.may_be_written(name, *rows)
+            certainty: Certainty = "likely" if unsure else "confirmed"
+            return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
+        told = ("text", "end") if compare.same_ids(old, new) else ("text",)  # by the value and the ids themselves
+        if broken := next((b for b in laws.broken_by_new(old, new, tools_of(old)) if b.law not in told), None):
+            proof = f"the law of the stage '{broken.law}' is broken by the new side alone; the value does not show it"
+            said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
+            return "LATENT", Cause(broken.cause, "likely", said, proof), ()
+        if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
+            proof = "seen directly; the value does not show it"
+            return "LATENT", Cause("post.other", "likely", said, proof), ()
+        if (flag := next((d for d in found if is_skip_special(d)), None)) and decoded_once(old, new):
+            return "LATENT", flag_that_shows_elsewhere(flag), ()
+        if self.only_drawn(old, new, found):
+            _, cause, notes = self.samples.judged_draws(old, new)
+            wrong = cause is not None and cause.certainty == "confirmed"
+            return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
+        seen = not any(compare.unseen(a, b) for a, b in compare.paired(old.rows, new.rows))
+        return ("IDENTICAL" if seen and compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
+
+    def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
+        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks."""
+        if self.numerics is None or not old.rows or not new.rows:
+            return judged
+        kind = kind_of(old, new, judged, self.numerics.always)
+        if kind is None:
+            return judged
+        if (place := place_of(old, new, kind)) is None:
+            return could_not(OF_SEVERAL)
+        self.numerics.ask(Question(old, new, self.backend, kind, judged, place=place))
+        return judged
+
+    def company(self, old: Case) -> float | None:
+        """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not to be had."""
+        try:
+            self.run(old, {}, frozenset())  # on the site's own engine: that of a replay may have one place only
+            engine = self.engine()
+            return None if engine is None else ties.moved_by_company(engine, old.rows, self.store)
+        except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
+            return None
+
+    def rounding(self, inquiry: Inquiry, whole: Inquiry) -> Judged:
+        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one.
+        whole: with what follows from the answers that part."""
+        if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
+            said = "one answer is the beginning of the other: where it ends was not the model's choice"
+            stops = any(
+                compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
+            )
+            cause = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode) or declared_end(whole)
+            if cause is not None:
+                return "DRIFT", cause, ()
+            return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
+        if (place := place_of(inquiry.old, inquiry.new, "parted")) is None:
+            return could_not(OF_SEVERAL)
+        judged = could_not("the numerics of its site were not read")
+        if self.numerics is not None:
+            company, beside = by_company(inquiry), beside_rounding(whole)
+            asked = Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, *beside, place=place)
+            self.numerics.ask(asked)
+        return judged
+
+    def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
+        """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
+        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        drawn = drawn and len(old.rows) == len(new.rows)
+        return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
+
+    def drawn_beside(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged | None:
+        """Other draws, and differences that are no settings of drawing: where the draws follow the settings, whether a
+        value shows more than them is luck, so such a difference is LATENT whatever the luck; but where a row ends is
+        no matter of luck, and changes values."""
+        named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
+        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        if not drawn or len(old.rows) != len(new.rows) or not named:
+            return None
+        if any(not name.startswith(("model.attn", "batch.", "stop.")) for name, _ in named):
+            return None
+        verdict, _, notes = self.samples.judged_draws(old, new)
+        if verdict not in DRAWN_ALIKE:
+            return None
+        name, difference = named[0]
+        proof = "seen directly; the draws follow the golden's settings"
+        verdict = "DRIFT" if name.startswith("stop.") else "LATENT"
+        return verdict, Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), notes
+
+
+def script_seed(row: Mapping[str, Any]) -> int | None:
+    found: int | None = (row.get("request") or {}).get("script_seed")
+    return found
+
+
+def asked_otherwise(old: Case, new: Case) -> str:
+    """Which prompt only one side asks for; what is asked for twice may be answered once."""
+    before, after = ({tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)} for case in (old, new))
+    plugins = any(compare.entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
+    if before == after or (plugins and own_loops.of_own_loop(old)):
+        return ""
+    read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
+    gone = {ids for ids in before - after if ids not in read or not any(ids == whole[: len(ids)] for whole in after)}
+    if gone:  # not one that was only read, and is read as the beginning of another one
+        return f"of {len(before)} prompts {len(gone)} did not reach the model"
+    parts = {ids for ids in after - before if any(ids == whole[: len(ids)] for whole in before)}
+    more = len(after - before - parts)  # what was read as a whole may be asked in parts: a prompt, and its answer
+    return f"{more} prompts reached the model that had not" if more else ""
+
+
+def read_in_vain(row: compare.Row) -> bool:
+    """Whether a loss was asked for of which no token counts."""
+    return bool((row.get("request") or {}).get("labels") == "none")
+
+
+def is_skip_special(difference: Difference) -> bool:
+    return (difference.stage, difference.field) == ("decode", "skip_special_tokens")
+
+
+def flag_that_shows_elsewhere(difference: Difference) -> Cause:
+    """Special tokens that only one side drops, where no answer of the case holds any. Code that takes
+    an engine's raw text has them whatever its options say, so where they went it is likely."""
+    name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
+    said = f"{CAUSES[name]}: {difference.sentence()}"
+    if difference.new:
+        return Cause(name, "likely", said, f"{proof}; unless the new code takes the engine's raw text")
+    return Cause(name, "confirmed", said, proof)
+
+
+def decoded_once(old: Case, new: Case) -> bool:
+    """Whether each row became text once, and the same text (with or without its prompt): of several ways the value may
+    use any."""
+    if not all("decode" in row and "decodes" not in row for row in (*old.rows, *new.rows)):
+        return False
+    texts = [(a.get("text") or "", b.get("text") or "") for a, b in compare.paired(old.rows, new.rows)]
+    return all(one.endswith(other) or other.endswith(one) for one, other in texts)
+
+
+def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
+    """Both sides raise, and not the same: by type and message, as they are printed."""
+    what = "exception" if old.partition(":")[0] != new.partition(":")[0] else "message"
+    steps.append(f"both sides raise; the {what} is another one")
+    return Cause("error", "confirmed", f"the old code raised {old}, the new code raises {new}", "seen directly")
+
+
+_tokenizers: dict[str, Any] = {}
+
+
+def tools_of(old: Case) -> Tools:
+    """The golden's tokenizer and template as plain transformers has them; nothing where its checkpoint is not here."""
+    path = checkpoint_of(old)
+    if path is None:
+        return Tools()
+    if path not in _tokenizers:
+        import transformers
+
+        _tokenizers[path] = None
+        with contextlib.suppress(OSError, ValueError):  # neither here nor downloaded
+            _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+    if (tokenizer := _tokenizers[path]) is None:
+        return Tools()
+    added = tokenizer.added_tokens_decoder
+
+    def decode(ids: Sequence[int], skip: bool | str, clean: bool) -> str:
+        own = [i for i in ids if i not in added] if skip == ADDED else list(ids)
+        text: str = tokenizer.decode(own, skip_special_tokens=bool(skip), clean_up_tokenization_spaces=clean)
+        return text
+
+    def encode(text: str, special: bool) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    def render(messages: Any, arguments: Mapping[str, Any]) -> str:
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, **arguments)
+        return text
+
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    return Tools(decode, encode, render, hashlib.sha256(template.encode()).hexdigest() if template else "")

@@ -1,0 +1,187 @@
+"""What one case alone cannot say: asked over all cases of a site, and answered once, whatever their order.
+
+    pending = Pending.of(store)
+    for outcome in check_site(session, site, names, backend, settings, pending): ...    verdicts, some of them open
+    pending.numerics.judge()                      when every engine is closed
+    pending.settle(outcomes)                      the final ones
+
+Three questions are open until all cases of a site were run: how large its rounding is (numerics), whether its samples
+follow their settings together (samples), and whether its new code gives one seed in call after call (`GivenSeeds`).
+Where only some cases were chosen, the samples and seeds of the others are asked for all the same (`is_whole`), so that
+a verdict is the same in `check SITE/CASE` and in `check SITE`. Acceptances come last, once, over a whole check
+(parity/acceptance.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parity.golden import Case, GoldenError, Store
+from parity.judge import compare, own_loops, ties
+from parity.judge.case import Judge
+from parity.judge.endings import leaves
+from parity.judge.samples import Ledgers, seed_source, settle_samples
+from parity.judge.session import COULD_NOT_JUDGE, Session, new_function
+from parity.verdict import Cause, Difference, Outcome
+
+if TYPE_CHECKING:
+    from parity.judge.numerics import Numerics
+
+
+Key = tuple[str, str, str]  # site, case, backend
+
+
+@dataclass
+class Pending:
+    """The open questions of a check.   is_whole: ask for the samples and seeds of a site's other cases, too."""
+
+    store: Store
+    numerics: Numerics
+    ledgers: Ledgers = field(default_factory=dict)
+    again: dict[Key, Outcome] = field(default_factory=dict)  # of cases whose seed is another case's, too
+    is_whole: bool = False
+
+    @classmethod
+    def of(cls, store: Store, *, always: bool = False, is_whole: bool = False) -> Pending:
+        """always: measure the numerics of every site."""
+        from parity.judge.numerics import Numerics  # numpy, which `record` and `list` do without
+
+        return cls(store, Numerics(store, always), is_whole=is_whole)
+
+    def settle(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """The outcomes, their open questions answered: first what samples say, then what numerics say."""
+        latest = [self.again.get((o.site, o.case, o.backend), o) for o in outcomes]
+        found = settle_samples(latest, self.ledgers)
+        return [self.with_numerics(outcome) for outcome in found]
+
+    def with_numerics(self, outcome: Outcome) -> Outcome:
+        answer = self.numerics.answer(outcome)
+        if answer is None:
+            return outcome
+        verdict, cause, notes = answer
+        return dataclasses.replace(outcome, verdict=verdict, cause=cause, notes=notes)
+
+
+@dataclass
+class GivenSeeds:
+    """The seeds that a site's new code gives where a script had seeded the process: case -> its recordings, its seeds.
+
+    A seed that comes in call after call makes equal samples where the old code made others. A seed that is an argument
+    is the caller's."""
+
+    cases: dict[str, tuple[Outcome, Case, Case, set[int]]] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome, old: Case, new: Case) -> None:
+        arguments = {number for _, number in leaves(dict(old.arguments), kind=int)}
+        pairs = (pair for pair in compare.paired(old.rows, new.rows) if all(map(compare.is_drawn, pair)))
+        asked = [b for a, b in pairs if (seed_source(a), seed_source(b)) == ("script", "caller")]
+        given = {seed for row in asked for seed in compare.seeds_of(row) - arguments}
+        if given:
+            self.cases[old.case] = outcome, old, new, given
+
+    def judge_repeated(self, judge: Judge) -> Iterator[Outcome]:
+        """Cases all of whose seeds are given in another case, too: judged again, with that as a difference."""
+        for name, (outcome, old, new, given) in self.cases.items():
+            others = {seed for other, (*_, seeds) in self.cases.items() if other != name for seed in seeds}
+            if given <= others:
+                again = Difference("sampling", "seed", "what the script had seeded", min(given), 0)
+                yield judge.outcome(old, new, outcome.seconds, (again,))
+
+
+def is_sampled_case(old: Case) -> bool:
+    return ties.is_sampled(old) or own_loops.of_own_loop(old)
+
+
+@dataclass
+class SiteCheck:
+    """One site on one backend, while its engines are loaded."""
+
+    session: Session
+    site: str
+    backend: str
+    settings: Mapping[str, Any]
+    pending: Pending
+    judge: Judge = field(init=False)
+    seeds: GivenSeeds = field(default_factory=GivenSeeds)
+    engines: dict[str, list[Any]] = field(default_factory=dict)  # case -> those that are read for numerics
+
+    def __post_init__(self) -> None:
+        session, store = self.session, self.session.store
+        ledgers = self.pending.ledgers
+        self.judge = Judge(store, self.backend, self.run, self.pending.numerics, session.engine, self.resample, ledgers)
+
+    def run(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        function = new_function(old.function, self.settings["moved"])
+        wanted = {"backend": self.backend, **load}
+        return self.session.call(old, function, wanted, self.settings.get("load", {}), parts)
+
+    def resample(self, old: Case, seed: int) -> Case:
+        return self.session.resample(self.run, old, seed)
+
+    def judged(self, name: str) -> Outcome:
+        """The outcome of one golden, open questions noted."""
+        started = time.perf_counter()
+        try:
+            old = self.session.store.read(self.site, name)
+            new = self.run(old, {}, frozenset())
+            seconds, ran = time.perf_counter() - started, self.session.ran()
+            outcome = self.judge.outcome(old, new, seconds)
+            self.seeds.add(outcome, old, new)
+            if self.pending.numerics.wants(old, self.backend, self.engines):
+                self.engines[name] = ran
+        except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
+            return error_outcome(self.site, name, self.backend, of_one_case(error))
+        return outcome
+
+    def run_others(self, names: Sequence[str]) -> None:
+        """Run the site's other goldens with samples, where a verdict hangs on them, and keep no outcome."""
+        store, asked = self.session.store, self.pending.numerics.open
+        waits = bool(self.seeds.cases) or (self.site, self.backend) in self.pending.ledgers
+        if not (waits and self.pending.is_whole):
+            return
+        questions = list(asked)
+        for name in store.names(self.site):
+            try:
+                is_asked = name not in names and is_sampled_case(store.read(self.site, name))
+            except GoldenError:
+                continue  # it is reported where it is chosen
+            if is_asked:
+                self.judged(name)
+        asked[:] = questions
+
+
+def check_site(
+    session: Session, site: str, names: Sequence[str], backend: str, settings: Mapping[str, Any], pending: Pending
+) -> Iterator[Outcome]:
+    """An outcome for each golden, in order; `pending.settle` makes the final ones of them. Behind the last one, what
+    the site's numerics need of the engines that ran is read."""
+    check = SiteCheck(session, site, backend, settings, pending)
+    for name in names:
+        yield check.judged(name)
+    check.run_others(names)
+    for outcome in check.seeds.judge_repeated(check.judge):
+        pending.again[site, outcome.case, backend] = outcome
+    pending.numerics.read(site, backend, check.engines, session.engines)
+
+
+def missing(site: str, case: str, backend: str, why: str) -> Outcome:
+    return Outcome(site, case, backend, "MISSING", notes=(why,))
+
+
+def error_outcome(site: str, case: str, backend: str, error: BaseException | str) -> Outcome:
+    cause = Cause("error", "unattributed", f"could not judge: {error}")
+    return Outcome(site, case, backend, "ERROR", cause=cause)
+
+
+def of_one_case(error: Exception) -> str:
+    """What is said of an error that ends one case: its words where they are meant for this, else also where it was."""
+    if isinstance(error, COULD_NOT_JUDGE):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"

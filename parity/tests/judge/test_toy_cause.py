@@ -1,0 +1,34 @@
+"""A toy cause, added as parity/judge/README.md says: a line in the table, and a difference of its field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parity import causes, verdict
+from parity.golden import Store
+from parity.judge import case as judge_case
+from parity.judge import compare
+from parity.verdict import Difference
+
+from .test_company import case
+from .test_laws import row
+
+
+def compare_loops(old: compare.Row, new: compare.Row) -> Iterator[Difference]:
+    if old.get("loop") != new.get("loop"):
+        yield Difference("sampling", "toy", old.get("loop"), new.get("loop"))
+
+
+def test_a_cause_that_is_added_by_the_recipe_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = causes.entry("sampling.toy", "sampling", "a toy", "sampling.toy")
+    monkeypatch.setattr(causes, "TABLE", (*causes.TABLE, toy))
+    monkeypatch.setitem(verdict.CAUSES, toy.name, toy.sentence)
+    monkeypatch.setattr(compare, "OF_ROWS", (*compare.OF_ROWS, compare_loops))
+    old, new = case(row()), case({**row(), "loop": "toy"})
+    found = judge_case.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(old, new)
+    assert (found.verdict, str(found.cause)) == ("LATENT", "sampling.toy; confirmed")
+    assert found.cause is not None
+    assert found.cause.sentence == "a toy: sampling.toy of row 0 was None, is 'toy'"

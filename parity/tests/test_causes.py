@@ -1,0 +1,24 @@
+"""The table of causes: each field stands for one cause, and what is put back can be put back."""
+
+from __future__ import annotations
+
+from parity.causes import TABLE, cause_of_field, named
+from parity.judge.replay import PARTS
+from parity.verdict import CAUSES
+
+
+def test_each_cause_and_each_field_stands_once() -> None:
+    fields = [own for entry in TABLE for own in entry.fields]
+    assert len({entry.name for entry in TABLE}) == len(TABLE) == len(CAUSES)
+    assert len(set(fields)) == len(fields)
+
+
+def test_what_is_put_back_is_known() -> None:
+    parts = {part for entry in TABLE for part in entry.put_back if not part.startswith("load.")}
+    assert parts <= PARTS and named("model.dtype").put_back == ("load.dtype",)
+
+
+def test_a_field_comes_before_its_stage() -> None:
+    assert cause_of_field("sampling", "seed") == "rng"
+    assert cause_of_field("sampling", "top_p") == "sampling.processors"
+    assert cause_of_field("text", "") is None
