@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """Files of requests, answered line by line through kills and full disks; for gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="batch_files"`, and
+Copy it, answer_cache.py and gen_engine.py into your repository, `make vendor DEST=acme/llm WITH="batch_files"`, and
 
     python acme/llm/batch_files.py questions.jsonl answers.jsonl --model Qwen/Qwen3-8B
     answer_file("questions.jsonl", "answers.jsonl", "Qwen/Qwen3-8B", {"max_new_tokens": 64})

@@ -161,24 +161,35 @@ def image_field(part: Mapping[str, Any]) -> str:
     return names[0] if names else "image"
 
 
-def part_source(part: Mapping[str, Any]) -> Any:
-    """The image of a part, or None of a bare one. Raises RequestError for other fields."""
-    kind = "image_url" if part["type"] == "image_url" else image_field(part)
-    source = part.get(kind)
-    others = {name: value for name, value in part.items() if name not in ("type", kind)}
-    if kind == "base64":
-        source = f"data:;base64,{source}"
-    if kind == "image_url" and isinstance(source, Mapping):
-        others.update((name, value) for name, value in source.items() if name != "url")
-        source = source.get("url")
-    for name, value in others.items():
-        if value is not None and value != "auto":
+def check_others(fields: Mapping[str, Any], used: Sequence[str]) -> None:
+    """Raise RequestError for a field that nothing reads. None and "auto" mean nothing."""
+    for name, value in fields.items():
+        if name not in used and value is not None and value != "auto":
             problem = f"{short_repr(name)} in a part does nothing"
             raise RequestError(problem, fix="drop it, or say vlm={'max_pixels': ...}")
-    if source is None and kind == "image_url":
+
+
+def url_source(part: Mapping[str, Any]) -> Any:
+    """The URL of a part of type "image_url", which is OpenAI's."""
+    source = part.get("image_url")
+    if isinstance(source, Mapping):
+        check_others(source, ("url",))
+        source = source.get("url")
+    if source is None:
         fix = "give it {'image_url': {'url': ...}}"
         raise RequestError("an image_url part has no url", fix=fix)
     return source
+
+
+def part_source(part: Mapping[str, Any]) -> Any:
+    """The image of a part, or None of a bare one. Raises RequestError for other fields."""
+    if part["type"] == "image_url":
+        check_others(part, ("type", "image_url"))
+        return url_source(part)
+    kind = image_field(part)
+    check_others(part, ("type", kind))
+    source = part.get(kind)
+    return f"data:;base64,{source}" if kind == "base64" else source
 
 
 def counts_patches(checkpoint: Checkpoint) -> bool:

@@ -1072,7 +1072,7 @@ def test_the_command_survives_kills_and_a_file_that_may_not_grow(tmp_path: Path)
 
 
 def test_standard_input_and_a_vendored_copy(tmp_path: Path) -> None:
-    vendor.copy_to(tmp_path / "acme/llm", ["batch_files"])
+    vendor.copy_to(tmp_path / "acme/llm", ["batch_files", "answer_cache"])
     script, target = tmp_path / "acme/llm/batch_files.py", tmp_path / "out.jsonl"
     asked = b"".join(json.dumps(record).encode() + b"\n" for record in [chat(CAPITAL), {"prompt": ""}])
     run = [sys.executable, str(script), "-", str(target), "--model", str(TEXT), "--options", json.dumps(MOST)]

@@ -211,7 +211,7 @@ SHOWN = "data:image/png;base64," + base64.b64encode(png(drawing("red", "circle")
 BESIDE: list[dict[str, Any]] = [
     {"type": "image", "image": SHOWN, "max_pixels": 1024},
     {"type": "image", "image": SHOWN, "resized_height": 32, "resized_width": 32},
-    {"type": "image", "url": SHOWN},
+    {"type": "image", "uri": SHOWN},
     {"type": "image_url", "image_url": {"url": SHOWN, "detail": "low"}},
     {"type": "image_url", "image_url": {"url": SHOWN, "max_pixels": 1024}},
     {"type": "image_url", "image_url": SHOWN, "min_pixels": 1024},
