@@ -331,6 +331,7 @@ def test_json_holds_the_whole_outcome() -> None:
         "policy",
         "environment",
         "left_out",
+        "unused_acceptances",
         "counts",
         "outcomes",
         "numerics",
