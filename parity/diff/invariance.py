@@ -67,7 +67,7 @@ def audit(backend: str, model: str, prompts: Sequence[Prompt], tokens: int) -> l
 
 def long_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
     """ROWS prompts with one long beginning, so that a prefix cache and chunks have work."""
-    found = []
+    found: list[Prompt] = []
     for k in range(ROWS):
         prompt = prompts[k % len(prompts)]
         again = f" ({k // len(prompts) + 1})" if k >= len(prompts) else ""
