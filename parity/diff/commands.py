@@ -50,6 +50,7 @@ def add_diff(sub: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     gates = read_gates(args.gate)
+    refuse_unused(args)
     if args.invariance:
         return run_invariance(args)
     if len(args.paths) != 2:
@@ -76,6 +77,16 @@ def run(args: argparse.Namespace) -> int:
         title = f"{args.paths[0]} and {args.paths[1]}"
         args.html.write_text(page(title, found), encoding="utf-8")
     return 1 if beyond else CODES[found.outcome]
+
+
+def refuse_unused(args: argparse.Namespace) -> None:
+    """Raises ValueError for a flag that the other flags leave without a meaning."""
+    if args.layers and args.invariance:
+        raise ValueError("diff: --layers and --invariance are two questions. Ask one at a time.")
+    mode = "--layers" if args.layers else "--invariance" if args.invariance else ""
+    for name in ("gate", "json", "html"):
+        if mode and getattr(args, name):
+            raise ValueError(f"diff {mode}: has no --{name}. Leave it out.")
 
 
 def prompts_of(args: argparse.Namespace) -> Any:
@@ -129,7 +140,7 @@ def run_layers(args: argparse.Namespace) -> int:
     from parity.diff.layers import compare_layers
 
     a, b = (parse_path(text) for text in args.paths)
-    found = compare_layers(a, b, args.model, prompts_of(args))
+    found = compare_layers(a, b, args.model, prompts_of(args), args.tokens)
     print(found)
     return 1 if found.first else 0
 

@@ -107,12 +107,23 @@ def planted(model: Any, fault: str, amount: float) -> Iterator[None]:
             yield
 
 
+def decoder_of(model: Any) -> Any:
+    """The module that has `layers` and `norm`. Raises ValueError for a model built otherwise."""
+    body = model.get_decoder()
+    if not (hasattr(body, "layers") and hasattr(body, "norm")):
+        kind = type(model).__name__
+        raise ValueError(
+            f"layers of {kind}: no decoder with layers and a norm. Compare without them."
+        )
+    return body
+
+
 @contextlib.contextmanager
 def moved_matrix(model: Any, layer: int) -> Iterator[None]:
     """The last matrix of one decoder layer x 1.05. Raises ValueError where there is none."""
     import torch
 
-    layers = model.get_decoder().layers
+    layers = decoder_of(model).layers
     if not 0 <= layer < len(layers):
         raise ValueError(f"hf:matrix={layer}: this model has layers 0 to {len(layers) - 1}.")
     weight = [w for w in layers[layer].parameters() if w.dim() >= 2][-1]

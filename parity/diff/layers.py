@@ -3,7 +3,7 @@
 So a fault stays where it is: layers after it read A's states, not B's. What a layer of A makes of
 its input is off from float32 by that layer's own rounding, and B's must not be off by more.
 
-    print(compare_layers(a, b, model, prompts))
+    print(compare_layers(a, b, model, prompts, tokens))
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parity.diff.instruments import decoder_of
 from parity.diff.path import EnginePath
 from parity.diff.prompts import Prompt
 from parity.diff.worker import open_path
@@ -59,7 +60,9 @@ class Layers:
         return "\n".join(lines)
 
 
-def compare_layers(a: EnginePath, b: EnginePath, model: str, prompts: Sequence[Prompt]) -> Layers:
+def compare_layers(
+    a: EnginePath, b: EnginePath, model: str, prompts: Sequence[Prompt], tokens: int
+) -> Layers:
     """One model at a time; states wait in a file. Raises ValueError for a path that is not hf's."""
     for path in (a, b):
         if path.backend != "hf" or path.python or path.adapter:
@@ -68,10 +71,10 @@ def compare_layers(a: EnginePath, b: EnginePath, model: str, prompts: Sequence[P
     asked = prompts[:MOST_PROMPTS]
     with tempfile.TemporaryDirectory(prefix="layers-") as folder:
         file = Path(folder, "states.pt")
-        states_of(a, model, asked, file, None)
+        states_of(a, model, asked, tokens, file=file)
         old = load_states(file)
-        new = states_of(b, model, asked, None, old)
-        truth = states_of(exact, model, asked, None, old)
+        new = states_of(b, model, asked, tokens, given=old)
+        truth = states_of(exact, model, asked, tokens, given=old)
     return Layers(tuple(stages(old, new, truth)))
 
 
@@ -93,14 +96,20 @@ def load_states(file: Path) -> States:
 
 
 def states_of(
-    path: EnginePath, model: str, prompts: Sequence[Prompt], file: Path | None, given: States | None
+    path: EnginePath,
+    model: str,
+    prompts: Sequence[Prompt],
+    tokens: int,
+    *,
+    file: Path | None = None,
+    given: States | None = None,
 ) -> States:
     """given: A's states, whose inputs each layer gets in place of its own."""
     import torch
 
     found = States([], [], [])
     with open_path(path, model) as engine, torch.inference_mode():
-        ids = given.ids if given else prompt_ids(engine, prompts)
+        ids = given.ids if given else prompt_ids(engine, prompts, tokens)
         for k, row in enumerate(ids):
             forced = given.inputs[k] if given else None
             inputs, outputs = read_row(engine.model, row, forced)
@@ -113,8 +122,8 @@ def states_of(
     return found
 
 
-def prompt_ids(engine: Any, prompts: Sequence[Prompt]) -> list[list[int]]:
-    results = engine.generate_text_batch(list(prompts), {"max_new_tokens": 16})
+def prompt_ids(engine: Any, prompts: Sequence[Prompt], tokens: int) -> list[list[int]]:
+    results = engine.generate_text_batch(list(prompts), {"max_new_tokens": tokens})
     return [[*result.prompt_token_ids, *result.token_ids] for result in results]
 
 
@@ -124,7 +133,7 @@ def read_row(
     """(what each stage was given, what it made)."""
     import torch
 
-    body = model.get_decoder()
+    body = decoder_of(model)
     stages = [*body.layers, body.norm]
     inputs: list[Any] = []
     outputs: list[Any] = []

@@ -62,3 +62,9 @@ def test_diff_layers_same_path_has_none(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("words", [("hf",), ("hf", "hf", "--gate", "tpme=1"), ("hf", "vllm", "--layers")])
 def test_diff_wrong_arguments_are_usage_errors(words: tuple[str, ...]) -> None:
     assert diff(*words) == 2
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html", "--gate"])
+def test_diff_layers_unused_flag_is_refused(flag: str) -> None:
+    value = "tmpe=1.05" if flag == "--gate" else "out"
+    assert diff("hf", "hf", "--layers", flag, value) == 2
