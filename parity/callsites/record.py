@@ -50,7 +50,8 @@ ONE_BACKEND |= {name: ["vllm"] for name in ("log-of-the-spare", "gradient-by-the
 CASES = {"plain": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
-BACKENDS = {"rollout_worker": ["vllm"]}
+# What is refused is refused before a backend has a say.
+BACKENDS = {"rollout_worker": ["vllm"], "refusals": ["hf"]}
 
 
 def record_site(name: str, store: Store, overwrite: bool, only: str | None = None) -> int:
