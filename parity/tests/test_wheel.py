@@ -51,7 +51,7 @@ def test_wheel_engine_is_the_file_as_a_typed_package(installed: Path, tmp_path: 
     assert (package / "__init__.py").read_bytes() == (ROOT / "gen_engine.py").read_bytes()
     assert (package / "py.typed").is_file() and not (installed / "gen_engine.py").exists()
     script = tmp_path / "script.py"
-    script.write_text('from gen_engine import load\n\nload("m").generate_txt_batch([])\n')
+    script.write_text('from gen_engine import load\n\nload("m", bakend="hf").generate_txt_batch([])\n')
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(script)],
         cwd=tmp_path,
