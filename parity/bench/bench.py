@@ -349,7 +349,7 @@ def load_one(model: str, name: str, settings: Settings) -> tuple[gen_engine.Gene
     backend = name.partition(" ")[0]
     start = time.perf_counter()
     for library in ("torch", "transformers", *(("vllm",) if backend == "vllm" else ())):
-        engine_module().need(library)
+        engine_module().lazy_import(library)
     imported, before = time.perf_counter(), memory_now()
     other = "max_batch_size" if backend == "vllm" else "vllm_kwargs"
     extra = {field: value for field, value in settings.engine.items() if field != other}

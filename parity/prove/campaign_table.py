@@ -4,6 +4,7 @@ first. Most come from a few lists, each value at each place; what is asked of al
 from __future__ import annotations
 
 import base64
+import dataclasses
 import decimal
 import io
 import json
@@ -934,24 +935,26 @@ STORES: dict[str, Any] = {
 
 
 def cache() -> Iterator[Item]:
+    from parity.companions.answer_cache import AnswerCache, Answers
+
     def asked(store: Any) -> Callable[[Room], None]:
         def act(room: Room) -> None:
             expected = room.neighbours(TEXT, SHORT)
             engine = room.engine()
-            given, engine._answers.store = engine._answers.store, store
+            given = engine._answers
+            engine._answers = Answers(dataclasses.replace(engine.config, cache={}), engine.checkpoint)
+            engine._answers.store = store
             try:
                 for _ in range(2):
                     if engine.generate_text_batch(GOOD, SHORT) != expected:
                         raise RuntimeError("another answer")
             finally:
-                engine._answers.store = given
+                engine._answers = given
 
         return act
 
     for name, store in STORES.items():
         yield Item("cache", name, "act", asked(store), "answered")
-    from parity.companions.answer_cache import AnswerCache
-
     paths: list[Any] = [
         5,
         "",
