@@ -886,7 +886,8 @@ def check_message(message: Any, where: str) -> None:
     check_name(message.get("role"), f"{where}: no role", ROLES, RequestError)
     content = message.get("content")
     if content is None:
-        if not as_sequence(message.get("tool_calls")):
+        calls = message.get("tool_calls")
+        if not (isinstance(calls, (list, tuple)) and calls):
             fix = "give it a string or a list of parts"
             raise RequestError(f"{where}: it has no content", fix=fix)
     elif not isinstance(content, str):

@@ -276,7 +276,7 @@ def plugin_rows() -> Refused:
         ("processors as one", ["'odd'", "hf_logits_processors", "list"]),
         ("should_stop is text", ["'odd'", "should_stop", "called"]),
         ("logits is a number", ["'odd'", "logits", "called"]),
-        ("criterion is text", ["'odd'", "hf hook", "called"]),
+        ("criterion is text", ["'odd'", "hf_stopping_criteria", "called"]),
         ("field that raises", ["backends", "KeyError"]),
         ("beside a replay", ["replay", "plugins"]),
     ]
