@@ -10,6 +10,8 @@ UV     := uv==0.13.8
 export OMP_NUM_THREADS ?= 1
 export NUMBA_NUM_THREADS ?= $(OMP_NUM_THREADS)
 export VLLM_CPU_KVCACHE_SPACE ?= 1
+# Nothing here is on a hub: a case that names no/such would ask it six times before it is refused.
+export HF_HUB_OFFLINE ?= 1
 # Hundreds of processes start here: without bytecode on disk each would compile torch, transformers and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
