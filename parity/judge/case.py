@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import compare, laws, own_loops, ties
+from parity.judge import compare, laws, own_loops
 from parity.judge.endings import ADDED
 from parity.judge.explain import (
     Inquiry,
@@ -27,6 +27,9 @@ from parity.judge.explain import (
     up_to_followers,
 )
 from parity.judge.laws import Tools
+from parity.judge.numerics.golden_rows import moved_by_batch
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
+from parity.judge.numerics.seeds import seed_source
 from parity.judge.questions import (
     OF_SEVERAL,
     Judged,
@@ -38,7 +41,6 @@ from parity.judge.questions import (
     place_of,
     steps_of,
 )
-from parity.judge.samples import DRAWN_ALIKE, Ledgers, Samples, in_float32, seed_source
 from parity.judge.session import COULD_NOT_JUDGE, Run
 from parity.record import observe
 from parity.record.changing import changing, place_name, unchanged
@@ -46,7 +48,7 @@ from parity.record.rows import LIKELIEST
 from parity.verdict import CAUSES, Cause, Certainty, Difference, Outcome, equal
 
 if TYPE_CHECKING:
-    from parity.judge.numerics import Numerics
+    from parity.judge.numerics.answers import Numerics
 
 
 LEAST_CHOSEN = 20  # tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
@@ -182,8 +184,8 @@ class Judge:
         if self.only_drawn(old, new, found) and not inquiry.broken:
             if (known := by_cache(inquiry) or own_loops.own_ends(old, new, tools.decode)) is not None:
                 return "DRIFT", known, ()
-            judged = self.samples.judged_draws(old, new)
-            texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
+            judged = self.samples.judge(old, new)
+            texts, gap = from_other_ids(inquiry) if judged[0] in FOLLOWS_SETTINGS else (None, 0.0)
             return judged if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, judged[2])
         if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
             return beside
@@ -204,8 +206,8 @@ class Judge:
         tools, differences = tools_of(old), compare.differences(*parts)
         if not self.only_drawn(*parts, differences) or any(laws.broken_by_new(*parts, tools)):
             return None
-        verdict, cause, notes = self.samples.judged_draws(*parts)
-        if verdict not in DRAWN_ALIKE:
+        verdict, cause, notes = self.samples.judge(*parts)
+        if verdict not in FOLLOWS_SETTINGS:
             return verdict, cause, notes
         again = functools.partial(self.again, old)
         inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
@@ -258,7 +260,7 @@ class Judge:
         if (flag := next((d for d in found if is_skip_special(d)), None)) and decoded_once(old, new):
             return "LATENT", flag_that_shows_elsewhere(flag), ()
         if self.only_drawn(old, new, found):
-            _, cause, notes = self.samples.judged_draws(old, new)
+            _, cause, notes = self.samples.judge(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
             return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
         seen = not any(compare.unseen(a, b) for a, b in compare.paired(old.rows, new.rows))
@@ -281,7 +283,7 @@ class Judge:
         try:
             self.run(old, {}, frozenset())  # on the site's own engine: that of a replay may have one place only
             engine = self.engine()
-            return None if engine is None else ties.moved_by_company(engine, old.rows, self.store)
+            return None if engine is None else moved_by_batch(engine, old.rows, self.store)
         except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
             return None
 
@@ -308,7 +310,7 @@ class Judge:
 
     def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
         """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
-        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        drawn = is_sampled(old) and is_sampled(new) and not compare.same_ids(old, new)
         drawn = drawn and len(old.rows) == len(new.rows)
         return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
 
@@ -317,13 +319,13 @@ class Judge:
         value shows more than them is luck, so such a difference is LATENT whatever the luck; but where a row ends is
         no matter of luck, and changes values."""
         named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
-        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
+        drawn = is_sampled(old) and is_sampled(new) and not compare.same_ids(old, new)
         if not drawn or len(old.rows) != len(new.rows) or not named:
             return None
         if any(not name.startswith(("model.attn", "batch.", "stop.")) for name, _ in named):
             return None
-        verdict, _, notes = self.samples.judged_draws(old, new)
-        if verdict not in DRAWN_ALIKE:
+        verdict, _, notes = self.samples.judge(old, new)
+        if verdict not in FOLLOWS_SETTINGS:
             return None
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"

@@ -12,7 +12,7 @@ import transformers
 
 from parity.__main__ import main
 from parity.golden import Case, Store
-from parity.judge import scoring, ties
+from parity.judge.numerics import reading
 from parity.tests.conftest import ROOT, VL
 from parity.verdict import equal
 
@@ -124,9 +124,8 @@ def test_nothing_that_a_golden_names_is_downloaded(tmp_path: Path, monkeypatch: 
             return real(*args, **how)
 
         monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
-    ties.OldPath({"path": str(VL)}, Store(tmp_path))
     assert len(asked) >= 3 and all(asked)
-    with scoring.Reader(str(VL), "float32"):
+    with reading.Reader(str(VL), "float32"):
         assert len(asked) >= 6 and all(asked)
 
 
