@@ -1038,7 +1038,7 @@ class Capabilities:
     supports_gradients: bool
 
 
-# == 4. Images: where messages hold them, and anything that is one -> an upright RGB PIL image ======
+# == 4. Images: where messages hold them, and their way to an upright RGB PIL image ================
 
 # Not all that PIL reads: it starts Ghostscript for EPS, and reads formats of icons and telescopes.
 FORMATS = (
