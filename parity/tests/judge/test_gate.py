@@ -114,7 +114,7 @@ def test_exceptions_of_both_sides_are_compared(
     assert says in said_by(capsys)
 
 
-def test_nothing_that_a_golden_names_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_a_golden_names_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     for name in ("AutoConfig", "AutoProcessor", "AutoModelForImageTextToText"):
         auto = getattr(transformers, name)
@@ -124,9 +124,8 @@ def test_nothing_that_a_golden_names_is_downloaded(tmp_path: Path, monkeypatch: 
             return real(*args, **how)
 
         monkeypatch.setattr(auto, "from_pretrained", from_pretrained)
-    assert len(asked) >= 3 and all(asked)
     with reading.Reader(str(VL), "float32"):
-        assert len(asked) >= 6 and all(asked)
+        assert len(asked) >= 3 and all(asked)
 
 
 def floats(value: Any) -> list[float]:
