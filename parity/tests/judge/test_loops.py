@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge.compare import followers
 from parity.judge.questions import oddity
 from parity.judge.samples import settle_samples
 from parity.judge.session import Session
@@ -25,12 +24,15 @@ from parity.tasks import drawing
 from parity.tests.conftest import ROOT, TEXT, VL
 from parity.verdict import Outcome
 
+from .inquiries import followers
+
 OLD = """
 import functools
 
 import numpy
 import torch
 import transformers
+from .inquiries import followers
 
 
 @functools.cache
