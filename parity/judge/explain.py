@@ -29,7 +29,7 @@ from parity.judge.row import Row, entry, is_drawn, is_prefix, placeholder_in, se
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stage import Broken
-from parity.judge.stages.stop import told_stops
+from parity.judge.stages.stop import may_end_by_criterion, told_stops
 from parity.record.rows import BUT_THE_LAST, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
@@ -373,7 +373,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
     if name == "post.strip" and lost_tokens(inquiry):
         certainty, proof = "likely", f"{proof}; so would a last token that is blank and lost"
-    if any(entry(row, "stop", "criteria") for row in inquiry.old.rows):
+    if any(map(may_end_by_criterion, inquiry.old.rows)):
         certainty, proof = "likely", f"{proof}; what the old code's own criterion stops at is not seen"
     return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
 

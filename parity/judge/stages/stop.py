@@ -41,7 +41,19 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
         instead = bool(entry(new, "stop", "strings")) or len(entry(new, "stop", "end_ids")) > len(
             entry(old, "stop", "end_ids")
         )
-        yield Difference("stop", "criteria", before, after, counts=bool(before) and not instead)
+        yield Difference("stop", "criteria", before, after, counts=may_end_by_criterion(old) and not instead)
+
+
+def may_end_by_criterion(row: Row) -> bool:
+    """Whether a stopping criterion of the code's own ended a row by itself, or may have, where that was not recorded.
+    One that called it done only when an end id, a stop string or the length did too is that end."""
+    own = entry(row, "stop", "criteria") or ()
+    if not own or "finish" not in row:
+        return bool(own)
+    done = row["finish"]["criteria"]
+    by_itself = [count for name, count in done.items() if name in own]
+    by_library = [count for name, count in done.items() if name not in own]
+    return bool(by_itself) and (not by_library or min(by_itself) < min(by_library))
 
 
 def strings_looked_for(row: Row) -> list[str]:
@@ -57,7 +69,7 @@ def end(row: Row, tools: Tools) -> Kept:
     ids, most = row["output_ids"], entry(row, "stop", "max_new_tokens")
     least = entry(row, "stop", "min_new_tokens") or 0
     ends = {*(entry(row, "stop", "end_ids") or ()), *(entry(row, "stop", "string_ids") or ())}
-    strings, others = entry(row, "stop", "strings") or (), entry(row, "stop", "criteria")
+    strings = entry(row, "stop", "strings") or ()
     if len(ids) < least and most != len(ids):
         name = "stop.length" if ids and ids[-1] in ends else "stop.rule"
         return name, f"ended after {len(ids)} tokens, where {least} were asked for at least"
@@ -70,7 +82,9 @@ def end(row: Row, tools: Tools) -> Kept:
     stopped = completed(ids, strings, tools.decode, least) if tools.decode else None
     if stopped is not None and stopped < len(ids):
         return "stop.rule", f"a stop was complete after {stopped} tokens, and the row went on to {len(ids)}"
-    if others or (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
+    if (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
+        return KEPT
+    if may_end_by_criterion(row):
         return KEPT
     name = "stop.rule" if strings else "stop.length"
     return name, f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
@@ -113,7 +127,7 @@ def goes_on(old: Row, new: Row, tools: Tools) -> str:
     ends |= {*(entry(new, "stop", "string_ids") or ())}
     asked = tools.decode and "stop" in old and "stop" in new and is_drawn(old) and is_drawn(new)
     stopped = asked and ids and len(ids) < (entry(old, "stop", "max_new_tokens") or 0) and ids[-1] not in ends
-    told = entry(old, "stop", "criteria") or entry(old, "stop", "strings")
+    told = may_end_by_criterion(old) or entry(old, "stop", "strings")
     if not stopped or not told or tools.decode is None or entry(new, "stop", "criteria") or ids == new["output_ids"]:
         return ""
     if completed(ids, strings, tools.decode) is not None:

@@ -15,7 +15,8 @@ from parity.judge import endings, samples, site
 from parity.judge.comparison import Comparison
 from parity.judge.explain import answers_moved, by_endings, cause_of, equal_when_shortened
 from parity.judge.stages.sampling import sampling_differences
-from parity.judge.stages.stop import ends_early, goes_on, stop_differences
+from parity.judge.stages.stage import KEPT
+from parity.judge.stages.stop import end, ends_early, goes_on, may_end_by_criterion, stop_differences
 from parity.record.taps.vllm import never_text, vllm_stop
 from parity.verdict import Cause, Outcome
 
@@ -77,6 +78,33 @@ def test_draws_that_a_criterion_ended_are_held_against_the_new_stops(told: dict[
     begun = {**old, "stop": {**old["stop"], "strings": new["stop"]["strings"]}}  # in the prompt, which ours do not read
     broken = [one.cause for one in broken_by_new(case(begun), case(new), TOOLS)]
     assert ("stop.rule" in broken) == bool(said and told["strings"])
+
+
+@pytest.mark.parametrize(
+    ("done", "own"),
+    [
+        (None, True),  # an older golden
+        ({"EosTokenCriteria": 3, "theirs": 3}, False),
+        ({"MaxLengthCriteria": 3}, False),
+        ({"MaxLengthCriteria": 3, "theirs": 3}, False),
+        ({"theirs": 3}, True),
+        ({"theirs": 2, "MaxLengthCriteria": 3}, True),  # the row was kept until another had ended
+        ({}, False),
+    ],
+)
+def test_may_end_by_criterion_one_that_fires_with_the_librarys_is_that_end(done: Any, own: bool) -> None:
+    old = row(output_ids=[4, 5, 6], stop={"criteria": ["theirs"]})
+    old |= {} if done is None else {"finish": {"criteria": done}}
+    assert may_end_by_criterion(old) is own
+    [found] = [d for d in stop_differences(old, row(output_ids=[4, 5, 6])) if d.field == "criteria"]
+    assert found.counts is own
+
+
+def test_end_a_row_that_no_criterion_ended_breaks_its_invariant() -> None:
+    short = row(output_ids=[4, 5], stop={"criteria": ["theirs"]})
+    assert end(short, TOOLS) == KEPT
+    assert end({**short, "finish": {"criteria": {"theirs": 2}}}, TOOLS) == KEPT
+    assert end({**short, "finish": {"criteria": {}}}, TOOLS) != KEPT
 
 
 def test_an_id_may_stand_for_a_part_of_a_criterion_beside_a_plugin() -> None:
