@@ -32,7 +32,6 @@ import functools
 import numpy
 import torch
 import transformers
-from .inquiries import followers
 
 
 @functools.cache
