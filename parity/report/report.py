@@ -32,7 +32,8 @@ from typing import Any, get_args
 from xml.etree import ElementTree
 
 from parity.golden import write_whole
-from parity.judge.compare import is_drawn, paired
+from parity.judge.align import paired
+from parity.judge.row import is_drawn
 from parity.verdict import CAUSES, STAGES, Check, Difference, Outcome, Verdict, brief, equal, first_divergence
 
 JSON_FORMAT = 2  # 2: numerics; no budget of near ties

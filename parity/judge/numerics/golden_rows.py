@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parity.golden import GoldenError, Store
-from parity.judge.compare import placeholder_in
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, pictures_of
+from parity.judge.row import Row, placeholder_in
 from parity.verdict import equal
 
-Row = Mapping[str, Any]
 Tensor = Any  # torch.Tensor
 
 

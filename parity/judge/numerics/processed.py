@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from parity.judge.compare import PENALTIES, entry
+from parity.judge.row import Row, entry
+from parity.judge.stages.sampling import PENALTIES
 from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
 
-Row = Mapping[str, Any]
 Tensor = Any  # torch.Tensor
 
 

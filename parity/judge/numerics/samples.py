@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity.golden import Case, GoldenError, Store, environment
-from parity.judge import compare, own_loops
+from parity.judge import own_loops
+from parity.judge.align import paired
 from parity.judge.endings import leaves
 from parity.judge.numerics import seeds
 from parity.judge.numerics.golden_rows import (
@@ -46,6 +47,7 @@ from parity.judge.questions import (
     could_not,
     weights_of,
 )
+from parity.judge.row import backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
 from parity.judge.session import COULD_NOT_JUDGE
 from parity.record.rows import STRUCTURED
 from parity.verdict import CAUSES, Cause, Outcome, Verdict, first_divergence
@@ -60,7 +62,7 @@ Ledgers = dict[tuple[str, str], Ledger]  # (site, backend) -> its samples so far
 
 
 def is_sampled(case: Case) -> bool:
-    return any(compare.is_drawn(row) for row in case.rows)
+    return any(is_drawn(row) for row in case.rows)
 
 
 def in_float32(*cases: Case) -> bool:
@@ -117,14 +119,14 @@ class Samples:
     def samples_of(self, old: Case, new: Case, case: Case) -> list[Sample]:
         """The sampled rows of `case`, one of both, under the golden's settings. Raises GoldenError
         where these cannot be computed."""
-        golden_of = {id(row): golden for golden, row in compare.paired(old.rows, case.rows)}
+        golden_of = {id(row): golden for golden, row in paired(old.rows, case.rows)}
         samples = []
         for row, stream in zip(case.rows, seeds.streams(case.rows)):
             golden = golden_of.get(id(row), old.rows[0])
             asked = with_ids(golden, row)
             if why := why_not_recomputed(asked, is_sampled=True):
                 raise GoldenError(why)
-            if compare.is_drawn(golden):
+            if is_drawn(golden):
                 logits = self.old_logits(old, new, golden, asked)
                 samples.append(sample_of(asked, logits, stream))
         return samples
@@ -173,7 +175,7 @@ class Samples:
         moved = engine_logits(engine, old.rows, self.store, adapter)
         for row, logits in zip(old.rows, moved):
             before = self.old_logits(old, new, row, row)
-            if compare.is_drawn(row) and (sentence := unlike(row, before, logits)):
+            if is_drawn(row) and (sentence := unlike(row, before, logits)):
                 yield sentence
 
     def off_seed(self, old: Case, new: Case) -> Cause | None:
@@ -181,14 +183,14 @@ class Samples:
         if not self.is_same_environment(old):
             return None
         is_aligned = len(old.rows) == len(new.rows)
-        is_aligned = is_aligned and all(map(compare.same_prompt, old.rows, new.rows))
+        is_aligned = is_aligned and all(map(same_prompt, old.rows, new.rows))
         is_exact = in_float32(old, new)
-        for number, (golden, row) in enumerate(compare.paired(old.rows, new.rows)):
+        for number, (golden, row) in enumerate(paired(old.rows, new.rows)):
             seed = seeds.own_seed(golden)
             if seed is None or not seeds.owes_ids(golden, row, seed):
                 continue
             step: int | None = None
-            if compare.backends_of(golden) != {"vllm"}:
+            if backends_of(golden) != {"vllm"}:
                 step = self.step_off_seed(old, new, golden, row)
             elif is_aligned or is_exact:
                 step = first_divergence(golden["output_ids"], row["output_ids"])
@@ -220,7 +222,7 @@ class Samples:
         there = self.store.environment_of(old)
         here = environment()
         names = {"torch", "transformers", "device", "machine"}
-        names |= compare.backends_of(*old.rows) & {"vllm"}
+        names |= backends_of(*old.rows) & {"vllm"}
         return bool(there) and all(there.get(name) == here.get(name) for name in names)
 
     def ledger(self, site: str) -> Ledger:
@@ -279,7 +281,7 @@ def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
     """Equal settings are all that can be compared. Under structured output that passes: whether
     the form is right was asked before."""
     rows = (*old.rows, *new.rows)
-    used = {name for row in rows for name in compare.entry(row, "sampling", "processors") or ()}
+    used = {name for row in rows for name in entry(row, "sampling", "processors") or ()}
     if used == {STRUCTURED}:
         note = f"{why}; to compare texts record with --samples {LEAST_SAMPLES}"
         return "SAME-SETTINGS", None, (note,)
@@ -287,7 +289,7 @@ def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
     settings = "settings that were not seen" if is_loop else "equal settings"
     record = f"record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
     sentence = f"{settings}, other samples; {why}; to compare texts {record}"
-    if used and compare.same_backend(old.rows[0], new.rows[0]) and is_seeded_alike(old, new):
+    if used and same_backend(old.rows[0], new.rows[0]) and is_seeded_alike(old, new):
         names = ", ".join(sorted(used))
         sentence = f"seeds and settings are equal, and what {names} does is not seen; {sentence}"
         return "DRIFT", Cause("sampling.processors", "likely", sentence), ()
@@ -296,8 +298,8 @@ def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
 
 def is_seeded_alike(old: Case, new: Case) -> bool:
     """Whether each sample has a seed on both sides, and the same."""
-    pairs = compare.paired(old.rows, new.rows)
-    return bool(pairs) and all(compare.seeds_of(a) & compare.seeds_of(b) for a, b in pairs)
+    pairs = paired(old.rows, new.rows)
+    return bool(pairs) and all(seeds_of(a) & seeds_of(b) for a, b in pairs)
 
 
 def is_cached(case: Case) -> bool:

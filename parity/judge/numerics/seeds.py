@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.judge import compare
 from parity.judge.numerics.processed import (
     NONE,
     Row,
@@ -27,6 +26,7 @@ from parity.judge.numerics.processed import (
     slack_of,
 )
 from parity.judge.numerics.surprise import Stream
+from parity.judge.row import is_drawn, same_prompt
 
 
 def recorded_seed(row: Row) -> Mapping[str, Any]:
@@ -74,12 +74,12 @@ def owes_ids(old: Row, new: Row, seed: int) -> bool:
     """Whether two sampled rows are to have the same ids, of one prompt and seed, on one backend in
     one dtype. On the new side the seed must be the row's own: one of the process serves a batch,
     and what came before it."""
-    is_sampled = compare.is_drawn(old) and compare.is_drawn(new)
+    is_sampled = is_drawn(old) and is_drawn(new)
     is_own = seed_source(new) == "caller" and own_seed(new) == seed
     old_model = old.get("model", {})
     new_model = new.get("model", {})
     is_alike = all(old_model.get(name) == new_model.get(name) for name in ("backend", "dtype"))
-    return is_sampled and is_own and is_alike and compare.same_prompt(old, new)
+    return is_sampled and is_own and is_alike and same_prompt(old, new)
 
 
 def first_off_seed(row: Row, logits: Tensor, seed: int) -> int | None:
