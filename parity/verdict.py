@@ -33,6 +33,8 @@ Verdict = Literal[
     "UNUSED",
 ]
 
+PASSING = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
+
 # Stages in causal order. The first unequal one is the suspect.
 STAGES = (
     "messages",
@@ -154,6 +156,9 @@ class Policy:
 
     strict: bool = True
 
+    def passes(self, outcome: Outcome) -> bool:
+        return outcome.verdict in PASSING or (outcome.verdict == "LATENT" and not self.strict)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -176,8 +181,7 @@ class Check:
         return [o for o in self.outcomes if not self.passes(o)]
 
     def passes(self, outcome: Outcome) -> bool:
-        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
-        return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
+        return self.policy.passes(outcome)
 
     @property
     def exit_code(self) -> int:
