@@ -165,7 +165,7 @@ class Check:
     """A whole run: outcomes, how they are judged, what was used (versions, model), and numerics that were measured.
 
     left_out: sites that are not for a backend that was asked for, and why.   unused_acceptances: those of these cases
-    that cover nothing, and why.
+    that cover nothing, and why.   changes: what has become of the goldens since a git revision, if that was asked for.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -175,6 +175,7 @@ class Check:
     left_out: tuple[str, ...] = ()
     numerics: tuple[Numerics, ...] = ()
     unused_acceptances: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""
@@ -198,6 +199,12 @@ class Check:
         if bad:
             return 4
         return 0 if compared else 5
+
+
+def printable(text: str) -> str:
+    """Text that does nothing to a terminal or a log: what does not print is written as its escape."""
+    escaped = (c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return "".join(escaped)
 
 
 def brief(value: Any, width: int = 60) -> str:

@@ -31,6 +31,7 @@ from parity.record.recorder import Seen, Starting, run_observed
 from parity.report.console import case_text, console, numerics_text
 from parity.report.files import write_reports
 from parity.report.progress import shown_progress
+from parity.report.review import changes_since
 from parity.report.words import sentence
 from parity.verdict import Check, Outcome, Policy
 
@@ -101,6 +102,12 @@ def known_names(store: Store, names: Sequence[str]) -> list[str]:
             raise ValueError(f"there is no {name!r} under {store.root}; did you mean {close[0]!r}?")
         found.append(name)
     return list(dict.fromkeys(found))
+
+
+def keep_offline() -> None:
+    """No golden makes this process, or one that it starts, ask a hub: what it names is here or is
+    refused. HF_HUB_OFFLINE=0 in the environment allows it."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
@@ -232,6 +239,9 @@ def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
 
 def run_check(args: argparse.Namespace) -> int:
     store, command = Store(args.goldens), command_of(args)
+    keep_offline()
+    if args.since is not None:
+        changes_since(args.since, store.root)  # a misspelt revision is told before the check
     if why := no_use(args, command):
         raise ValueError(why)
     if args.old is not None and not args.ab:
@@ -259,6 +269,9 @@ def run_check(args: argparse.Namespace) -> int:
 
 
 def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
+    if args.since is not None:
+        changes = tuple(changes_since(args.since, Path(args.goldens)))
+        check = dataclasses.replace(check, changes=changes)
     print(console(check, colour=colour()))
     if check.failing() and args.moved:
         print(
@@ -283,6 +296,7 @@ def moved_words(args: argparse.Namespace) -> str:
 
 def run_explain(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
+    keep_offline()
     if "/" not in args.case:
         raise ValueError(
             f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them"
@@ -323,6 +337,7 @@ def run_accept(args: argparse.Namespace) -> int:
     """Each case, backend and cause that is open becomes an entry of its own: what comes later is
     not covered."""
     store, until = Store(args.goldens), until_of(args)
+    keep_offline()
     check = checked(args, store, args.cases)
     open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
@@ -445,6 +460,12 @@ def add_check(sub: Any) -> None:
     )
     parser.add_argument(
         "--name", help="with a script: the golden site that all its model calls belong to"
+    )
+    parser.add_argument(
+        "--since",
+        metavar="REV",
+        help="also say which goldens, settings and acceptances are new, changed or gone since a git"
+        " revision, as for the review of a pull request: --since origin/main",
     )
     parser.add_argument(
         "--log",

@@ -10,14 +10,15 @@ from collections.abc import Iterable, Sequence
 from parity.report.partings import Parting, partings
 from parity.report.words import (
     accepted_lines,
+    capped,
     counted,
     explain_command,
     final_line,
     groups,
-    printable,
     sentence,
+    uncompared_lines,
 )
-from parity.verdict import Check, Outcome
+from parity.verdict import Check, Outcome, printable
 
 WIDTH = 100  # where there is no terminal; one that is wider is not filled, lines would be too long
 NARROWEST = 60
@@ -202,6 +203,11 @@ def console(check: Check, *, colour: bool = False) -> str:
     parts += [cause_text(same, colour) for same in by_cause(check.failing())]
     if named := accepted_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in named))
+    if unseen := uncompared_lines(check):
+        parts.append("\n".join(wrapped(line, "") for line in capped(unseen)))
+    if check.changes:
+        lines = [wrapped(line) for line in capped(check.changes)]
+        parts.append("\n".join(["the goldens themselves:", *lines]))
     if check.left_out:
         parts.append(wrapped(f"left out: {'; '.join(check.left_out)}", ""))
     if not check.outcomes and not check.left_out:

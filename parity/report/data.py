@@ -90,6 +90,7 @@ def json_text(check: Check) -> str:
         "environment": plain(check.environment),
         "left_out": list(check.left_out),
         "unused_acceptances": list(check.unused_acceptances),
+        "changes": list(check.changes),
         "counts": counted(check.outcomes),
         "outcomes": [
             {**outcome_json(o, id(o) in failing), "old": plain(o.old), "new": plain(o.new)}

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 
 from parity.report.words import (
     accepted_lines,
+    capped,
     counts_line,
     explain_command,
     final_line,
     groups,
-    printable,
     sentence,
+    uncompared_lines,
 )
-from parity.verdict import CAUSES, Check, Outcome
+from parity.verdict import CAUSES, Check, Outcome, printable
 
 LIVE = re.compile(r"[\\`*_{}\[\]<>|~&#!@$]")
 MOST_CASES = 20  # told per cause
@@ -55,6 +56,11 @@ def markdown_summary(check: Check) -> str:
         lines += ["", markdown_text(f"left out: {'; '.join(check.left_out)}")]
     if named := accepted_lines(check):
         lines += ["", *(f"- {markdown_text(line)}" for line in named)]
+    if unseen := uncompared_lines(check):
+        lines += ["", *(f"- {markdown_text(line)}" for line in capped(unseen))]
+    if check.changes:
+        lines += ["", "### The goldens themselves", ""]
+        lines += [f"- {markdown_text(line)}" for line in capped(check.changes)]
     if check.numerics:
         lines += ["", "| site | backend | numerics |", "|---|---|---|"]
     lines += [

@@ -15,7 +15,14 @@ from typing import Any
 
 from parity.report.data import outcome_json, plain
 from parity.report.partings import pairs_of
-from parity.report.words import VERDICTS, Row, accepted_lines, explain_command, final_line
+from parity.report.words import (
+    VERDICTS,
+    Row,
+    accepted_lines,
+    explain_command,
+    final_line,
+    uncompared_lines,
+)
 from parity.verdict import (
     CAUSES,
     STAGES,
@@ -231,7 +238,7 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
         "environment": {key: str(value)[:120] for key, value in check.environment.items()},
         "policy": {"strict": check.policy.strict},
         "left_out": list(check.left_out),
-        "accepted": accepted_lines(check),
+        "accepted": [*accepted_lines(check), *uncompared_lines(check), *check.changes],
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),
         "pictures": thumbnails(cases, blobs),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.judge.compare import is_drawn, paired
-from parity.report.words import Row, printable
-from parity.verdict import Outcome, brief, equal, first_divergence
+from parity.report.words import Row
+from parity.verdict import Outcome, brief, equal, first_divergence, printable
 
 AROUND = 36  # characters shown on each side of the place where two texts part
 IDS_AROUND = 6

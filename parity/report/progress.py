@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from parity.verdict import Outcome, Policy
+from parity.verdict import Outcome, Policy, printable
 
 MINUTE = 60.0  # seconds between two lines where there is no terminal: a CI log shows that it lives
 FEWEST = 5  # cases judged before a time left is given: the first one loads the libraries
@@ -83,8 +83,8 @@ class CheckProgress:
         return f"{', '.join(parts)}; {outcome.label} on {outcome.backend}"
 
     def _show(self, line: str) -> None:
-        printable = "".join(c if c.isprintable() else "?" for c in line)
-        whole = f"\r\033[K{printable[:79]}" if self.rewrites else f"{printable}\n"
+        safe = printable(line)
+        whole = f"\r\033[K{safe[:79]}" if self.rewrites else f"{safe}\n"
         with contextlib.suppress(OSError, UnicodeError):  # whoever read it is gone: judge on
             self.stream.write(whole)
             self.stream.flush()

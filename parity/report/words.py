@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from parity.verdict import Check, Outcome, Verdict
+from parity.verdict import Check, Outcome, Verdict, printable
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 ENDINGS = {
@@ -18,13 +18,7 @@ ENDINGS = {
     5: "nothing was compared",
 }
 Row = Mapping[str, Any]
-
-
-def printable(text: str) -> str:
-    """Text that does nothing to a terminal: what cannot be printed is written as its escape."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text
-    )
+MOST_LINES = 20  # of one kind; a repository that records all goldens again has thousands
 
 
 def groups(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
@@ -85,3 +79,31 @@ def accepted_lines(check: Check) -> list[str]:
         for o in accepted
     ]
     return lines + [f"unused acceptance {line}" for line in check.unused_acceptances]
+
+
+def uncompared_lines(check: Check) -> list[str]:
+    """Each case with parts of its value that are marked as others in each run."""
+    lines: dict[str, None] = {}
+    for outcome in check.outcomes:
+        parts = (outcome.old or {}).get("changing", ())
+        if parts:
+            places = ", ".join(changing_places(parts))
+            lines[f"NOT COMPARED in {outcome.label}, marked as changing: {places}"] = None
+    return list(lines)
+
+
+def changing_places(parts: Iterable[Any]) -> list[str]:
+    """Where in a value the parts stand that are marked as others in each run: "value[0].text"."""
+    places = []
+    for part in parts:
+        steps = part.get("at", ()) if isinstance(part, Mapping) else ()
+        words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+        places.append("value" + "".join(words))
+    return places
+
+
+def capped(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
+    """The first lines, and how many more there are."""
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[:most], f"and {len(lines) - most} more"]
