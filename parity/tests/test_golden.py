@@ -91,11 +91,16 @@ def test_what_json_cannot_say_is_said_otherwise() -> None:
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [1]}]}', "output_ids is not a list"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"inputs": [1]}]}', r"rows\[0\].inputs is not an obj"),
         (
-            '{"format": 1, "site": "site", "case": "case", "rows": [{"output_ids": [], "prompt_ids": [], "request": 1}]}',
-            r"rows\[0\].request is not an obj",
+            '{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [], "output_ids": [], "loop": 1}]}',
+            r"rows\[0\].loop is not a text",
         ),
         ('{"format": 1, "site": "site", "case": "case", "environment": "../../x"}', "environment is not the name of a"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": ["1"], "output_ids": []}]}', "of ids"),
+        (
+            '{"format": 1, "site": "site", "case": "case", "rows": '
+            '[{"prompt_ids": [], "output_ids": [], "finish": {"criteria": {"Own": "4"}}}]}',
+            r"rows\[0\].finish has no criteria with a number",
+        ),
         ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$image": 5}}}', "p..image is no name"),
         (
             '{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "../x"}}}',
