@@ -271,6 +271,7 @@ def run_check(args: argparse.Namespace) -> int:
 def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
     if args.since is not None:
         changes = tuple(changes_since(args.since, Path(args.goldens)))
+        changes = changes or (f"none is new, changed or gone since {args.since}",)
         check = dataclasses.replace(check, changes=changes)
     print(console(check, colour=colour()))
     if check.failing() and args.moved:

@@ -64,6 +64,12 @@ def text_diff(old: str, new: str) -> Diff:
     return token_diff(WORDS.findall(short[0]), WORDS.findall(short[1]))
 
 
+def answer_text(case: Mapping[str, Any]) -> str:
+    """What a recorded call returned, or raised."""
+    raised = case.get("raised")
+    return as_text(case.get("value")) if raised is None else f"raised {raised}"
+
+
 def as_text(value: Any) -> str:
     return (
         value if isinstance(value, str) else json.dumps(plain(value), indent=1, ensure_ascii=False)
@@ -197,7 +203,7 @@ def case_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
             for d in outcome.differences
         ],
         "stages": stage_states(outcome),
-        "diff": text_diff(as_text(outcome.old.get("value")), as_text(outcome.new.get("value"))),
+        "diff": text_diff(answer_text(outcome.old), answer_text(outcome.new)),
         "raised": [outcome.old.get("raised"), outcome.new.get("raised")],
         "rows": [
             row_json(number, *pair, outcome.differences) for number, pair in chosen[:MOST_ROWS]
@@ -238,7 +244,8 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
         "environment": {key: str(value)[:120] for key, value in check.environment.items()},
         "policy": {"strict": check.policy.strict},
         "left_out": list(check.left_out),
-        "accepted": [*accepted_lines(check), *uncompared_lines(check), *check.changes],
+        "accepted": [*accepted_lines(check), *uncompared_lines(check)],
+        "changes": list(check.changes),
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),
         "pictures": thumbnails(cases, blobs),

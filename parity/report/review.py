@@ -145,15 +145,22 @@ def settings_lines(then: Any, now: Any) -> Iterator[str]:
 def acceptance_lines(then: Any, now: Any) -> Iterator[str]:
     before = then if isinstance(then, list) else []
     after = now if isinstance(now, list) else []
+    places = [acceptance_place(entry) for entry in before]
     for entry in after:
         if entry not in before:
-            yield f"accepted.json: new or changed: {acceptance_text(entry)}"
+            word = "changed" if acceptance_place(entry) in places else "new"
+            yield f"accepted.json: {word}: {acceptance_text(entry)}"
+    kept = [acceptance_place(entry) for entry in after]
     for entry in before:
-        if entry not in after:
+        if acceptance_place(entry) not in kept:
             yield f"accepted.json: no longer: {acceptance_text(entry)}"
+
+
+def acceptance_place(entry: Any) -> str:
+    told = as_mapping(entry)
+    return f"{told.get('site')}/{told.get('case')} on {told.get('backend')}"
 
 
 def acceptance_text(entry: Any) -> str:
     told = as_mapping(entry)
-    label = f"{told.get('site')}/{told.get('case')} on {told.get('backend')}"
-    return f"{label}: {told.get('cause')}: {told.get('reason')}"
+    return f"{acceptance_place(entry)}: {told.get('cause')}: {told.get('reason')}"

@@ -66,7 +66,7 @@ def accept(store: Store) -> None:
             lambda s: s.set_site("site", backends=["hf"]),
             'sites.json: site.backends was \'["hf", "vllm"]\', is \'["hf"]\'',
         ),
-        (accept, "accepted.json: new or changed: site/one on hf: rng: wanted"),
+        (accept, "accepted.json: new: site/one on hf: rng: wanted"),
     ],
 )
 @pytest.mark.parametrize("is_committed", [False, True])
