@@ -67,18 +67,19 @@ def json_text(check: Check) -> str:
     """The whole check. Keys are stable within one `format`:
 
     {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out",
-    "unused_acceptances",
+     "unused_acceptances",
+     "changes": [str],  what became of the goldens since the revision of --since
      "counts": {verdict: n},
      "outcomes": [
         {"site", "case", "backend", "verdict", "fails", "sentence", "accepted", "notes", "also",
-        "steps", "seconds",
+         "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
          "differences": [{"stage", "field", "row", "old", "new", "counts", "sentence"}],
          "old", "new": the two recordings as in parity.golden, or null}],
-     "numerics": [{"site", "backend", "checkpoint", "dtype", "outcome", "said", "cause", "against",
-     "fields": {"rows",
-         "tokens", "old", "new", "sees", "more", "like", "exact", "statistics"}, "picture"}]: see
-         parity.verdict}
+     "numerics": [
+        {"site", "backend", "checkpoint", "dtype", "outcome", "said", "cause", "against",
+         "fields": {"rows", "tokens", "old", "new", "sees", "more", "like", "exact", "statistics"},
+         "picture"}]: see parity.verdict}
     """
     failing = {id(o) for o in check.failing()}
     said = {

@@ -377,6 +377,7 @@ def test_json_holds_the_whole_outcome() -> None:
         "environment",
         "left_out",
         "unused_acceptances",
+        "changes",
         "counts",
         "outcomes",
         "numerics",
