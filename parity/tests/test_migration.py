@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from parity.__main__ import main
 from parity.golden import Store
@@ -176,10 +177,18 @@ def test_4_explain_prints_what_is_shown_and_accept_covers_this_cause_until_its_d
 
 def test_5_what_gates_it(parity: Said, acme: Path) -> None:
     edit(acme / "acme/answers.py")
-    steps = re.findall(r"^ +run: (python .*)$", WORKFLOW, re.MULTILINE)
+    runs = [step.get("run", "") for step in yaml.safe_load(WORKFLOW)["jobs"]["parity"]["steps"]]
+    steps = [run for run in runs if run.startswith("python ")]
+    git = ["git", "-c", "user.name=acme", "-c", "user.email=acme@acme.example"]
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "before"], check=True)
+    subprocess.run(["git", "add", "golden"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "goldens"], check=True)
     code, said = parity(steps[0].replace("$GITHUB_STEP_SUMMARY", "summary.md"), "--backend", "hf")
     assert code == 0, said
-    assert "3 cases" in (acme / "summary.md").read_text() and 'tests="3"' in (acme / "parity.xml").read_text()
+    summary = (acme / "summary.md").read_text()
+    assert "3 cases" in summary and "answer-003" in summary and (acme / "parity.log").exists()
+    assert 'tests="3"' in (acme / "parity.xml").read_text()
     code, said = parity(steps[1])
     assert code == 0 and "current" in said
     before = sorted(Store("golden").root.rglob("*"))
