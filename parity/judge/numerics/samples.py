@@ -22,7 +22,6 @@ from parity.judge.numerics.golden_rows import (
     token_row_of,
 )
 from parity.judge.numerics.processed import (
-    Row,
     Tensor,
     processed_logits,
     settings_of,
@@ -47,7 +46,7 @@ from parity.judge.questions import (
     could_not,
     weights_of,
 )
-from parity.judge.row import backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
+from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
 from parity.judge.session import COULD_NOT_JUDGE
 from parity.record.rows import STRUCTURED
 from parity.verdict import CAUSES, Cause, Outcome, Verdict, first_divergence

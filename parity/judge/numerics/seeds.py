@@ -19,14 +19,13 @@ from typing import Any
 
 from parity.judge.numerics.processed import (
     NONE,
-    Row,
     Tensor,
     processed_logits,
     settings_of,
     slack_of,
 )
 from parity.judge.numerics.surprise import Stream
-from parity.judge.row import is_drawn, same_prompt
+from parity.judge.row import Row, is_drawn, same_prompt
 
 
 def recorded_seed(row: Row) -> Mapping[str, Any]:

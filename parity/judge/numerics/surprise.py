@@ -34,13 +34,13 @@ from typing import Any
 
 from parity.judge.numerics.processed import (
     OFF,
-    Row,
     Settings,
     Tensor,
     processed_logits,
     settings_of,
     slack_of,
 )
+from parity.judge.row import Row
 
 Stream = tuple[Any, ...]  # rows of one stream have the same random numbers
 Ids = tuple[int, ...]
