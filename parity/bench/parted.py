@@ -90,7 +90,7 @@ def judge_questions(questions: Sequence[Question], path: str, dtype: str) -> dic
     start = 0
     for question in read:
         stop = start + len(question.rows)
-        some = partings.part_of(reference, start, stop)
+        some = reference.part(start, stop)
         judged = partings.judge_pairs(question.pairs, question.rows, some, question.new, dtype=dtype)
         found[question.key] = question.verdict(NAMES[judged.outcome], judged.why)
         start = stop

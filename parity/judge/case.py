@@ -29,19 +29,18 @@ from parity.judge.explain import (
     up_to_followers,
 )
 from parity.judge.numerics.golden_rows import moved_by_batch
-from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
-from parity.judge.numerics.seeds import seed_source
-from parity.judge.questions import (
-    OF_SEVERAL,
+from parity.judge.numerics.questions import (
     Judged,
     Question,
-    checkpoint_of,
     could_not,
     ends_elsewhere,
     kind_of,
     place_of,
     steps_of,
 )
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
+from parity.judge.numerics.seeds import seed_source
+from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of
 from parity.judge.row import Row, drew, entry, is_drawn, seeds_of, unseen
 from parity.judge.session import COULD_NOT_JUDGE, Run
 from parity.judge.stages.prompt import may_be_written

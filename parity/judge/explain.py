@@ -23,7 +23,8 @@ from parity.golden import Case
 from parity.judge.align import paired, same_ids
 from parity.judge.comparison import OF_PROMPTS, Comparison
 from parity.judge.endings import ADDED, Decode, by_hand, explain_text, leaves, strange_text
-from parity.judge.questions import candidates, checkpoint_of, number_gap
+from parity.judge.numerics.numbers import candidates, number_gap
+from parity.judge.numerics.weights import checkpoint_of
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.judge.row import Row, entry, is_drawn, is_prefix, placeholder_in, seeds_of, unseen
 from parity.judge.stages.prompt import may_be_written

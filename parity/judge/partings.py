@@ -143,7 +143,7 @@ def rows_of(
 def parted_at(truth: reading.Scored, old: reading.Scored, new: reading.Scored, noise: Noise) -> Parted | None:
     """None where the step lies beyond the engine's window."""
     try:
-        return within_noise(reading.parting(truth, old, new), noise)
+        return within_noise(reading.parting_of(truth, old, new), noise)
     except reading.CannotJudge:
         return None
 
@@ -157,9 +157,3 @@ def outcome_of(rows: Sequence[Row], verdict: referee.Verdict) -> Outcome:
     if verdict.outcome == "cannot tell" or any(row.is_unread for row in rows):
         return "cannot tell"
     return "rounding"
-
-
-def part_of(reference: reading.Reference, start: int, stop: int) -> reading.Reference:
-    """The reference of some of the rows that were read together."""
-    probes = {name: scores[start:stop] for name, scores in reference.probes.items()}
-    return reading.Reference(reference.source, reference.truth[start:stop], reference.old[start:stop], probes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parity import golden
-from parity.judge.questions import LOADED
+from parity.judge.numerics.weights import LOADED
 from parity.judge.row import entry, placeholder_in, prompt_with_pictures
 from parity.judge.worker import settle
 from parity.record.rows import collapsed

@@ -25,8 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from parity.judge import choices
-from parity.judge.numerics import reading, referee
+from parity.judge.numerics import choices, reading, referee
 from parity.judge.numerics.noise import Noise
 from parity.judge.partings import Ids, Outcome, Pair, Row
 

@@ -12,20 +12,38 @@ from parity.judge.row import Row, placeholder_in
 from parity.verdict import equal
 
 Tensor = Any  # torch.Tensor
+Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
 
 
 def token_row_of(
-    row: Row, store: Store, *, with_prompt: bool = False, others: tuple[tuple[int, int], ...] = ()
+    row: Row, store: Store, *, with_prompt: bool = False, others: Others = ()
 ) -> TokenRow:
     """Raises GoldenError where its images were not kept."""
-    more: dict[str, Any] = {}
-    if row.get("images"):
-        budget = row["images"][0].get("budget")
-        more["images"] = tuple(pictures_of(row, store))
-        more["placeholder"] = placeholder_in(row)
-        more["budget"] = tuple(budget) if budget else None
     prompt = row["prompt_ids"]
-    return token_row(prompt, row["output_ids"], with_prompt=with_prompt, others=others, **more)
+    answer = row["output_ids"]
+    if not row.get("images"):
+        return token_row(prompt, answer, with_prompt=with_prompt, others=others)
+    budget = row["images"][0].get("budget")
+    return token_row(
+        prompt,
+        answer,
+        others=others,
+        images=tuple(pictures_of(row, store)),
+        placeholder=placeholder_in(row),
+        budget=tuple(budget) if budget else None,
+    )
+
+
+def readable_row(row: Row, store: Store, others: Others) -> TokenRow | None:
+    """With its prompt's tokens; None where no token can be read, or its images were not kept."""
+    count = len(row["output_ids"])
+    least = 1 if row.get("images") else 2 - len(row["prompt_ids"])
+    if not row["prompt_ids"] or count < least:
+        return None
+    try:
+        return token_row_of(row, store, with_prompt=True, others=others)
+    except GoldenError:
+        return None
 
 
 def request_of(row: Row, store: Store) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class Settings:
 
 
 OFF = Settings(1.0)
+BEAMS = "beams were searched"
 
 
 def settings_of(row: Row) -> Settings:
@@ -49,25 +50,29 @@ def settings_of(row: Row) -> Settings:
     return Settings(**{name: float(value) for name, value in values.items() if value})
 
 
-def why_not_recomputed(row: Row, *, is_sampled: bool) -> str:
-    """Why a row's choices cannot be computed from its logits; "" if they can. A greedy one can
-    under a structure, which only takes tokens away."""
-    if not is_sampled and row.get("loop") in CHOSEN_BY_ITSELF and not row.get("sampling"):
+def why_not_greedy(row: Row) -> str:
+    """Why a row's greedy choices cannot be computed from its logits; "" if they can. They can under
+    structured output, which only takes tokens away."""
+    if row.get("loop") in CHOSEN_BY_ITSELF and not row.get("sampling"):
         return "code of its own chose other tokens than the likeliest"
-    processors = entry(row, "sampling", "processors") or ()
-    others = [name for name in processors if is_sampled or name != STRUCTURED]
-    if others:
-        return f"{', '.join(others)} changed the logits, which cannot be computed again"
-    if (entry(row, "sampling", "num_beams") or 1) > 1:
-        return "beams were searched"
-    return why_not_sampled(row) if is_sampled else ""
+    return why_not_processed(row, but=STRUCTURED)
 
 
 def why_not_sampled(row: Row) -> str:
+    """The same of a row's samples."""
+    if why := why_not_processed(row):
+        return why
     for name in PENALTIES:
         if entry(row, "sampling", name):
             return f"{name} was set"
     return "" if row["output_ids"] else "nothing was generated"
+
+
+def why_not_processed(row: Row, but: str = "") -> str:
+    others = [name for name in entry(row, "sampling", "processors") or () if name != but]
+    if others:
+        return f"{', '.join(others)} changed the logits, which cannot be computed again"
+    return BEAMS if (entry(row, "sampling", "num_beams") or 1) > 1 else ""
 
 
 def slack_of(row: Row) -> Slack:

@@ -291,6 +291,10 @@ class Reader:
                 done(sum(len(row.ids) for row in batch))
         return [scored[k] for k in range(len(rows))]
 
+    def read_as_old(self, rows: Sequence[TokenRow], what: str) -> list[Scored]:
+        """As scripts do: a few rows in a batch, padded on the left."""
+        return self.read(rows, most_rows=OLD_ROWS, side="left", what=what)
+
     def most_tokens(self) -> int:
         """Padded tokens in a batch: fewer where logits of all of them are made at once."""
         return BATCH_TOKENS if self.head else min(BATCH_TOKENS, self.piece)
@@ -474,6 +478,11 @@ class Reference:
     old: list[Scored]
     probes: dict[str, list[Scored]]
 
+    def part(self, start: int, stop: int) -> Reference:
+        """Of some of the rows that were read together."""
+        probes = {name: scores[start:stop] for name, scores in self.probes.items()}
+        return Reference(self.source, self.truth[start:stop], self.old[start:stop], probes)
+
 
 def read_probes(reader: Reader, rows: Sequence[TokenRow]) -> dict[str, list[Scored]]:
     """The directions that faults have: what the reference reads with one thing moved by PROBED."""
@@ -504,7 +513,7 @@ def read_reference(
     def read_old(attention: str | None, what: str) -> list[Scored]:
         how: dict[str, Any] = {"device": source.device, "attention": attention, "adapter": adapter}
         with Reader(path, dtype, **how) as reader:
-            return reader.read(rows, most_rows=OLD_ROWS, side="left", what=what)
+            return reader.read_as_old(rows, what)
 
     if not source.exact:
         truth = read_old(attention, "reference")
@@ -533,7 +542,7 @@ def readings(
     ]
 
 
-def parting(truth: Scored, old: Scored, new: Scored) -> Parting:
+def parting_of(truth: Scored, old: Scored, new: Scored) -> Parting:
     """A row's parting step, where `others` begins with the old id and the new one."""
     pairs = []
     for side in (truth, old, new):

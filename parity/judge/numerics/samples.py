@@ -21,12 +21,14 @@ from parity.judge.numerics.golden_rows import (
     has_logits_of_its_logprobs,
     token_row_of,
 )
+from parity.judge.numerics.naming import named_cause
 from parity.judge.numerics.processed import (
     Tensor,
     processed_logits,
     settings_of,
-    why_not_recomputed,
+    why_not_sampled,
 )
+from parity.judge.numerics.questions import Judged, could_not
 from parity.judge.numerics.reading import Reader
 from parity.judge.numerics.surprise import (
     BEST,
@@ -38,18 +40,11 @@ from parity.judge.numerics.surprise import (
     permutation_p,
     sample_of,
 )
-from parity.judge.questions import (
-    NO_ADAPTER,
-    OF_SEVERAL,
-    Judged,
-    asked_models,
-    could_not,
-    weights_of,
-)
+from parity.judge.numerics.weights import NO_ADAPTER, OF_SEVERAL, models_of, weights_of
 from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
 from parity.judge.session import COULD_NOT_JUDGE
 from parity.record.rows import STRUCTURED
-from parity.verdict import CAUSES, Cause, Outcome, Verdict, first_divergence
+from parity.verdict import Cause, Outcome, Verdict, first_divergence
 
 FOLLOWS_SETTINGS = ("SAME-DISTRIBUTION", "SAME-SETTINGS")
 SAME_P = 1e-3  # total variation of two float32 distributions that only rounding makes unequal
@@ -123,7 +118,7 @@ class Samples:
         for row, stream in zip(case.rows, seeds.streams(case.rows)):
             golden = golden_of.get(id(row), old.rows[0])
             asked = with_ids(golden, row)
-            if why := why_not_recomputed(asked, is_sampled=True):
+            if why := why_not_sampled(asked):
                 raise GoldenError(why)
             if is_drawn(golden):
                 logits = self.old_logits(old, new, golden, asked)
@@ -155,12 +150,9 @@ class Samples:
             if not sentence:
                 return None
             if has_logits_of_its_logprobs(self.engine(), old.rows, self.store):
-                cause = Cause(
-                    "numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {sentence}"
-                )
-                return "DRIFT", cause
+                return "DRIFT", named_cause("numeric.shift", "confirmed", sentence)
             sentence = "the logits that it returns are not those of its log-probabilities"
-            return "LATENT", Cause("post.other", "likely", f"{CAUSES['post.other']}: {sentence}")
+            return "LATENT", named_cause("post.other", "likely", sentence)
         return None
 
     def unlike_distributions(self, old: Case, new: Case) -> Iterator[str]:
@@ -168,7 +160,7 @@ class Samples:
         engine = self.engine()
         if engine is None:
             raise GoldenError("the moved code does not use gen_engine: its logits cannot be read")
-        if len(asked_models(old, range(len(old.rows)))) > 1:
+        if len(models_of(old, range(len(old.rows)))) > 1:
             raise GoldenError(OF_SEVERAL)
         adapter = weights_of(old, new, 0).adapter or ""
         moved = engine_logits(engine, old.rows, self.store, adapter)
@@ -181,8 +173,7 @@ class Samples:
         """Why ids that are owed (seeds.py) are others; None where all are there."""
         if not self.is_same_environment(old):
             return None
-        is_aligned = len(old.rows) == len(new.rows)
-        is_aligned = is_aligned and all(map(same_prompt, old.rows, new.rows))
+        is_aligned = have_same_prompts(old, new)
         is_exact = in_float32(old, new)
         for number, (golden, row) in enumerate(paired(old.rows, new.rows)):
             seed = seeds.own_seed(golden)
@@ -194,12 +185,7 @@ class Samples:
             elif is_aligned or is_exact:
                 step = first_divergence(golden["output_ids"], row["output_ids"])
             if step is not None:
-                ids = f"token {step} is not the one of this seed"
-                sentence = f"row {number} has seed {seed} on both sides, and {ids}"
-                proof = "same backend, versions, device and dtype: an equal seed gives equal ids"
-                # where rows are missing, which seed is whose is not known
-                is_sure = is_aligned and is_exact
-                return Cause("rng", "confirmed" if is_sure else "likely", sentence, proof)
+                return cause_off_seed(number, seed, step, is_sure=is_aligned and is_exact)
         return None
 
     def step_off_seed(self, old: Case, new: Case, golden: Row, row: Row) -> int | None:
@@ -207,7 +193,7 @@ class Samples:
         be read."""
         seed = seeds.own_seed(golden)
         is_same = golden["output_ids"] == row["output_ids"]
-        if is_same or seed is None or why_not_recomputed(golden, is_sampled=True):
+        if is_same or seed is None or why_not_sampled(golden):
             return None
         steps: list[int | None] = []
         with contextlib.suppress(*COULD_NOT_JUDGE):
@@ -248,6 +234,18 @@ class Samples:
                 return "SAME-DISTRIBUTION", None, (note,)
         sentence = f"other texts are sampled: p = {p:.3f}, twice; {why}"
         return "DRIFT", Cause("sampling.processors", "likely", sentence), ()
+
+
+def have_same_prompts(old: Case, new: Case) -> bool:
+    return len(old.rows) == len(new.rows) and all(map(same_prompt, old.rows, new.rows))
+
+
+def cause_off_seed(number: int, seed: int, step: int, *, is_sure: bool) -> Cause:
+    """is_sure: where rows are missing, which seed is whose is not known."""
+    ids = f"token {step} is not the one of this seed"
+    sentence = f"row {number} has seed {seed} on both sides, and {ids}"
+    proof = "same backend, versions, device and dtype: an equal seed gives equal ids"
+    return Cause("rng", "confirmed" if is_sure else "likely", sentence, proof)
 
 
 def with_ids(golden: Row, row: Row) -> Row:
@@ -314,10 +312,9 @@ def cause_of(evidence: Evidence, is_cached: bool = False) -> Cause:
     if evidence.impossible is None and evidence.fault == COPY:
         if is_cached:
             proof = "some of these answers came out of the cache"
-            return Cause("cache.key", "likely", f"{CAUSES['cache.key']}: {sentence}", proof)
+            return named_cause("cache.key", "likely", sentence, proof)
         return Cause("rng", "confirmed", f"samples of one prompt are copies: {sentence}", proof)
-    name = name_of(evidence)
-    return Cause(name, "confirmed", f"{CAUSES[name]}: {sentence}", proof)
+    return named_cause(name_of(evidence), "confirmed", sentence, proof)
 
 
 def name_of(evidence: Evidence) -> str:
@@ -327,9 +324,8 @@ def name_of(evidence: Evidence) -> str:
 
 def cause_of_loop(evidence: Evidence) -> Cause:
     """Of the golden's samples in a custom decode loop."""
-    name = name_of(evidence)
     loop = "the old code's own loop did not sample as the new code's settings say"
-    return Cause(name, "likely", f"{CAUSES[name]}: {loop}: {evidence.sentence()}")
+    return named_cause(name_of(evidence), "likely", f"{loop}: {evidence.sentence()}")
 
 
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:

@@ -265,19 +265,29 @@ def evidence_of(
     weights = weights_of(streams)
     if count_copies and len({s.prompt for s in samples}) < len(samples):
         weights[COPY] = copies(samples)
-    variance = sum(sum(math.sqrt(s.variance) for s in stream) ** 2 for stream in streams)
+    variance = sum(map(variance_of, streams))
     excess = sum(s.surprise - s.entropy for s in samples)
-    zeros = [(k, s.impossible) for k, s in enumerate(samples) if s.impossible is not None]
     return Evidence(
         tokens=sum(len(s.ids) for s in samples),
         z=excess / math.sqrt(variance) if variance > 1e-12 else 0.0,
         variance=variance,
         weight=log_mean(list(weights.values())) if weights else 0.0,
-        fault=max(weights, key=lambda name: weights[name], default=""),
-        impossible=zeros[0] if zeros else None,
+        fault=max(weights, key=weights.__getitem__, default=""),
+        impossible=first_zero(samples),
         power=power_of(streams, len(weights), alpha),
         alpha=alpha,
     )
+
+
+def variance_of(stream: Sequence[Sample]) -> float:
+    """Of the sum of a stream's surprises, under any dependence."""
+    return float(sum(math.sqrt(s.variance) for s in stream) ** 2)
+
+
+def first_zero(samples: Sequence[Sample]) -> tuple[int, int] | None:
+    """(sample, step) of the first token of probability zero."""
+    zeros = ((k, s.impossible) for k, s in enumerate(samples) if s.impossible is not None)
+    return next(zeros, None)
 
 
 def by_stream(samples: Sequence[Sample]) -> list[list[Sample]]:

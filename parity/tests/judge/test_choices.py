@@ -1,11 +1,11 @@
-"""parity/judge/choices.py: the size of errors, from choices alone, where it is known what it is."""
+"""parity/judge/numerics/choices.py: the size of errors, from choices alone, where it is known what it is."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from parity.judge import choices
+from parity.judge.numerics import choices
 from parity.judge.numerics.noise import Noise, Parting
 from parity.judge.partings import Pair
 

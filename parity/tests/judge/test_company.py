@@ -28,7 +28,7 @@ from parity.judge.explain import (
     possible,
     replays,
 )
-from parity.judge.numerics import answers, golden_rows, samples, surprise
+from parity.judge.numerics import golden_rows, groups, samples, surprise
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, Replay
 from parity.judge.stages.batch import input_differences
 from parity.judge.stages.model import adapter_differences
@@ -413,8 +413,8 @@ def test_a_site_of_which_no_row_can_be_read_again_is_read_all_the_same(monkeypat
         backend, checkpoint = SimpleNamespace(name="hf"), SimpleNamespace(window=None)
         score_batch = list
 
-    group = answers.Group("s", "hf", "m", {}, {})
-    answers.read_moved(group, Engine(), None)
+    group = groups.Group("s", "hf", "m", {}, {})
+    groups.read_moved(group, Engine(), None)
     assert (group.new, group.apart, group.why) == ([], 0.0, "")
 
 

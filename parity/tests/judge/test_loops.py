@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
+from parity.judge.numerics.processed import why_not_greedy
 from parity.judge.numerics.samples import settle_samples
-from parity.judge.questions import oddity
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.record.commands import recorded_text
@@ -819,8 +819,10 @@ def test_of_prompts_that_hold_answers_the_first_answer_has_the_cause(edit: Any, 
 
 
 def test_choices_of_a_loop_that_were_not_the_likeliest_are_not_computed_again() -> None:
-    assert oddity({"loop": CHOSEN}) and not oddity({"loop": LIKELIEST})
-    assert not oddity({"loop": CHOSEN, "sampling": {"repetition_penalty": {"value": 1.3}}}), "so says the moved code"
+    assert why_not_greedy({"loop": CHOSEN}) and not why_not_greedy({"loop": LIKELIEST})
+    assert not why_not_greedy({"loop": CHOSEN, "sampling": {"repetition_penalty": {"value": 1.3}}}), (
+        "so says the moved code"
+    )
 
 
 def test_record_says_what_is_not_seen_of_a_loop(folder: Path) -> None:

@@ -13,23 +13,25 @@ import pytest
 
 import gen_engine
 from parity.golden import Case, Store, environment
-from parity.judge import questions, replay
+from parity.judge import replay
 from parity.judge.case import asked_otherwise
-from parity.judge.numerics import referee
-from parity.judge.numerics.answers import Group, Numerics, answer_of, told
+from parity.judge.numerics import questions, referee, weights
+from parity.judge.numerics.answers import Numerics, answer_of
 from parity.judge.numerics.errors import Reading
-from parity.judge.numerics.reading import Scored
-from parity.judge.questions import (
+from parity.judge.numerics.groups import Group
+from parity.judge.numerics.numbers import number_gap
+from parity.judge.numerics.questions import (
     Kind,
     Question,
     could_not,
     ends_elsewhere,
     kind_of,
-    number_gap,
     place_of,
     steps_of,
-    weights_of,
 )
+from parity.judge.numerics.reading import Scored
+from parity.judge.numerics.summary import summary_of
+from parity.judge.numerics.weights import weights_of
 from parity.judge.site import Pending
 from parity.verdict import Cause, Check, Outcome, equal
 
@@ -48,16 +50,16 @@ def test_a_row_parts_where_another_id_was_chosen() -> None:
 def test_a_folder_that_the_golden_only_names_is_where_the_moved_code_loaded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(questions, "LOADED", {})
-    monkeypatch.setattr(replay, "LOADED", questions.LOADED)
+    monkeypatch.setattr(weights, "LOADED", {})
+    monkeypatch.setattr(replay, "LOADED", weights.LOADED)
     monkeypatch.setattr(replay, "settle_once", lambda *libraries: None)
     named = Case("s", "c", rows=({"model": {"path": "tiny"}},), value="x")
-    assert questions.checkpoint_of(named) == "tiny"
+    assert weights.checkpoint_of(named) == "tiny"
     for folder in (tmp_path / "one/tiny", tmp_path / "other/tiny"):
         folder.mkdir(parents=True)
         replay.Replay(replay.Engines()).opening(gen_engine.ModelLoadConfig(str(folder)))
-        alone = len(questions.LOADED["tiny"]) == 1
-        assert questions.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
+        alone = len(weights.LOADED["tiny"]) == 1
+        assert weights.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
 
 
 def test_rows_that_a_criterion_kept_behind_their_stops_ended_nowhere_else() -> None:
@@ -177,7 +179,7 @@ def verdict_of(made: Group, question: Question) -> tuple[str, str, str]:
 def test_where_numerics_hold_a_close_step_is_a_near_tie() -> None:
     made = group()
     assert verdict_of(made, ask())[:2] == ("NEAR-TIE", "numeric.near_tie")
-    assert told(made).picture["gaps"] == [pytest.approx(0.01)] and told(made).outcome == "holds"
+    assert summary_of(made).picture["gaps"] == [pytest.approx(0.01)] and summary_of(made).outcome == "holds"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +384,7 @@ def test_of_a_case_that_asks_two_models_the_one_whose_rows_part_is_read(tmp_path
 
 def test_where_a_goldens_adapter_is_is_known_of_the_moved_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The golden holds its fingerprint; the moved code, the folder that its request asked for."""
-    monkeypatch.setattr(questions, "LOADED", {"tuned": {str(tmp_path)}})
+    monkeypatch.setattr(weights, "LOADED", {"tuned": {str(tmp_path)}})
     [plain], went, asked = OLD.rows, {"inputs": {"adapters": ["1f"]}}, {"request": {"adapter": "tuned"}}
 
     def side(*said: Any) -> Case:
@@ -400,7 +402,7 @@ def test_where_a_goldens_adapter_is_is_known_of_the_moved_code(tmp_path: Path, m
     assert place_of(side({}, went), side({"output_ids": [9]}, {"output_ids": [9]}), "parted") is None
     store, old, new = Store(tmp_path), side({}, went), side({}, {**went, "output_ids": [1, 9, 9]})
     store.write(old)
-    for side_of_new, why in ((new, questions.NO_ADAPTER), (side({}, {**new.rows[1], **asked}), "")):
+    for side_of_new, why in ((new, weights.NO_ADAPTER), (side({}, {**new.rows[1], **asked}), "")):
         numerics = Numerics(store)
         numerics.ask(dataclasses.replace(ask(old=old, new=side_of_new), place=1))
         numerics.read("s", "vllm", {})

@@ -493,8 +493,8 @@ def test_a_site_is_judged_from_an_engine_and_a_checkpoint(shared: Load) -> None:
     made = reading.readings(reference, new, rows)
     verdict = judge(made, dtype="bfloat16")
     assert verdict.outcome == "holds" and made[0].prompt == len(answers[0].prompt_token_ids) - 1
-    step = reading.parting(reference.truth[0], reference.old[0], new[0])
+    step = reading.parting_of(reference.truth[0], reference.old[0], new[0])
     assert within_noise(step, verdict.noise).within
     cut = dataclasses.replace(new[0], others=(None, None))
     with pytest.raises(reading.CannotJudge, match="window"):
-        reading.parting(reference.truth[0], reference.old[0], cut)
+        reading.parting_of(reference.truth[0], reference.old[0], cut)

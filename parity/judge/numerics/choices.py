@@ -1,16 +1,15 @@
-"""How large a path's errors are, from the greedy tokens that it chose alone: for files of answers without an engine.
+"""How large a path's errors are, from the greedy tokens that it chose alone: for files of answers.
 
-    read = read_choices(path, "bfloat16", pairs)     the old answers, read by plain transformers in float32 and bfloat16
-    found = judge_choices(read, pairs)               sizes of both paths' errors, in units of that rounding
+    read = read_choices(path, "bfloat16", pairs)   the old answers, read in float32 and bfloat16
+    judged = judge_choices(read, pairs)            sizes of both paths' errors, in units of rounding
 
-At each step float32 prefers one of two tokens by a margin of m nats of logit. A path whose errors of that margin have
-the size s chooses that token with the probability Phi(m / s), and s is the value under which its choices are likeliest
-(a probit regression without a constant). Errors of rounding have the size that plain transformers has in that dtype;
-a fault adds to them. Where more than two tokens compete the size comes out larger, so the margins are wider than the
-referee's. SmolLM2-135M in bfloat16, 40 answers of 64 tokens, transformers first: 1.6 (1.2 to 1.8) times that size of
-the first, then 1.2 (0.8 to 1.5) for vLLM and 2.6 (1.8 to 3.1) for int8 weights.
-
-Map: what is read, sizes, the verdict.
+At each step float32 prefers one of two tokens by a margin of m nats of logit. A path whose errors
+of that margin have the size s chooses that token with the probability Phi(m / s), and s is the
+value under which its choices are likeliest (a probit regression without a constant). Errors of
+rounding have the size that plain transformers has in that dtype; a fault adds to them. Where more
+than two tokens compete the size comes out larger, so the margins are wider than the referee's.
+SmolLM2-135M in bfloat16, 40 answers of 64 tokens, transformers first: 1.6 (1.2 to 1.8) times that
+size of the first, then 1.2 (0.8 to 1.5) for vLLM and 2.6 (1.8 to 3.1) for int8 weights.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from parity.judge.partings import Ids, Outcome, Pair, Row
 
 Array = Any  # numpy.ndarray, float64
 
-FAULT = 1.5  # times rounding: surely above it is a fault. Clean at least 0.8 to 1.2, int8 weights 1.8 to 2.1
-ROUNDING = 2.0  # times rounding: surely below it is explained. Clean at most 1.5 to 1.8, int8 weights 3.1
-ALARM_DROP = 5.4  # of the log-likelihood, at the ends of an interval of 99.9 %: half the 0.999 quantile of chi-square
+FAULT = 1.5  # times rounding, surely above it. Clean at least 0.8 to 1.2, int8 weights 1.8 to 2.1
+ROUNDING = 2.0  # times rounding, surely below it. Clean at most 1.5 to 1.8, int8 weights 3.1
+ALARM_DROP = 5.4  # of the log-likelihood, at the ends of an interval of 99.9 %: chi-square / 2
 HOLDS_DROP = 1.35  # of 90 %: one-sided, 5 %
 SMALLEST, LARGEST = 0.05, 20.0  # sizes that are tried, times rounding
 TRIED = 240
@@ -45,9 +44,10 @@ NEAR = 20.0  # sizes: a margin counts as this large at most
 class Choices:
     """The old answers, read again.
 
-    margins: per answer [tokens], by how much float32 prefers the answer's token to the best other one, nats.
-    errors: the same, of plain transformers in the dtype, less those of float32.
-    noise: of that dtype, over all tokens.   partings: per answer, of the two tokens where the new one parts.
+    margins: per answer [tokens], by how much float32 prefers the answer's token to the best other
+    one, nats.   errors: the same, of plain transformers in the dtype, less those of float32.
+    noise: of that dtype, over all tokens.
+    partings: per answer, of the two tokens where the new one parts.
     """
 
     margins: tuple[Array, ...]
@@ -57,16 +57,18 @@ class Choices:
 
 
 def read_choices(path: str, dtype: str, pairs: Sequence[Pair]) -> Choices:
-    """Load a checkpoint in float32, read, close, and again in `dtype`. Raises reading.CannotJudge."""
+    """Load a checkpoint in float32, read, close, and again in `dtype`. Raises CannotJudge."""
     source = reading.source_of(path, dtype)
     if not source.exact:
-        raise reading.CannotJudge(f"{source.note}. Judging answers alone needs the model in float32")
+        raise reading.CannotJudge(
+            f"{source.note}. Judging answers alone needs the model in float32"
+        )
     with reading.Reader(path, "float32", device=source.device) as reader:
         refuse_pictures(reader, pairs)
         rows = [given_choices(pair, runners_up(reader, pair)) for pair in pairs]
         truth = reader.read(rows)
     with reading.Reader(path, dtype, device=source.device) as reader:
-        old = reader.read(rows, most_rows=reading.OLD_ROWS, side="left", what=dtype)
+        old = reader.read_as_old(rows, dtype)
     return choices_of(pairs, rows, reading.Reference(source, truth, old, {}), dtype)
 
 
@@ -97,7 +99,7 @@ def refuse_pictures(reader: reading.Reader, pairs: Sequence[Pair]) -> None:
 
 
 def runners_up(reader: reading.Reader, pair: Pair) -> Ids:
-    """At each step of the old answer the best token that is not the answer's, by the reader's model."""
+    """At each step of the old answer the best token that is not the answer's."""
     import torch
 
     ids = torch.tensor([[*pair.prompt, *pair.old]], device=reader.device)
@@ -108,7 +110,8 @@ def runners_up(reader: reading.Reader, pair: Pair) -> Ids:
 
 
 def given_choices(pair: Pair, others: Ids) -> reading.TokenRow:
-    """others: of each step of the old answer. Behind them stand the two tokens where the new answer parts."""
+    """others: of each step of the old answer. Behind them stand the two tokens where the new answer
+    parts."""
     asked = [(len(pair.prompt) + step, token) for step, token in enumerate(others)]
     if pair.candidates is not None and pair.step is not None:
         asked += [(len(pair.prompt) + pair.step, token) for token in pair.candidates]
@@ -137,8 +140,8 @@ def parting_of(pair: Pair, truth: reading.Scored, old: reading.Scored) -> Partin
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a path's errors, in units of rounding.   low: surely above it (99.9 %).   high: surely below it (95 %).
-    steps: choices that could have been others."""
+    """Of a path's errors, in units of rounding.   low: surely above it (99.9 %).
+    high: surely below it (95 %).   steps: choices that could have been others."""
 
     value: float
     low: float
@@ -153,12 +156,13 @@ class Size:
 
     def __str__(self) -> str:
         beyond = ">" if self.high >= LARGEST * 0.99 else ""
-        return f"{self.value:.1f} ({self.low:.1f} to {beyond}{self.high:.1f}) times as large as those of rounding"
+        interval = f"({self.low:.1f} to {beyond}{self.high:.1f})"
+        return f"{self.value:.1f} {interval} times as large as those of rounding"
 
 
 def size_of(margins: Array, chosen: Array, unit: float) -> Size:
-    """margins: of two tokens, nats.   chosen: whether the path took the one that a positive margin prefers.
-    unit: the size of rounding, nats."""
+    """margins: of two tokens, nats.   chosen: whether the path took the one that a positive margin
+    prefers.   unit: the size of rounding, nats."""
     import torch
 
     near = np.clip(margins / unit, -NEAR, NEAR)
@@ -178,7 +182,8 @@ def size_of(margins: Array, chosen: Array, unit: float) -> Size:
 
 @dataclass(frozen=True, slots=True)
 class ChoicesJudged:
-    """old, new: the sizes of both paths' errors.   rows: one per pair.   unit: the size of rounding, nats of logit."""
+    """old, new: the sizes of both paths' errors.   rows: one per pair.
+    unit: the size of rounding, nats of logit."""
 
     outcome: Outcome
     old: Size
@@ -188,8 +193,9 @@ class ChoicesJudged:
 
 
 def judge_choices(read: Choices, pairs: Sequence[Pair]) -> ChoicesJudged:
-    """A fault where either path's errors are surely larger than rounding, or an answer parts where no rounding of the
-    measured size turns float32's choice. Of a few tokens no size is known, and nothing is said."""
+    """A fault where either path's errors are surely larger than rounding, or an answer parts where
+    no rounding of the measured size turns float32's choice. Of a few tokens no size is known, and
+    nothing is said."""
     rows = tuple(row_of(*each, read.noise) for each in zip(pairs, read.partings))
     margins = np.concatenate(read.margins)
     unit = rounding_of(read, margins)

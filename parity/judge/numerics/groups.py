@@ -1,0 +1,244 @@
+"""The rows of a site's goldens on one checkpoint, and what each path reads of them.
+
+MEMORY. The new path is read with the engine that ran. Before the reference is loaded the session
+has ended, which closes the engines that it loaded and those that the code under test opened through
+gen_engine. What that code holds otherwise (a model of plain transformers in a global, another
+process) cannot be closed from here and stays in memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity.golden import Case, GoldenError, Store, environment
+from parity.judge.numerics import reading, referee
+from parity.judge.numerics.errors import Reading
+from parity.judge.numerics.golden_rows import readable_row
+from parity.judge.numerics.noise import Parting, penalised
+from parity.judge.numerics.questions import Question, Step, Steps, steps_of
+from parity.judge.numerics.reading import CannotJudge, Reader, Scored, TokenRow, parting_of
+from parity.judge.numerics.weights import NO_ADAPTER, adapters_of, checkpoint_of, model_of
+from parity.judge.replay import adapter_named, readable
+from parity.judge.row import Row
+
+CANNOT_READ = (GoldenError, OSError, ImportError, LookupError, ValueError, RuntimeError)
+
+NO_CHECKPOINT = "the golden does not say which checkpoint it was"
+NO_TOKENS = (
+    "its rows choose and score no token, so its rounding cannot be measured; record calls that do"
+)
+QUANTIZED = "the golden's weights are quantized: there is no float32 of them to compare with"
+
+
+@dataclass
+class Group:
+    """All goldens' rows of a site on one checkpoint, for one backend, and what each path makes of
+    them.
+
+    steps: where rows part.   adapters: what its rows say of theirs, adapter: the folder.
+    places: (case, row) -> index among `rows`.
+    moved: checkpoint and model of the new path, where no engine of ours ran.
+    why: why the numerics could not be judged.
+    apart: how far the new path reads some rows otherwise alone, nats.
+    """
+
+    site: str
+    backend: str
+    path: str
+    model: Row
+    steps: Steps
+    adapters: tuple[str, ...] = ()
+    adapter: str = ""
+    rows: list[TokenRow] = field(default_factory=list)
+    places: dict[tuple[str, int], int] = field(default_factory=dict)
+    new: list[Scored] = field(default_factory=list)
+    moved: tuple[str | None, Row] | None = None
+    why: str = ""
+    environments: Mapping[str, Row] = field(default_factory=dict)
+    truth: list[Scored] = field(default_factory=list)
+    old: list[Scored] = field(default_factory=list)
+    apart: float = 0.0
+    verdict: referee.Verdict | None = None
+    against: str = ""
+    readings: list[Reading] = field(default_factory=list)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.model.get("dtype", "float32"))
+
+    def is_elsewhere(self, case: Case) -> bool:
+        """Whether a golden was recorded with other libraries than are here, or where that is not
+        known."""
+        here = environment()
+        there = self.environments.get(case.case, {})
+        same = [here[name] == version for name, version in there.items() if name in here]
+        return not there or not all(same)
+
+    @property
+    def source(self) -> tuple[str, str, str | None, str]:
+        """What one reading of the reference has in common."""
+        return self.path, self.dtype, self.model.get("attention"), self.adapter
+
+    def fill(self, store: Store) -> None:
+        """Take the rows of all the site's goldens. One that cannot be read says so in its turn."""
+        cases, _ = store.read_all([self.site])
+        known: set[Any] = set()
+        for case in cases:
+            for index, row in enumerate(case.rows):
+                if self.is_of(case, index):
+                    self.take((case.case, index), row, store, known)
+
+    def is_of(self, case: Case, index: int) -> bool:
+        dtype = model_of(case, index).get("dtype", "float32")
+        adapters = adapters_of(case.rows[index])
+        if (dtype, adapters) != (self.dtype, self.adapters):
+            return False
+        return checkpoint_of(case, index) == self.path
+
+    def take(self, key: tuple[str, int], row: Row, store: Store, known: set[Any]) -> None:
+        """Rows that are equal are not read again, unless they part."""
+        step = self.steps.get(key)
+        others = [] if step is None else [(step.position, token) for token in step.ids]
+        read = readable_row(row, store, tuple(others))
+        if read is None or (step is None and (read.ids, read.start) in known):
+            return
+        known.add((read.ids, read.start))
+        self.places[key] = len(self.rows)
+        self.rows.append(read)
+
+
+def group_of(questions: Sequence[Question], store: Store) -> Group:
+    """questions: of one site, backend and checkpoint."""
+    first = questions[0]
+    weights = first.weights
+    steps: dict[tuple[str, int], Step] = {}
+    for question in questions:
+        for step in steps_of(question.old, question.new):
+            steps[question.old.case, step.row] = step
+    group = Group(
+        first.old.site,
+        first.backend,
+        weights.path or "",
+        model_of(first.old, first.place),
+        steps,
+        adapters_of(first.old.rows[first.place]),
+        weights.adapter or "",
+        why=NO_ADAPTER if weights.adapter is None else "",
+        environments={q.old.case: store.environment_of(q.old) for q in questions},
+    )
+    group.fill(store)
+    return group
+
+
+# == The new path ==
+
+
+def read_moved(group: Group, engine: Any, engines: Any) -> None:
+    """What the engine that ran makes of the rows."""
+    errors = sys.modules[type(engine).__module__].GenEngineError
+    try:
+        engine = readable(engine, engines, hooked=bool(group.adapter))
+        adapter = adapter_named(engine, group.adapter) if group.adapter else None
+        group.new = reading.read_engine(engine, group.rows, adapter=adapter)
+        by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
+        some = [*by_length[:2], *by_length[-1:]]  # the short ones are padded beside the long one
+        rows = [group.rows[k] for k in some]
+        alone = reading.read_engine(engine, rows, at_once=1, adapter=adapter)
+        gaps = [reading.furthest(group.new[k], one) for k, one in zip(some, alone)]
+        group.apart = max(gaps, default=0.0)
+    except (*CANNOT_READ, errors) as error:
+        group.why = f"the moved path could not be read: {error}"
+
+
+def read_foreign(group: Group) -> None:
+    """New code without gen_engine: plain transformers, as its recording says that it was."""
+    path, model = group.moved or (None, {})
+    if path is None or model.get("backend") != "hf" or model.get("quantization"):
+        backend = model.get("backend") or "unknown"
+        lacks = f"its model ({backend}) cannot be loaded from its recording"
+        group.why = f"the moved code does not use gen_engine, and {lacks}"
+        return
+    how: dict[str, Any] = {"attention": model.get("attention"), "adapter": group.adapter}
+    try:
+        with Reader(path, str(model["dtype"]), **how) as reader:
+            group.new = reader.read_as_old(group.rows, "moved code")
+    except CANNOT_READ as error:
+        group.why = f"the moved path could not be read: {error}"
+
+
+# == The reference ==
+
+
+def read_references(groups: Sequence[Group]) -> None:
+    """Load each reference once. Call it when the engines of the new code are closed."""
+    for group in groups:
+        group.why = why_not_read(group)
+        if not (group.new or group.why):
+            read_foreign(group)
+    ready = [group for group in groups if not group.why]
+    for source in dict.fromkeys(group.source for group in ready):
+        read_reference([group for group in ready if group.source == source])
+
+
+def why_not_read(group: Group) -> str:
+    if not group.path:
+        return NO_CHECKPOINT
+    return group.why or ("" if group.rows else NO_TOKENS)
+
+
+def read_reference(groups: Sequence[Group]) -> None:
+    """Groups of one source: the reference and the old path, each loaded once."""
+    path, dtype, attention, adapter = groups[0].source
+    rows = [row for group in groups for row in group.rows]
+    try:
+        if groups[0].model.get("quantization"):
+            raise CannotJudge(QUANTIZED)
+        read = reading.read_reference(path, dtype, rows, attention=attention, adapter=adapter)
+    except CANNOT_READ as error:
+        for group in groups:
+            group.why = str(error)
+        return
+    start = 0
+    for group in groups:
+        own = read.part(start, start + len(group.rows))
+        start += len(group.rows)
+        group.truth = own.truth
+        group.old = own.old
+        group.readings = reading.readings(own, group.new, group.rows)
+        group.against = own.source.note
+        group.verdict = referee.judge(group.readings, dtype=dtype, exact=own.source.exact)
+
+
+# == Partings ==
+
+
+def parting_at(group: Group, place: int, step: Step) -> Parting:
+    """The candidates of a step on three paths, penalised as they were chosen. Raises
+    CannotJudge."""
+    truth = group.truth[place]
+    paths = (truth, group.old[place], group.new[place])
+    parting = parting_of(*paths)
+    if step.penalty == 1:
+        return parting
+    pairs = (parting.reference, parting.old, parting.new)
+    penalised_pairs = []
+    for pair, path in zip(pairs, paths):
+        penalised_pairs.append(penalised_pair(pair, path, truth, step))
+    return Parting(*penalised_pairs)
+
+
+def penalised_pair(
+    pair: tuple[float, float], path: Scored, truth: Scored, step: Step
+) -> tuple[float, float]:
+    """truth: whose normalizers stand for those that a path does not report."""
+    values = []
+    for k, (value, token) in enumerate(zip(pair, step.ids)):
+        normalizer = path.normalizers[k]
+        if normalizer is None:
+            normalizer = truth.normalizers[k] or 0.0
+        is_seen = token in step.seen
+        values.append(penalised(value, normalizer, step.penalty) if is_seen else value)
+    return values[0], values[1]

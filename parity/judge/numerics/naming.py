@@ -1,0 +1,10 @@
+"""Causes with their sentence out of the table of causes."""
+
+from __future__ import annotations
+
+from parity.verdict import CAUSES, Cause, Certainty
+
+
+def named_cause(name: str, certainty: Certainty, sentence: str, proof: str = "") -> Cause:
+    """sentence: what was seen, behind the cause's own words."""
+    return Cause(name, certainty, f"{CAUSES[name]}: {sentence}", proof)

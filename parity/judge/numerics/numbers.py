@@ -1,0 +1,124 @@
+"""Numbers among the values of two recordings: how far they are apart, and what was rounded off."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from parity.judge.endings import leaves
+from parity.judge.numerics.naming import named_cause
+from parity.verdict import Cause, equal
+
+OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of more than these
+DIGITS = 4  # behind the point: what code rounds to
+BITS = 11  # float16 holds as many, bfloat16 eight
+SEQUENCES = (list, tuple)
+
+BestTokens = Mapping[Any, float]  # token -> log-probability
+
+
+# == How far apart ==
+
+
+def number_gap(old: Any, new: Any) -> float | None:
+    """The largest difference of two values that differ in their floats only; None where anything
+    else does."""
+    if are_all(float, old, new):
+        return None if math.isnan(old - new) else distance(old, new)
+    if are_all(Mapping, old, new) and old.keys() == new.keys():
+        return largest(map(number_gap, old.values(), (new[key] for key in old)))
+    before = candidates(old)
+    after = candidates(new)
+    if before and after and len(before) == len(after):
+        return candidates_gap(before, after)
+    if are_all(SEQUENCES, old, new) and len(old) == len(new):
+        return largest(map(number_gap, old, new))
+    return 0.0 if (type(old), old) == (type(new), new) else None
+
+
+def are_all(kind: Any, *values: Any) -> bool:
+    return all(isinstance(value, kind) for value in values)
+
+
+def distance(old: float, new: float) -> float:
+    """How far numbers are apart, in what rounding is measured in: as a log-probability's nats are
+    nats, those of a probability, or of a perplexity, are a part of it, and near to zero those of
+    both are."""
+    apart = abs(old - new)
+    size = max(abs(old), abs(new))
+    if size < 1:
+        return apart if equal(old, new) else apart / size
+    return min(apart, abs(math.log(old / new))) if min(old, new) > 1 else apart
+
+
+def candidates(value: Any) -> BestTokens | None:
+    """Best tokens with their log-probabilities, as a mapping or as pairs; None of anything else."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, SEQUENCES) or not pairs or not all(map(is_scored_token, pairs)):
+        return None
+    tokens = dict(pairs)
+    return tokens if len(tokens) == len(pairs) else None
+
+
+def is_scored_token(pair: Any) -> bool:
+    is_pair = isinstance(pair, SEQUENCES) and len(pair) == 2
+    return is_pair and isinstance(pair[0], (int, str)) and isinstance(pair[1], float)
+
+
+def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
+    """How far they moved at least, each and by rank: one that is among the best of one side only is
+    no better on the other than the last one there. None of two steps."""
+    shared = old.keys() & new.keys()
+    if len(old) > OF_ONE_STEP and not shared:
+        return None
+    gaps = [distance(old[key], new[key]) for key in shared]
+    gaps += map(distance, old.values(), new.values())
+    for here, there in ((old, new), (new, old)):
+        last = min(there.values())
+        gaps += [max(0.0, here[key] - last) for key in here.keys() - there.keys()]
+    return max(gaps)
+
+
+def largest(gaps: Iterable[float | None]) -> float | None:
+    most = 0.0
+    for gap in gaps:
+        if gap is None:
+            return None
+        most = max(most, gap)
+    return most
+
+
+# == What was rounded off ==
+
+
+def fewer_bits(old: Any, new: Any) -> Cause | None:
+    if not rounded_off(old, new, has_few_bits) or fewer_digits(old, new):
+        return None
+    bits = "numbers among the values hold fewer bits, as if computed in half precision"
+    proof = "no rounding of a model takes bits from every number"
+    return named_cause("numeric.shift", "likely", bits, proof)
+
+
+def fewer_digits(old: Any, new: Any) -> bool:
+    return rounded_off(old, new, has_few_digits)
+
+
+def rounded_off(old: Any, new: Any, has_few: Callable[[float], bool]) -> bool:
+    """Whether numbers came with all their digits, or bits, and come with few: what a code does, and
+    no rounding of a model."""
+    after = uneven_numbers(new)
+    return bool(after) and all(map(has_few, after)) and not all(map(has_few, uneven_numbers(old)))
+
+
+def uneven_numbers(value: Any) -> list[float]:
+    """But for zeros and ones, which have few digits and bits, whatever was done."""
+    return [number for _, number in leaves(value, kind=float) if number not in (0, 1)]
+
+
+def has_few_digits(number: float) -> bool:
+    return round(number, DIGITS) == number
+
+
+def has_few_bits(number: float) -> bool:
+    return float.is_integer(math.frexp(number)[0] * 2**BITS)

@@ -1,0 +1,100 @@
+"""What answered a row of a golden: its checkpoint, its dtype and its adapter, and where they are.
+
+Plain data: no model, and no numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.align import paired
+from parity.judge.endings import leaves
+from parity.judge.row import Row
+
+LOADED: dict[str, set[str]] = {}  # name of a folder -> where the new code loaded such a one
+NO_ADAPTER = "its rows went through an adapter, and where that is cannot be seen"
+OF_SEVERAL = "what differs is of several models, whose numerics are not one"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What answered a golden's row.   path: of the checkpoint.   adapter: its folder, "" where
+    there is none, None where it is not known."""
+
+    path: str | None
+    dtype: str | None
+    adapter: str | None
+
+
+def model_of(case: Case, index: int = 0) -> Row:
+    model: Row = case.rows[index].get("model", {}) if case.rows else {}
+    return model
+
+
+def checkpoint_of(case: Case, index: int = 0) -> str | None:
+    """Where the checkpoint of a case's row is."""
+    return located(case, model_of(case, index).get("path"))
+
+
+def located(case: Case, path: str | None) -> str | None:
+    """Of a folder elsewhere a golden holds the name; an argument may hold it all, or the new code
+    has loaded the one folder of this name."""
+    if not path:
+        return path
+    for _, text in leaves(dict(case.arguments)):
+        if text.endswith(f"/{path}") and Path(text).is_dir():
+            return str(text)
+    folders = LOADED.get(path, set())
+    return next(iter(folders)) if len(folders) == 1 and not Path(path).is_dir() else path
+
+
+def adapter_asked_for(row: Row) -> Any:
+    return (row.get("request") or {}).get("adapter")
+
+
+def adapters_of(row: Row) -> tuple[str, ...]:
+    """What a row says of its adapters: their fingerprints, or the folder that it asked for."""
+    fingerprints = {one for one in row.get("inputs", {}).get("adapters", ()) if one}
+    asked = adapter_asked_for(row)
+    if fingerprints or not asked or asked == "another":
+        return tuple(sorted(fingerprints))
+    return (asked,)
+
+
+def weights_of(old: Case, new: Case, index: int) -> Weights:
+    dtype = model_of(old, index).get("dtype")
+    return Weights(checkpoint_of(old, index), dtype, adapter_folder(old, new, index))
+
+
+def adapter_folder(old: Case, new: Case, index: int) -> str | None:
+    """A golden names the adapters of transformers by fingerprints; the new code says where they
+    are."""
+    rows = [new.rows[new_index(old, new, index)]] if new.rows else []
+    rows.append(old.rows[index])
+    if not any(map(adapters_of, rows)):
+        return ""
+    asked = next(filter(None, map(adapter_asked_for, rows)), None)
+    if asked is None or len(adapters_of(old.rows[index])) > 1:
+        return None
+    folder = located(new, asked)
+    return folder if folder and Path(folder).is_dir() else None
+
+
+def new_index(old: Case, new: Case, index: int) -> int:
+    """The index of a golden's row among the new rows; of one that is not there, 0."""
+    golden = old.rows[index]
+    partner = next((row for one, row in paired(old.rows, new.rows) if one is golden), None)
+    return next((k for k, row in enumerate(new.rows) if row is partner), 0)
+
+
+def models_of(case: Case, indices: Iterable[int]) -> set[Any]:
+    """What tells the models of some rows apart, as the golden says it."""
+    models = set()
+    for index in indices:
+        model = model_of(case, index)
+        models.add((model.get("path"), model.get("dtype"), adapters_of(case.rows[index])))
+    return models
