@@ -129,7 +129,9 @@ def steps_of(
     Steps that a row shares with the same number of other rows are one cluster; `origins` gets the
     row of each.
     """
-    columns = [list(zip(row.reference, row.old, row.new, *probes_of(row, names))) for row in rows]
+    columns = []
+    for row in rows:
+        columns.append(list(zip(row.reference, row.old, row.new, *probes_of(row, names))))
     prefixes = prefixes_of(rows)
     readers: dict[int, list[int]] = {}  # prefix -> the rows that read the token at its end
     for k, values in enumerate(columns):

@@ -78,9 +78,11 @@ def beta_share(x: float, a: float, b: float) -> float:
     over the angle whose squared sine is x."""
     end = math.asin(math.sqrt(x))
     angles = end / 2 * (NODES + 1)
-    logs = (2 * a - 1) * np.log(np.sin(angles)) + (2 * b - 1) * np.log(np.cos(angles))
+    sines = (2 * a - 1) * np.log(np.sin(angles))
+    cosines = (2 * b - 1) * np.log(np.cos(angles))
     constant = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
-    return float(end * (WEIGHTS * np.exp(logs + constant)).sum())
+    density = np.exp(sines + cosines + constant)
+    return float(end * (WEIGHTS * density).sum())
 
 
 def solve(tail: Callable[[float], float], level: float) -> float:
@@ -101,13 +103,21 @@ def solve(tail: Callable[[float], float], level: float) -> float:
 @functools.cache
 def t_quantile(level: float, df: float) -> float:
     """Student's t: P(|T| > t) = level."""
-    return solve(lambda t: beta_share(df / (df + t * t), df / 2, 0.5), level)
+
+    def tail(t: float) -> float:
+        return beta_share(df / (df + t * t), df / 2, 0.5)
+
+    return solve(tail, level)
 
 
 @functools.cache
 def f_quantile(level: float, df: float) -> float:
     """F of df and df degrees: P(F > f or F < 1/f) = level."""
-    return solve(lambda f: 2 * beta_share(1 / (1 + f), df / 2, df / 2), level)
+
+    def tail(f: float) -> float:
+        return 2 * beta_share(1 / (1 + f), df / 2, df / 2)
+
+    return solve(tail, level)
 
 
 # == Intervals ==
@@ -140,10 +150,10 @@ def sums_of(e: Errors, terms: Sequence[Array], chosen: Array | None = None) -> S
     steps = len(e.cluster)
     keep = np.ones(steps, bool) if chosen is None else chosen
     cluster = e.cluster[keep]
-    columns = (np.ones(steps), *terms)
-    return np.stack(
-        [np.bincount(cluster, weights=column[keep], minlength=len(e.rows)) for column in columns]
-    )
+    columns = []
+    for term in (np.ones(steps), *terms):
+        columns.append(np.bincount(cluster, weights=term[keep], minlength=len(e.rows)))
+    return np.stack(columns)
 
 
 def jackknife(s: Sums, statistic: Statistic) -> tuple[float, float, float]:
@@ -160,8 +170,9 @@ def jackknife(s: Sums, statistic: Statistic) -> tuple[float, float, float]:
     power = float((moved**2).sum())
     if power < 1e-24:
         return value, 0.0, count - 1.0
-    alike = 3 * power**2 / float((moved**4).sum())
-    return value, math.sqrt((count - 1) / count * power), max(1.0, min(count, alike) - 1)
+    equal_clusters = 3 * power**2 / float((moved**4).sum())
+    error = math.sqrt((count - 1) / count * power)
+    return value, error, max(1.0, min(count, equal_clusters) - 1)
 
 
 def interval(s: Sums, statistic: Statistic, *, is_ratio: bool = False) -> Interval:
@@ -257,73 +268,91 @@ class Estimates:
 
 
 def estimates_of(e: Errors, margins: Margins) -> Estimates:
-    size = interval(squares_of(e), log_ratio, is_ratio=True)
-    least = margins.least_size
-    log_least = math.log(least) if least else -math.inf
-    outcome = size.outcome(log_least, math.log(margins.size))
-    return Estimates(
-        in_logs(e, "size", size, (least, margins.size), outcome),
-        size,
-        (
-            typical(e, margins),
-            late(e, margins),
-            worst_row(e, margins.row),
-            along(e, "bias", np.ones(len(e.cluster)), margins.bias, is_needed=True),
-            *(along(e, name, probe, margins.along) for name, probe in e.probes.items()),
-            along(e, "scale", centred(e), margins.along),
-        ),
+    sizes = interval(squares_of(e), log_ratio, is_ratio=True)
+    everywhere = np.ones(len(e.cluster))
+    probes = [along(e, name, probe, margins.along) for name, probe in e.probes.items()]
+    others = (
+        typical(e, margins),
+        late(e, margins),
+        worst_row(e, margins.row),
+        along(e, "bias", everywhere, margins.bias, is_needed=True),
+        *probes,
+        along(e, "scale", centred(e), margins.along),
     )
+    size = ratio(e, "size", sizes, margins.least_size, margins.size)
+    return Estimates(size, sizes, others)
 
 
 def squares_of(e: Errors, chosen: Array | None = None) -> Sums:
-    return sums_of(e, [e.clipped(e.old) ** 2, e.clipped(e.new) ** 2], chosen)
+    old = e.clipped(e.old)
+    new = e.clipped(e.new)
+    return sums_of(e, [old**2, new**2], chosen)
 
 
-def in_logs(
-    e: Errors, name: str, i: Interval, margins: tuple[float, float], outcome: Outcome
-) -> Estimate:
-    """A ratio out of its logarithm."""
-    value, low, high = (
-        math.exp(min(x, 700)) for x in (i.value, i.value - i.holds, i.value + i.holds)
+def ratio(e: Errors, name: str, logs: Interval, least: float, most: float) -> Estimate:
+    """A ratio of sizes, out of its logarithm."""
+    outcome = logs.outcome(math.log(least) if least else -math.inf, math.log(most))
+    return Estimate(
+        name,
+        exp(logs.value),
+        exp(logs.value - logs.holds),
+        exp(logs.value + logs.holds),
+        least,
+        most,
+        outcome,
+        e.rounding,
     )
-    return Estimate(name, value, low, high, *margins, outcome, e.rounding)
 
 
-def only_alarm(i: Interval, least: float, most: float) -> Outcome:
-    """Of a ratio that need not be shown to hold."""
-    log_least = math.log(least) if least else -math.inf
-    return "shifted" if i.outcome(log_least, math.log(most)) == "shifted" else "holds"
+def exp(value: float) -> float:
+    return math.exp(min(value, 700))
+
+
+def only_alarm(estimate: Estimate) -> Estimate:
+    """It need not be shown to hold."""
+    if estimate.outcome != "cannot tell":
+        return estimate
+    return dataclasses.replace(estimate, outcome="holds")
 
 
 def typical(e: Errors, margins: Margins) -> Estimate:
     hidden = (HIDDEN * e.size) ** 2 + FLOOR**2
-    old, new = (np.log(np.minimum(side**2, 1e12) + hidden) / 2 for side in (e.old, e.new))
-    i = interval(sums_of(e, [new - old], e.is_open), mean)
-    allowed = (margins.least_typical, margins.typical)
-    return in_logs(e, "typical", i, allowed, only_alarm(i, *allowed))
+
+    def logs(side: Array) -> Array:
+        return np.log(np.minimum(side**2, 1e12) + hidden) / 2
+
+    grown = logs(e.new) - logs(e.old)
+    means = interval(sums_of(e, [grown], e.is_open), mean)
+    return only_alarm(ratio(e, "typical", means, margins.least_typical, margins.typical))
 
 
 def late(e: Errors, margins: Margins) -> Estimate:
     is_late = e.position >= np.quantile(e.position, 2 / 3)
-    i = interval(squares_of(e, is_late), log_ratio, is_ratio=True)
-    return in_logs(e, "late", i, (0.0, margins.late), only_alarm(i, 0.0, margins.late))
+    sizes = interval(squares_of(e, is_late), log_ratio, is_ratio=True)
+    return only_alarm(ratio(e, "late", sizes, 0.0, margins.late))
 
 
 def worst_row(e: Errors, most: float) -> Estimate:
     """The row whose errors grew most, against how much rows differ in that anyway. Where experts
     flip, they flip on the old path too, in other rows: what shrank as much in some row as it grew
     in this one is no fault."""
-    tokens, old, new = sums_of(e, [e.clipped(side, ROW_CLIP) ** 2 for side in (e.old, e.new)])
+    squares = [e.clipped(side, ROW_CLIP) ** 2 for side in (e.old, e.new)]
+    tokens, old, new = sums_of(e, squares)
     used = np.flatnonzero(tokens > 0)
     usual = WEIGHT * (e.size**2 + FLOOR**2)
     logs = 0.5 * np.log((new[used] + usual) / (old[used] + usual))
-    spread = max(ROW_SPREAD, 1.4826 * float(np.median(np.abs(logs - np.median(logs)))))
-    k = int(logs.argmax())
+    deviation = float(np.median(np.abs(logs - np.median(logs))))
+    spread = max(ROW_SPREAD, 1.4826 * deviation)
     width = spread * t_quantile(LEVEL / len(used), max(1, len(used) - 1))
-    has_grown = logs[k] - width > math.log(most) and logs[k] > -1.2 * logs.min()
-    i = Interval(float(logs[k]), width, width)
-    ratio = in_logs(e, "row", i, (0.0, most), "shifted" if has_grown else "holds")
-    return dataclasses.replace(ratio, where=e.rows[int(used[k])])
+    k = int(logs.argmax())
+    is_beyond = logs[k] - width > math.log(most)
+    has_grown = is_beyond and logs[k] > -1.2 * logs.min()
+    worst = ratio(e, "row", Interval(float(logs[k]), width, width), 0.0, most)
+    return dataclasses.replace(
+        worst,
+        outcome="shifted" if has_grown else "holds",
+        where=e.rows[int(used[k])],
+    )
 
 
 def along(
@@ -341,18 +370,19 @@ def along(
     new = e.clipped(e.new, LEVERAGE)
     limit = LEVERAGE * robust_size(direction[e.is_open])
     direction = np.clip(direction, -limit, limit)
-    slope = float((old * new).sum() / max(float((old**2).sum()), 1e-300))
-    intervals = [
-        interval(sums_of(e, [old**2, part * direction, direction**2], e.is_open), effect)
-        for part in (new - old, new - slope * old)
-    ]
-    i = min(intervals, key=lambda one: abs(one.value))
+    squares = float((old**2).sum())
+    slope = float((old * new).sum()) / max(squares, 1e-300)
+    intervals = []
+    for part in (new - old, new - slope * old):
+        terms = [old**2, part * direction, direction**2]
+        intervals.append(interval(sums_of(e, terms, e.is_open), effect))
+    least = min(intervals, key=lambda one: abs(one.value))
     outcome = least_grave([one.outcome(-most, most) for one in intervals])
-    if outcome == "cannot tell" and not is_needed:
-        is_beyond = abs(i.value) >= most and i.is_significant
-        outcome = "cannot tell" if is_beyond else "holds"
-    low = i.value - i.holds
-    return Estimate(name, i.value, low, i.value + i.holds, -most, most, outcome, e.rounding)
+    low = least.value - least.holds
+    high = least.value + least.holds
+    found = Estimate(name, least.value, low, high, -most, most, outcome, e.rounding)
+    is_beyond = abs(least.value) >= most and least.is_significant
+    return found if is_needed or is_beyond else only_alarm(found)
 
 
 def least_grave(outcomes: Sequence[Outcome]) -> Outcome:

@@ -92,4 +92,5 @@ def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
 
     answered = [row for row in rows if row["output_ids"]]
     alone = [p for row in answered for p in read([row])]
-    return max((abs(a - b) for a, b in zip(read(answered), alone, strict=True)), default=0.0)
+    gaps = [abs(a - b) for a, b in zip(read(answered), alone, strict=True)]
+    return max(gaps, default=0.0)

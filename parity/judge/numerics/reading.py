@@ -103,8 +103,11 @@ class Scored:
 
 def furthest(one: Scored, other: Scored) -> float:
     """How far two readings of a row are apart at most, nats."""
-    pairs = zip(one.logprobs, other.logprobs)
-    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
+    most = 0.0
+    for a, b in zip(one.logprobs, other.logprobs):
+        if a is not None and b is not None:
+            most = max(most, abs(a - b))
+    return most
 
 
 @contextlib.contextmanager
@@ -336,7 +339,12 @@ class Reader:
 def by_length(rows: Sequence[TokenRow], most_tokens: int) -> Iterator[list[int]]:
     """Indices of rows, longest first, in batches of at most most_tokens with their padding."""
     order = sorted(range(len(rows)), key=lambda k: -len(rows[k].ids))
-    return batches(rows, order, lambda b: (len(b) + 1) * len(rows[b[0]].ids) > most_tokens)
+
+    def is_full(batch: list[int]) -> bool:
+        longest = len(rows[batch[0]].ids)
+        return (len(batch) + 1) * longest > most_tokens
+
+    return batches(rows, order, is_full)
 
 
 def in_order(rows: Sequence[TokenRow], most_rows: int) -> Iterator[list[int]]:
@@ -349,11 +357,13 @@ def batches(
 ) -> Iterator[list[int]]:
     """A row with images stands alone: how models batch them differs too much."""
     batch: list[int] = []
+    has_images = False
     for k in order:
-        if batch and (rows[k].images or rows[batch[0]].images or is_full(batch)):
+        if batch and (rows[k].images or has_images or is_full(batch)):
             yield batch
             batch = []
         batch.append(k)
+        has_images = bool(rows[k].images)
     if batch:
         yield batch
 
@@ -385,34 +395,25 @@ def image_inputs(row: TokenRow, processor: Any) -> dict[str, Tensor]:
     import torch
 
     text = [processor.image_token * len(row.images)]
-    size = budget_of(row, lambda least, most: {"size": edges(least, most)})
-    made = dict(processor(text=text, images=[list(row.images)], return_tensors="pt", **size))
+    size = budget_of(row, "shortest_edge", "longest_edge")
+    how = {"size": size} if "longest_edge" in size else size
+    made = dict(processor(text=text, images=[list(row.images)], return_tensors="pt", **how))
     is_image = torch.tensor([[token == row.placeholder for token in row.ids]])
-    expanded = (
-        int((made.pop("input_ids") == row.placeholder).sum()) if row.placeholder is not None else -1
-    )
-    if expanded != int(is_image.sum()):
-        raise CannotJudge(f"the processor makes {expanded} image tokens, the golden has others")
+    expanded = made.pop("input_ids") == row.placeholder
+    count = -1 if row.placeholder is None else int(expanded.sum())
+    if count != int(is_image.sum()):
+        raise CannotJudge(f"the processor makes {count} image tokens, the golden has others")
     del made["attention_mask"]
     if "mm_token_type_ids" in made:
         made["mm_token_type_ids"] = is_image.long()
     return made
 
 
-def budget_of(row: TokenRow, named: Callable[[int | None, int], Any]) -> dict[str, Any]:
-    """A row's pixel budget, as the library names it."""
+def budget_of(row: TokenRow, least: str, most: str) -> dict[str, Any]:
+    """A row's pixel budget, under the names that a library has for it; {} is the checkpoint's."""
     if row.budget is None:
         return {}
-    least, most = row.budget
-    return dict(named(least, most)) if most else {"do_resize": False}
-
-
-def edges(least: int | None, most: int) -> dict[str, int | None]:
-    return {"shortest_edge": least, "longest_edge": most}
-
-
-def pixels(least: int | None, most: int) -> dict[str, int | None]:
-    return {"min_pixels": least, "max_pixels": most}
+    return dict(zip((least, most), row.budget)) if row.budget[1] else {"do_resize": False}
 
 
 def score(row: TokenRow, states: Tensor, to_logits: ToLogits, piece: int) -> Scored:
@@ -420,7 +421,8 @@ def score(row: TokenRow, states: Tensor, to_logits: ToLogits, piece: int) -> Sco
     import torch
 
     steps = len(row.ids) - row.start
-    wanted = [(p, row.ids[p]) for p in range(row.start, len(row.ids))] + list(row.others)
+    wanted = list(enumerate(row.ids))[row.start :]
+    wanted += row.others
     positions, tokens = torch.tensor(wanted, device=states.device).T
     chosen = []
     sums = []
@@ -582,7 +584,9 @@ def read_engine(
     """
     more = {"adapter": adapter} if adapter else {}
     window = window_of(engine)
-    asks = [ask for k, row in enumerate(rows) for ask in asks_of(k, row, window, more)]
+    asks: list[Ask] = []
+    for k, row in enumerate(rows):
+        asks += asks_of(k, row, window, more)
     logprobs: dict[tuple[int, int | None], tuple[float, ...]] = {}
     with progress(sum(len(ask.tokens) for ask in asks), what) as done:
         for first in range(0, len(asks), at_once):
@@ -617,7 +621,7 @@ def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     if not row.images:
         return {"prompt_token_ids": prompt}
     ids = collapsed(prompt, row.placeholder)
-    vlm = budget_of(row, pixels)
+    vlm = budget_of(row, "min_pixels", "max_pixels")
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 
 
@@ -626,5 +630,9 @@ def scored_row(
 ) -> Scored:
     read = logprobs.get((k, None), ())
     missing = len(row.ids) - row.start - len(read)
-    others = [logprobs.get((k, n), (None,))[0] for n in range(len(row.others))]
-    return Scored((*read, *[None] * missing), tuple(others), (None,) * len(others))
+    others: list[float | None] = []
+    for number in range(len(row.others)):
+        [value] = logprobs.get((k, number), (None,))
+        others.append(value)
+    unknown = (None,) * len(others)
+    return Scored((*read, *[None] * missing), tuple(others), unknown)

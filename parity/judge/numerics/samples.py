@@ -261,9 +261,13 @@ def unlike(row: Row, old: Tensor, new: Tensor) -> str:
     distance = float((before - after).abs().sum(-1).max() / 2)
     if distance <= SAME_P:
         return ""
-    left, left_now = (int((p > 0).sum(-1).max()) for p in (before, after))
+    left, left_now = (most_tokens_left(p) for p in (before, after))
     variation = f"total variation ≤ {distance:.1e} over {len(before)} steps"
     return f"{variation}, {left} against {left_now} tokens left"
+
+
+def most_tokens_left(probabilities: Tensor) -> int:
+    return int((probabilities > 0).sum(-1).max())
 
 
 def judge_golden(evidence: Evidence, is_loop: bool) -> Judged:

@@ -186,8 +186,9 @@ def moments(log_p: Tensor, sampled: Tensor) -> Tensor:
 
 def gain(log_q: Tensor, log_p: Tensor) -> float:
     """KL(q | p), where a token that p excludes counts as enough by itself."""
-    difference = (log_q - log_p).masked_fill(log_q == -math.inf, 0).clamp(max=-math.log(ALPHA))
-    return float((log_q.exp() * difference).sum())
+    difference = (log_q - log_p).masked_fill(log_q == -math.inf, 0)
+    enough = -math.log(ALPHA)
+    return float((log_q.exp() * difference.clamp(max=enough)).sum())
 
 
 # == Evidence ==
@@ -233,7 +234,8 @@ class Evidence:
         """About how many tokens more, until a temperature wrong by SEEN would be seen."""
         if not math.isfinite(self.power):
             return 0
-        return math.ceil(self.tokens * ((math.log(self.power) / math.log(SEEN)) ** 2 - 1))
+        times = math.log(self.power) / math.log(SEEN)
+        return math.ceil(self.tokens * (times**2 - 1))
 
     def sentence(self) -> str:
         """What was found."""
@@ -312,7 +314,8 @@ def log_mean(values: Sequence[float]) -> float:
     best = max(values)
     if best == -math.inf:
         return best
-    return best + math.log(sum(math.exp(v - best) for v in values) / len(values))
+    total = sum(math.exp(value - best) for value in values)
+    return best + math.log(total / len(values))
 
 
 def copies(samples: Sequence[Sample]) -> float:
@@ -324,7 +327,8 @@ def copies(samples: Sequence[Sample]) -> float:
         others = earlier.setdefault(sample.prompt, [])
         share = others.count(sample.ids) / max(1, len(others))
         if others:  # log(1/2 + 1/2 share / p): of a sure model being equal says nothing
-            weight += math.log(0.5) + math.log1p(share * math.exp(min(sample.surprise, 700)))
+            times = math.exp(min(sample.surprise, 700))
+            weight += math.log(0.5) + math.log1p(share * times)
         others.append(sample.ids)
     return weight
 
@@ -406,4 +410,7 @@ def permutation_p(
 
 def unlikeness(a: Sequence[str], b: Sequence[str]) -> float:
     """Total variation of two sets of texts."""
-    return sum(abs(a.count(text) / len(a) - b.count(text) / len(b)) for text in {*a, *b}) / 2
+    total = 0.0
+    for text in {*a, *b}:
+        total += abs(a.count(text) / len(a) - b.count(text) / len(b))
+    return total / 2
