@@ -42,6 +42,9 @@ from parity.judge.numerics.weights import Weights, checkpoint_of
 from parity.judge.replay import loaded_from
 from parity.verdict import CAUSES, Cause, Outcome
 
+Engines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
+Key = tuple[str, str, str]  # site, case, backend
+
 FAR = 5  # times what a few tokens say of noise
 NOT_SHOWN = "on this case the value does not show it"
 CUT_OFF = (
@@ -62,7 +65,7 @@ class Numerics:
     always: bool = False
     open: list[Question] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    answers: dict[tuple[str, str, str], tuple[Group, Question]] = field(default_factory=dict)
+    answers: dict[Key, tuple[Group, Question]] = field(default_factory=dict)
 
     def ask(self, question: Question) -> None:
         self.open.append(question)
@@ -75,7 +78,7 @@ class Numerics:
                 by_weights.setdefault(question.weights, []).append(question)
         return by_weights
 
-    def wants(self, old: Case, backend: str, engines: Mapping[str, Sequence[Any]]) -> bool:
+    def wants(self, old: Case, backend: str, engines: Engines) -> bool:
         """Whether the engines that ran this case are to be kept until `read`: one for each model
         with a question."""
         for questions in self.of(old.site, backend).values():
@@ -84,15 +87,14 @@ class Numerics:
                 return True
         return False
 
-    def read(
-        self, site: str, backend: str, engines: Mapping[str, Sequence[Any]], ours: Any = None
-    ) -> None:
-        """The new path of a site's open questions.   engines: case -> those that ran it.
+    def read(self, site: str, backend: str, engines: Engines, ours: Any = None) -> None:
+        """The new path of a site's open questions.
         ours: where an engine that was closed is loaded again (`replay.Engines`)."""
         for questions in self.of(site, backend).values():
             group = group_of(questions, self.store)
             self.groups.append(group)
-            self.answers.update({question.key: (group, question) for question in questions})
+            for question in questions:
+                self.answers[question.key] = (group, question)
             engine = engine_of(questions, engines)
             if engine is None:
                 last = questions[-1]
@@ -115,7 +117,7 @@ class Numerics:
         return tuple(map(summary_of, self.groups))
 
 
-def engine_of(questions: Sequence[Question], engines: Mapping[str, Sequence[Any]]) -> Any:
+def engine_of(questions: Sequence[Question], engines: Engines) -> Any:
     """The last engine that ran one of these cases with the model that is asked about, or None."""
     for question in questions:
         ran = engines.get(question.old.case, ())
@@ -133,7 +135,7 @@ def engine_of(questions: Sequence[Question], engines: Mapping[str, Sequence[Any]
 def answer_of(group: Group, question: Question) -> Judged:
     """A case's verdict, by its site's numerics."""
     found = group.verdict
-    steps = [step for (case, _), step in group.steps.items() if case == question.old.case]
+    steps = group.steps_of(question.old.case)
     if group.why or found is None:
         return without_numerics(question, group.why, steps)
     if found.outcome == "shifted":

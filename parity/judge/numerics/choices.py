@@ -105,16 +105,19 @@ def runners_up(reader: reading.Reader, pair: Pair) -> Ids:
     ids = torch.tensor([[*pair.prompt, *pair.old]], device=reader.device)
     answer = ids[0, len(pair.prompt) :, None]  # [tokens, 1]
     with torch.inference_mode():
-        logits = reader.model(input_ids=ids, use_cache=False).logits[0, len(pair.prompt) - 1 : -1]
-    return tuple(logits.scatter(1, answer, -math.inf).argmax(-1).tolist())
+        logits = reader.model(input_ids=ids, use_cache=False).logits[0]
+    before = logits[len(pair.prompt) - 1 : -1]  # [tokens, vocabulary]
+    best = before.scatter(1, answer, -math.inf).argmax(-1)
+    return tuple(best.tolist())
 
 
 def given_choices(pair: Pair, others: Ids) -> reading.TokenRow:
     """others: of each step of the old answer. Behind them stand the two tokens where the new answer
     parts."""
-    asked = [(len(pair.prompt) + step, token) for step, token in enumerate(others)]
+    asked = list(enumerate(others, len(pair.prompt)))
     if pair.candidates is not None and pair.step is not None:
-        asked += [(len(pair.prompt) + pair.step, token) for token in pair.candidates]
+        position = len(pair.prompt) + pair.step
+        asked += [(position, token) for token in pair.candidates]
     return reading.token_row(pair.prompt, pair.old, others=tuple(asked))
 
 
@@ -174,7 +177,9 @@ def size_of(margins: Array, chosen: Array, unit: float) -> Size:
     alarm = tried[likelihoods > likelihoods[best] - ALARM_DROP]
     holds = tried[likelihoods > likelihoods[best] - HOLDS_DROP]
     steps = int((np.abs(near) < NEAR / 4).sum())
-    return Size(float(tried[best]), float(alarm[0]), float(holds[-1]), steps)
+    low = float(alarm[0])
+    high = float(holds[-1])
+    return Size(float(tried[best]), low, high, steps)
 
 
 # == The verdict ==

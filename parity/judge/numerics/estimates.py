@@ -291,7 +291,8 @@ def squares_of(e: Errors, chosen: Array | None = None) -> Sums:
 
 def ratio(e: Errors, name: str, logs: Interval, least: float, most: float) -> Estimate:
     """A ratio of sizes, out of its logarithm."""
-    outcome = logs.outcome(math.log(least) if least else -math.inf, math.log(most))
+    log_least = math.log(least) if least else -math.inf
+    outcome = logs.outcome(log_least, math.log(most))
     return Estimate(
         name,
         exp(logs.value),
@@ -336,14 +337,17 @@ def worst_row(e: Errors, most: float) -> Estimate:
     """The row whose errors grew most, against how much rows differ in that anyway. Where experts
     flip, they flip on the old path too, in other rows: what shrank as much in some row as it grew
     in this one is no fault."""
-    squares = [e.clipped(side, ROW_CLIP) ** 2 for side in (e.old, e.new)]
-    tokens, old, new = sums_of(e, squares)
+    before = e.clipped(e.old, ROW_CLIP)
+    after = e.clipped(e.new, ROW_CLIP)
+    tokens, old, new = sums_of(e, [before**2, after**2])
     used = np.flatnonzero(tokens > 0)
     usual = WEIGHT * (e.size**2 + FLOOR**2)
-    logs = 0.5 * np.log((new[used] + usual) / (old[used] + usual))
-    deviation = float(np.median(np.abs(logs - np.median(logs))))
-    spread = max(ROW_SPREAD, 1.4826 * deviation)
-    width = spread * t_quantile(LEVEL / len(used), max(1, len(used) - 1))
+    grown = (new[used] + usual) / (old[used] + usual)
+    logs = 0.5 * np.log(grown)
+    deviations = np.abs(logs - np.median(logs))
+    spread = max(ROW_SPREAD, 1.4826 * float(np.median(deviations)))
+    df = max(1, len(used) - 1)
+    width = spread * t_quantile(LEVEL / len(used), df)
     k = int(logs.argmax())
     is_beyond = logs[k] - width > math.log(most)
     has_grown = is_beyond and logs[k] > -1.2 * logs.min()

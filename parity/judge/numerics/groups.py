@@ -82,6 +82,10 @@ class Group:
         """What one reading of the reference has in common."""
         return self.path, self.dtype, self.model.get("attention"), self.adapter
 
+    def steps_of(self, name: str) -> list[Step]:
+        """Where a case's rows part."""
+        return [step for (case, _), step in self.steps.items() if case == name]
+
     def fill(self, store: Store) -> None:
         """Take the rows of all the site's goldens. One that cannot be read says so in its turn."""
         cases, _ = store.read_all([self.site])
@@ -143,12 +147,12 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
         engine = readable(engine, engines, hooked=bool(group.adapter))
         adapter = adapter_named(engine, group.adapter) if group.adapter else None
         group.new = reading.read_engine(engine, group.rows, adapter=adapter)
-        by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
-        some = [*by_length[:2], *by_length[-1:]]  # the short ones are padded beside the long one
-        rows = [group.rows[k] for k in some]
+        pairs = sorted(zip(group.rows, group.new), key=lambda pair: len(pair[0].ids))
+        some = [*pairs[:2], *pairs[-1:]]  # the short ones are padded beside the long one
+        rows = [row for row, _ in some]
         alone = reading.read_engine(engine, rows, at_once=1, adapter=adapter)
-        gaps = [reading.furthest(group.new[k], one) for k, one in zip(some, alone)]
-        group.apart = max(gaps, default=0.0)
+        for (_, beside), one in zip(some, alone):
+            group.apart = max(group.apart, reading.furthest(beside, one))
     except (*CANNOT_READ, errors) as error:
         group.why = f"the moved path could not be read: {error}"
 

@@ -25,16 +25,22 @@ def number_gap(old: Any, new: Any) -> float | None:
     """The largest difference of two values that differ in their floats only; None where anything
     else does."""
     if are_all(float, old, new):
-        return None if math.isnan(old - new) else distance(old, new)
+        return float_gap(old, new)
     if are_all(Mapping, old, new) and old.keys() == new.keys():
-        return largest(map(number_gap, old.values(), (new[key] for key in old)))
-    before = candidates(old)
-    after = candidates(new)
-    if before and after and len(before) == len(after):
-        return candidates_gap(before, after)
+        return largest(number_gap(old[key], new[key]) for key in old)
+    tokens = [candidates(value) or {} for value in (old, new)]
+    if 0 < len(tokens[0]) == len(tokens[1]):
+        return candidates_gap(*tokens)
     if are_all(SEQUENCES, old, new) and len(old) == len(new):
         return largest(map(number_gap, old, new))
-    return 0.0 if (type(old), old) == (type(new), new) else None
+    is_same = type(old) is type(new) and old == new
+    return 0.0 if is_same else None
+
+
+def float_gap(old: float, new: float) -> float | None:
+    if math.isnan(old) or math.isnan(new):
+        return None
+    return 0.0 if old == new else distance(old, new)
 
 
 def are_all(kind: Any, *values: Any) -> bool:
@@ -49,7 +55,9 @@ def distance(old: float, new: float) -> float:
     size = max(abs(old), abs(new))
     if size < 1:
         return apart if equal(old, new) else apart / size
-    return min(apart, abs(math.log(old / new))) if min(old, new) > 1 else apart
+    if min(old, new) <= 1:
+        return apart
+    return min(apart, abs(math.log(old / new)))
 
 
 def candidates(value: Any) -> BestTokens | None:
@@ -76,7 +84,8 @@ def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
     gaps += map(distance, old.values(), new.values())
     for here, there in ((old, new), (new, old)):
         last = min(there.values())
-        gaps += [max(0.0, here[key] - last) for key in here.keys() - there.keys()]
+        for key in here.keys() - there.keys():
+            gaps.append(max(0.0, here[key] - last))
     return max(gaps)
 
 
@@ -108,7 +117,9 @@ def rounded_off(old: Any, new: Any, has_few: Callable[[float], bool]) -> bool:
     """Whether numbers came with all their digits, or bits, and come with few: what a code does, and
     no rounding of a model."""
     after = uneven_numbers(new)
-    return bool(after) and all(map(has_few, after)) and not all(map(has_few, uneven_numbers(old)))
+    if not after or not all(map(has_few, after)):
+        return False
+    return not all(map(has_few, uneven_numbers(old)))
 
 
 def uneven_numbers(value: Any) -> list[float]:

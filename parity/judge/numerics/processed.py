@@ -46,8 +46,12 @@ BEAMS = "beams were searched"
 
 
 def settings_of(row: Row) -> Settings:
-    values = {field.name: entry(row, "sampling", field.name) for field in dataclasses.fields(OFF)}
-    return Settings(**{name: float(value) for name, value in values.items() if value})
+    values = {}
+    for field in dataclasses.fields(OFF):
+        value = entry(row, "sampling", field.name)
+        if value:
+            values[field.name] = float(value)
+    return Settings(**values)
 
 
 def why_not_greedy(row: Row) -> str:
@@ -128,7 +132,8 @@ def penalised_logits(logits: Tensor, row: Row, settings: Settings, first: int) -
 
 def cut_top_k(scores: Tensor, k: int, slack: float) -> Tensor:
     """What is within `slack` of the k-th best score stays, too."""
-    least = scores.topk(min(k, scores.shape[-1])).values[:, -1:] - slack
+    best = scores.topk(min(k, scores.shape[-1])).values
+    least = best[:, -1:] - slack
     return scores.masked_fill(scores < least, -math.inf)
 
 
@@ -138,7 +143,8 @@ def ids_before(row: Row, first: int, steps: int) -> Tensor:
     import torch
 
     prompt = len(row["prompt_ids"])
-    ids = torch.tensor([*row["prompt_ids"], *row["output_ids"][: first + steps - 1]])
+    answer = row["output_ids"][: first + steps - 1]
+    ids = torch.tensor([*row["prompt_ids"], *answer])
     length = prompt + first + torch.arange(steps)[:, None]
     is_before = torch.arange(len(ids))[None] < length
     return torch.where(is_before, ids[None], ids[0])

@@ -78,6 +78,10 @@ class TokenRow:
             raise ValueError(f"TokenRow: a position of `others` is not in 1 to {length}.")
 
 
+Rows = Sequence[TokenRow]
+Batches = Iterator[list[int]]  # of indices of rows
+
+
 def token_row(
     prompt: Sequence[int], answer: Sequence[int], *, with_prompt: bool = True, **more: Any
 ) -> TokenRow:
@@ -277,7 +281,7 @@ class Reader:
 
     def read(
         self,
-        rows: Sequence[TokenRow],
+        rows: Rows,
         *,
         most_rows: int = 0,
         side: str = "right",
@@ -294,7 +298,7 @@ class Reader:
                 done(sum(len(row.ids) for row in batch))
         return [scored[k] for k in range(len(rows))]
 
-    def read_as_old(self, rows: Sequence[TokenRow], what: str) -> list[Scored]:
+    def read_as_old(self, rows: Rows, what: str) -> list[Scored]:
         """As scripts do: a few rows in a batch, padded on the left."""
         return self.read(rows, most_rows=OLD_ROWS, side="left", what=what)
 
@@ -310,14 +314,14 @@ class Reader:
             [states] = self._states([row], "right")
             return self._logits(states[row.start - 1 : -1]).cpu()
 
-    def _score(self, rows: Sequence[TokenRow], side: str) -> list[Scored]:
+    def _score(self, rows: Rows, side: str) -> list[Scored]:
         import torch
 
         with torch.inference_mode():
             states = self._states(rows, side)
             return [score(row, own, self._logits, self.piece) for row, own in zip(rows, states)]
 
-    def _states(self, rows: Sequence[TokenRow], side: str) -> list[Tensor]:
+    def _states(self, rows: Rows, side: str) -> list[Tensor]:
         """What the head makes logits of, a row each, [ids, hidden]; logits where there is no
         head."""
         inputs = padded(rows, side)
@@ -336,7 +340,7 @@ class Reader:
         return (self.head(states) if self.head else states).float()
 
 
-def by_length(rows: Sequence[TokenRow], most_tokens: int) -> Iterator[list[int]]:
+def by_length(rows: Rows, most_tokens: int) -> Batches:
     """Indices of rows, longest first, in batches of at most most_tokens with their padding."""
     order = sorted(range(len(rows)), key=lambda k: -len(rows[k].ids))
 
@@ -347,14 +351,16 @@ def by_length(rows: Sequence[TokenRow], most_tokens: int) -> Iterator[list[int]]
     return batches(rows, order, is_full)
 
 
-def in_order(rows: Sequence[TokenRow], most_rows: int) -> Iterator[list[int]]:
+def in_order(rows: Rows, most_rows: int) -> Batches:
     """Indices of rows as they come, most_rows at a time."""
-    return batches(rows, range(len(rows)), lambda batch: len(batch) == most_rows)
+
+    def is_full(batch: list[int]) -> bool:
+        return len(batch) == most_rows
+
+    return batches(rows, range(len(rows)), is_full)
 
 
-def batches(
-    rows: Sequence[TokenRow], order: Iterable[int], is_full: Callable[[list[int]], bool]
-) -> Iterator[list[int]]:
+def batches(rows: Rows, order: Iterable[int], is_full: Callable[[list[int]], bool]) -> Batches:
     """A row with images stands alone: how models batch them differs too much."""
     batch: list[int] = []
     has_images = False
@@ -368,7 +374,7 @@ def batches(
         yield batch
 
 
-def padded(rows: Sequence[TokenRow], side: str) -> dict[str, Tensor]:
+def padded(rows: Rows, side: str) -> dict[str, Tensor]:
     """input_ids, attention_mask and, for text, position_ids, each [rows, longest].
 
     Padding repeats the row's first id: it is masked, and not every tokenizer has a pad.
@@ -376,7 +382,8 @@ def padded(rows: Sequence[TokenRow], side: str) -> dict[str, Tensor]:
     import torch
 
     longest = max(len(row.ids) for row in rows)
-    ids = torch.tensor([[row.ids[0]] for row in rows]).repeat(1, longest)
+    first = torch.tensor([row.ids[0] for row in rows])
+    ids = first[:, None].repeat(1, longest)
     mask = torch.zeros_like(ids)
     for k, row in enumerate(rows):
         length = len(row.ids)
@@ -413,15 +420,17 @@ def budget_of(row: TokenRow, least: str, most: str) -> dict[str, Any]:
     """A row's pixel budget, under the names that a library has for it; {} is the checkpoint's."""
     if row.budget is None:
         return {}
-    return dict(zip((least, most), row.budget)) if row.budget[1] else {"do_resize": False}
+    if not row.budget[1]:
+        return {"do_resize": False}
+    return dict(zip((least, most), row.budget))
 
 
 def score(row: TokenRow, states: Tensor, to_logits: ToLogits, piece: int) -> Scored:
     """One row out of its states [ids, hidden]: state p says what stands at p + 1."""
     import torch
 
-    steps = len(row.ids) - row.start
     wanted = list(enumerate(row.ids))[row.start :]
+    steps = len(wanted)
     wanted += row.others
     positions, tokens = torch.tensor(wanted, device=states.device).T
     chosen = []
@@ -464,7 +473,8 @@ def head_of(model: Any) -> ToLogits | None:
         states = body(input_ids=probe, use_cache=False).last_hidden_state
         if states.shape[-1] != head.weight.shape[-1]:
             return None
-        return to_logits if torch.allclose(to_logits(states), own, rtol=1e-3, atol=1e-3) else None
+        is_own = torch.allclose(to_logits(states), own, rtol=1e-3, atol=1e-3)
+        return to_logits if is_own else None
 
 
 # == The reference ==
@@ -482,11 +492,12 @@ class Reference:
 
     def part(self, start: int, stop: int) -> Reference:
         """Of some of the rows that were read together."""
-        probes = {name: scores[start:stop] for name, scores in self.probes.items()}
-        return Reference(self.source, self.truth[start:stop], self.old[start:stop], probes)
+        rows = slice(start, stop)
+        probes = {name: scores[rows] for name, scores in self.probes.items()}
+        return Reference(self.source, self.truth[rows], self.old[rows], probes)
 
 
-def read_probes(reader: Reader, rows: Sequence[TokenRow]) -> dict[str, list[Scored]]:
+def read_probes(reader: Reader, rows: Rows) -> dict[str, list[Scored]]:
     """The directions that faults have: what the reference reads with one thing moved by PROBED."""
     probes: dict[str, list[Scored]] = {}
     for name, moved in PROBES.items():
@@ -499,7 +510,7 @@ def read_probes(reader: Reader, rows: Sequence[TokenRow]) -> dict[str, list[Scor
 def read_reference(
     path: str,
     dtype: str,
-    rows: Sequence[TokenRow],
+    rows: Rows,
     *,
     attention: str | None = None,
     adapter: str = "",
@@ -526,9 +537,7 @@ def read_reference(
     return Reference(source, truth, read_old(attention, "old path"), probes)
 
 
-def readings(
-    reference: Reference, new: Sequence[Scored], rows: Sequence[TokenRow]
-) -> list[Reading]:
+def readings(reference: Reference, new: Sequence[Scored], rows: Rows) -> list[Reading]:
     """What the referee judges, row by row; a site takes its own rows out of these."""
     return [
         Reading(
@@ -569,9 +578,12 @@ class Ask:
     tokens: tuple[int, ...]
 
 
+Answered = dict[tuple[int, int | None], tuple[float, ...]]  # (row, other) of Ask -> nats
+
+
 def read_engine(
     engine: Any,
-    rows: Sequence[TokenRow],
+    rows: Rows,
     *,
     at_once: int = AT_ONCE,
     adapter: str | None = None,
@@ -587,7 +599,7 @@ def read_engine(
     asks: list[Ask] = []
     for k, row in enumerate(rows):
         asks += asks_of(k, row, window, more)
-    logprobs: dict[tuple[int, int | None], tuple[float, ...]] = {}
+    logprobs: Answered = {}
     with progress(sum(len(ask.tokens) for ask in asks), what) as done:
         for first in range(0, len(asks), at_once):
             batch = asks[first : first + at_once]
@@ -604,13 +616,14 @@ def window_of(engine: Any) -> float:
     return window - 1 if engine.backend.name == "vllm" else window
 
 
-def asks_of(k: int, row: TokenRow, window: float, more: Mapping[str, Any]) -> Iterator[Ask]:
-    answer = row.ids[row.start : int(min(window, len(row.ids)))]
+def asks_of(k: int, row: TokenRow, window: float, more: dict[str, Any]) -> Iterator[Ask]:
+    end = int(min(window, len(row.ids)))
+    answer = row.ids[row.start : end]
     if answer:
-        yield Ask(k, None, {**request_for(row, row.start), **more}, answer)
+        yield Ask(k, None, request_for(row, row.start) | more, answer)
     for other, (position, token) in enumerate(row.others):
         if position < window:
-            yield Ask(k, other, {**request_for(row, position), **more}, (token,))
+            yield Ask(k, other, request_for(row, position) | more, (token,))
 
 
 def request_for(row: TokenRow, end: int) -> dict[str, Any]:
@@ -625,9 +638,7 @@ def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 
 
-def scored_row(
-    k: int, row: TokenRow, logprobs: Mapping[tuple[int, int | None], tuple[float, ...]]
-) -> Scored:
+def scored_row(k: int, row: TokenRow, logprobs: Answered) -> Scored:
     read = logprobs.get((k, None), ())
     missing = len(row.ids) - row.start - len(read)
     others: list[float | None] = []

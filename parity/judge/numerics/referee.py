@@ -141,13 +141,14 @@ def smallest_seen(size: Interval, margins: Margins, noise: Noise) -> float:
     """An independent fault of this root mean square, nats of logit, puts the ratio of sizes beyond
     its margin and its interval."""
     beyond = 2 * max(math.log(margins.size) + size.holds, size.alarm)
-    return math.hypot(noise.old, FLOOR) * math.sqrt(math.expm1(min(beyond, 100.0)))
+    rounding = math.hypot(noise.old, FLOOR)
+    return rounding * math.sqrt(math.expm1(min(beyond, 100.0)))
 
 
 def missing_tokens(found: Estimates, tokens: int) -> int:
     """How many more tokens would narrow the intervals into the margins, if the values stayed."""
-    times = max(times_needed(found), default=1.0)
-    return max(1, math.ceil(tokens * (min(max(times, 1.05), MOST_TIMES) - 1)))
+    times = max([1.05, *times_needed(found)])
+    return max(1, math.ceil(tokens * (min(times, MOST_TIMES) - 1)))
 
 
 def times_needed(found: Estimates) -> Iterator[float]:

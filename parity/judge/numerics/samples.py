@@ -257,13 +257,15 @@ def unlike(row: Row, old: Tensor, new: Tensor) -> str:
     """How two paths' distributions of a row's tokens differ; "" where only by rounding.
     old, new: raw logits, float32 [tokens, vocabulary]."""
     settings = settings_of(row)
-    before, after = (processed_logits(raw, row, settings).softmax(-1) for raw in (old, new))
-    distance = float((before - after).abs().sum(-1).max() / 2)
+    before = processed_logits(old, row, settings).softmax(-1)
+    after = processed_logits(new, row, settings).softmax(-1)
+    distances = (before - after).abs().sum(-1) / 2
+    distance = float(distances.max())
     if distance <= SAME_P:
         return ""
-    left, left_now = (most_tokens_left(p) for p in (before, after))
     variation = f"total variation ≤ {distance:.1e} over {len(before)} steps"
-    return f"{variation}, {left} against {left_now} tokens left"
+    left = f"{most_tokens_left(before)} against {most_tokens_left(after)} tokens left"
+    return f"{variation}, {left}"
 
 
 def most_tokens_left(probabilities: Tensor) -> int:

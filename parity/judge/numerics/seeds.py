@@ -77,7 +77,8 @@ def owes_ids(old: Row, new: Row, seed: int) -> bool:
     is_own = seed_source(new) == "caller" and own_seed(new) == seed
     old_model = old.get("model", {})
     new_model = new.get("model", {})
-    is_alike = all(old_model.get(name) == new_model.get(name) for name in ("backend", "dtype"))
+    is_alike = old_model.get("backend") == new_model.get("backend")
+    is_alike = is_alike and old_model.get("dtype") == new_model.get("dtype")
     return is_sampled and is_own and is_alike and same_prompt(old, new)
 
 

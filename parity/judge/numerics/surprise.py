@@ -44,6 +44,7 @@ from parity.judge.row import Row
 
 Stream = tuple[Any, ...]  # rows of one stream have the same random numbers
 Ids = tuple[int, ...]
+Texts = Sequence[Sequence[str]]  # of each prompt
 
 ALPHA = 1e-3  # of all samples of a site, whatever the number of its cases
 NORMAL = 50.0  # nats^2: with less variance than this a sum of surprises is not normal
@@ -121,6 +122,9 @@ class Sample:
     gains: Mapping[str, float] = field(default_factory=dict)
 
 
+Streams = Sequence[Sequence[Sample]]  # samples with the same random numbers together
+
+
 def sample_of(row: Row, logits: Tensor, stream: Stream) -> Sample:
     """logits: float32 [tokens, vocabulary], raw, before each of the row's own tokens."""
     import torch
@@ -181,7 +185,8 @@ def moments(log_p: Tensor, sampled: Tensor) -> Tensor:
     finite = log_p.masked_fill(log_p == -math.inf, 0)
     mean = -(p * finite).sum(-1)
     variance = (p * finite**2).sum(-1) - mean**2
-    return torch.stack([-sampled.sum(), mean.sum(), variance.clamp(min=0).sum()])
+    variance = variance.clamp(min=0)
+    return torch.stack([-sampled.sum(), mean.sum(), variance.sum()])
 
 
 def gain(log_q: Tensor, log_p: Tensor) -> float:
@@ -288,18 +293,20 @@ def variance_of(stream: Sequence[Sample]) -> float:
 
 def first_zero(samples: Sequence[Sample]) -> tuple[int, int] | None:
     """(sample, step) of the first token of probability zero."""
-    zeros = ((k, s.impossible) for k, s in enumerate(samples) if s.impossible is not None)
-    return next(zeros, None)
+    for number, sample in enumerate(samples):
+        if sample.impossible is not None:
+            return number, sample.impossible
+    return None
 
 
-def by_stream(samples: Sequence[Sample]) -> list[list[Sample]]:
+def by_stream(samples: Sequence[Sample]) -> Streams:
     streams: dict[Stream, list[Sample]] = {}
     for sample in samples:
         streams.setdefault(sample.stream, []).append(sample)
     return list(streams.values())
 
 
-def weights_of(streams: Sequence[Sequence[Sample]]) -> dict[str, float]:
+def weights_of(streams: Streams) -> dict[str, float]:
     """Fault -> log of the likelihood ratio of all samples."""
     names = dict.fromkeys(name for stream in streams for s in stream for name in s.ratios)
     weights = dict.fromkeys(names, 0.0)
@@ -333,14 +340,16 @@ def copies(samples: Sequence[Sample]) -> float:
     return weight
 
 
-def power_of(streams: Sequence[Sequence[Sample]], faults: int, alpha: float) -> float:
+def power_of(streams: Streams, faults: int, alpha: float) -> float:
     """The factor that a temperature must be wrong by: KL(q | p) grows with the square of its
     logarithm."""
     needed = math.log(2 / alpha) + math.log(max(1, faults))
     worst = 0.0
     for factor in (SEEN, 1 / SEEN):
         name = wrong_temperature(factor)
-        seen = sum(min(s.gains.get(name, 0.0) for s in stream) for stream in streams)
+        seen = 0.0
+        for stream in streams:
+            seen += min(sample.gains.get(name, 0.0) for sample in stream)
         if seen <= 1e-9:
             return math.inf
         worst = max(worst, math.sqrt(needed / seen))
@@ -390,9 +399,7 @@ def distinct(groups: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
 # == Texts against texts ==
 
 
-def permutation_p(
-    old: Sequence[Sequence[str]], new: Sequence[Sequence[str]], *, rounds: int = 2000, seed: int = 0
-) -> float:
+def permutation_p(old: Texts, new: Texts, *, rounds: int = 2000, seed: int = 0) -> float:
     """How often chance alone makes two sets of texts as unlike as these.   old, new: texts per
     prompt. The statistic: mean over prompts of the distance of the shares of each text."""
     chance = random.Random(seed)

@@ -31,7 +31,9 @@ class Weights:
 
 
 def model_of(case: Case, index: int = 0) -> Row:
-    model: Row = case.rows[index].get("model", {}) if case.rows else {}
+    if not case.rows:
+        return {}
+    model: Row = case.rows[index].get("model", {})
     return model
 
 
@@ -49,7 +51,9 @@ def located(case: Case, path: str | None) -> str | None:
         if text.endswith(f"/{path}") and Path(text).is_dir():
             return str(text)
     folders = LOADED.get(path, set())
-    return next(iter(folders)) if len(folders) == 1 and not Path(path).is_dir() else path
+    if len(folders) != 1 or Path(path).is_dir():
+        return path
+    return next(iter(folders))
 
 
 def adapter_asked_for(row: Row) -> Any:
@@ -87,8 +91,11 @@ def adapter_folder(old: Case, new: Case, index: int) -> str | None:
 def new_index(old: Case, new: Case, index: int) -> int:
     """The index of a golden's row among the new rows; of one that is not there, 0."""
     golden = old.rows[index]
-    partner = next((row for one, row in paired(old.rows, new.rows) if one is golden), None)
-    return next((k for k, row in enumerate(new.rows) if row is partner), 0)
+    indices = {id(row): k for k, row in enumerate(new.rows)}
+    for one, row in paired(old.rows, new.rows):
+        if one is golden:
+            return indices[id(row)]
+    return 0
 
 
 def models_of(case: Case, indices: Iterable[int]) -> set[Any]:
@@ -96,5 +103,6 @@ def models_of(case: Case, indices: Iterable[int]) -> set[Any]:
     models = set()
     for index in indices:
         model = model_of(case, index)
-        models.add((model.get("path"), model.get("dtype"), adapters_of(case.rows[index])))
+        adapters = adapters_of(case.rows[index])
+        models.add((model.get("path"), model.get("dtype"), adapters))
     return models
