@@ -150,7 +150,7 @@ PROBES: Mapping[str, Moved] = {
 
 def read_truth(folder: str, dtype: str, rows: Sequence[Given], adapter: str = "") -> Truth:
     """Float32 where it fits, else transformers in `dtype`. Raises CannotJudge if none does."""
-    source = reading.source_of(folder, dtype)
+    source = reading.reference_source(folder, dtype)
     with reading.Reader(folder, source.dtype, device=source.device, adapter=adapter) as reader:
         scores = reader.read(rows)
         probes = reading.read_probes(reader, rows) if source.exact else {}

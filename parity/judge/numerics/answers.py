@@ -42,8 +42,8 @@ from parity.judge.numerics.weights import Weights, checkpoint_of
 from parity.judge.replay import loaded_from
 from parity.verdict import CAUSES, Cause, Outcome
 
-Engines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
-Key = tuple[str, str, str]  # site, case, backend
+RanEngines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
+CaseKey = tuple[str, str, str]  # site, case, backend
 
 FAR = 5  # times what a few tokens say of noise
 NOT_SHOWN = "on this case the value does not show it"
@@ -65,7 +65,7 @@ class Numerics:
     always: bool = False
     open: list[Question] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    answers: dict[Key, tuple[Group, Question]] = field(default_factory=dict)
+    answers: dict[CaseKey, tuple[Group, Question]] = field(default_factory=dict)
 
     def ask(self, question: Question) -> None:
         self.open.append(question)
@@ -78,7 +78,7 @@ class Numerics:
                 by_weights.setdefault(question.weights, []).append(question)
         return by_weights
 
-    def wants(self, old: Case, backend: str, engines: Engines) -> bool:
+    def wants(self, old: Case, backend: str, engines: RanEngines) -> bool:
         """Whether the engines that ran this case are to be kept until `read`: one for each model
         with a question."""
         for questions in self.of(old.site, backend).values():
@@ -87,7 +87,7 @@ class Numerics:
                 return True
         return False
 
-    def read(self, site: str, backend: str, engines: Engines, ours: Any = None) -> None:
+    def read(self, site: str, backend: str, engines: RanEngines, ours: Any = None) -> None:
         """The new path of a site's open questions.
         ours: where an engine that was closed is loaded again (`replay.Engines`)."""
         for questions in self.of(site, backend).values():
@@ -117,7 +117,7 @@ class Numerics:
         return tuple(map(summary_of, self.groups))
 
 
-def engine_of(questions: Sequence[Question], engines: Engines) -> Any:
+def engine_of(questions: Sequence[Question], engines: RanEngines) -> Any:
     """The last engine that ran one of these cases with the model that is asked about, or None."""
     for question in questions:
         ran = engines.get(question.old.case, ())

@@ -17,16 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from parity.judge.numerics import reading, referee
-from parity.judge.numerics.errors import FLOOR, robust_size
+from parity.judge.numerics.errors import FLOOR, Array, robust_size
 from parity.judge.numerics.noise import Noise, Parting, within_noise
 from parity.judge.partings import Ids, Outcome, Pair, Row
-
-Array = Any  # numpy.ndarray, float64
 
 FAULT = 1.5  # times rounding, surely above it. Clean at least 0.8 to 1.2, int8 weights 1.8 to 2.1
 ROUNDING = 2.0  # times rounding, surely below it. Clean at most 1.5 to 1.8, int8 weights 3.1
@@ -58,7 +55,7 @@ class Choices:
 
 def read_choices(path: str, dtype: str, pairs: Sequence[Pair]) -> Choices:
     """Load a checkpoint in float32, read, close, and again in `dtype`. Raises CannotJudge."""
-    source = reading.source_of(path, dtype)
+    source = reading.reference_source(path, dtype)
     if not source.exact:
         raise reading.CannotJudge(
             f"{source.note}. Judging answers alone needs the model in float32"
@@ -87,7 +84,7 @@ def choices_of(
         exact = margins_of(pair, truth)
         margins.append(exact)
         errors.append(margins_of(pair, old) - exact)
-        partings.append(parting_of(pair, truth, old))
+        partings.append(parting_by_reference(pair, truth, old))
     noise = referee.judge(readings, dtype=dtype).noise
     return Choices(tuple(margins), tuple(errors), noise, tuple(partings))
 
@@ -127,7 +124,7 @@ def margins_of(pair: Pair, scored: reading.Scored) -> Array:
     return chosen - np.array(scored.others[:tokens], dtype=np.float64)
 
 
-def parting_of(pair: Pair, truth: reading.Scored, old: reading.Scored) -> Parting | None:
+def parting_by_reference(pair: Pair, truth: reading.Scored, old: reading.Scored) -> Parting | None:
     """What the new path makes of the step is not known: the reference stands for it."""
     if pair.candidates is None:
         return None
@@ -201,7 +198,7 @@ def judge_choices(read: Choices, pairs: Sequence[Pair]) -> ChoicesJudged:
     """A fault where either path's errors are surely larger than rounding, or an answer parts where
     no rounding of the measured size turns float32's choice. Of a few tokens no size is known, and
     nothing is said."""
-    rows = tuple(row_of(*each, read.noise) for each in zip(pairs, read.partings))
+    rows = tuple(judged_row(*each, read.noise) for each in zip(pairs, read.partings))
     margins = np.concatenate(read.margins)
     unit = rounding_of(read, margins)
     old = size_of(np.abs(margins), margins > 0, unit)
@@ -209,7 +206,7 @@ def judge_choices(read: Choices, pairs: Sequence[Pair]) -> ChoicesJudged:
     followed = [margin[: len(same)] for margin, same in zip(read.margins, shared)]
     new = size_of(np.concatenate(followed), np.concatenate(shared), unit)
     is_measured = read.noise.tokens >= referee.LEAST
-    outcome = outcome_of(rows, old, new) if is_measured else "cannot tell"
+    outcome = outcome_of_choices(rows, old, new) if is_measured else "cannot tell"
     return ChoicesJudged(outcome, old, new, rows, unit)
 
 
@@ -221,7 +218,7 @@ def rounding_of(read: Choices, margins: Array) -> float:
     return max(robust_size(errors[close]), FLOOR)
 
 
-def row_of(pair: Pair, parting: Parting | None, noise: Noise) -> Row:
+def judged_row(pair: Pair, parting: Parting | None, noise: Noise) -> Row:
     if pair.step is None or parting is None:
         return Row(pair.step, ends=pair.step is not None and pair.candidates is None)
     return Row(pair.step, within_noise(parting, noise))
@@ -234,7 +231,7 @@ def common_steps(pair: Pair) -> Array:
     return np.append(np.ones(pair.step, bool), False)
 
 
-def outcome_of(rows: Sequence[Row], old: Size, new: Size) -> Outcome:
+def outcome_of_choices(rows: Sequence[Row], old: Size, new: Size) -> Outcome:
     sizes = (old.outcome, new.outcome)
     if "fault" in sizes or any(row.is_fault for row in rows):
         return "fault"

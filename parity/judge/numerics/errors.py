@@ -92,7 +92,7 @@ def errors_of(rows: Sequence[Reading]) -> Errors:
     """A new value that is not a number is an error without bound."""
     names = probed_everywhere(rows)
     origins: list[int] = []
-    table = np.array(list(steps_of(rows, names, origins)), dtype=np.float64)
+    table = np.array(list(distinct_steps(rows, names, origins)), dtype=np.float64)
     table = table.reshape(-1, 6 + len(names))
     reference = table[:, 3]
     logprob = np.minimum(reference, 0.0)
@@ -120,7 +120,7 @@ def probed_everywhere(rows: Sequence[Reading]) -> list[str]:
     return sorted(set.intersection(*names)) if names else []
 
 
-def steps_of(
+def distinct_steps(
     rows: Sequence[Reading], names: Sequence[str], origins: list[int]
 ) -> Iterator[tuple[float, ...]]:
     """(cluster, position, whether of the answer, reference, old, new, *probes) of each step that

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from parity.golden import GoldenError, Store
+from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, pictures_of
 from parity.judge.row import Row, placeholder_in
 from parity.verdict import equal
 
-Tensor = Any  # torch.Tensor
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
 
 

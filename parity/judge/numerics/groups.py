@@ -184,7 +184,7 @@ def read_references(groups: Sequence[Group]) -> None:
             read_foreign(group)
     ready = [group for group in groups if not group.why]
     for source in dict.fromkeys(group.source for group in ready):
-        read_reference([group for group in ready if group.source == source])
+        read_groups([group for group in ready if group.source == source])
 
 
 def why_not_read(group: Group) -> str:
@@ -193,7 +193,7 @@ def why_not_read(group: Group) -> str:
     return group.why or ("" if group.rows else NO_TOKENS)
 
 
-def read_reference(groups: Sequence[Group]) -> None:
+def read_groups(groups: Sequence[Group]) -> None:
     """Groups of one source: the reference and the old path, each loaded once."""
     path, dtype, attention, adapter = groups[0].source
     rows = [row for group in groups for row in group.rows]

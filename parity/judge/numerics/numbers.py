@@ -12,7 +12,7 @@ from parity.verdict import Cause, equal
 
 OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of more than these
 DIGITS = 4  # behind the point: what code rounds to
-BITS = 11  # float16 holds as many, bfloat16 eight
+HALF_BITS = 11  # float16 holds as many, bfloat16 eight
 SEQUENCES = (list, tuple)
 
 BestTokens = Mapping[Any, float]  # token -> log-probability
@@ -40,14 +40,14 @@ def number_gap(old: Any, new: Any) -> float | None:
 def float_gap(old: float, new: float) -> float | None:
     if math.isnan(old) or math.isnan(new):
         return None
-    return 0.0 if old == new else distance(old, new)
+    return 0.0 if old == new else gap_in_nats(old, new)
 
 
 def are_all(kind: Any, *values: Any) -> bool:
     return all(isinstance(value, kind) for value in values)
 
 
-def distance(old: float, new: float) -> float:
+def gap_in_nats(old: float, new: float) -> float:
     """How far numbers are apart, in what rounding is measured in: as a log-probability's nats are
     nats, those of a probability, or of a perplexity, are a part of it, and near to zero those of
     both are."""
@@ -80,8 +80,8 @@ def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
     shared = old.keys() & new.keys()
     if len(old) > OF_ONE_STEP and not shared:
         return None
-    gaps = [distance(old[key], new[key]) for key in shared]
-    gaps += map(distance, old.values(), new.values())
+    gaps = [gap_in_nats(old[key], new[key]) for key in shared]
+    gaps += map(gap_in_nats, old.values(), new.values())
     for here, there in ((old, new), (new, old)):
         last = min(there.values())
         for key in here.keys() - there.keys():
@@ -132,4 +132,4 @@ def has_few_digits(number: float) -> bool:
 
 
 def has_few_bits(number: float) -> bool:
-    return float.is_integer(math.frexp(number)[0] * 2**BITS)
+    return float.is_integer(math.frexp(number)[0] * 2**HALF_BITS)

@@ -45,7 +45,7 @@ OFF = Settings(1.0)
 BEAMS = "beams were searched"
 
 
-def settings_of(row: Row) -> Settings:
+def declared_settings(row: Row) -> Settings:
     values = {}
     for field in dataclasses.fields(OFF):
         value = entry(row, "sampling", field.name)

@@ -26,8 +26,8 @@ from parity.golden import GoldenError
 from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.noise import Parting
 from parity.judge.numerics.probes import PROBED, PROBES
+from parity.judge.numerics.processed import Tensor
 
-Tensor = Any  # torch.Tensor
 ToLogits = Callable[[Tensor], Tensor]  # [..., hidden] -> [..., vocabulary]
 
 PIECE = 1 << 25  # logits at a time, float32: 128 MiB, and as much again for their exponentials
@@ -146,7 +146,7 @@ class Source:
         return self.dtype == "float32"
 
 
-def weights_of(path: str) -> int:
+def parameter_count(path: str) -> int:
     """Elements of a checkpoint's tensors, from the headers of its safetensors."""
     files = sorted(Path(path).glob("*.safetensors"))
     if not files:
@@ -192,7 +192,7 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def source_of(
+def reference_source(
     path: str,
     dtype: str,
     *,
@@ -206,7 +206,7 @@ def source_of(
     free: bytes of memory there, if known. Raises CannotJudge where not even `dtype` fits.
     """
     place = device or default_device()
-    count = weights_of(local_path(path))
+    count = parameter_count(local_path(path))
     room = free_bytes(place) if free is None else free
     size = f"{count / 1e6:,.0f} M weights on {place}, {room / 2**30:.1f} GiB free"
     if count * BYTES["float32"] * ROOM <= room:
@@ -402,7 +402,7 @@ def image_inputs(row: TokenRow, processor: Any) -> dict[str, Tensor]:
     import torch
 
     text = [processor.image_token * len(row.images)]
-    size = budget_of(row, "shortest_edge", "longest_edge")
+    size = pixel_budget(row, "shortest_edge", "longest_edge")
     how = {"size": size} if "longest_edge" in size else size
     made = dict(processor(text=text, images=[list(row.images)], return_tensors="pt", **how))
     is_image = torch.tensor([[token == row.placeholder for token in row.ids]])
@@ -416,7 +416,7 @@ def image_inputs(row: TokenRow, processor: Any) -> dict[str, Tensor]:
     return made
 
 
-def budget_of(row: TokenRow, least: str, most: str) -> dict[str, Any]:
+def pixel_budget(row: TokenRow, least: str, most: str) -> dict[str, Any]:
     """A row's pixel budget, under the names that a library has for it; {} is the checkpoint's."""
     if row.budget is None:
         return {}
@@ -521,7 +521,7 @@ def read_reference(
     dtype, attention, adapter (a folder): the golden's. Where float32 does not fit, the old path
     stands for the truth, and the same with another attention for the old path.
     """
-    source = source_of(path, dtype, attention=attention, device=device)
+    source = reference_source(path, dtype, attention=attention, device=device)
 
     def read_old(attention: str | None, what: str) -> list[Scored]:
         how: dict[str, Any] = {"device": source.device, "attention": attention, "adapter": adapter}
@@ -634,7 +634,7 @@ def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     if not row.images:
         return {"prompt_token_ids": prompt}
     ids = collapsed(prompt, row.placeholder)
-    vlm = budget_of(row, "min_pixels", "max_pixels")
+    vlm = pixel_budget(row, "min_pixels", "max_pixels")
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 
 

@@ -5,7 +5,7 @@ from float32.
     verdict.outcome                           "holds", "shifted" or "cannot tell"
 
 A path that only rounds in another way has errors of the same size and no bias. "holds" needs size
-and bias surely inside their margins, no alarm anywhere, and enough rows for a fault of SEEN times
+and bias surely inside their margins, no alarm anywhere, and enough rows for a fault of SEEN_TIMES
 rounding to have been one. "cannot tell" says how many tokens it lacks.
 """
 
@@ -32,9 +32,9 @@ from parity.judge.numerics.noise import Noise
 from parity.judge.numerics.probes import PROBED
 
 LEAST = 20  # unsure tokens, below which nothing is said
-SEEN = 2.0  # times rounding: where not even such a fault would have been an alarm, nothing holds
+SEEN_TIMES = 2.0  # rounding: if not even such a fault would have been an alarm, nothing holds
 MOST_TIMES = 100.0  # as many tokens as there are: more are never asked for
-BITS = {"bfloat16": 8, "float16": 11, "float32": 24}  # of the mantissa, with the implicit one
+MANTISSA_BITS = {"bfloat16": 8, "float16": 11, "float32": 24}  # with the implicit one
 NAMED = 1 / 6  # of the new errors: a probe that explains less names nothing
 
 
@@ -75,7 +75,7 @@ class Verdict:
         cause."""
         if self.outcome != "shifted":
             return ""
-        is_finer = self.like in BITS and self.noise.new < self.noise.old
+        is_finer = self.like in MANTISSA_BITS and self.noise.new < self.noise.old
         return "model.dtype" if is_finer else "numeric.shift"
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def judge(
     """A site's numerics, from all its tokens at once.
 
     dtype: the golden's.   exact: whether `reference` is float32; else it is plain transformers
-    in that dtype, and `old` the same with another attention (see reading.source_of).
+    in that dtype, and `old` the same with another attention (see reading.reference_source).
     """
     allowed = margins or (EXACT if exact else INEXACT)
     e = errors_of(rows)
@@ -117,9 +117,9 @@ def judge(
         return Verdict("cannot tell", (), noise, count, math.inf, more, exact=exact)
     found = estimates_of(e, allowed)
     sees = smallest_seen(found.interval, allowed, noise)
-    outcome = outcome_of(found, is_blind=sees > SEEN * e.rounding)
+    outcome = outcome_of_estimates(found, is_blind=sees > SEEN_TIMES * e.rounding)
     more = missing_tokens(found, noise.tokens) if outcome == "cannot tell" else 0
-    like = likeness(e, found, noise, dtype if exact else "") if outcome == "shifted" else ""
+    like = resemblance(e, found, noise, dtype if exact else "") if outcome == "shifted" else ""
     return Verdict(outcome, found.all, noise, count, sees, more, like, exact)
 
 
@@ -129,8 +129,8 @@ def noise_of(e: Errors) -> Noise:
     return Noise(robust_size(old), robust_size(e.new[e.is_open]), largest, len(old))
 
 
-def outcome_of(found: Estimates, *, is_blind: bool) -> Outcome:
-    """is_blind: whether a fault of SEEN times rounding would have passed."""
+def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> Outcome:
+    """is_blind: whether a fault of SEEN_TIMES times rounding would have passed."""
     outcomes = [estimate.outcome for estimate in found.all]
     if "shifted" in outcomes:
         return "shifted"
@@ -156,7 +156,7 @@ def times_needed(found: Estimates) -> Iterator[float]:
     size = found.size
     i = found.interval
     above = math.log(size.most) - i.value
-    yield (i.alarm / (0.5 * math.log1p(SEEN**2))) ** 2
+    yield (i.alarm / (0.5 * math.log1p(SEEN_TIMES**2))) ** 2
     if size.outcome != "holds":
         below = i.value - math.log(size.least) if size.least else math.inf
         yield (i.holds / max(1e-9, min(abs(above), abs(below)))) ** 2
@@ -168,7 +168,7 @@ def times_needed(found: Estimates) -> Iterator[float]:
             yield ((other.high - other.value) / room) ** 2
 
 
-def likeness(e: Errors, found: Estimates, noise: Noise, dtype: str) -> str:
+def resemblance(e: Errors, found: Estimates, noise: Noise, dtype: str) -> str:
     """What a shift looks like: the probe that explains most, and by what factor; else the dtype
     that has errors of this size."""
     seen = {x.name: x for x in found.all if x.outcome == "shifted"}
@@ -192,12 +192,12 @@ def dtype_of(noise: Noise, dtype: str) -> str:
     """The dtype that has errors of the new path's size where the golden's has those of the old
     one's, or "": sizes go with the mantissa, 8 times from float16 to bfloat16. Of a float32 golden
     any fault could have a size far above its own; the reference's own size is float32's."""
-    if dtype not in BITS or dtype == "float32":
+    if dtype not in MANTISSA_BITS or dtype == "float32":
         return ""
     if noise.new < FLOOR < noise.old:
         return "float32"
     times = math.log2(max(noise.new, FLOOR) / max(noise.old, FLOOR))
-    for name, bits in BITS.items():
-        if name != dtype and abs(times - (BITS[dtype] - bits)) < 0.8:
+    for name, bits in MANTISSA_BITS.items():
+        if name != dtype and abs(times - (MANTISSA_BITS[dtype] - bits)) < 0.8:
             return name
     return ""

@@ -24,8 +24,8 @@ from parity.judge.numerics.golden_rows import (
 from parity.judge.numerics.naming import named_cause
 from parity.judge.numerics.processed import (
     Tensor,
+    declared_settings,
     processed_logits,
-    settings_of,
     why_not_sampled,
 )
 from parity.judge.numerics.questions import Judged, could_not
@@ -94,7 +94,7 @@ class Samples:
             return judge_golden(before, is_loop)
         evidence = evidence_of(moved, ledger.alpha, count_copies=not before.is_fault)
         if evidence.is_fault:
-            return "DRIFT", cause_of(evidence, is_cached(new)), ()
+            return "DRIFT", cause_of_samples(evidence, is_cached(new)), ()
         ledger.samples[old.case] = moved
         if is_loop:  # until all are judged together
             ledger.own[old.case] = golden
@@ -256,7 +256,7 @@ def with_ids(golden: Row, row: Row) -> Row:
 def unlike(row: Row, old: Tensor, new: Tensor) -> str:
     """How two paths' distributions of a row's tokens differ; "" where only by rounding.
     old, new: raw logits, float32 [tokens, vocabulary]."""
-    settings = settings_of(row)
+    settings = declared_settings(row)
     before = processed_logits(old, row, settings).softmax(-1)
     after = processed_logits(new, row, settings).softmax(-1)
     distances = (before - after).abs().sum(-1) / 2
@@ -309,7 +309,7 @@ def is_cached(case: Case) -> bool:
     return any((row.get("request") or {}).get("cached") for row in case.rows)
 
 
-def cause_of(evidence: Evidence, is_cached: bool = False) -> Cause:
+def cause_of_samples(evidence: Evidence, is_cached: bool = False) -> Cause:
     """Of samples that do not follow.   is_cached: some came out of a cache, where copies come
     from."""
     sentence = evidence.sentence()
@@ -366,7 +366,7 @@ def with_site(outcome: Outcome, evidence: Evidence | None) -> Outcome:
     note = f"all cases of {outcome.site} together: {evidence.sentence()}"
     notes = (*outcome.notes, note)
     if evidence.is_fault:
-        cause = cause_of(evidence)
+        cause = cause_of_samples(evidence)
         return dataclasses.replace(outcome, verdict="DRIFT", cause=cause, notes=notes)
     if evidence.can_tell:
         return dataclasses.replace(outcome, verdict="SAME-DISTRIBUTION", cause=None, notes=notes)

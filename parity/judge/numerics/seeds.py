@@ -20,8 +20,8 @@ from typing import Any
 from parity.judge.numerics.processed import (
     NONE,
     Tensor,
+    declared_settings,
     processed_logits,
-    settings_of,
     slack_of,
 )
 from parity.judge.numerics.surprise import Stream
@@ -90,7 +90,7 @@ def first_off_seed(row: Row, logits: Tensor, seed: int) -> int | None:
     """
     import torch
 
-    settings = settings_of(row)
+    settings = declared_settings(row)
     slack = slack_of(row)
     generator = torch.Generator().manual_seed(seed)
     for step, token in enumerate(row["output_ids"]):

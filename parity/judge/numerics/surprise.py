@@ -17,9 +17,9 @@ Rows that share a seed share their random numbers: their ratios are averaged, no
 their deviations are added before they are squared, which holds under any dependence.
 
 `Evidence.power` is the factor by which a temperature must be wrong to be seen in these samples.
-Where that is more than SEEN the answer is "cannot tell, needs about N more tokens" and the verdict
-SAME-SETTINGS, which passes: all that can be compared was equal, and no code can change a model
-that is too sure. Samples that are to show something are more, or of a higher temperature.
+Where that is more than SEEN_FACTOR the answer is "cannot tell, needs about N more tokens" and the
+verdict SAME-SETTINGS, which passes: all that can be compared was equal, and no code can change a
+model that is too sure. Samples that are to show something are more, or of a higher temperature.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from parity.judge.numerics.processed import (
     OFF,
     Settings,
     Tensor,
+    declared_settings,
     processed_logits,
-    settings_of,
     slack_of,
 )
 from parity.judge.row import Row
@@ -48,7 +48,7 @@ Texts = Sequence[Sequence[str]]  # of each prompt
 
 ALPHA = 1e-3  # of all samples of a site, whatever the number of its cases
 NORMAL = 50.0  # nats^2: with less variance than this a sum of surprises is not normal
-SEEN = 1.5  # a factor of the temperature that samples must be able to show
+SEEN_FACTOR = 1.5  # a factor of the temperature that samples must be able to show
 CHUNK = 1 << 24  # logits that are processed at once
 
 FACTORS = (0.5, 1 / 1.5, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0)  # of a wrong temperature
@@ -129,7 +129,7 @@ def sample_of(row: Row, logits: Tensor, stream: Stream) -> Sample:
     """logits: float32 [tokens, vocabulary], raw, before each of the row's own tokens."""
     import torch
 
-    settings = settings_of(row)
+    settings = declared_settings(row)
     faults = faults_of(settings)
     sums = torch.zeros(3, dtype=torch.float64)
     ratios = dict.fromkeys(faults, 0.0)
@@ -232,14 +232,14 @@ class Evidence:
     @property
     def can_tell(self) -> bool:
         """Whether what was not seen is not there."""
-        return self.power <= SEEN
+        return self.power <= SEEN_FACTOR
 
     @property
     def missing(self) -> int:
-        """About how many tokens more, until a temperature wrong by SEEN would be seen."""
+        """About how many tokens more, until a temperature wrong by SEEN_FACTOR would be seen."""
         if not math.isfinite(self.power):
             return 0
-        times = math.log(self.power) / math.log(SEEN)
+        times = math.log(self.power) / math.log(SEEN_FACTOR)
         return math.ceil(self.tokens * (times**2 - 1))
 
     def sentence(self) -> str:
@@ -269,7 +269,7 @@ def evidence_of(
 ) -> Evidence:
     """count_copies: whether equal samples count; not where the golden's are equal as often."""
     streams = by_stream(samples)
-    weights = weights_of(streams)
+    weights = likelihood_ratios(streams)
     if count_copies and len({s.prompt for s in samples}) < len(samples):
         weights[COPY] = copies(samples)
     variance = sum(map(variance_of, streams))
@@ -306,7 +306,7 @@ def by_stream(samples: Sequence[Sample]) -> Streams:
     return list(streams.values())
 
 
-def weights_of(streams: Streams) -> dict[str, float]:
+def likelihood_ratios(streams: Streams) -> dict[str, float]:
     """Fault -> log of the likelihood ratio of all samples."""
     names = dict.fromkeys(name for stream in streams for s in stream for name in s.ratios)
     weights = dict.fromkeys(names, 0.0)
@@ -345,7 +345,7 @@ def power_of(streams: Streams, faults: int, alpha: float) -> float:
     logarithm."""
     needed = math.log(2 / alpha) + math.log(max(1, faults))
     worst = 0.0
-    for factor in (SEEN, 1 / SEEN):
+    for factor in (SEEN_FACTOR, 1 / SEEN_FACTOR):
         name = wrong_temperature(factor)
         seen = 0.0
         for stream in streams:
@@ -353,7 +353,7 @@ def power_of(streams: Streams, faults: int, alpha: float) -> float:
         if seen <= 1e-9:
             return math.inf
         worst = max(worst, math.sqrt(needed / seen))
-    return math.exp(min(worst * math.log(SEEN), 700.0))
+    return math.exp(min(worst * math.log(SEEN_FACTOR), 700.0))
 
 
 # == A site's samples together ==

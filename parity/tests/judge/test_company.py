@@ -646,7 +646,7 @@ def test_ids_that_stand_before_a_prompt_are_not_a_part_that_is_missing(more: lis
 @pytest.mark.parametrize(("cached", "cause"), [(False, "rng"), (True, "cache.key")])
 def test_copies_of_one_draw_out_of_a_cache_are_the_caches(cached: bool, cause: str) -> None:
     evidence = SimpleNamespace(fault=surprise.COPY, impossible=None, alpha=0.001, sentence=lambda: "copies")
-    assert samples.cause_of(cast(Any, evidence), cached).name == cause
+    assert samples.cause_of_samples(cast(Any, evidence), cached).name == cause
 
 
 @pytest.mark.parametrize(

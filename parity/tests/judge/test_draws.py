@@ -18,7 +18,7 @@ from parity.callsites.inference_module import old as old_way
 from parity.golden import Case, Store
 from parity.judge.check import check_sites
 from parity.judge.numerics import surprise
-from parity.judge.numerics.processed import cut_top_k, processed_logits, settings_of
+from parity.judge.numerics.processed import cut_top_k, declared_settings, processed_logits
 from parity.judge.numerics.samples import settle_samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.session import Session
@@ -48,7 +48,7 @@ def made(count: int, *, tokens: int = 60, sure: float = 2.0, factor: float = 1.0
         logits = sure * torch.randn(tokens, VOCABULARY)
         own = row([], seed, **sampling)
         for step in range(tokens):
-            scores = processed_logits(logits[step : step + 1] * factor, own, settings_of(own), step)
+            scores = processed_logits(logits[step : step + 1] * factor, own, declared_settings(own), step)
             own["output_ids"].append(int(torch.multinomial(scores.softmax(-1), 1)))
         found.append(surprise.sample_of(own, logits, ("request", seed)))
     return found
@@ -109,7 +109,7 @@ def test_early_ends_that_were_held_back_have_no_chance() -> None:
         **row([0, 0]),
         "stop": {"end_ids": {"value": [1], "from": "caller"}, "min_new_tokens": {"value": 2, "from": "caller"}},
     }
-    scores = processed_logits(torch.zeros(2, 4), asked, settings_of(asked))
+    scores = processed_logits(torch.zeros(2, 4), asked, declared_settings(asked))
     assert scores[:, 1].tolist() == [-math.inf, -math.inf]
 
 

@@ -298,7 +298,7 @@ def test_two_rows_that_agree_do_not_hold_where_no_fault_would_have_been_seen() -
     verdicts = [judge(site(drawn(seed), rows=2, steps=80), dtype="bfloat16") for seed in range(40)]
     held = [verdict for verdict in verdicts if verdict.outcome == "holds"]
     assert len(held) <= 4  # by chance, at a level of 5 %
-    assert all(verdict.sees <= referee.SEEN * 1.1 * verdict.noise.old for verdict in held)
+    assert all(verdict.sees <= referee.SEEN_TIMES * 1.1 * verdict.noise.old for verdict in held)
     assert any("only a fault of" in str(verdict) for verdict in verdicts)
 
 
@@ -461,14 +461,14 @@ def test_rows_with_pictures_are_read_on_both_sides(shared: Load, backend: str) -
 
 
 def test_a_reference_that_does_not_fit_is_read_in_the_goldens_dtype_and_says_so() -> None:
-    count = reading.weights_of(str(TEXT))
+    count = reading.parameter_count(str(TEXT))
     assert count == pytest.approx(222_000, rel=0.05)
-    source = reading.source_of(str(TEXT), "bfloat16", device="cpu", free=100 * count)
+    source = reading.reference_source(str(TEXT), "bfloat16", device="cpu", free=100 * count)
     assert source.exact and source.dtype == "float32" and "float32" in source.note
-    source = reading.source_of(str(TEXT), "bfloat16", device="cpu", free=3 * count)
+    source = reading.reference_source(str(TEXT), "bfloat16", device="cpu", free=3 * count)
     assert not source.exact and (source.dtype, source.other) == ("bfloat16", "eager") and "does not fit" in source.note
     with pytest.raises(reading.CannotJudge, match="does not fit"):
-        reading.source_of(str(TEXT), "bfloat16", device="cpu", free=count)
+        reading.reference_source(str(TEXT), "bfloat16", device="cpu", free=count)
 
 
 def test_missing_weights_cannot_be_judged(tmp_path: Path) -> None:
@@ -476,7 +476,7 @@ def test_missing_weights_cannot_be_judged(tmp_path: Path) -> None:
         reading.Reader("nobody/has-this-model", "float32")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(reading.WeightsMissing, match="no safetensors"):
-        reading.source_of(str(tmp_path), "bfloat16")
+        reading.reference_source(str(tmp_path), "bfloat16")
 
 
 def test_a_site_is_judged_from_an_engine_and_a_checkpoint(shared: Load) -> None:

@@ -15,7 +15,7 @@ from parity.golden import Case, Store, environment
 from parity.judge import case as check
 from parity.judge.comparison import Comparison
 from parity.judge.numerics import seeds
-from parity.judge.numerics.processed import processed_logits, settings_of
+from parity.judge.numerics.processed import declared_settings, processed_logits
 from parity.judge.numerics.samples import settle_samples
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import Session
@@ -142,7 +142,7 @@ def test_ids_of_a_seed_are_computed_as_torch_takes_them() -> None:
     for settings in ({}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}):
         taken, own = torch.Generator().manual_seed(3), row([], 3, **settings)
         for step in range(30):
-            scores = processed_logits(logits[step : step + 1], own, settings_of(own), step)
+            scores = processed_logits(logits[step : step + 1], own, declared_settings(own), step)
             own["output_ids"].append(int(torch.multinomial(scores.softmax(-1), 1, generator=taken)))
         assert seeds.first_off_seed(own, logits, 3) is None
         assert seeds.first_off_seed(own, logits, 4) in range(4)
