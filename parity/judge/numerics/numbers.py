@@ -27,14 +27,17 @@ def number_gap(old: Any, new: Any) -> float | None:
     if are_all(float, old, new):
         return float_gap(old, new)
     if are_all(Mapping, old, new) and old.keys() == new.keys():
-        return largest(number_gap(old[key], new[key]) for key in old)
+        return largest(map(number_gap, old.values(), map(new.__getitem__, old)))
     tokens = [candidates(value) or {} for value in (old, new)]
     if 0 < len(tokens[0]) == len(tokens[1]):
         return candidates_gap(*tokens)
     if are_all(SEQUENCES, old, new) and len(old) == len(new):
         return largest(map(number_gap, old, new))
-    is_same = type(old) is type(new) and old == new
-    return 0.0 if is_same else None
+    return 0.0 if are_same(old, new) else None
+
+
+def are_same(old: Any, new: Any) -> bool:
+    return type(old) is type(new) and bool(old == new)
 
 
 def float_gap(old: float, new: float) -> float | None:
