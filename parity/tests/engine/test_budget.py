@@ -17,7 +17,7 @@ from ..conftest import ROOT
 
 CORE = "gen_engine.py"
 FOUND_BY_ENGINE = ("answer_cache", "escaping", "images", "scoring", "structured", "weights")
-PLAIN = ("penalties",)  # of those that callers import, the ones that are held to the same
+PLAIN = ("penalties", "streaming")  # of those that callers import, the ones that are held to the same
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
 MOST_TOKENS = 24_000  # of the core
