@@ -39,11 +39,13 @@ A case holds one row per sequence that the model generated:
     sampling      each setting as {"value", "from"}: caller, checkpoint or default
     stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria; include_stop where it is on
     output_ids    what was generated, with the id that ended it, without padding
+    finish        of code with stopping criteria of its own: {"criteria": {class: after how many ids it first called the
+                  row done}}, the library's own criteria among them
     decode        {"ids", "skip_special_tokens", "clean_up"}: which ids became text, and how
     text          what decoding gave
     decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
 
-`request`, `inputs` and `decodes` are younger than this format and may be absent: then nothing was seen of them.
+`request`, `inputs`, `finish` and `decodes` are younger than this format and may be absent: nothing was seen of them.
 """
 
 from __future__ import annotations
@@ -60,6 +62,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -74,7 +77,7 @@ FORMAT = 1
 RESERVED = {"models", "blobs", "environments"}
 ROW_KEYS = (
     "messages", "template", "prompt_text", "prompt_ids", "images", "request", "scored", "loop", "batch", "inputs",
-    "model", "sampling", "stop", "output_ids", "decode", "text", "decodes",
+    "model", "sampling", "stop", "output_ids", "finish", "decode", "text", "decodes",
 )  # fmt: skip
 
 
@@ -138,7 +141,8 @@ CASE_TYPES: dict[str, type] = {
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
-    "model": dict, "sampling": dict, "stop": dict, "output_ids": list, "decode": dict, "text": str,
+    "model": dict, "sampling": dict, "stop": dict, "output_ids": list, "finish": dict, "decode": dict, "text": str,
+    "request": dict, "scored": bool, "loop": str, "inputs": dict, "decodes": list,
 }  # fmt: skip
 IDS = ("prompt_ids", "output_ids")  # what every row has
 BLOB = re.compile(r"[0-9a-f]{64}(\.[^/\\\0]{1,32})?")
@@ -151,6 +155,8 @@ def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
         if name in said and not isinstance(said[name], kind):
             yield name, f"is not {KINDS[kind]}"
             return
+    if "environment" in said and not is_base_name(said["environment"]):
+        yield "environment", "is not the name of a file alone"
     for number, row in enumerate(said.get("rows", ())):
         yield from ((f"rows[{number}]{place}", problem) for place, problem in row_faults(row))
     for number, part in enumerate(said.get("changing", ())):
@@ -185,6 +191,13 @@ def row_faults(row: Any) -> Iterator[Fault]:
         isinstance(template.get("sha256"), str) and isinstance(template.get("arguments"), dict)
     ):
         yield ".template", "has no sha256 and arguments"
+    if isinstance(row.get("finish"), dict) and not is_finish(row["finish"]):
+        yield ".finish", "has no criteria with a number of ids each"
+
+
+def is_finish(said: Mapping[str, Any]) -> bool:
+    criteria = said.get("criteria")
+    return isinstance(criteria, dict) and all(type(count) is int for count in criteria.values())
 
 
 def is_base_name(name: Any) -> bool:
@@ -463,9 +476,26 @@ def parsed(text: str) -> Any:
     return decoded(value)
 
 
+MOST_JSON = 64 << 20  # bytes; no golden of a call site is a tenth as large
+MOST_BLOB = 512 << 20
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file: a link to a device would be read until memory ends, a FIFO waits.
+
+    Raises OSError for anything else, and for more than `most` bytes."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a regular file")
+        if status.st_size > most:
+            raise OSError(f"it has {status.st_size:,} bytes, and {most:,} are the most")
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        return parsed(read_regular(path, MOST_JSON).decode())
     except (OSError, ValueError) as error:
         raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
 
@@ -542,6 +572,8 @@ class Store:
     def read(self, site: str, case: str) -> Case:
         """One golden. Raises GoldenError for one that is broken, of another format, or in the wrong place."""
         path = self.path(site, case)
+        if not f"{site}{case}".isprintable():
+            raise GoldenError(f"{str(path)!r}: its name holds characters that do not print; rename it")
         said = read_json(path)
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             found = said.get("format") if isinstance(said, dict) else type(said).__name__
@@ -565,8 +597,12 @@ class Store:
         return found, broken
 
     def write(self, case: Case) -> Path:
-        if case.site in RESERVED or "/" in case.site + case.case or case.case.startswith("."):
-            raise GoldenError(f"{case.site}/{case.case} cannot be a golden's name; choose another")
+        name = case.site + case.case
+        if case.site in RESERVED or "/" in name or case.case.startswith(".") or not name.isprintable():
+            whole = f"{case.site}/{case.case}"
+            raise GoldenError(
+                f"{whole if name.isprintable() else repr(whole)} cannot be a golden's name; choose another"
+            )
         path = self.path(case.site, case.case)
         write_json(path, case.to_json())
         return path
@@ -589,7 +625,11 @@ class Store:
             raise GoldenError(f"{name[:80]!r} is no name of a blob; restore the golden from version control")
         if not path.exists():
             raise GoldenError(f"{path} is missing; restore it from version control")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != name.partition(".")[0]:
+        try:
+            content = read_regular(path, MOST_BLOB)
+        except OSError as error:
+            raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
+        if hashlib.sha256(content).hexdigest() != name.partition(".")[0]:
             raise GoldenError(f"{path} was changed: its content has another sha256; restore it from version control")
         return path
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from parity import golden
-from parity.judge.compare import entry, placeholder_in, prompt_with_pictures
 from parity.judge.questions import LOADED
+from parity.judge.row import entry, placeholder_in, prompt_with_pictures
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
 from parity.verdict import first_divergence
@@ -241,7 +241,7 @@ class Replay:
             images = tuple(self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old)
         kwargs = budget_kwargs(row) or made.image_kwargs
         module = sys.modules[type(engine).__module__]
-        tokens = sum(module.companion("images").image_tokens(image, kwargs, engine.checkpoint) for image in images)
+        tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
         text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import gen_engine
-from parity.companions import images
 from parity.judge.replay import as_fields, merged
 
 Change = Callable[[Any], Any]
@@ -423,19 +422,19 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         "EXIF not honoured",
         ("image.content",),
         ("stage_a/exif-turned",),
-        inside=((images, "load_image", lying),),
+        inside=((gen_engine, "load_image", lying),),
     ),
     SiteMutation(
         "red and blue swapped",
         ("image.content",),
         ("stage_a/circle", "stage_a/square-json"),
-        inside=((images, "load_image", bgr),),
+        inside=((gen_engine, "load_image", bgr),),
     ),
     SiteMutation(
         "pictures shrunk beforehand",
         ("image.content",),
         ("stage_a/photograph", "stage_a/square-json"),
-        inside=((images, "load_image", halved),),
+        inside=((gen_engine, "load_image", halved),),
     ),
     SiteMutation(
         "pictures in another order", ("image.content",), ("visual_dump/two-pictures",), requests=pictures_reversed
@@ -444,7 +443,7 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         "normalised by another mean",
         ("image.values",),
         ("stage_a/circle", "stage_a/sizes-mixed"),
-        inside=((images, "expand_images", brighter),),
+        inside=((gen_engine, "expand_images", brighter),),
     ),
     # the model
     SiteMutation(

@@ -6,6 +6,9 @@ import base64
 import importlib
 import io
 import math
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +18,21 @@ from PIL import Image, ImageOps
 
 import gen_engine
 from gen_engine import GenerationEngine, ImageError, RequestError, UnsupportedError, load_image
-from parity.companions import images
 from parity.tasks import drawing, text_tasks, vision_tasks
 
-from ..conftest import TEXT, VL, Load, chat, of_task, open_engine, spy
+from ..conftest import ROOT, TEXT, VL, Load, chat, of_task, open_engine, spy
 
 TASKS = vision_tasks(60)
+COPIED = """
+import sys
+from PIL import Image
+from gen_engine import load, __file__ as file
+
+content = [{"type": "image", "image": Image.new("RGB", (64, 64), "red")}, {"type": "text", "text": "What?"}]
+with load(sys.argv[1]) as engine:
+    [result] = engine.generate_vlm_batch([{"messages": [{"role": "user", "content": content}]}], {"max_new_tokens": 4})
+print(file, result.completion_tokens, "parity" in sys.modules)
+"""
 PICTURES = [task for task in TASKS if any(not isinstance(m["content"], str) for m in task.messages)]
 ASK = "What is in the picture? Answer in JSON."
 Both = Callable[[Path], list[GenerationEngine]]
@@ -315,9 +327,9 @@ def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> 
     plan = gen_engine.make_plan(gen_engine.GenerationOptions(), vl.checkpoint)
     prompts = [gen_engine.prompt_of(gen_engine.VlmGenerationRequest(**row), plan) for row in rows]
     bare = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Hello."), plan)
-    runs, tensors = images.image_inputs([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
+    runs, tensors = gen_engine.image_inputs([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
     pictures = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
-    alone = [images.expand_images([image], kwargs, vl.checkpoint) for image, kwargs in pictures]
+    alone = [gen_engine.expand_images([image], kwargs, vl.checkpoint) for image, kwargs in pictures]
     assert len(runs) == len(alone) == 4
     assert [run["input_ids"] for run in runs] == [one["input_ids"][0].tolist() for one in alone]
     for name, tensor in tensors.items():
@@ -368,3 +380,10 @@ def test_an_image_part_names_its_source_as_each_library_does(vl: GenerationEngin
     both: Any = {"messages": [{"role": "user", "content": [{"type": "image", **ways[0], **ways[1]}]}]}
     with pytest.raises(RequestError, match="an image part has image and path"):
         vl.generate_vlm_batch([both])
+
+
+def test_the_file_alone_takes_images(tmp_path: Path) -> None:
+    copy = shutil.copy(ROOT / "gen_engine.py", tmp_path)
+    command = [sys.executable, "-c", COPIED, str(VL)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.stdout.split() == [copy, "4", "False"], done.stderr
