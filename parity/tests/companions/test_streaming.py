@@ -271,10 +271,7 @@ def test_a_reader_may_call_the_engine_and_draw_numbers(text: GenerationEngine) -
 def test_two_streams_at_once_are_right(text: GenerationEngine) -> None:
     expected = text.generate_text_batch(COUNTS)
     pieces: dict[int, list[Piece]] = {}
-    threads = [
-        threading.Thread(target=lambda k=k: pieces.update({k: list(stream(text, COUNTS))}))  # type: ignore[misc]
-        for k in range(2)
-    ]
+    threads = [threading.Thread(target=lambda k=k: pieces.update({k: list(stream(text, COUNTS))})) for k in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
