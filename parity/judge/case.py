@@ -14,20 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops, ties
-from parity.judge.align import paired, same_ids, up_to_draws
+from parity.judge.align import paired, same_ids
 from parity.judge.comparison import Comparison
+from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
 from parity.judge.endings import ADDED
-from parity.judge.explain import (
-    Inquiry,
-    also_differs,
-    beside_rounding,
-    by_cache,
-    by_company,
-    cause_of,
-    declared_end,
-    from_other_ids,
-    up_to_followers,
-)
+from parity.judge.explain import also_differs, cause_of, declared_end
+from parity.judge.followers import up_to_draws
+from parity.judge.inquiry import Inquiry, up_to_followers
 from parity.judge.questions import (
     OF_SEVERAL,
     Judged,

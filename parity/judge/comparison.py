@@ -15,20 +15,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.align import followers, has_same_ids, paired
+from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import leaves
+from parity.judge.followers import HeldTexts, followers
 from parity.judge.row import Row, begins_call, reads_what_is_asked
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
-from parity.judge.stages.stage import KEPT, Broken, Invariant, Kept, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Kept, Tools
 from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
 Pairs = Sequence[tuple[Row, Row]]
 
-NO_TOOLS = Tools()
 AFTER_THE_MODEL = ("output_ids", "decode", "text", "value")
 OF_PROMPTS = {invariant.name for invariant in PROMPT.invariants}
 
@@ -50,7 +50,7 @@ class Comparison:
         return paired(self.old.rows, self.new.rows)
 
     @functools.cached_property
-    def followers(self) -> dict[int, dict[int, tuple[str, str]]]:
+    def followers(self) -> dict[int, HeldTexts]:
         return followers(self.pairs)
 
     @functools.cached_property
@@ -112,7 +112,8 @@ class Comparison:
             if not difference.counts and difference.stage in PROMPT_STAGES:
                 continue
             stage = order.OF_FIELD[difference.stage]
-            named.setdefault(stage.cause(difference, *self.pairs[difference.row]), difference)
+            pair = self.pairs[difference.row]
+            named.setdefault(stage.cause(difference, *pair, self.tools), difference)
         return list(named.items())
 
     @functools.cached_property

@@ -23,6 +23,7 @@ from parity.judge.questions import LOADED
 from parity.judge.row import entry, placeholder_in, prompt_with_pictures
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
+from parity.record.taps.gen_engine import listed_plugins
 from parity.verdict import first_divergence
 
 Row = Mapping[str, Any]
@@ -137,7 +138,7 @@ class Replay:
     def call(self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any) -> Any:
         """generate_*_batch, changed."""
         fields = as_fields(options)
-        hooked = any(getattr(plugin, "logits", None) for plugin in how.get("plugins", ()))
+        hooked = any(getattr(plugin, "logits", None) for plugin in listed_plugins(how.get("plugins")))
         self.asks(self.engine(engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back))
         for part in sorted(self.put_back & OPTIONS.keys()):
             if self.asked < len(self.requested):

@@ -12,11 +12,44 @@ from typing import Any
 from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
 
 Row = Mapping[str, Any]
+Ids = Sequence[int]
 
 
 def entry(row: Row, stage: str, name: str) -> Any:
     said = row.get(stage, {}).get(name)
     return NEUTRAL.get(name) if said is None else said["value"]
+
+
+def request_of(row: Row) -> Mapping[str, Any]:
+    """What was observed of a row's request; nothing of code that makes none."""
+    return row.get("request") or {}
+
+
+def end_ids(row: Row) -> tuple[int, ...]:
+    return tuple(entry(row, "stop", "end_ids") or ())
+
+
+def string_ids(row: Row) -> tuple[int, ...]:
+    """Ids that each complete a stop string by themselves."""
+    return tuple(entry(row, "stop", "string_ids") or ())
+
+
+def stop_strings(row: Row) -> tuple[str, ...]:
+    return tuple(entry(row, "stop", "strings") or ())
+
+
+def criteria(row: Row) -> tuple[str, ...]:
+    """Names of stopping criteria of the code's own."""
+    return tuple(entry(row, "stop", "criteria") or ())
+
+
+def max_tokens(row: Row) -> int | None:
+    found: int | None = entry(row, "stop", "max_new_tokens")
+    return found
+
+
+def min_tokens(row: Row) -> int:
+    return entry(row, "stop", "min_new_tokens") or 0
 
 
 def is_drawn(row: Row) -> bool:

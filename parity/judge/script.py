@@ -14,7 +14,7 @@ from typing import Any
 from parity.acceptance import with_acceptances
 from parity.golden import Case, GoldenError, Store, environment, objects_in
 from parity.judge.case import Judge
-from parity.judge.explain import backend_of
+from parity.judge.counterfactual import backend_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import refuse_not_run
 from parity.judge.site import GivenSeeds, Pending, error_outcome, missing, of_one_case
