@@ -25,8 +25,8 @@ from parity.verdict import Check, Policy
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
-    it must come from, and the one that this stands for, or None."""
+    """What old code is to do again. functions: golden's function -> the same in the old code.
+    old: the folder that it must come from, and the one that this stands for, or None."""
 
     root: str
     into: str
@@ -47,14 +47,19 @@ def check_again(
     time_limit: float = TIME_LIMIT,
     **how: Any,
 ) -> Check:
-    """--ab: old code against new code, both run now. into: an empty folder, for what the old code gives.
+    """--ab: old code against new code, both run now. into: an empty folder, for what the old code
+    gives.
 
-    old: the revision that the old code comes from (None: it stands beside the new code). Raises ValueError where a
-    function would be compared with itself.
+    old: the revision that the old code comes from (None: it stands beside the new code). Raises
+    ValueError where a function would be compared with itself.
     """
     chosen = chosen_cases(store, sites, cases)
     settings = merged_settings(store, list(chosen), moved or {})
-    functions, items, errors = dict[str, str](), list[tuple[str, str]](), dict[tuple[str, str], GoldenError | str]()
+    functions, items, errors = (
+        dict[str, str](),
+        list[tuple[str, str]](),
+        dict[tuple[str, str], GoldenError | str](),
+    )
     for site, name in [(site, name) for site, names in chosen.items() for name in names]:
         try:
             golden = store.read(site, name)
@@ -68,8 +73,16 @@ def check_again(
         except GoldenError as error:
             errors[site, name] = error
     roots = str(store.root.absolute()), str(into.root.absolute())
-    job = Again(*roots, tuple(items), settings, functions, (str(old.worktree), str(old.top)) if old else None)
-    with Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared()) as worker:
+    job = Again(
+        *roots,
+        tuple(items),
+        settings,
+        functions,
+        (str(old.worktree), str(old.top)) if old else None,
+    )
+    with (
+        Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared())
+    ) as worker:
         errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
@@ -88,15 +101,20 @@ def check_again(
 
 
 ITSELF = (
-    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old code, "
-    "`check --ab --old HEAD~1`, or where the new code is, `--moved`"
+    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old"
+    " code, `check --ab --old HEAD~1`, or where the new code is, `--moved`"
 )
 
 
 def old_place(function: str, old: Revision | None) -> str:
-    """A recorded function as the old code's process loads it: a script by its path, a module by its name."""
+    """A recorded function as the old code's process loads it: a script by its path, a module by its
+    name."""
     module, _, attribute = function.rpartition(":")
-    return f"{old.place(module)}:{attribute}" if old is not None and module.endswith(".py") else function
+    return (
+        f"{old.place(module)}:{attribute}"
+        if old is not None and module.endswith(".py")
+        else function
+    )
 
 
 def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[str, str], str]:
@@ -115,7 +133,10 @@ def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[
 def recorded_again(job: Again) -> Iterator[str]:
     """In the worker: for each case "" when it was recorded, or why it was not."""
     store, into = Store(job.root), Store(job.into)
-    factories = {site: said.get("old_arguments", said.get("arguments", {})) for site, said in job.settings.items()}
+    factories = {
+        site: said.get("old_arguments", said.get("arguments", {}))
+        for site, said in job.settings.items()
+    }
     with Session(
         store, {job.functions[store.read(*item).function]: item[0] for item in job.items}, factories
     ) as session:
@@ -143,19 +164,29 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     for blob in blob_names(new):
         into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
-    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments, changing=old.changing))
+    into.write(
+        dataclasses.replace(
+            new, function=old.function, arguments=old.arguments, changing=old.changing
+        )
+    )
 
 
 def refuse_itself(old: Case, job: Again) -> None:
-    """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
+    """Raise GoldenError where the old code is not that of the revision, or is the new code under
+    another name."""
     code = source_of(loaded(job.functions[old.function]))
     if job.old is not None:
         if code is None or not Path(code[0]).resolve().is_relative_to(job.old[0]):
             where = code[0] if code else "no Python file"
-            raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
+            raise GoldenError(
+                f"{old.function} was loaded from {where}, not from the revision: it is installed"
+                " there"
+            )
         return
     new = None
-    with contextlib.suppress(*COULD_NOT_JUDGE):  # the check itself will say what is wrong with the new one
+    with contextlib.suppress(
+        *COULD_NOT_JUDGE
+    ):  # the check itself will say what is wrong with the new one
         new = source_of(loaded(named_function(old, job.settings[old.site])))
     if code is not None and code == new:
         raise GoldenError(ITSELF.format(old.function))

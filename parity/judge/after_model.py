@@ -1,7 +1,8 @@
 """What was done with ids after the model: how they became text, and texts the value.
 
-`by_endings` asks which way to decode, cut and strip gives both texts from recorded ids (endings.py);
-`after_decoding` names what else was made of equal ids, by the first of `VALUE_RULES` that answers.
+`by_endings` asks which way to decode, cut and strip gives both texts from recorded ids
+(endings.py); `after_decoding` names what else was made of equal ids, by the first of `VALUE_RULES`
+that answers.
 """
 
 from __future__ import annotations
@@ -82,7 +83,10 @@ def has_same_texts(old: Row, new: Row) -> bool:
 
 
 def certainty_of(inquiry: Inquiry, found: Found) -> tuple[Certainty, str]:
-    proof = "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ in this alone"
+    proof = (
+        "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ"
+        " in this alone"
+    )
     if any(map(may_end_by_criterion, inquiry.old.rows)):
         return "likely", f"{proof}; what the old code's own criterion stops at is not seen"
     if found.cause == "post.strip" and lost_tokens(inquiry):
@@ -119,7 +123,9 @@ def texts_of_told_ends(inquiry: Inquiry) -> set[str]:
     """Texts of the end ids that the new code gave to a call that keeps them."""
     if inquiry.decode is None:
         return set()
-    kept = [row["stop"]["end_ids"] for row in inquiry.new.rows if entry(row, "stop", "include_stop")]
+    kept = [
+        row["stop"]["end_ids"] for row in inquiry.new.rows if entry(row, "stop", "include_stop")
+    ]
     ids = {i for told in kept if told["from"] == "caller" for i in told["value"]}
     return {inquiry.decode([i], False, False) for i in ids}
 
@@ -171,7 +177,10 @@ def of_places(inquiry: Inquiry, difference: Difference) -> Cause | None:
 def of_unseen_choice(inquiry: Inquiry, difference: Difference) -> Cause | None:
     if not any(unseen(a, b) for a, b in inquiry.pairs):
         return None
-    proof = "nothing else that was seen differs; of the old code only what it reads was seen, not what it chose"
+    proof = (
+        "nothing else that was seen differs; of the old code only what it reads was seen, not what"
+        " it chose"
+    )
     return Cause("post.other", "likely", sentence("post.other", difference), proof)
 
 

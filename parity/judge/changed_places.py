@@ -101,7 +101,9 @@ def begins_some(text: str, answers: Sequence[str]) -> bool:
 
 
 def of_order(places: Sequence[int] | None, proof: str) -> Cause:
-    return Cause("batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof)
+    return Cause(
+        "batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof
+    )
 
 
 def in_other_places(inquiry: Inquiry) -> Cause | None:

@@ -1,8 +1,8 @@
 """Runs of the new code with something as it was, and what they prove.
 
-A cause is confirmed where its old value, put back, brings the old answer back. Suspects are put back
-one at a time, in causal order; where none is enough alone, all together, and then the first k of
-them, by bisection, down to the fewest that are. Each run takes place once (`Inquiry.run`).
+A cause is confirmed where its old value, put back, brings the old answer back. Suspects are put
+back one at a time, in causal order; where none is enough alone, all together, and then the first k
+of them, by bisection, down to the fewest that are. Each run takes place once (`Inquiry.run`).
 """
 
 from __future__ import annotations
@@ -431,7 +431,9 @@ def rests(inquiry: Inquiry, old: Row, new: Row) -> Iterator[str]:
 def up_to_forced(old: Case, forced: Case) -> Case:
     """The golden, whose rows end where the forced ones do."""
     pairs = paired(old.rows, forced.rows)
-    return dataclasses.replace(old, rows=tuple({**a, "output_ids": b["output_ids"]} for a, b in pairs))
+    return dataclasses.replace(
+        old, rows=tuple({**a, "output_ids": b["output_ids"]} for a, b in pairs)
+    )
 
 
 def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:

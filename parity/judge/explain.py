@@ -84,7 +84,9 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
 def by_number_of_calls(inquiry: Inquiry, *, is_upstream: bool) -> Cause | None:
     """More or fewer answers, where those that both sides have are the same."""
     old, new = inquiry.old, inquiry.new
-    if len(old.rows) == len(new.rows) or not all(is_same_answer_or_sample(*p) for p in inquiry.pairs):
+    if len(old.rows) == len(new.rows) or not all(
+        is_same_answer_or_sample(*p) for p in inquiry.pairs
+    ):
         return None
     moved = in_other_places(inquiry)
     if moved is not None or is_upstream:

@@ -62,15 +62,21 @@ def drew(row: Row) -> bool:
 
 
 def seeds_of(row: Row) -> set[int]:
-    """The seed that a row was given: that of its request, or, of one of several samples, its own."""
+    """The seed that a row was given: that of its request, or, of one of several samples, its
+    own."""
     said = row["sampling"].get("seed") or {}
-    found = [(row.get("request") or {}).get("seed"), said.get("value") if said.get("from") != "nobody" else None]
+    found = [
+        (row.get("request") or {}).get("seed"),
+        said.get("value") if said.get("from") != "nobody" else None,
+    ]
     return {seed for seed in found if seed is not None}
 
 
 def decodes_of(row: Row) -> list[Mapping[str, Any]]:
     """Each time that a row's ids became text."""
-    found: list[Mapping[str, Any]] = row.get("decodes") or [{**row.get("decode", {}), "text": row.get("text")}]
+    found: list[Mapping[str, Any]] = row.get("decodes") or [
+        {**row.get("decode", {}), "text": row.get("text")}
+    ]
     return found
 
 
@@ -88,25 +94,31 @@ def unseen(old: Row, new: Row) -> bool:
 
 
 def same_prompt(old: Row, new: Row) -> bool:
-    """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as is known."""
+    """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as
+    is known."""
     if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
         return True
-    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(new["prompt_ids"], placeholder_in(new))
+    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(
+        new["prompt_ids"], placeholder_in(new)
+    )
 
 
 def reads_what_is_asked(one: Row, other: Row) -> bool:
-    """Whether one side reads behind a prompt the single token that the other asks the model for: of both, what counts
-    is what the model says before it."""
+    """Whether one side reads behind a prompt the single token that the other asks the model for: of
+    both, what counts is what the model says before it."""
     alone = not other.get("scored") and entry(other, "stop", "max_new_tokens") == 1
     return bool(one.get("scored")) and alone and one["prompt_ids"][:-1] == other["prompt_ids"]
 
 
 def placeholder_in(row: Row) -> int | None:
-    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the pictures have tokens."""
+    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the
+    pictures have tokens."""
     tokens = [picture.get("tokens") for picture in row.get("images", ())]
     if not tokens:
         return None
-    return next((i for i in dict.fromkeys(row["prompt_ids"]) if runs(row["prompt_ids"], i) == tokens), None)
+    return next(
+        (i for i in dict.fromkeys(row["prompt_ids"]) if runs(row["prompt_ids"], i) == tokens), None
+    )
 
 
 # == Names of a prompt ==
