@@ -55,34 +55,12 @@ def check_again(
     """
     chosen = chosen_cases(store, sites, cases)
     settings = merged_settings(store, list(chosen), moved or {})
-    functions, items, errors = (
-        dict[str, str](),
-        list[tuple[str, str]](),
-        dict[tuple[str, str], GoldenError | str](),
-    )
-    for site, name in [(site, name) for site, names in chosen.items() for name in names]:
-        try:
-            golden = store.read(site, name)
-            if named_function(golden, settings[site]) == golden.function and old is None:
-                raise ValueError(ITSELF.format(golden.function))
-            functions[golden.function] = old_place(golden.function, old)
-            if old is not None:
-                for _, text in leaves(golden.arguments):
-                    old.lend(text)
-            items.append((site, name))
-        except GoldenError as error:
-            errors[site, name] = error
-    roots = str(store.root.absolute()), str(into.root.absolute())
-    job = Again(
-        *roots,
-        tuple(items),
-        settings,
-        functions,
-        (str(old.worktree), str(old.top)) if old else None,
-    )
-    with (
-        Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared())
-    ) as worker:
+    job = Again(str(store.root.absolute()), str(into.root.absolute()), (), settings, {})
+    job, errors = asked_again(store, job, chosen, old)
+    with contextlib.ExitStack() as stack:
+        worker = Worker.shared()
+        if old is not None:
+            worker = stack.enter_context(Worker(old.path(sys.path), old.folder()))
         errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
@@ -91,13 +69,44 @@ def check_again(
     check = Check((), how.get("policy") or Policy())
     if left := [site for site, names in chosen.items() if into.names(site) or not names]:
         check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
-    failed = [
-        error_outcome(*item, backend, f"the old code: {error}")
-        for item, error in errors.items()
-        for site, backend in pairs_asked(settings, how.get("backends"))[0]
-        if site == item[0]
-    ]
-    return dataclasses.replace(check, outcomes=(*check.outcomes, *failed))
+    asked, _ = pairs_asked(settings, how.get("backends"))
+    failed = list(check.outcomes)
+    for (site, name), error in errors.items():
+        backends = [backend for one, backend in asked if one == site]
+        why = f"the old code: {error}"
+        failed += [error_outcome(site, name, backend, why) for backend in backends]
+    return dataclasses.replace(check, outcomes=tuple(failed))
+
+
+Errors = dict[tuple[str, str], GoldenError | str]
+
+
+def asked_again(
+    store: Store, job: Again, chosen: Mapping[str, Sequence[str]], old: Revision | None
+) -> tuple[Again, Errors]:
+    """The job with its cases and their functions, and what cannot be asked again."""
+    functions, errors = dict[str, str](), Errors()
+    items = []
+    for item in [(site, name) for site, names in chosen.items() for name in names]:
+        try:
+            golden = store.read(*item)
+            if named_function(golden, job.settings[golden.site]) == golden.function and not old:
+                raise ValueError(ITSELF.format(golden.function))
+            functions[golden.function] = old_place(golden.function, old)
+            if old is not None:
+                lend_texts(old, golden)
+            items.append(item)
+        except GoldenError as error:
+            errors[item] = error
+    place = (str(old.worktree), str(old.top)) if old else None
+    asked = dataclasses.replace(job, items=tuple(items), functions=functions, old=place)
+    return asked, errors
+
+
+def lend_texts(old: Revision, golden: Case) -> None:
+    """Files that arguments name lie beside the old code, too."""
+    for _, text in leaves(golden.arguments):
+        old.lend(text)
 
 
 ITSELF = (
@@ -117,9 +126,9 @@ def old_place(function: str, old: Revision | None) -> str:
     )
 
 
-def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[str, str], str]:
+def recorded_apart(worker: Worker, job: Again, time_limit: float) -> Errors:
     """Have the old code do everything again; what it could not do, and why."""
-    errors, left = dict[tuple[str, str], str](), list(job.items)
+    errors, left = Errors(), list(job.items)
     while left:
         try:
             for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):

@@ -60,7 +60,7 @@ def name_of_ending(inquiry: Inquiry, found: Found) -> str:
         name = "stop.rule" if is_by_stop else name
     if name == "stop.strings":
         moved, told = {*found.old.stops} ^ {*found.new.stops}, told_stops(inquiry.new)
-        stops = stops_of(inquiry.old)
+        stops = told_or_cut_stops(inquiry.old)
         is_same = told == stops or moved <= told & stops
         name = "stop.rule" if told and is_same else name
     return "post.trim" if name.startswith("stop.") and is_behind_texts(inquiry) else name
@@ -97,7 +97,7 @@ def certainty_of(inquiry: Inquiry, found: Found) -> tuple[Certainty, str]:
 def within_stops(inquiry: Inquiry) -> bool:
     """Whether texts differ by the beginnings of stops only, which both sides were told."""
     stops = told_stops(inquiry.new)
-    if not stops or stops != stops_of(inquiry.old):
+    if not stops or stops != told_or_cut_stops(inquiry.old):
         return False
     texts = inquiry.other_texts
     return bool(texts) and all({*pair} <= stops or begins_stop(pair, stops) for pair in texts)
@@ -144,7 +144,7 @@ def lost_tokens(inquiry: Inquiry) -> bool:
     return all(b.get("text") == decode(b["output_ids"][:-1], True, False) for _, b in pairs)
 
 
-def stops_of(case: Case) -> set[str]:
+def told_or_cut_stops(case: Case) -> set[str]:
     """Those, or the ones among its arguments, where it cuts by hand."""
     return told_stops(case) or set(by_hand(case))
 

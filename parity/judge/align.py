@@ -9,6 +9,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.followers import written
 from parity.judge.row import (
+    Pairs,
     Row,
     prompt_around_pictures,
     prompt_with_pictures,
@@ -17,7 +18,6 @@ from parity.judge.row import (
     whole_prompt,
 )
 
-Pairs = Sequence[tuple[Row, Row]]
 MOST_COMPARED = 10_000  # prompts with prompts: of more, the order has to do
 
 
@@ -32,7 +32,7 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
             break
         fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
         if fewer and not fewer - more:
-            return by_name(old, new, mine, theirs)
+            return paired_by_name(old, new, mine, theirs)
     is_small = len(old) * len(new) <= MOST_COMPARED
     if is_small and (is_of_other_kind(old, new) or in_another_order(old, new)):
         return by_likeness(old, new)
@@ -84,7 +84,7 @@ def most_like(row: Row, rows: Sequence[Row], left: Sequence[int], *, is_exact: b
     that is the same."""
     if is_exact:
         left = [k for k in left if rows[k]["prompt_ids"] == row["prompt_ids"]]
-    return max(left, key=lambda k: likeness(row, rows[k]), default=None)
+    return max(left, key=lambda k: shared_count(row, rows[k]), default=None)
 
 
 def in_another_order(old: Sequence[Row], new: Sequence[Row]) -> bool:
@@ -92,11 +92,11 @@ def in_another_order(old: Sequence[Row], new: Sequence[Row]) -> bool:
     that of their own."""
     elsewhere = 0
     for a, b in zip(old, new):
-        elsewhere += max(likeness(a, other) for other in new) > likeness(a, b)
+        elsewhere += max(shared_count(a, other) for other in new) > shared_count(a, b)
     return elsewhere * 2 > len(old)
 
 
-def likeness(one: Row, other: Row) -> int:
+def shared_count(one: Row, other: Row) -> int:
     """How many ids two prompts share at their beginning and at their end."""
     mine, theirs = one["prompt_ids"], other["prompt_ids"]
     first = shared_start(mine, theirs)
@@ -104,7 +104,7 @@ def likeness(one: Row, other: Row) -> int:
     return first + last - max(len(mine), len(theirs))
 
 
-def by_name(
+def paired_by_name(
     old: Sequence[Row], new: Sequence[Row], mine: Sequence[Any], theirs: Sequence[Any]
 ) -> list[tuple[Row, Row]]:
     left = list(range(len(new)))

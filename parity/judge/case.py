@@ -21,7 +21,7 @@ from parity.judge.counterfactual import beside_rounding, by_cache, by_company, f
 from parity.judge.endings import ADDED
 from parity.judge.explain import also_differs, cause_of, declared_end
 from parity.judge.followers import up_to_draws
-from parity.judge.inquiry import Inquiry, up_to_followers
+from parity.judge.inquiry import Inquiry, sentence, up_to_followers
 from parity.judge.questions import (
     OF_SEVERAL,
     Judged,
@@ -33,7 +33,16 @@ from parity.judge.questions import (
     place_of,
     steps_of,
 )
-from parity.judge.row import Row, drew, entry, is_drawn, seeds_of, unseen
+from parity.judge.row import (
+    Row,
+    criteria,
+    drew,
+    entry,
+    is_drawn,
+    seeds_of,
+    stop_strings,
+    unseen,
+)
 from parity.judge.samples import DRAWN_ALIKE, Ledgers, Samples, in_float32, seed_source
 from parity.judge.session import COULD_NOT_JUDGE, Run
 from parity.judge.stages.prompt import may_be_written
@@ -299,32 +308,17 @@ class Judge:
         return [place_name(part["at"]) for part in parts] if same else []
 
     def same_value(self, comparison: Comparison) -> Judged:
-        old, new = comparison.old, comparison.new
-        if comparison.counted:
-            return "LATENT", seen_directly(comparison), ()
-        told = (
-            ("text", "end") if comparison.has_same_ids else ("text",)
-        )  # by the value and the ids themselves
-        if broken := next((b for b in comparison.broken if b.law not in told), None):
-            proof = (
-                f"the law of the stage '{broken.law}' is broken by the new side alone; the value"
-                " does not show it"
-            )
-            said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
-            return "LATENT", Cause(broken.cause, "likely", said, proof), ()
-        if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
-            proof = "seen directly; the value does not show it"
-            return "LATENT", Cause("post.other", "likely", said, proof), ()
-        if (flag := next(filter(is_skip_special, comparison.differences), None)) and decoded_once(
-            comparison
-        ):
-            return "LATENT", flag_that_shows_elsewhere(flag), ()
+        for find in SEEN_WITHOUT_VALUE:
+            cause = find(comparison)
+            if cause is not None:
+                return "LATENT", cause, ()
         if self.only_drawn(comparison):
-            _, cause, notes = self.samples.judged_draws(old, new)
-            wrong = cause is not None and cause.certainty == "confirmed"
-            return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
-        seen = not any(unseen(*pair) for pair in comparison.pairs)
-        return ("IDENTICAL" if seen and comparison.has_same_ids else "TEXT-IDENTICAL"), None, ()
+            _, cause, notes = self.samples.judged_draws(comparison.old, comparison.new)
+            is_wrong = cause is not None and cause.certainty == "confirmed"
+            return ("LATENT", cause, notes) if is_wrong else ("TEXT-IDENTICAL", None, notes)
+        has_unseen = any(unseen(*pair) for pair in comparison.pairs)
+        is_identical = comparison.has_same_ids and not has_unseen
+        return ("IDENTICAL" if is_identical else "TEXT-IDENTICAL"), None, ()
 
     def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
         """Ask for the site's numerics where this verdict hangs on them, beside what `rounding`
@@ -357,43 +351,21 @@ class Judge:
 
     def rounding(self, inquiry: Inquiry, whole: Inquiry) -> Judged:
         """Nothing but arithmetic is left: the site's numerics decide, when all cases were run;
-        until then, no one. whole: with what follows from the answers that part."""
-        if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
-            said = (
-                "one answer is the beginning of the other: where it ends was not the model's choice"
-            )
-            stops = any(
-                entry(row, "stop", name)
-                for row in inquiry.old.rows
-                for name in ("strings", "criteria")
-            )
-            cause = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode) or declared_end(
-                whole
-            )
-            if cause is not None:
-                return "DRIFT", cause, ()
-            return (
-                "DRIFT",
-                by_company(inquiry)
-                or Cause("stop.rule", "likely" if stops else "unattributed", said),
-                (),
-            )
-        if (place := place_of(inquiry.old, inquiry.new, "parted")) is None:
+        until then, no one.   whole: with what follows from the answers that part."""
+        old, new = inquiry.old, inquiry.new
+        if ends_elsewhere(old, new) or not steps_of(old, new):
+            return "DRIFT", why_it_ends(inquiry, whole), ()
+        if (place := place_of(old, new, "parted")) is None:
             return could_not(OF_SEVERAL)
         judged = could_not("the numerics of its site were not read")
-        if self.numerics is not None:
-            company, beside = by_company(inquiry), beside_rounding(whole)
-            asked = Question(
-                inquiry.old,
-                inquiry.new,
-                self.backend,
-                "parted",
-                judged,
-                company,
-                *beside,
-                place=place,
-            )
-            self.numerics.ask(asked)
+        if self.numerics is None:
+            return judged
+        company = by_company(inquiry)
+        cause, apart = beside_rounding(whole)
+        question = Question(
+            old, new, self.backend, "parted", judged, company, cause, apart, place=place
+        )
+        self.numerics.ask(question)
         return judged
 
     def only_drawn(self, comparison: Comparison) -> bool:
@@ -423,6 +395,17 @@ class Judge:
         )
 
 
+def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
+    """Why one answer is the beginning of the other."""
+    ended = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)
+    cause = ended or declared_end(whole) or by_company(inquiry)
+    if cause is not None:
+        return cause
+    said = "one answer is the beginning of the other: where it ends was not the model's choice"
+    has_stops = any(stop_strings(row) or criteria(row) for row in inquiry.old.rows)
+    return Cause("stop.rule", "likely" if has_stops else "unattributed", said)
+
+
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
     old, new = comparison.old, comparison.new
@@ -430,20 +413,54 @@ def is_other_samples(comparison: Comparison) -> bool:
     return drawn and len(old.rows) == len(new.rows)
 
 
-def seen_directly(comparison: Comparison) -> Cause:
+def seen_directly(comparison: Comparison) -> Cause | None:
     """The first difference that counts, where the value does not show it."""
+    if not comparison.counted:
+        return None
     name, difference = comparison.counted[0]
-    own_choice = name == "sampling.mode" and own_loops.of_own_loop(
-        comparison.old
-    )  # of which no settings were seen
-    criterion = (difference.stage, difference.field) == (
-        "stop",
-        "criteria",
-    )  # a value may be cut by hand, too
-    unsure = own_choice or criterion or may_be_written(name, *comparison.pairs[difference.row or 0])
-    proof = "seen directly; on this case the value does not show it"
-    certainty: Certainty = "likely" if unsure else "confirmed"
-    return Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof)
+    # Of a loop of the old code's own no settings were seen; and a value may be cut by hand, too.
+    is_own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)
+    is_criterion = (difference.stage, difference.field) == ("stop", "criteria")
+    is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
+    is_unsure = is_own_choice or is_criterion or is_written
+    certainty: Certainty = "likely" if is_unsure else "confirmed"
+    return Cause(name, certainty, sentence(name, difference), NOT_SHOWN)
+
+
+NOT_SHOWN = "seen directly; on this case the value does not show it"
+
+
+def broken_unseen(comparison: Comparison) -> Cause | None:
+    """The first invariant that the new side alone breaks, but for those of which the value and the
+    ids themselves would tell."""
+    told = ("text", "end") if comparison.has_same_ids else ("text",)
+    broken = next((b for b in comparison.broken if b.law not in told), None)
+    if broken is None:
+        return None
+    law = f"the law of the stage '{broken.law}' is broken by the new side alone"
+    said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
+    return Cause(broken.cause, "likely", said, f"{law}; the value does not show it")
+
+
+def other_prompts(comparison: Comparison) -> Cause | None:
+    """Prompts that only one side asks for."""
+    old, new = comparison.old, comparison.new
+    if not old.rows or len(old.rows) == len(new.rows):
+        return None
+    said = asked_otherwise(old, new)
+    proof = "seen directly; the value does not show it"
+    return Cause("post.other", "likely", said, proof) if said else None
+
+
+def other_flag(comparison: Comparison) -> Cause | None:
+    """Special tokens that only one side drops, where each row became text once."""
+    flag = next(filter(is_skip_special, comparison.differences), None)
+    if flag is None or not decoded_once(comparison):
+        return None
+    return flag_that_shows_elsewhere(flag)
+
+
+SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
 
 
 def script_seed(row: Mapping[str, Any]) -> int | None:
@@ -453,28 +470,30 @@ def script_seed(row: Mapping[str, Any]) -> int | None:
 
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
-    before, after = (
-        {tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)}
-        for case in (old, new)
-    )
-    plugins = any(
-        entry(row, "sampling", "processors") for row in new.rows
-    )  # which read what they like
-    if before == after or (plugins and own_loops.of_own_loop(old)):
+    before, after = asked_prompts(old), asked_prompts(new)
+    # Processors read what they like.
+    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
+    if before == after or (has_processors and own_loops.of_own_loop(old)):
         return ""
     read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
-    gone = {
-        ids
-        for ids in before - after
-        if ids not in read or not any(ids == whole[: len(ids)] for whole in after)
-    }
-    if gone:  # not one that was only read, and is read as the beginning of another one
+    # Not one that was only read, and is read as the beginning of another one.
+    gone = [ids for ids in before - after if ids not in read or not begins_one_of(ids, after)]
+    if gone:
         return f"of {len(before)} prompts {len(gone)} did not reach the model"
-    parts = {ids for ids in after - before if any(ids == whole[: len(ids)] for whole in before)}
-    more = len(
-        after - before - parts
-    )  # what was read as a whole may be asked in parts: a prompt, and its answer
-    return f"{more} prompts reached the model that had not" if more else ""
+    # What was read as a whole may be asked in parts: a prompt, and its answer.
+    more = [ids for ids in after - before if not begins_one_of(ids, before)]
+    return f"{len(more)} prompts reached the model that had not" if more else ""
+
+
+Prompt = tuple[int, ...]
+
+
+def asked_prompts(case: Case) -> set[Prompt]:
+    return {tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)}
+
+
+def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
+    return any(ids == whole[: len(ids)] for whole in prompts)
 
 
 def read_in_vain(row: Row) -> bool:

@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, Protocol, TypeVar
 
@@ -169,47 +169,89 @@ def check_sites(
     started = time.perf_counter()
     chosen = chosen_cases(store, sites, cases)
     settings = merged_settings(store, list(chosen), moved or {})
-    asked, left_out = pairs_asked(settings, backends)
-    functions, outcomes, items = dict[str, str](), list[Outcome](), list[Item]()
-    for site, backend in asked:
-        fitting, apart = for_backend(chosen[site], backend, settings[site].get("cases", {}))
-        left_out += [
-            f"{site}/{name} on {backend} (sites.json: {', '.join(own)})"
-            for name, own in apart.items()
-        ]
-        for name in fitting or ([] if apart else ["*"]):
-            refused = unfit(store, site, name, backend, settings[site], functions)
-            outcomes += [refused] if refused else []
-            items += [] if refused else [(backend, site, name)]
-    job = Job(str(store.root), tuple(items), settings, functions, numerics, is_whole=True)
+    plan = plan_of(store, chosen, settings, backends)
+    job = Job(str(store.root), (), settings, plan.functions, numerics, is_whole=True)
     if progress:
-        progress.begin(len(items))
-    with contextlib.ExitStack() as stack:
-        under_way = []
-        for number, share in enumerate(shares(items, jobs)):
-            process = stack.enter_context(Worker()) if number else worker or Worker.shared()
-            under_way.append(
-                beside(
-                    judged_apart,
-                    process,
-                    dataclasses.replace(job, items=share),
-                    time_limit,
-                    progress,
-                )
-            )
-        ended = [future.result() for future in under_way]
-    found = [outcome for each, _, _ in ended for outcome in each]
-    machine = max((machine for _, machine, _ in ended), key=len)
-    told = tuple(measurement for _, _, each in ended for measurement in each)
-    order = {
-        (backend, site, name): k
-        for k, (site, backend) in enumerate(asked)
-        for name in [*chosen[site], "*"]
-    }
-    outcomes = sorted([*outcomes, *found], key=lambda o: (order[o.backend, o.site, o.case], o.case))
+        progress.begin(len(plan.items))
+    found = judged_beside(job, shares(plan.items, jobs), worker, time_limit, progress)
+    outcomes = sorted([*plan.refused, *found.outcomes], key=plan.place_of)
     seconds = time.perf_counter() - started
     final, unused = with_acceptances(outcomes, store.accepted(), datetime.date.today())
-    return Check(final, policy or Policy(), machine, seconds, tuple(left_out), told, unused)
+    left_out = tuple(plan.left_out)
+    how = policy or Policy()
+    return Check(final, how, found.machine, seconds, left_out, found.told, unused)
+
+
+@dataclass
+class Plan:
+    """What is to be judged.   order: of outcomes.   functions: where the sites' functions are.
+    refused: outcomes of goldens that nothing can be run for.   left_out: what sites.json says is
+    for other backends."""
+
+    items: list[Item] = field(default_factory=list)
+    order: dict[Item, int] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    refused: list[Outcome] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def place_of(self, outcome: Outcome) -> tuple[int, str]:
+        return self.order[outcome.backend, outcome.site, outcome.case], outcome.case
+
+    def add(self, store: Store, item: Item, settings: Mapping[str, Any]) -> None:
+        backend, site, name = item
+        refused = unfit(store, site, name, backend, settings, self.functions)
+        if refused is None:
+            self.items.append(item)
+        else:
+            self.refused.append(refused)
+
+
+def plan_of(
+    store: Store,
+    chosen: Mapping[str, Sequence[str]],
+    settings: Mapping[str, Mapping[str, Any]],
+    backends: Sequence[str] | None,
+) -> Plan:
+    asked, left_out = pairs_asked(settings, backends)
+    plan = Plan(left_out=left_out)
+    for place, (site, backend) in enumerate(asked):
+        plan.order.update({(backend, site, name): place for name in [*chosen[site], "*"]})
+        own = settings[site].get("cases", {})
+        fitting, apart = for_backend(chosen[site], backend, own)
+        for name, of in apart.items():
+            plan.left_out.append(f"{site}/{name} on {backend} (sites.json: {', '.join(of)})")
+        for name in fitting or ([] if apart else ["*"]):
+            plan.add(store, (backend, site, name), settings[site])
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of items.   machine: the environment that they ran in.   told: numerics."""
+
+    outcomes: Sequence[Outcome]
+    machine: dict[str, Any]
+    told: tuple[Measurement, ...]
+
+
+def judged_beside(
+    job: Job,
+    parts: Sequence[tuple[Item, ...]],
+    worker: Worker | None,
+    time_limit: float,
+    progress: Progress | None,
+) -> Ended:
+    """Each part in a process of its own, side by side."""
+    with contextlib.ExitStack() as stack:
+        under_way = []
+        for number, items in enumerate(parts):
+            process = stack.enter_context(Worker()) if number else worker or Worker.shared()
+            part = dataclasses.replace(job, items=items)
+            under_way.append(beside(judged_apart, process, part, time_limit, progress))
+        ended = [future.result() for future in under_way]
+    outcomes = [outcome for one in ended for outcome in one.outcomes]
+    told = tuple(measurement for one in ended for measurement in one.told)
+    return Ended(outcomes, max((one.machine for one in ended), key=len), told)
 
 
 def shares(items: Sequence[Item], jobs: int) -> list[tuple[Item, ...]]:
@@ -303,51 +345,77 @@ MOST_ENGINES = 6
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name
 
 
-def judged_apart(
-    worker: Worker, job: Job, time_limit: float, progress: Progress | None
-) -> tuple[list[Outcome], dict[str, Any], tuple[Measurement, ...]]:
+def judged_apart(worker: Worker, job: Job, time_limit: float, progress: Progress | None) -> Ended:
     """An outcome for each item, whatever becomes of the processes that they run in; the machine;
     the numerics."""
-    outcomes, machine, measured = list[Outcome](), dict[str, Any](), Measured((), {})
-    deaths: dict[tuple[str, str], int] = {}
-    items = list(job.items)
-    while items:
-        share, whole = tuple(items), False
+    apart = Apart(list(job.items), progress)
+    while apart.items:
+        share, apart.is_whole = tuple(apart.items), False
         try:
             for found in worker.run(JUDGED, dataclasses.replace(job, items=share), time_limit):
-                if isinstance(found, dict):
-                    machine = max(machine, found, key=len)
-                    continue
-                if whole := isinstance(found, Measured):
-                    measured = Measured(
-                        (*measured.told, *found.told), {**measured.settled, **found.settled}
-                    )
-                    continue
-                outcomes.append(found)
-                deaths.pop(items.pop(0)[:2], None)
-                if progress:
-                    progress.judged(found)
+                apart.take(found)
         except Died as death:
-            if not items:
-                said = (
-                    "the process of the moved code ended before its cases were judged together:"
-                    f" {death}"
-                )
-                pairs = [] if whole else dict.fromkeys(item[:2] for item in share)
-                outcomes += [error_outcome(site, "*", backend, said) for backend, site in pairs]
-                break
-            backend, site, name = items.pop(0)
-            outcomes.append(
-                error_outcome(site, name, backend, f"the moved code did not come back: {death}")
-            )
-            deaths[backend, site] = deaths.get((backend, site), 0) + 1
-            if deaths[backend, site] == MOST_DEATHS:
-                rest = [item for item in items if item[:2] == (backend, site)]
-                items = [item for item in items if item not in rest]
-                said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
-                outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
-    final = [measured.settled.get((o.backend, o.site, o.case), o) for o in outcomes]
-    return final, machine or environment(), measured.told
+            apart.bury(share, death)
+    return apart.ended()
+
+
+@dataclass
+class Apart:
+    """Items that are judged in processes which may end.   items: those that are left.   is_whole:
+    the last process came to its end.   deaths: in a row, of a site on a backend."""
+
+    items: list[Item]
+    progress: Progress | None
+    outcomes: list[Outcome] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+    measured: Measured = Measured((), {})
+    deaths: dict[tuple[str, str], int] = field(default_factory=dict)
+    is_whole: bool = False
+
+    def take(self, found: Outcome | dict[str, Any] | Measured) -> None:
+        """What a process yields."""
+        if isinstance(found, dict):
+            self.machine = max(self.machine, found, key=len)
+            return
+        self.is_whole = isinstance(found, Measured)
+        if isinstance(found, Measured):
+            known = self.measured
+            settled = {**known.settled, **found.settled}
+            self.measured = Measured((*known.told, *found.told), settled)
+            return
+        self.outcomes.append(found)
+        self.deaths.pop(self.items.pop(0)[:2], None)
+        if self.progress:
+            self.progress.judged(found)
+
+    def bury(self, share: Sequence[Item], death: Died) -> None:
+        """The case that a process ended in is an error, and after some so are those behind it."""
+        if not self.items:
+            self.bury_sites(share, death)
+            return
+        backend, site, name = self.items.pop(0)
+        said = f"the moved code did not come back: {death}"
+        self.outcomes.append(error_outcome(site, name, backend, said))
+        count = self.deaths[backend, site] = self.deaths.get((backend, site), 0) + 1
+        if count < MOST_DEATHS:
+            return
+        rest = [item for item in self.items if item[:2] == (backend, site)]
+        self.items = [item for item in self.items if item not in rest]
+        said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
+        self.outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
+
+    def bury_sites(self, share: Sequence[Item], death: Died) -> None:
+        """A process that ended behind its last case, before they were judged together."""
+        if self.is_whole:
+            return
+        ended = "the process of the moved code ended before its cases were judged together"
+        for backend, site in dict.fromkeys(item[:2] for item in share):
+            self.outcomes.append(error_outcome(site, "*", backend, f"{ended}: {death}"))
+
+    def ended(self) -> Ended:
+        settled = self.measured.settled
+        final = [settled.get((o.backend, o.site, o.case), o) for o in self.outcomes]
+        return Ended(final, self.machine or environment(), self.measured.told)
 
 
 # == Whole scripts, and old against new ==

@@ -18,7 +18,7 @@ from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import leaves
 from parity.judge.followers import HeldTexts, followers
-from parity.judge.row import Row, begins_call, reads_what_is_asked
+from parity.judge.row import Pairs, Row, begins_call, reads_what_is_asked
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
@@ -27,7 +27,6 @@ from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Kept, T
 from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
-Pairs = Sequence[tuple[Row, Row]]
 
 AFTER_THE_MODEL = ("output_ids", "decode", "text", "value")
 OF_PROMPTS = {invariant.name for invariant in PROMPT.invariants}

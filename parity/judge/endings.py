@@ -123,7 +123,7 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
     known: list[tuple[str, ...]] = [()]
     for case in (old, new):
         known += [stop_strings(row) for row in case.rows[:1]]
-        known += declared(case)
+        known += argument_stops(case)
     union = tuple(dict.fromkeys(stop for stops in known for stop in stops))
     if len(union) <= MOST_STOPS:
         known += [union, union[::-1]]
@@ -140,7 +140,7 @@ def without_stop(stops: Sequence[str], gone: str) -> tuple[str, ...]:
     return tuple(stop for stop in stops if stop != gone)
 
 
-def declared(case: Case) -> list[tuple[str, ...]]:
+def argument_stops(case: Case) -> list[tuple[str, ...]]:
     return list(string_lists(case.arguments))
 
 
@@ -169,7 +169,7 @@ class Found:
         return "; ".join(said)
 
 
-def distance(old: Recipe, new: Recipe) -> tuple[str, ...]:
+def fields_apart(old: Recipe, new: Recipe) -> tuple[str, ...]:
     return tuple(
         f.name for f in dataclasses.fields(Recipe) if getattr(old, f.name) != getattr(new, f.name)
     )
@@ -197,13 +197,13 @@ def smallest(
     scored = []
     for k, a in enumerate(sides[0]):
         for j, b in enumerate(sides[1]):
-            fields = distance(a, b)
+            fields = fields_apart(a, b)
             scored.append(
                 (len(fields), plain[0][k] + plain[1][j], "end" in fields, len(a.stops), k, j)
             )
     for *_, k, j in sorted(scored):
         if fits(sides[0][k], sides[1][j]):
-            return Found(sides[0][k], sides[1][j], distance(sides[0][k], sides[1][j]))
+            return Found(sides[0][k], sides[1][j], fields_apart(sides[0][k], sides[1][j]))
     return None
 
 
@@ -245,7 +245,7 @@ def leaves(
 def by_hand(case: Case) -> tuple[str, ...]:
     """Stops that a call was given, where it may cut by itself; of several arguments, those of the
     longest list."""
-    return max(declared(case), key=len, default=())
+    return max(argument_stops(case), key=len, default=())
 
 
 @dataclass

@@ -28,7 +28,7 @@ from parity.judge.replay import ALONE
 from parity.judge.row import Row, end_ids, is_drawn, is_prefix, max_tokens, request_of, unseen
 from parity.verdict import CAUSES, STAGES, Cause, Difference, brief, first_divergence
 
-Step = Callable[[Inquiry, Sequence[Named]], Cause | None]
+ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
 
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
@@ -256,7 +256,7 @@ def by_value(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     return of_order(places, IN_ORDER)
 
 
-STEPS: tuple[Step, ...] = (
+STEPS: tuple[ExplainStep, ...] = (
     by_recorded_ids,
     by_value,
     by_replay,

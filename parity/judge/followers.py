@@ -6,17 +6,24 @@ Whatever made the first answer another one, such a prompt is not it: it only fol
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.row import Row, begins_call, decodes_of, is_drawn, same_prompt, shared_start
+from parity.judge.row import (
+    Pairs,
+    Row,
+    begins_call,
+    decodes_of,
+    is_drawn,
+    same_prompt,
+    shared_start,
+)
 from parity.judge.stages.model import model_differences
 from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stop import stop_differences
 
-Pairs = Sequence[tuple[Row, Row]]
 Answers = list[tuple[int, Row, Row]]  # the number of a pair, and its rows
 HeldTexts = dict[int, tuple[str, str]]  # number of a pair -> what both prompts hold of its answers
 
@@ -112,6 +119,13 @@ class Wording:
                 return Held(at, part, new, number)
         return None
 
+    def next_cut_instead(self, before: str, after: str, found: Held | None) -> Held | None:
+        """An answer that was found, unless another was cut there and both go on alike behind
+        it."""
+        if found is not None and found.goes_on_alike(before, after):
+            return found
+        return self.next_cut(before, after) or found
+
     def is_cut_within(self, before: str, after: str) -> bool:
         """Whether what differs at an end of two texts is a part of an answer."""
         first = shared_start(before, after)
@@ -138,15 +152,13 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> HeldTe
         found = wording.next_answer(before, after)
         if found is not None and is_free:
             return held
-        if found is None or not found.goes_on_alike(before, after):
-            cut = wording.next_cut(before, after)
-            if cut is not None:
-                held[cut.number] = (cut.old, cut.new)
-                found = cut
+        found = wording.next_cut_instead(before, after, found)
         if found is None:
-            break
+            return held if wording.is_cut_within(before, after) else None
+        if found.number >= 0:
+            held[found.number] = (found.old, found.new)
         before, after = found.behind(before, after)
-    return held if before == after or wording.is_cut_within(before, after) else None
+    return held
 
 
 def is_other_answer(old: Row, new: Row) -> bool:
@@ -156,17 +168,25 @@ def is_other_answer(old: Row, new: Row) -> bool:
 def wording_of(old: Row, new: Row, answers: Answers, told: Pairs, *, alike: bool) -> Wording:
     """By messages, where a template may leave parts of texts out; by text; or, of ids that were put
     behind ids, by their numbers."""
+    if "messages" in old and "messages" in new and alike:
+        sides = written(old["messages"]), written(new["messages"])
+        return wording_of_texts(*sides, answers, told, within_quotes)
     before, after = old.get("prompt_text"), new.get("prompt_text")
-    by_messages = "messages" in old and "messages" in new and alike
-    if not by_messages and (before is None or after is None):
+    if before is None or after is None:
         return wording_of_ids(old, new, told)
-    texts = [pair for a, b in told for pair in as_decoded(a, b) if pair[0] != pair[1]]
-    wholes = [(number, *pair) for number, a, b in answers for pair in as_decoded(a, b)]
-    if by_messages:
-        before, after = written(old["messages"]), written(new["messages"])
-        texts = [(within_quotes(a), within_quotes(b)) for a, b in texts]
-        wholes = [(number, within_quotes(a), within_quotes(b)) for number, a, b in wholes]
-    return Wording(before or "", after or "", with_chosen(texts), wholes)
+    return wording_of_texts(before, after, answers, told, str)
+
+
+def wording_of_texts(
+    before: str, after: str, answers: Answers, told: Pairs, shown: Callable[[str], str]
+) -> Wording:
+    """shown: how an answer stands in the two texts."""
+    other = [pair for a, b in told for pair in as_decoded(a, b) if pair[0] != pair[1]]
+    texts = [(shown(a), shown(b)) for a, b in other]
+    wholes = []
+    for number, old, new in answers:
+        wholes += [(number, shown(a), shown(b)) for a, b in as_decoded(old, new)]
+    return Wording(before, after, with_chosen(texts), wholes)
 
 
 def wording_of_ids(old: Row, new: Row, told: Pairs) -> Wording:
@@ -234,18 +254,23 @@ def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
     pairs = list(zip(old.rows, new.rows))
     has_as_many = len(old.rows) == len(new.rows)
     first = next((k for k, pair in enumerate(pairs) if not is_same_row(*pair)), len(pairs))
-    last = first + 1
-    while last < len(pairs) and not all(map(begins_call, pairs[last])):
-        last += 1
+    last = end_of_call(pairs, first)
     asked, behind = pairs[first:last], pairs[last:]
     if not asked or not all(is_sampled_alike(*pair) for pair in asked):
         return None
     if has_as_many and all(same_prompt(*pair) for pair in behind):
         return None
     more = [pair for pair in behind if has_as_many and is_sampled_alike(*pair)]
-    kept = [*pairs[:last], *more]
-    old_rows, new_rows = (tuple(rows) for rows in zip(*kept))
+    old_rows, new_rows = (tuple(rows) for rows in zip(*pairs[:last], *more))
     return replace(old, rows=old_rows), replace(new, rows=new_rows)
+
+
+def end_of_call(pairs: Pairs, first: int) -> int:
+    """The index behind the last pair of the call that a pair is of."""
+    for index in range(first + 1, len(pairs)):
+        if all(map(begins_call, pairs[index])):
+            return index
+    return max(first + 1, len(pairs))
 
 
 def is_same_row(old: Row, new: Row) -> bool:

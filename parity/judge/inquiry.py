@@ -9,9 +9,9 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import same_ids
-from parity.judge.comparison import Comparison, Named, Pairs
+from parity.judge.comparison import Comparison, Named
 from parity.judge.endings import Decode, leaves
-from parity.judge.row import is_drawn
+from parity.judge.row import Pairs, is_drawn
 from parity.verdict import CAUSES, Difference, brief, equal
 
 Parts = frozenset[str]

@@ -262,7 +262,7 @@ def own_ends(old: Case, new: Case, decode: Decode | None) -> Cause | None:
     pairs = paired(old.rows, new.rows)
     rows = [(a, b) for a, b in pairs if a.get("loop") and same_prompt(a, b) and b.get("stop")]
     texts, new_texts = ([text for _, text in leaves(case.value)] for case in (old, new))
-    reasons = [goes_on(a, b, texts, decode) or too_long(a, b) for a, b in rows]
+    reasons = [passes_new_end(a, b, texts, decode) or too_long(a, b) for a, b in rows]
     told = [reason for reason in reasons if reason is not None]
     if not told and rows and all(cut_short(a, b, new_texts, decode) for a, b in rows):
         told = by_counts(rows)
@@ -302,7 +302,9 @@ def too_long(old: Row, new: Row) -> Reason | None:
     return "stop.length", f"the old loop chose {chosen(old)} tokens, {most} are allowed"
 
 
-def goes_on(old: Row, new: Row, texts: Sequence[str], decode: Decode | None) -> Reason | None:
+def passes_new_end(
+    old: Row, new: Row, texts: Sequence[str], decode: Decode | None
+) -> Reason | None:
     """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a
     batch whose others go on are cut afterwards."""
     ids, ends = old["output_ids"], end_ids(new)
@@ -310,7 +312,7 @@ def goes_on(old: Row, new: Row, texts: Sequence[str], decode: Decode | None) -> 
         return None
     for position, i in enumerate(ids[:-1]):
         if i in ends:
-            is_seen = within(ids[position + 1 :], texts, decode)
+            is_seen = stand_in_texts(ids[position + 1 :], texts, decode)
             return ("stop.eos_set", goes_on_behind(i)) if is_seen else None
     return None
 
@@ -324,10 +326,10 @@ def cut_short(old: Row, new: Row, texts: Sequence[str], decode: Decode | None) -
     text = decode(ids, True, False)
     if most is None or chosen(old) >= most or any(stop in text for stop in stop_strings(new)):
         return False
-    return within(new["output_ids"], texts, decode)
+    return stand_in_texts(new["output_ids"], texts, decode)
 
 
-def within(ids: Sequence[int], texts: Sequence[str], decode: Decode) -> bool:
+def stand_in_texts(ids: Sequence[int], texts: Sequence[str], decode: Decode) -> bool:
     """Whether some text holds these ids, with or without its special tokens."""
     wholes = [decode(ids, skip, False).strip() for skip in (True, False)]
     return any(whole and whole in text for whole in wholes for text in texts)

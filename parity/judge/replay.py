@@ -22,15 +22,13 @@ from typing import Any
 
 from parity import golden
 from parity.judge.questions import LOADED
-from parity.judge.row import entry, placeholder_in, prompt_with_pictures
+from parity.judge.row import Row, entry, placeholder_in, prompt_with_pictures
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
 from parity.record.taps.gen_engine import listed_plugins
 from parity.verdict import first_divergence
 
-Row = Mapping[str, Any]
-
-LIBRARIES = {
+ENGINE_LIBRARIES = {
     "hf": ("torch", "transformers.models.auto.modeling_auto"),
     "vllm": ("vllm.entrypoints.llm",),
 }
@@ -145,7 +143,7 @@ class Replay:
         """config() of an engine that is about to be loaded, whose libraries are not to be looked
         through each time."""
         wanted = self.config(config)
-        settle_once(*LIBRARIES[wanted.backend])
+        settle_once(*ENGINE_LIBRARIES[wanted.backend])
         for folder in map(Path, (wanted.model, *wanted.adapters.values())):
             if folder.is_dir():
                 LOADED.setdefault(folder.name, set()).add(str(folder.resolve()))

@@ -13,6 +13,7 @@ from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
 
 Row = Mapping[str, Any]
 Ids = Sequence[int]
+Pairs = Sequence[tuple[Row, Row]]
 
 
 def entry(row: Row, stage: str, name: str) -> Any:

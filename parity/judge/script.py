@@ -70,22 +70,23 @@ def paired_cases(
 ) -> list[tuple[Case | None, Case | None]]:
     """Goldens and calls that belong together: by arguments, else by name."""
     left = {(case.site, case.case): case for case in found}
-    pairs: list[tuple[Case | None, Case | None]] = []
     by_arguments = {}
     for old in goldens if any(case.arguments for case in found) else ():
-        same = [
-            key
-            for key, case in left.items()
-            if key[0] == old.site and data_of(case) == data_of(old)
-        ]
-        if same:  # of equal ones, the one of this name
-            by_arguments[old.site, old.case] = left.pop(
-                min(same, key=lambda key: key[1] != old.case)
-            )
+        key = key_of_arguments(old, left)
+        if key is not None:
+            by_arguments[old.site, old.case] = left.pop(key)
+    pairs: list[tuple[Case | None, Case | None]] = []
     for old in goldens:
         key = old.site, old.case
         pairs.append((old, by_arguments[key] if key in by_arguments else left.pop(key, None)))
     return [*pairs, *((None, new) for new in left.values())]
+
+
+def key_of_arguments(old: Case, left: Mapping[tuple[str, str], Case]) -> tuple[str, str] | None:
+    """A call of equal arguments; of several, the one of the golden's name."""
+    data = data_of(old)
+    same = [key for key, case in left.items() if key[0] == old.site and data_of(case) == data]
+    return min(same, key=lambda key: key[1] != old.case, default=None)
 
 
 def check_script(

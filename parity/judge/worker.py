@@ -40,9 +40,9 @@ sys.path[:] = {path!r}
 from parity.judge.worker import serve
 serve({fd})
 """
-PATIENCE = 10.0  # seconds that an idle process may take to end
+WORKER_PATIENCE = 10.0  # seconds that an idle process may take to end
 # seconds between two looks at whether the process lives: a child of it may hold the pipe open
-TICK = 0.5
+WORKER_TICK = 0.5
 
 
 _freeze = gc.freeze
@@ -158,7 +158,7 @@ class Worker:
         assert self._pipe is not None
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE)
+            self._process.wait(WORKER_PATIENCE)
         self._kill()
 
     def _start(self) -> None:
@@ -193,7 +193,7 @@ class Worker:
     def _receive(self, limit: float) -> tuple[str, Any]:
         assert self._pipe is not None and self._process is not None
         until = time.monotonic() + limit
-        while not wait([self._pipe], min(TICK, max(0.0, until - time.monotonic()))):
+        while not wait([self._pipe], min(WORKER_TICK, max(0.0, until - time.monotonic()))):
             if self._process.poll() is not None and not self._pipe.poll():
                 raise Died(self._ended())
             if time.monotonic() >= until:
@@ -205,7 +205,7 @@ class Worker:
             kind, content = self._pipe.recv()
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE)
+                self._process.wait(WORKER_PATIENCE)
             raise Died(self._ended()) from None
         return kind, content
 

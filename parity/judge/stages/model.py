@@ -9,20 +9,19 @@ from parity.judge.stages.stage import Compared, Stage
 from parity.verdict import Difference
 
 DECLARED = ("class", "dtype", "quantization", "attention", "buffers")
+OF_WEIGHTS = ("dtype", "quantization")  # where these differ, so do the weights
 OF_HF = ("attention", "buffers")  # vLLM chooses its own attention, and makes its tables by itself
 
 
 def model_differences(old: Row, new: Row) -> Iterator[Difference]:
     mine, theirs = old.get("model", {}), new.get("model", {})
-    for name in DECLARED:
-        is_seen = name in mine and name in theirs
-        if mine.get(name) != theirs.get(name) and (is_seen or name not in OF_HF):
+    both = mine.keys() & theirs.keys()
+    names = [name for name in DECLARED if name in both or name not in OF_HF]
+    if all(mine.get(name) == theirs.get(name) for name in OF_WEIGHTS):
+        names += [name for name in ("weights", "files") if name in both][:1]
+    for name in names:
+        if mine.get(name) != theirs.get(name):
             yield Difference("model", name, mine.get(name), theirs.get(name))
-    if any(mine.get(name) != theirs.get(name) for name in ("dtype", "quantization")):
-        return
-    name = "weights" if "weights" in mine and "weights" in theirs else "files"
-    if name in mine and name in theirs and mine[name] != theirs[name]:
-        yield Difference("model", name, mine[name], theirs[name])
 
 
 def tells_its_adapter(row: Row) -> bool:

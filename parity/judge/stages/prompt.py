@@ -109,7 +109,7 @@ def has_bos_twice(ids: list[int], whole: list[int]) -> Kept:
 
 def lacks_ids(ids: list[int], whole: list[int], tools: Tools) -> Kept:
     """Of a text's ids only the first, the last, or the first and the last reached the model."""
-    lost = missing(ids, whole)
+    lost = lacking_ids(ids, whole)
     if not lost or not ids:
         return None
     end = "first and last"
@@ -122,7 +122,7 @@ def lacks_ids(ids: list[int], whole: list[int], tools: Tools) -> Kept:
     return name, f"of {len(whole)} ids only the {end} {len(ids)} reached the model"
 
 
-def missing(some: Ids, every: Ids) -> Ids:
+def lacking_ids(some: Ids, every: Ids) -> Ids:
     """The ids that one run of `every` holds more than `some`; none, where that is not all that
     differs."""
     count = len(every) - len(some)
@@ -240,7 +240,7 @@ def of_rendering(prompts: TwoPrompts) -> str | None:
 
 
 def of_first_messages(prompts: TwoPrompts) -> str | None:
-    """The first messages of a chat are missing."""
+    """The first messages of a chat are lacking_ids."""
     starts = [MARKER.match(text or "") for text in (prompts.before, prompts.after)]
     if prompts.short and prompts.has_other_text and prompts.is_end and all(starts):
         return "prompt.messages"
@@ -256,7 +256,7 @@ def of_templates(prompts: TwoPrompts) -> str | None:
 
 
 def of_first_id(prompts: TwoPrompts) -> str | None:
-    """The tokenizer's own first id is missing, here or in a later turn."""
+    """The tokenizer's own first id is lacking_ids, here or in a later turn."""
     if prompts.has_other_text:
         return None
     first = prompts.long[:1]
@@ -286,8 +286,12 @@ def of_length(prompts: TwoPrompts) -> str | None:
     """One is the beginning or the end of the other."""
     if not prompts.short or not (prompts.is_beginning or prompts.is_end):
         return None
-    if not prompts.has_other_text or prompts.old.get("template"):
-        return "prompt.truncation"
+    is_of_one_text = not prompts.has_other_text or prompts.old.get("template")
+    return "prompt.truncation" if is_of_one_text else of_written_text(prompts)
+
+
+def of_written_text(prompts: TwoPrompts) -> str:
+    """Whether a text that nobody rendered was written otherwise, or cut."""
     before, after = prompts.before or "", prompts.after or ""
     is_few = abs(len(before) - len(after)) < LEAST_CUT and prompts.is_beginning
     is_written = is_few or has_whole_parts(before, after)

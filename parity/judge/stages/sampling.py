@@ -51,37 +51,38 @@ def done_to_logits(row: Row) -> list[str]:
 def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     if not old.get("sampling") or not new.get("sampling"):
         return
-    is_held_back = done_to_logits(new) or min_tokens(new)
-    if old.get("loop") in CHOSEN_BY_ITSELF and not is_drawn(new) and not is_held_back:
-        name = "mode" if drew(old) else "processors"
-        yield Difference("sampling", name, "other tokens than the likeliest", "the likeliest")
-    if is_drawn(old) != is_drawn(new):
-        before, after = (("drawn" if is_drawn(row) else "greedy") for row in (old, new))
-        yield Difference("sampling", "mode", before, after)
+    yield from mode_differences(old, new)
     for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
-        before = entry(old, "sampling", name)
-        after = entry(new, "sampling", name)
         if is_other_setting(name, old, new):
+            before, after = (entry(row, "sampling", name) for row in (old, new))
             yield Difference("sampling", name, before, after)
     for form, (before, after) in both_structures(old, new).items():
         if before != after:
             yield Difference("sampling", form, before, after)
 
 
+def mode_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """Greedy on one side alone; or a loop that takes other tokens than the likeliest."""
+    is_greedy = not is_drawn(new) and not done_to_logits(new) and not min_tokens(new)
+    if old.get("loop") in CHOSEN_BY_ITSELF and is_greedy:
+        name = "mode" if drew(old) else "processors"
+        yield Difference("sampling", name, "other tokens than the likeliest", "the likeliest")
+    if is_drawn(old) != is_drawn(new):
+        before, after = (("drawn" if is_drawn(row) else "greedy") for row in (old, new))
+        yield Difference("sampling", "mode", before, after)
+
+
 def is_other_setting(name: str, old: Row, new: Row) -> bool:
     """Whether a setting is another one, and says so by itself."""
-    before = entry(old, "sampling", name)
-    after = entry(new, "sampling", name)
+    before, after = (entry(row, "sampling", name) for row in (old, new))
     as_many = len(processors(old)) == len(processors(new))
-    if name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new)):
-        return False
     if name == "processors":
         return not as_many and bool(before != after)
-    if name in PENALTIES and as_many and None in (before, after):
-        return False  # one that is written as a processor: only the ids can tell
-    if name == "top_k" and {before, after} <= {0, -1, None}:
-        return False
-    return not equal(before, after, 1e-9)
+    is_idle = name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new))
+    # A penalty may be written as a processor: only the ids can tell.
+    is_written = name in PENALTIES and as_many and None in (before, after)
+    is_off = name == "top_k" and {before, after} <= {0, -1, None}
+    return not (is_idle or is_written or is_off or equal(before, after, 1e-9))
 
 
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
@@ -149,22 +150,27 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     """Other seeds, one that comes, one that goes. A seed of the process is of a whole call, whose
     first row alone has it to itself: it stands for the rows after it, too, whatever their own seeds
     are on the other side."""
-    old_known, new_known = set[int](), set[int]()
+    known: tuple[set[int], set[int]] = set(), set()
     for number, (old, new) in enumerate(pairs):
         if not all(row.get("sampling") and is_drawn(row) for row in (old, new)):
             continue
         mine, theirs = seeds_of(old), seeds_of(new)
-        old_known |= mine
-        new_known |= theirs
-        same = mine & theirs
-        of_process = [seed_from(row) == "process" for row in (old, new)]
-        if of_process == [True, False]:
-            same = mine & new_known
-        elif of_process == [False, True]:
-            same = old_known & theirs
-        if (mine or theirs) and not same and not is_unsure_seed(old, new):
-            before, after = (min(some, default=None) for some in (mine, theirs))
+        known[0].update(mine)
+        known[1].update(theirs)
+        if (mine or theirs) and not is_same_seed(old, new, known) and not is_unsure_seed(old, new):
+            before, after = (min(seeds, default=None) for seeds in (mine, theirs))
             yield Difference("sampling", "seed", before, after, number)
+
+
+def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
+    """known: seeds of the rows so far, old and new."""
+    mine, theirs = seeds_of(old), seeds_of(new)
+    of_process = [seed_from(row) == "process" for row in (old, new)]
+    if of_process == [True, False]:
+        theirs = known[1]
+    elif of_process == [False, True]:
+        mine = known[0]
+    return bool(mine & theirs)
 
 
 def seed_from(row: Row) -> str | None:

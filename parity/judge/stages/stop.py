@@ -103,18 +103,24 @@ def end(row: Row, tools: Tools) -> Kept:
         return None
     if broken := ends_too_soon(row) or goes_on_behind_end(row) or exceeds_length(row):
         return broken
-    stops = stop_strings(row)
-    if stops and tools.decode is None:
+    if stop_strings(row) and tools.decode is None:
         return None
     stopped = first_completed(row, tools)
+    if stopped is None:
+        return ends_by_itself(row)
     count = len(row["output_ids"])
-    if stopped is not None and stopped < count:
-        went_on = f"and the row went on to {count}"
-        return "stop.rule", f"a stop was complete after {stopped} tokens, {went_on}"
-    if stopped is not None or is_at_end(row) or may_end_by_criterion(row):
+    if stopped == count:
         return KEPT
-    name = "stop.rule" if stops else "stop.length"
-    allowed = f"where {max_tokens(row)} are allowed"
+    went_on = f"and the row went on to {count}"
+    return "stop.rule", f"a stop was complete after {stopped} tokens, {went_on}"
+
+
+def ends_by_itself(row: Row) -> Kept:
+    """An end that is none of the stop strings."""
+    if is_at_end(row) or may_end_by_criterion(row):
+        return KEPT
+    name = "stop.rule" if stop_strings(row) else "stop.length"
+    count, allowed = len(row["output_ids"]), f"where {max_tokens(row)} are allowed"
     return name, f"ended after {count} tokens without an end id or a stop, {allowed}"
 
 
