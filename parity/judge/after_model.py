@@ -201,7 +201,7 @@ def of_blanks(inquiry: Inquiry, difference: Difference) -> Cause | None:
 def of_parts(inquiry: Inquiry, difference: Difference) -> Cause | None:
     """One text holds the other."""
     texts = common_texts(difference)
-    if not texts or not all(a and b and (a in b or b in a) for a, b in texts):
+    if not texts or not all(holds_other(*pair) for pair in texts):
         return None
     if within_stops(inquiry) and not is_behind_texts(inquiry):
         return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry, difference)
@@ -216,6 +216,10 @@ def of_parts(inquiry: Inquiry, difference: Difference) -> Cause | None:
         return of_texts_alone("decode.skip_special", proof, inquiry, difference)
     proof = UNFINISHED if are_unfinished(difference) else ONE_HOLDS_THE_OTHER
     return of_texts_alone("post.trim", proof, inquiry, difference)
+
+
+def holds_other(old: str, new: str) -> bool:
+    return bool(old and new) and (old in new or new in old)
 
 
 def are_cut_by_hand(inquiry: Inquiry) -> bool:

@@ -75,14 +75,19 @@ def mode_differences(old: Row, new: Row) -> Iterator[Difference]:
 def is_other_setting(name: str, old: Row, new: Row) -> bool:
     """Whether a setting is another one, and says so by itself."""
     before, after = (entry(row, "sampling", name) for row in (old, new))
-    as_many = len(processors(old)) == len(processors(new))
+    has_as_many = len(processors(old)) == len(processors(new))
     if name == "processors":
-        return not as_many and bool(before != after)
-    is_idle = name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new))
-    # A penalty may be written as a processor: only the ids can tell.
-    is_written = name in PENALTIES and as_many and None in (before, after)
+        return not has_as_many and bool(before != after)
+    if name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new)):
+        return False
+    if name in PENALTIES and has_as_many and None in (before, after):
+        return False  # a penalty may be written as a processor: only the ids can tell
+    return not is_same_setting(name, before, after)
+
+
+def is_same_setting(name: str, before: Any, after: Any) -> bool:
     is_off = name == "top_k" and {before, after} <= {0, -1, None}
-    return not (is_idle or is_written or is_off or equal(before, after, 1e-9))
+    return is_off or equal(before, after, 1e-9)
 
 
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
