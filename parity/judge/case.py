@@ -14,7 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import own_loops, ties
+from parity.judge import own_loops
 from parity.judge.align import paired, same_ids
 from parity.judge.comparison import Comparison
 from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
@@ -22,6 +22,9 @@ from parity.judge.endings import ADDED
 from parity.judge.explain import also_differs, cause_of, declared_end
 from parity.judge.followers import up_to_draws
 from parity.judge.inquiry import Inquiry, sentence, up_to_followers
+from parity.judge.numerics.golden_rows import moved_by_batch
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
+from parity.judge.numerics.seeds import seed_source
 from parity.judge.questions import (
     OF_SEVERAL,
     Judged,
@@ -43,7 +46,6 @@ from parity.judge.row import (
     stop_strings,
     unseen,
 )
-from parity.judge.samples import DRAWN_ALIKE, Ledgers, Samples, in_float32, seed_source
 from parity.judge.session import COULD_NOT_JUDGE, Run
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stage import Tools
@@ -53,7 +55,7 @@ from parity.record.rows import LIKELIEST
 from parity.verdict import CAUSES, Cause, Certainty, Difference, Outcome, equal
 
 if TYPE_CHECKING:
-    from parity.judge.numerics import Numerics
+    from parity.judge.numerics.answers import Numerics
 
 
 # tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
@@ -255,8 +257,8 @@ class Judge:
         old, new = inquiry.old, inquiry.new
         if (known := by_cache(inquiry) or own_loops.own_ends(old, new, inquiry.decode)) is not None:
             return "DRIFT", known, ()
-        judged = self.samples.judged_draws(old, new)
-        if judged[0] not in DRAWN_ALIKE:
+        judged = self.samples.judge(old, new)
+        if judged[0] not in FOLLOWS_SETTINGS:
             return judged
         return self.made_of(inquiry, judged)
 
@@ -275,8 +277,8 @@ class Judge:
         asked = Comparison(*parts, comparison.tools)
         if not self.only_drawn(asked) or asked.broken:
             return None
-        verdict, cause, notes = self.samples.judged_draws(*parts)
-        if verdict not in DRAWN_ALIKE:
+        verdict, cause, notes = self.samples.judge(*parts)
+        if verdict not in FOLLOWS_SETTINGS:
             return verdict, cause, notes
         inquiry = self.inquiry(comparison, steps)
         steps.append(
@@ -313,7 +315,7 @@ class Judge:
             if cause is not None:
                 return "LATENT", cause, ()
         if self.only_drawn(comparison):
-            _, cause, notes = self.samples.judged_draws(comparison.old, comparison.new)
+            _, cause, notes = self.samples.judge(comparison.old, comparison.new)
             is_wrong = cause is not None and cause.certainty == "confirmed"
             return ("LATENT", cause, notes) if is_wrong else ("TEXT-IDENTICAL", None, notes)
         has_unseen = any(unseen(*pair) for pair in comparison.pairs)
@@ -341,7 +343,7 @@ class Judge:
                 old, {}, frozenset()
             )  # on the site's own engine: that of a replay may have one place only
             engine = self.engine()
-            return None if engine is None else ties.moved_by_company(engine, old.rows, self.store)
+            return None if engine is None else moved_by_batch(engine, old.rows, self.store)
         except (
             *COULD_NOT_JUDGE,
             ValueError,
@@ -382,8 +384,8 @@ class Judge:
             return None
         if any(not name.startswith(("model.attn", "batch.", "stop.")) for name, _ in named):
             return None
-        verdict, _, notes = self.samples.judged_draws(comparison.old, comparison.new)
-        if verdict not in DRAWN_ALIKE:
+        verdict, _, notes = self.samples.judge(comparison.old, comparison.new)
+        if verdict not in FOLLOWS_SETTINGS:
             return None
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
@@ -409,7 +411,7 @@ def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
     old, new = comparison.old, comparison.new
-    drawn = ties.is_sampled(old) and ties.is_sampled(new) and not comparison.has_same_ids
+    drawn = is_sampled(old) and is_sampled(new) and not comparison.has_same_ids
     return drawn and len(old.rows) == len(new.rows)
 
 

@@ -34,8 +34,8 @@ ROOMS: dict[str, str] = {
 }
 PLACES = {
     **dict.fromkeys(("acceptance", "causes", "golden", "real_model"), "ground"),
-    **dict.fromkeys(("tasks", "vendor", "verdict", "__init__"), "ground"),
-    **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
+    **dict.fromkeys(("libraries", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",
     **dict.fromkeys(("shell", "laws"), "shell"),
 }
@@ -145,8 +145,8 @@ def test_a_house_in_order_has_no_faults() -> None:
         ("parity/record/rows.py", "def f():\n    import parity.judge.check", "record does not look at judge"),
         ("parity/record/rows.py", "if TYPE_CHECKING:\n    from parity.judge import check", "record does not look"),
         ("parity/record/rows.py", "importlib.import_module('parity.judge.check')", "record does not look at judge"),
-        ("parity/judge/ties.py", "from gen_engine import load", "judge does not look at gen_engine"),
-        ("parity/judge/ties.py", "import parity.callsites.probe", "judge does not look at callsites"),
+        ("parity/judge/numerics/reading.py", "from gen_engine import load", "judge does not look at gen_engine"),
+        ("parity/judge/numerics/reading.py", "import parity.callsites.probe", "judge does not look at callsites"),
         ("parity/companions/cache.py", "from parity.golden import Store", "companions does not look at ground"),
         ("gen_engine.py", "def f():\n    from parity.golden import Store", "gen_engine does not look at ground"),
         ("parity/record/observe.py", "from parity.record import rows", "a circle: "),
