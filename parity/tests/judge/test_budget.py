@@ -31,7 +31,7 @@ class Budget:
 
 
 BUDGETS = {
-    "judge": Budget(tokens=79_400, per_line=10.95, branchy=32, wide=437),
+    "judge": Budget(tokens=79_400, per_line=10.36, branchy=23, wide=122),
     "record": Budget(tokens=36_400, per_line=9.85, branchy=0, wide=1),
 }
 MOST_SHARED_NAMES = 29  # at the top level of two modules of these rooms
