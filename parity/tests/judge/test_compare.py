@@ -14,6 +14,7 @@ from parity.judge.align import paired
 from parity.judge.endings import explain_text
 from parity.judge.numerics.samples import unlike
 from parity.judge.numerics.surprise import permutation_p
+from parity.judge.row import placeholder_in
 from parity.judge.stages.prompt import prompt_cause
 from parity.verdict import Check, Outcome, Policy, equal
 
@@ -437,3 +438,10 @@ def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prom
     }
     new: dict[str, Any] = {**chat, "prompt_text": rendered, "prompt_ids": [6, *range(10, 10 + len(rendered))]}
     assert prompt_cause(old, new) == expected
+
+
+def test_placeholder_in_of_several_ids_the_added_one() -> None:
+    """A letter that is doubled has a run as long as a small image."""
+    row = {"prompt_ids": [3, 5, 5, 4, 90, 90, 91], "output_ids": [], "images": [{"sha256": "a", "tokens": 2}]}
+    assert placeholder_in(row) == 90
+    assert placeholder_in({**row, "images": []}) is None
