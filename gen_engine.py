@@ -54,13 +54,12 @@ import re
 import reprlib
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 __version__ = "0.2.0"
 
@@ -124,6 +123,7 @@ __all__ = [
     "oom_error",
     "free_memory",
     "no_token",
+    "own_logits",
     "collate",
     "Batch",
     "Row",
@@ -545,8 +545,10 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
-BACKEND_NAMES = ("hf", "vllm", "auto")
-DTYPES = ("float32", "bfloat16", "float16")
+Backend = Literal["hf", "vllm", "auto"]
+DType = Literal["float32", "bfloat16", "float16"]
+BACKEND_NAMES = get_args(Backend)
+DTYPES = get_args(DType)
 OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that sets it
     "dtype": "dtype",
     "torch_dtype": "dtype",
@@ -599,9 +601,10 @@ class ModelLoadConfig(Contract):
     max_batch_tokens, max_batch_size: hf only, >= 1: padded prompt + new tokens, and rows, that may
         run at a time. Default None: 32,768 tokens, any number of rows.
     adapters: name -> directory of a LoRA adapter in PEFT's format; a request names the one it
-        wants. Default: none.
+        wants. Needs the companion adapters.py. Default: none.
     logits_hooks: vllm only: load with the hook that logits plugins and full logits need. It makes
-        vLLM use its older model runner on a GPU. Default False; hf always has it.
+        vLLM use its older model runner on a GPU. Needs the companion vllm_hooks.py. Default False;
+        hf always has it.
     decoder: another decoding method (see Decoder; speculation.py has one). Default None.
     cache: a MutableMapping of str to str that keeps answers of equal requests, greedy or seeded: a
         dict, an LRU, an SQLite file. Needs the companion answer_cache.py. Engines may share it,
@@ -613,8 +616,8 @@ class ModelLoadConfig(Contract):
         or that would change what a result means (MEANING), are refused. Default: none."""
 
     model: str = ""  # refused by its rule: there is no default
-    backend: str = one_of("hf", "backend", BACKEND_NAMES)
-    dtype: str | None = one_of(None, "dtype", DTYPES)
+    backend: Backend = one_of("hf", "backend", BACKEND_NAMES)
+    dtype: DType | None = one_of(None, "dtype", DTYPES)
     device: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
@@ -634,7 +637,7 @@ class ModelLoadConfig(Contract):
     logits_hooks: bool = False
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)
-    fallback_backend: str | None = one_of(None, "fallback_backend", ("hf",))
+    fallback_backend: Literal["hf"] | None = one_of(None, "fallback_backend", ("hf",))
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -845,11 +848,14 @@ class VlmPreprocessOptions(Contract):
 
     min_pixels, max_pixels: pixels after resizing, >= 1. Default None: the checkpoint's own.
     do_resize: False takes the image as it is; its sides must be multiples of the model's patch
-        grid. Default True."""
+        grid. Default True.
+    background: the colour behind what is transparent, as PIL names it. None shows the colours that
+        were hidden, as PIL's convert("RGB") does. Default "white", as in vLLM."""
 
     min_pixels: int | None = whole(None, 1)
     max_pixels: int | None = whole(None, 1)
     do_resize: bool = True
+    background: str | None = ruled("white", "a colour or None", str, type(None))
 
     def check(self) -> None:
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
@@ -858,6 +864,10 @@ class VlmPreprocessOptions(Contract):
         if not self.do_resize and (self.min_pixels or self.max_pixels):
             problem = "a pixel budget with do_resize=False does nothing"
             raise OptionError(problem, fix="drop one of the two")
+        if self.background not in (None, "white"):
+            fix = "give a colour such as 'white' or '#808080', or None"
+            with wrapping_errors(OptionError, "VlmPreprocessOptions.background", fix):
+                lazy_import("PIL.ImageColor").getrgb(self.background)
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -950,16 +960,18 @@ class VlmGenerationRequest(TextGenerationRequest):
     a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order. Other
     fields of a part are refused: `vlm` sets the pixel budget. "detail": "auto" and None mean
     nothing.
-    X is a PIL image, a path, bytes or a data: URL.
+    X is a PIL image, a path, bytes, a data: URL, or a file: URL under image_root.
     vlm: VlmPreprocessOptions.
     image_loader: url -> bytes or PIL image, for remote URLs. Default None: they are refused, since
-        a prompt must not open connections."""
+        a prompt must not open connections.
+    image_root: the folder that file: URLs may name images of. Default None: they are refused."""
 
     images: tuple[Any, ...] = ruled(
         (), "images", tuple, made=lambda value: tuple(as_sequence(value))
     )
     vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions, VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
+    image_root: str | None = None
 
 
 FinishReason = Literal["eos", "stop", "length", "plugin"]
@@ -1084,10 +1096,25 @@ def readable(source: Any) -> Any:
     raise ImageError(f"{type(source).__name__} is no image", fix=fix)
 
 
-def fetched(source: Any, loader: Callable[[str], Any] | None) -> Any:
-    """What a loader returns for a remote URL; anything else as it is. Raises ImageError."""
+def local_path(url: str, root: Any) -> str:
+    """The path of a file: URL, which lies under `root`. Raises ImageError."""
+    if root is None:
+        fix = "pass image_root, a folder that such URLs may name files of"
+        raise ImageError(f"{short_repr(url)} refused", fix=fix)
+    parse = lazy_import("urllib.parse")
+    path = Path(parse.unquote(parse.urlsplit(url).path)).resolve()
+    if not path.is_relative_to(Path(root).resolve()):
+        raise ImageError(f"{short_repr(url)} is outside image_root", fix="move it there")
+    return str(path)
+
+
+def fetched(source: Any, loader: Callable[[str], Any] | None, root: Any) -> Any:
+    """The path of a file: URL, what a loader returns for a remote one; anything else as it is.
+    Raises ImageError."""
     if not isinstance(source, str) or not REMOTE.match(source):
         return source
+    if source.lower().startswith("file:"):
+        return local_path(source, root)
     if loader is None:
         problem = f"remote image {source[:80]!r} refused"
         raise ImageError(problem, fix="pass image_loader, or load the bytes")
@@ -1108,14 +1135,31 @@ def check_size(image: Any) -> None:
         raise ImageError(f"image of mode {image.mode!r}", fix=fix)
 
 
-def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> Any:
+def flattened(image: Any, background: str | None) -> Any:
+    """An image in RGB, with a colour behind what is transparent."""
+    has_alpha = "transparency" in image.info or image.mode.endswith(("A", "a"))
+    if has_alpha and background is not None:
+        behind = lazy_import("PIL.Image").new("RGBA", image.size, background)
+        behind.alpha_composite(image.convert("RGBA"))
+        return behind.convert("RGB")
+    return image.convert("RGB")
+
+
+def load_image(
+    source: Any,
+    *,
+    loader: Callable[[str], Any] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    background: str | None = "white",
+) -> Any:
     """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
 
-    It is turned by its EXIF orientation; alpha is dropped as PIL's convert("RGB") does. A remote
-    URL is given to `loader`. Raises ImageError."""
+    It is turned by its EXIF orientation. A remote URL is given to `loader`, which returns bytes or
+    a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
+    in VlmPreprocessOptions. Raises ImageError."""
     image_module = lazy_import("PIL.Image")
     image_ops = lazy_import("PIL.ImageOps")
-    source = fetched(source, loader)
+    source = fetched(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
     with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
@@ -1123,7 +1167,7 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
         if not isinstance(source, image_module.Image):
             image = image_module.open(readable(source), formats=known)
         check_size(image)
-        return image_ops.exif_transpose(image).convert("RGB")
+        return flattened(image_ops.exif_transpose(image), background)
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
@@ -1222,18 +1266,39 @@ def switches(
     return known, notes
 
 
+def walks_parts(owner: Any, source: str) -> bool:
+    """Whether a template walks over the parts of a content, as a processor's does."""
+    loop = r"for \w+ in \S*content['\"\]]*\s"
+    return hasattr(owner, "image_processor") or re.search(loop, source) is not None
+
+
 def template_content(content: Any, owner: Any, source: str) -> Any:
-    """A message's content as the template wants it: a tokenizer's takes a string, a processor's
-    takes parts."""
-    wants_parts = hasattr(owner, "image_processor")
+    """A message's content as the template wants it: parts where it walks over them, else a
+    string."""
     if isinstance(content, str):
-        if wants_parts and "is string" not in source:  # it would iterate over the characters
+        # A processor's template that does not ask would walk over the characters.
+        if hasattr(owner, "image_processor") and "is string" not in source:
             return [{"type": "text", "text": content}]
         return content
     parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
-    if not wants_parts and all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
+    if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
+
+
+def plain_strings(value: Any) -> Any:
+    """A message without str subclasses: Jinja would write a member of a str Enum by its name."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {plain_strings(key): plain_strings(item) for key, item in value.items()}
+    return [plain_strings(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def joins_parts(message: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
+    """Whether several text parts of a message became one string."""
+    parts = message.get("content") or ""
+    return isinstance(turn.get("content"), str) and not isinstance(parts, str) and len(parts) > 1
 
 
 def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
@@ -1257,10 +1322,10 @@ def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
     """A message as the template wants it. Without content, the key is left out, unless the
     template asks whether it is none: others would print None."""
-    turn = dict(message)
+    turn = plain_strings(message)
     if turn.get("tool_calls"):
         turn["tool_calls"] = tool_calls_for(turn["tool_calls"], source)
-    content = message.get("content")
+    content = turn.get("content")
     if content is not None:
         return {**turn, "content": template_content(content, owner, source)}
     if re.search(r"content\S* is none", source):
@@ -1299,6 +1364,8 @@ def render_chat(
         wanted = dict(enable_thinking=chat.enable_thinking, **chat.kwargs, **extra)
         known, notes = switches(owner, source, wanted)
         turns = [template_message(message, owner, source) for message in messages]
+        if any(map(joins_parts, messages, turns)):
+            notes += ("text parts of a message were joined with a line end",)
         if chat.special_tokens != "keep":
             escaping = companion("escaping")
             mark = escaping.new_mark() if chat.special_tokens == "escape" else ""
@@ -1517,15 +1584,8 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
 
 def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
     """Errors raised inside as LoadErrors about a model."""
-    fix = (
-        "see what it says; a model is a checkpoint's directory, or a hub name that this machine "
-        "has or can reach"
-    )
+    fix = "see what it says; a model is a checkpoint's directory, or a hub name that this machine has or can reach"
     return wrapping_errors(LoadError, f"{what} {model[:200]!r}", fix)
-
-
-def adapter_config(path: str) -> Any:
-    return json.loads(Path(path, "adapter_config.json").read_bytes())
 
 
 def check_places(settings: ModelLoadConfig) -> None:
@@ -1535,12 +1595,8 @@ def check_places(settings: ModelLoadConfig) -> None:
             lazy_import("huggingface_hub.utils").validate_repo_id(settings.model)
         except ValueError:  # which speaks of a "repo id"
             raise FileNotFoundError("there is no such directory") from None
-    for path in settings.adapters.values():
-        fix = "give a directory where PEFT saved LoRA weights"
-        with wrapping_errors(LoadError, f"no adapter at {short_repr(path)}", fix):
-            kind = adapter_config(path)["peft_type"]
-            if kind != "LORA":
-                raise ValueError(f"its peft_type is {short_repr(kind)}")
+    if settings.adapters:
+        companion("adapters").check_adapters(settings.adapters)
 
 
 def read_generation_config(settings: ModelLoadConfig) -> Any:
@@ -1723,10 +1779,7 @@ def check_stop_string(string: str, options: GenerationOptions, checkpoint: Check
     """Raise OptionError for a stop string that could never match."""
     specials = checkpoint.tokenizer.all_special_tokens
     if options.decode.skip_special_tokens and any(special in string for special in specials):
-        problem = (
-            f"stop {string!r} contains a special token, which skip_special_tokens takes out of "
-            "the text"
-        )
+        problem = f"stop {string!r} contains a special token, which skip_special_tokens takes out of the text"
         fix = "stop at the token alone, or set decode.skip_special_tokens=False"
         raise OptionError(problem, fix=fix)
 
@@ -1894,7 +1947,7 @@ def counts_patches(checkpoint: Checkpoint) -> bool:
 def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str, Any]:
     """The processor's keywords for a pixel budget. Always `size` with both edges: alone, or as
     min_pixels and max_pixels, releases and backends read, ignore or refuse them."""
-    if vlm == VlmPreprocessOptions():
+    if vlm.do_resize and not vlm.min_pixels and not vlm.max_pixels:
         return {}
     processor = checkpoint.vision.image_processor
     if not counts_patches(checkpoint):
@@ -1925,7 +1978,12 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
     sources += loose
-    images = tuple(load_image(source, loader=request.image_loader) for source in sources)
+    how = {
+        "loader": request.image_loader,
+        "root": request.image_root,
+        "background": request.vlm.background,
+    }
+    images = tuple(load_image(source, **how) for source in sources)
     return images, pixel_budget(request.vlm, checkpoint)
 
 
@@ -2084,10 +2142,7 @@ def check_replay(replay: Sequence[int], plan: Plan) -> None:
         why: str = ending.reason
         if ending.stop_reason is not None:
             why += f" at {ending.stop_reason!r}"
-        problem = (
-            f"of {len(replay)} tokens to replay, the options end the answer after "
-            f"{ending.count} ({why})"
-        )
+        problem = f"of {len(replay)} tokens to replay, the options end the answer after {ending.count} ({why})"
         raise RequestError(problem, fix="replay with the options that it was recorded with")
 
 
@@ -2108,19 +2163,16 @@ class RowWatch:
     ids: generated so far.   over: whether the row has ended.   error: why it failed.
     drafted, matched: draft tokens that were judged, and accepted ones.
     logprobs, top_logprobs, logits: one entry per id, where requested.
-    A stop string of b bytes lies within the last b tokens that have any text, so that most steps
-    decode a short tail only."""
+    A stop string of b bytes lies within the last b tokens, so that most steps decode a short tail
+    only. One with special tokens between its characters may be seen late, and `finish` finds it."""
 
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
         self.plan = plan
         self.prompt_tokens = prompt.length
         self._most = len(prompt.replay) if prompt.replay else plan.options.max_new_tokens
         self._ends = frozenset(plan.end_ids)
-        self._hidden: frozenset[int] = frozenset()
-        if plan.options.decode.skip_special_tokens:
-            self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
-        self._tail_size = longest + 4 if longest else 0  # a cut character has at most 4 bytes
+        self._tail_size = longest + 5 if longest else 0  # a cut character has at most 4 bytes
         self._stoppers = plan.hooks("should_stop")
         self.restart()
 
@@ -2135,7 +2187,6 @@ class RowWatch:
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
-        self._tail: list[int] = []
 
     def completion(self, prompt_token_ids: Sequence[int]) -> Completion:
         options = self.plan.options
@@ -2167,7 +2218,7 @@ class RowWatch:
         """Whether an id, the budget or a stop string ends the row at its newest token."""
         if token_id in self._ends or len(self.ids) >= self._most:
             return True
-        return self._tail_size > 0 and self._stop_in_tail(token_id)
+        return self._tail_size > 0 and self._stop_in_tail()
 
     def _plugin_stops(self) -> bool:
         if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
@@ -2181,12 +2232,11 @@ class RowWatch:
                 return True
         return False
 
-    def _stop_in_tail(self, token_id: int) -> bool:
+    def _stop_in_tail(self) -> bool:
         """Whether a stop string ends in the newest token: looked for in the tail's text first,
         which may hold one that the whole text does not."""
-        if token_id not in self._hidden:
-            self._tail = [*self._tail[-self._tail_size :], token_id]
-        if first_stop(self.plan.decode(self._tail), self.plan.options.stop.strings) is None:
+        tail = self.plan.decode(self.ids[-self._tail_size :])
+        if first_stop(tail, self.plan.options.stop.strings) is None:
             return False
         return find_ending(self.ids, self.plan) is not None
 
@@ -2394,18 +2444,9 @@ def holds_back_free_ends(asked: Asked) -> bool:
 
 def loads_other_than_lora(asked: Asked) -> bool:
     """Whether this is a load, of adapters that hold more than LoRA weights of one rank."""
-    if asked.prompts or asked.scoring:
+    if asked.prompts or asked.scoring or not asked.config.adapters:
         return False
-    for path in asked.config.adapters.values():
-        try:
-            config = adapter_config(path)
-        except (OSError, ValueError):  # an error of the load itself
-            continue
-        has_bias = config.get("bias", "none") != "none"
-        others = ("use_dora", "modules_to_save", "rank_pattern")
-        if has_bias or any(config.get(name) for name in others):
-            return True
-    return False
+    return bool(companion("adapters").beyond_lora(asked.config.adapters))
 
 
 def has_structures_elsewhere(asked: Asked) -> bool:
@@ -2534,8 +2575,7 @@ UNSUPPORTED = (
         "vllm",
         "logits with min_new_tokens",
         lambda a: a.options.logits and a.options.min_new_tokens > 0,
-        "its hook sees them with the end ids already masked: drop one of the two, or use "
-        "backend='hf'",
+        "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'",
     ),
     Refusal(
         "vllm",
@@ -3041,27 +3081,16 @@ class DecodeLoop:
         """Those of the waiting rows that run from now on. A forward of prompts holds up all other
         rows: none joins a batch unless a quarter of the places is free."""
         self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
-        if batch is not None and (self.rigid or not batch.elastic):
+        if not self.waiting or (batch is not None and (self.rigid or not batch.elastic)):
             return []
-        room, places = self._room()
+        longest = max(row.prompt.length for row in (self.waiting[0], *self.rows))
+        places = self.places(longest + self.options.max_new_tokens)
+        room = min(places - len(self.rows), len(self.waiting))
         if batch is not None and room < min(places // 4 or 1, len(self.waiting)):
             return []
         admitted = [self.waiting.popleft() for _ in range(room)]
         self.rows += admitted
         return admitted
-
-    def _room(self) -> tuple[int, int]:
-        """(how many waiting rows fit beside those that run, how many rows may run in all)."""
-        room = 0
-        places = 0
-        longest = max((row.prompt.length for row in self.rows), default=0)
-        for row in self.waiting:
-            longest = max(longest, row.prompt.length)
-            places = self.places(longest + self.options.max_new_tokens)
-            if len(self.rows) + room >= places:
-                break
-            room += 1
-        return room, places
 
     def prepare(self, rows: Sequence[Row]) -> Batch:
         """transformers' `generate` on these prompts, up to its first forward."""
@@ -3186,7 +3215,8 @@ class HfBackend:
             self.loop = settings.decoder.hf_loop(self.model, settings, checkpoint)
         self.grammars: Any = None  # structured.py's, made at first use
         self.adapter: str | None = None  # of the call that runs
-        self._load_adapters(settings.adapters)
+        if settings.adapters:
+            companion("adapters").load_hf(self.model, settings.adapters)
         self.adapt(None)
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
@@ -3212,16 +3242,6 @@ class HfBackend:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             model.to(settings.device or device)
         return model
-
-    def _load_adapters(self, adapters: Mapping[str, str]) -> None:
-        with warnings.catch_warnings():  # PEFT warns of every adapter after the first
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-            for name, path in adapters.items():
-                info = self.model.load_adapter(path, adapter_name=name)  # None before 5.x
-                strays = sorted(getattr(info, "unexpected_keys", ()))
-                if strays:
-                    problem = f"adapter {name!r} fits nowhere: {short_repr(strays)}"
-                    raise LoadError(problem, fix="see which model it was made for")
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -3285,13 +3305,7 @@ class HfBackend:
         """Switch the model to an adapter, or to none."""
         self.adapter = adapter
         if self.checkpoint.settings.adapters:
-            layer = lazy_import("peft.tuners.tuners_utils").BaseTunerLayer
-            saved = lazy_import("peft.utils").ModulesToSaveWrapper
-            for module in self.model.modules():
-                if isinstance(module, (layer, saved)):  # transformers' own leaves out the second
-                    module.enable_adapters(adapter is not None)
-        if adapter is not None:
-            self.model.set_adapter(adapter)
+            companion("adapters").switch_hf(self.model, adapter)
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing."""
@@ -3354,18 +3368,6 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
         yield
 
 
-def row_hooks_class() -> Any:
-    """A class of vLLM's logits processors that calls the hook of each request."""
-    members = {
-        "is_argmax_invariant": lambda self: False,
-        "new_req_logits_processor": lambda self, params: (params.extra_args or {}).get(
-            "gen_engine"
-        ),
-    }
-    base = lazy_import("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
-    return type("RowHooks", (base,), members)
-
-
 def restore_groups(vllm_config: Any) -> None:
     """Set up the process groups again, which closing a vLLM engine tears down for all others."""
     worker = lazy_import("vllm.v1.worker.gpu_worker")
@@ -3374,19 +3376,6 @@ def restore_groups(vllm_config: Any) -> None:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     with lazy_import("vllm.config").set_current_vllm_config(vllm_config):
         worker.init_worker_distributed_environment(vllm_config, 0, address, 0, backend)
-
-
-def lora_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
-    """vllm.LLM's keywords for adapters."""
-    if not adapters:
-        return {}
-    longest = max(8, *(adapter_config(path)["r"] for path in adapters.values()))
-    return {
-        "enable_lora": True,
-        # On a CPU, vLLM 0.32 computes rows without an adapter with the last slot's: one is spare.
-        "max_loras": len(adapters) + 1,
-        "max_lora_rank": 1 << (longest - 1).bit_length(),  # it takes powers of two
-    }
 
 
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -3403,38 +3392,16 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "enforce_eager": vllm_is_on_cpu(),  # compiling takes 30 s on a CPU
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         "structured_outputs_config": {"backend": "xgrammar"},
-        **lora_arguments(settings.adapters),
     }
+    if settings.adapters:
+        arguments.update(companion("adapters").vllm_arguments(settings.adapters))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
     arguments.update(settings.vllm_kwargs)
     if settings.logits_hooks:
         own = settings.vllm_kwargs.get("logits_processors") or ()
-        arguments["logits_processors"] = [row_hooks_class(), *own]
+        arguments["logits_processors"] = [companion("vllm_hooks").row_hooks_class(), *own]
     return arguments
-
-
-def logits_hook(
-    plan: Plan, watch: RowWatch, replay: Sequence[int] | None
-) -> Callable[..., Any] | None:
-    """A function for vLLM to call with a row's logits: keeps them where they are requested, then
-    runs the plugins, or leaves only the token to force. None where it has nothing to do.
-
-    A function and no object: vLLM copies parameters deeply, and functions not at all."""
-    if not plan.changes_rows and not plan.options.logits and replay is None:
-        return None
-
-    def act(prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
-        if plan.options.logits:
-            # vLLM calls it for each part of a long prompt: the last call counts.
-            watch.logits[len(token_ids) :] = [logits.float().cpu().clone()]
-        logits = own_logits(watch, prompt_ids, token_ids, logits)
-        if replay is not None:
-            logits = lazy_import("torch").full_like(logits, -math.inf)
-            logits[replay[len(token_ids)]] = 0
-        return logits
-
-    return act
 
 
 def is_watched(plan: Plan, prompt: Prompt) -> bool:
@@ -3467,7 +3434,9 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
     if prompt.structured is not None:
         structure = kit.StructuredOutputsParams(grammar=prompt.structured)
         end_ids = sorted(plan.eos_ids)  # 0.32 lets no stop id stand inside a structure
-    hook = logits_hook(plan, watch, prompt.replay)  # beside a decoder it is not called
+    hook = None
+    if plan.checkpoint.settings.logits_hooks:
+        hook = companion("vllm_hooks").logits_hook(plan, watch, prompt.replay)
     kind = kit.RequestOutputKind
     params = kit.SamplingParams(
         max_tokens=max_tokens,
@@ -3482,7 +3451,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         ignore_eos=True,  # its EOS set differs from ours in some releases: ours are stop ids
         stop_token_ids=end_ids,
         structured_outputs=structure,
-        extra_args={"gen_engine": hook} if hook else None,
+        extra_args=hook,
         detokenize=False,
         output_kind=kind.DELTA if stepwise or is_watched(plan, prompt) else kind.FINAL_ONLY,
     )
@@ -3562,10 +3531,9 @@ class VllmBackend:
         groups = lazy_import("vllm.distributed.parallel_state")
         self.grouped = groups.model_parallel_is_initialized()
         self.names = itertools.count()  # of requests
-        lora = lazy_import("vllm.lora.request").LoRARequest
-        self.adapters = {}
-        for number, (name, path) in enumerate(settings.adapters.items(), start=1):
-            self.adapters[name] = lora(name, number, path)
+        self.adapters: Mapping[str, Any] = {}
+        if settings.adapters:
+            self.adapters = companion("adapters").vllm_requests(settings.adapters)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -4110,8 +4078,8 @@ if TYPE_CHECKING:
     class LoadFields(TypedDict, total=False):
         """Fields of ModelLoadConfig, so that a type checker finds `bakend=`."""
 
-        backend: str
-        dtype: str | None
+        backend: Backend
+        dtype: DType | None
         device: str | None
         attn_implementation: str | None
         trust_remote_code: bool
@@ -4123,7 +4091,7 @@ if TYPE_CHECKING:
         logits_hooks: bool
         decoder: Any
         cache: MutableMapping[str, str] | None
-        fallback_backend: str | None
+        fallback_backend: Literal["hf"] | None
         progress: bool
         hf_kwargs: Mapping[str, Any]
         vllm_kwargs: Mapping[str, Any]
