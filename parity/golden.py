@@ -39,11 +39,13 @@ A case holds one row per sequence that the model generated:
     sampling      each setting as {"value", "from"}: caller, checkpoint or default
     stop          likewise: end_ids, strings, max_new_tokens, min_new_tokens, criteria; include_stop where it is on
     output_ids    what was generated, with the id that ended it, without padding
+    finish        of code with stopping criteria of its own: {"criteria": {class: after how many ids it first called the
+                  row done}}, the library's own criteria among them
     decode        {"ids", "skip_special_tokens", "clean_up"}: which ids became text, and how
     text          what decoding gave
     decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
 
-`request`, `inputs` and `decodes` are younger than this format and may be absent: then nothing was seen of them.
+`request`, `inputs`, `finish` and `decodes` are younger than this format and may be absent: nothing was seen of them.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ FORMAT = 1
 RESERVED = {"models", "blobs", "environments"}
 ROW_KEYS = (
     "messages", "template", "prompt_text", "prompt_ids", "images", "request", "scored", "loop", "batch", "inputs",
-    "model", "sampling", "stop", "output_ids", "decode", "text", "decodes",
+    "model", "sampling", "stop", "output_ids", "finish", "decode", "text", "decodes",
 )  # fmt: skip
 
 
@@ -138,7 +140,7 @@ CASE_TYPES: dict[str, type] = {
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
-    "model": dict, "sampling": dict, "stop": dict, "output_ids": list, "decode": dict, "text": str,
+    "model": dict, "sampling": dict, "stop": dict, "output_ids": list, "finish": dict, "decode": dict, "text": str,
 }  # fmt: skip
 IDS = ("prompt_ids", "output_ids")  # what every row has
 BLOB = re.compile(r"[0-9a-f]{64}(\.[^/\\\0]{1,32})?")
@@ -185,6 +187,13 @@ def row_faults(row: Any) -> Iterator[Fault]:
         isinstance(template.get("sha256"), str) and isinstance(template.get("arguments"), dict)
     ):
         yield ".template", "has no sha256 and arguments"
+    if isinstance(row.get("finish"), dict) and not is_finish(row["finish"]):
+        yield ".finish", "has no criteria with a number of ids each"
+
+
+def is_finish(said: Mapping[str, Any]) -> bool:
+    criteria = said.get("criteria")
+    return isinstance(criteria, dict) and all(type(count) is int for count in criteria.values())
 
 
 def is_base_name(name: Any) -> bool:

@@ -454,7 +454,19 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
         instead = bool(entry(new, "stop", "strings")) or len(entry(new, "stop", "end_ids")) > len(
             entry(old, "stop", "end_ids")
         )
-        yield Difference("stop", "criteria", before, after, counts=bool(before) and not instead)
+        yield Difference("stop", "criteria", before, after, counts=may_end_by_criterion(old) and not instead)
+
+
+def may_end_by_criterion(row: Row) -> bool:
+    """Whether a stopping criterion of the code's own ended a row by itself, or may have, where that was not recorded.
+    One that called it done only when an end id, a stop string or the length did too is that end."""
+    own = entry(row, "stop", "criteria") or ()
+    if not own or "finish" not in row:
+        return bool(own)
+    done = row["finish"]["criteria"]
+    by_itself = [count for name, count in done.items() if name in own]
+    by_library = [count for name, count in done.items() if name not in own]
+    return bool(by_itself) and (not by_library or min(by_itself) < min(by_library))
 
 
 def strings_looked_for(row: Row) -> list[str]:

@@ -29,6 +29,7 @@ from parity.judge.compare import (
     is_drawn,
     is_prefix,
     may_be_written,
+    may_end_by_criterion,
     paired,
     placeholder_in,
     same_ids,
@@ -380,7 +381,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     certainty: Certainty = "confirmed" if len(found.fields) == 1 and found.of_value else "likely"
     if name == "post.strip" and lost_tokens(inquiry):
         certainty, proof = "likely", f"{proof}; so would a last token that is blank and lost"
-    if any(entry(row, "stop", "criteria") for row in inquiry.old.rows):
+    if any(map(may_end_by_criterion, inquiry.old.rows)):
         certainty, proof = "likely", f"{proof}; what the old code's own criterion stops at is not seen"
     return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
 

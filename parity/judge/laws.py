@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import decodes_of, entry, is_drawn, paired, placeholder_in
+from parity.judge.compare import decodes_of, entry, is_drawn, may_end_by_criterion, paired, placeholder_in
 from parity.judge.endings import Decode, leaves
 from parity.record.rows import collapsed
 from parity.verdict import brief
@@ -122,7 +122,7 @@ def end(row: Row, tools: Tools) -> Kept:
     ids, most = row["output_ids"], entry(row, "stop", "max_new_tokens")
     least = entry(row, "stop", "min_new_tokens") or 0
     ends = {*(entry(row, "stop", "end_ids") or ()), *(entry(row, "stop", "string_ids") or ())}
-    strings, others = entry(row, "stop", "strings") or (), entry(row, "stop", "criteria")
+    strings = entry(row, "stop", "strings") or ()
     if len(ids) < least and most != len(ids):
         name = "stop.length" if ids and ids[-1] in ends else "stop.rule"
         return name, f"ended after {len(ids)} tokens, where {least} were asked for at least"
@@ -135,7 +135,9 @@ def end(row: Row, tools: Tools) -> Kept:
     stopped = completed(ids, strings, tools.decode, least) if tools.decode else None
     if stopped is not None and stopped < len(ids):
         return "stop.rule", f"a stop was complete after {stopped} tokens, and the row went on to {len(ids)}"
-    if others or (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
+    if (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
+        return KEPT
+    if may_end_by_criterion(row):
         return KEPT
     name = "stop.rule" if strings else "stop.length"
     return name, f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
@@ -178,7 +180,7 @@ def goes_on(old: Row, new: Row, tools: Tools) -> str:
     ends |= {*(entry(new, "stop", "string_ids") or ())}
     asked = tools.decode and "stop" in old and "stop" in new and is_drawn(old) and is_drawn(new)
     stopped = asked and ids and len(ids) < (entry(old, "stop", "max_new_tokens") or 0) and ids[-1] not in ends
-    told = entry(old, "stop", "criteria") or entry(old, "stop", "strings")
+    told = may_end_by_criterion(old) or entry(old, "stop", "strings")
     if not stopped or not told or tools.decode is None or entry(new, "stop", "criteria") or ids == new["output_ids"]:
         return ""
     if completed(ids, strings, tools.decode) is not None:

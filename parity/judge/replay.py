@@ -241,7 +241,7 @@ class Replay:
             images = tuple(self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old)
         kwargs = budget_kwargs(row) or made.image_kwargs
         module = sys.modules[type(engine).__module__]
-        tokens = sum(module.companion("images").image_tokens(image, kwargs, engine.checkpoint) for image in images)
+        tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
         text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
 

@@ -88,6 +88,11 @@ def test_what_json_cannot_say_is_said_otherwise() -> None:
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"junk": 1}]}', r"rows\[0\].junk is nothing that"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [1]}]}', "output_ids is not a list"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": ["1"], "output_ids": []}]}', "of ids"),
+        (
+            '{"format": 1, "site": "site", "case": "case", "rows": '
+            '[{"prompt_ids": [], "output_ids": [], "finish": {"criteria": {"Own": "4"}}}]}',
+            r"rows\[0\].finish has no criteria with a number",
+        ),
         ('{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$image": 5}}}', "p..image is no name"),
         (
             '{"format": 1, "site": "site", "case": "case", "arguments": {"p": {"$scratch": "../x"}}}',

@@ -230,14 +230,25 @@ def watched_forward(
 
 @dataclass(slots=True)
 class Resolved:
-    """What generate makes of its arguments. ends: row -> the width at which criteria ended it."""
+    """What generate makes of its arguments. done: row -> the class of each criterion that called it
+    done -> the width at which it first did."""
 
     config: Any = None
     processors: list[Any] = field(default_factory=list)
     criteria: list[Any] = field(default_factory=list)
-    ends: dict[int, int] = field(default_factory=dict)
+    done: dict[int, dict[str, int]] = field(default_factory=dict)
+
+    def first_done(self, row: int, length: int) -> dict[str, int]:
+        """After how many new ids each criterion first called a row done. length: columns of the
+        prompts. Nothing of beams, which change places."""
+        if (self.config.num_beams or 1) > 1:
+            return {}
+        return {kind: width - length for kind, width in self.done.get(row, {}).items()}
 
 
+LIBRARY_CRITERIA = {
+    "MaxLengthCriteria", "MaxTimeCriteria", "EosTokenCriteria", "StopStringCriteria",
+}  # fmt: skip
 # transformers' class -> (our name, its attribute)
 PROCESSORS = {
     "TemperatureLogitsWarper": ("temperature", "temperature"),
@@ -314,7 +325,7 @@ class GenerateSettings:
                 strings += criterion.stop_strings
             elif kind == "EosTokenCriteria":
                 ends += criterion.eos_token_id.tolist()
-            elif kind not in ("MaxLengthCriteria", "MaxTimeCriteria"):
+            elif kind not in LIBRARY_CRITERIA:
                 others.append(kind)
         most = config.max_new_tokens
         most_source = self.source("max_new_tokens", most)
@@ -464,9 +475,13 @@ def read_generate(
         if given.get("position_ids") is not None:
             batch["positions"] = "given"
         new = whole[prompts.length :]
-        answer = cut_at_end(new, ends, pad, criteria_end(resolved, index, prompts.length))
+        done = resolved.first_done(index, prompts.length)
+        answer = cut_at_end(new, ends, pad, min(done.values(), default=None))
+        reported = {}
+        if stop["criteria"]["value"] and (resolved.config.num_beams or 1) == 1:
+            reported["finish"] = finish_stage(done, len(answer))
         request = {"number": number, "sample": sample}
-        outputs.append(Output(own, answer, new, whole, batch, request=request))
+        outputs.append(Output(own, answer, new, whole, batch, reported, request))
     return ModelCall(
         outputs,
         model_stage(model),
@@ -481,11 +496,10 @@ def first_id(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and value else value
 
 
-def criteria_end(resolved: Resolved, row: int, length: int) -> int | None:
-    """After how many new ids criteria ended a row; None of beams, which change places."""
-    if (resolved.config.num_beams or 1) > 1 or row not in resolved.ends:
-        return None
-    return resolved.ends[row] - length
+def finish_stage(done: Mapping[str, int], count: int) -> dict[str, Any]:
+    """Which criteria called a row of `count` ids done, and after how many of them. What they say
+    of the padding behind it is nothing about the row."""
+    return {"criteria": {kind: place for kind, place in done.items() if place <= count}}
 
 
 def cut_at_end(
@@ -534,17 +548,35 @@ def tap_resolved(name: str, listener: Listener, call: Invocation) -> Any:
     return result
 
 
+def watched(criterion: Any, listener: Listener) -> Callable[..., Any]:
+    """A stopping criterion that notes which rows it calls done, and at which width first."""
+
+    def called(input_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        done = criterion(input_ids, *args, **kwargs)
+        with listener.guarded("a criterion of generate"):
+            resolved = listener.thread.memory.of(Resolved)
+            rows, width = input_ids.shape
+            for row in rows_done(done, rows):
+                resolved.done.setdefault(row, {}).setdefault(type(criterion).__name__, width)
+        return done
+
+    return called
+
+
+def rows_done(done: Any, rows: int) -> list[int]:
+    """The rows that a criterion calls done: each by itself, or all by one word for the batch."""
+    words = done.tolist() if hasattr(done, "tolist") else done
+    each = words if isinstance(words, list) else [words] * rows
+    return [row for row, is_done in enumerate(each) if is_done]
+
+
 def tap_criteria(listener: Listener, call: Invocation) -> Any:
-    """Where criteria end each row: padding follows, also where the pad id is an end."""
-    done = call.run()
-    if listener.depth("generate") == 1:
-        with listener.guarded("the criteria of generate"):
-            width = call.args[1].shape[1]
-            ends = listener.thread.memory.of(Resolved).ends
-            for row, is_done in enumerate(done.tolist()):
-                if is_done:
-                    ends.setdefault(row, width)
-    return done
+    """Where each criterion ends each row: padding follows, also where the pad id is an end."""
+    if listener.depth("generate") != 1:
+        return call.run()
+    module = sys.modules["transformers.generation.stopping_criteria"]
+    seen = module.StoppingCriteriaList(watched(criterion, listener) for criterion in call.owner)
+    return call.run_as(call.original, seen)
 
 
 def tap_model(listener: Listener, call: Invocation) -> None:

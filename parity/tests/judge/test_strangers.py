@@ -75,6 +75,33 @@ def test_draws_that_a_criterion_ended_are_held_against_the_new_stops(told: dict[
     assert ("stop.rule" in broken) == bool(said and told["strings"])
 
 
+@pytest.mark.parametrize(
+    ("done", "own"),
+    [
+        (None, True),  # an older golden
+        ({"EosTokenCriteria": 3, "theirs": 3}, False),
+        ({"MaxLengthCriteria": 3}, False),
+        ({"MaxLengthCriteria": 3, "theirs": 3}, False),
+        ({"theirs": 3}, True),
+        ({"theirs": 2, "MaxLengthCriteria": 3}, True),  # the row was kept until another had ended
+        ({}, False),
+    ],
+)
+def test_may_end_by_criterion_one_that_fires_with_the_librarys_is_that_end(done: Any, own: bool) -> None:
+    old = row(output_ids=[4, 5, 6], stop={"criteria": ["theirs"]})
+    old |= {} if done is None else {"finish": {"criteria": done}}
+    assert compare.may_end_by_criterion(old) is own
+    [found] = [d for d in compare.stop_differences(old, row(output_ids=[4, 5, 6])) if d.field == "criteria"]
+    assert found.counts is own
+
+
+def test_end_a_row_that_no_criterion_ended_breaks_its_invariant() -> None:
+    short = row(output_ids=[4, 5], stop={"criteria": ["theirs"]})
+    assert laws.end(short, TOOLS) == laws.KEPT
+    assert laws.end({**short, "finish": {"criteria": {"theirs": 2}}}, TOOLS) == laws.KEPT
+    assert laws.end({**short, "finish": {"criteria": {}}}, TOOLS) != laws.KEPT
+
+
 def test_an_id_may_stand_for_a_part_of_a_criterion_beside_a_plugin() -> None:
     old = row(stop={"criteria": ["theirs"]})
     for criteria in ([], ["plugin"]):

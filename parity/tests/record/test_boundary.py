@@ -157,3 +157,35 @@ def test_a_row_that_criteria_end_is_not_padded_to_an_end() -> None:
         given = ids[0, length:].tolist()
         assert given == first + [pad] * (12 - len(first)) and len(second) == 12
         assert 0 < len(first) < 12 and first[-1] != pad
+
+
+def test_record_criteria_of_the_codes_own_say_after_how_many_ids_they_were_done() -> None:
+    """By row, also where one word is meant for the whole batch, and beside the library's own criteria."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(TEXT, padding_side="left")
+    model = transformers.AutoModelForCausalLM.from_pretrained(TEXT, dtype="float32").eval()
+    asked = [[{"role": "user", "content": text}] for text in ("What is the capital of France?", "Count to 20.")]
+    how = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": False}
+    texts = [tokenizer.apply_chat_template(one, **how) for one in asked]
+    inputs = tokenizer(texts, return_tensors="pt", padding=True)
+    length, end = inputs["input_ids"].shape[1], tokenizer.eos_token_id
+
+    class WithTheEnd(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+            return input_ids[:, -1] == end
+
+    class AtSix(transformers.StoppingCriteria):  # type: ignore[misc]
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> bool:
+            return bool(input_ids.shape[1] - length == 6)
+
+    def finishes(*own: Any, most: int) -> list[Any]:
+        how = {"max_new_tokens": most, "do_sample": False, "stopping_criteria": [*own]}
+        _, case = seen(lambda: model.generate(**inputs, **how))
+        return [(len(row["output_ids"]), row.get("finish", {}).get("criteria")) for row in case.rows]
+
+    [(short, first), long] = finishes(WithTheEnd(), most=30)
+    assert first == {"EosTokenCriteria": short, "WithTheEnd": short} and short < 20
+    assert long == (30, {"MaxLengthCriteria": 30})
+    assert finishes(AtSix(), most=30) == [(6, {"AtSix": 6})] * 2
+    assert finishes(most=4) == [(4, None)] * 2
