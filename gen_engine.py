@@ -1584,7 +1584,7 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
 
 def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
     """Errors raised inside as LoadErrors about a model."""
-    fix = "see what it says; a model is a checkpoint's directory, or a hub name that this machine has or can reach"
+    fix = "see what it says; give a checkpoint's directory, or a hub name that can be reached"
     return wrapping_errors(LoadError, f"{what} {model[:200]!r}", fix)
 
 
@@ -1779,7 +1779,7 @@ def check_stop_string(string: str, options: GenerationOptions, checkpoint: Check
     """Raise OptionError for a stop string that could never match."""
     specials = checkpoint.tokenizer.all_special_tokens
     if options.decode.skip_special_tokens and any(special in string for special in specials):
-        problem = f"stop {string!r} contains a special token, which skip_special_tokens takes out of the text"
+        problem = f"stop {string!r} contains a special token, which skip_special_tokens leaves out"
         fix = "stop at the token alone, or set decode.skip_special_tokens=False"
         raise OptionError(problem, fix=fix)
 
@@ -2142,7 +2142,7 @@ def check_replay(replay: Sequence[int], plan: Plan) -> None:
         why: str = ending.reason
         if ending.stop_reason is not None:
             why += f" at {ending.stop_reason!r}"
-        problem = f"of {len(replay)} tokens to replay, the options end the answer after {ending.count} ({why})"
+        problem = f"the options end a replay of {len(replay)} tokens after {ending.count} ({why})"
         raise RequestError(problem, fix="replay with the options that it was recorded with")
 
 
@@ -2575,7 +2575,7 @@ UNSUPPORTED = (
         "vllm",
         "logits with min_new_tokens",
         lambda a: a.options.logits and a.options.min_new_tokens > 0,
-        "its hook sees them with the end ids already masked: drop one of the two, or use backend='hf'",
+        "its hook sees the end ids masked: drop one of the two, or use backend='hf'",
     ),
     Refusal(
         "vllm",
@@ -3083,7 +3083,7 @@ class DecodeLoop:
         self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
         if not self.waiting or (batch is not None and (self.rigid or not batch.elastic)):
             return []
-        longest = max(row.prompt.length for row in (self.waiting[0], *self.rows))
+        longest = max(row.prompt.length for row in (*self.waiting, *self.rows))
         places = self.places(longest + self.options.max_new_tokens)
         room = min(places - len(self.rows), len(self.waiting))
         if batch is not None and room < min(places // 4 or 1, len(self.waiting)):

@@ -16,11 +16,19 @@ import pytest
 from ..conftest import ROOT
 
 CORE = "gen_engine.py"
-FOUND_BY_ENGINE = ("adapters", "answer_cache", "escaping", "scoring", "structured", "vllm_hooks", "weights")
+FOUND_BY_ENGINE = (
+    "adapters",
+    "answer_cache",
+    "escaping",
+    "scoring",
+    "structured",
+    "vllm_hooks",
+    "weights",
+)
 PLAIN = ("penalties",)  # of those that callers import, the ones that are held to the same
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
-MOST_TOKENS = 25_200  # of the core
+MOST_TOKENS = 25_710  # of the core
 MOST_TOKENS_PER_LINE = 10.0
 COLUMNS = 100
 MOST_BRANCHES = 10
