@@ -79,13 +79,13 @@ __all__ = [
     "lazy_import",
     "takes",
     "companion",
+    "installed",
     "ModelLoadConfig",
     "StopOptions",
     "DecodeOptions",
     "GenerationOptions",
     "ChatTemplateOptions",
     "VlmPreprocessOptions",
-    "StructuredOptions",
     "TextGenerationRequest",
     "VlmGenerationRequest",
     "GenerationResult",
@@ -93,10 +93,14 @@ __all__ = [
     "Capabilities",
     "Contract",
     "build",
+    "ruled",
     "whole",
     "one_of",
+    "is_text",
+    "as_sequence",
     "TOKEN_IDS",
     "are_ids",
+    "batch_of",
     "at_request",
     "load_image",
     "image_parts",
@@ -115,6 +119,9 @@ __all__ = [
     "Observer",
     "NOBODY",
     "Asked",
+    "vllm_is_on_cpu",
+    "OTHER_VLLM",
+    "WITH_HOOK",
     "Refusal",
     "refusal_of",
     "Decoder",
@@ -710,40 +717,6 @@ class DecodeOptions(Contract):
     strip: bool = False
 
 
-def schema_text(value: Any) -> Any:
-    """A JSON schema as a string. What cannot be JSON stays as it is, for the rule to refuse."""
-    if isinstance(value, Mapping):
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            return json.dumps(value)
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredOptions(Contract):
-    """What the text must look like: exactly one of these forms. Needs the companion structured.py.
-
-    json: a JSON schema (mapping or string).   json_object: any JSON object.
-    regex: a regular expression.   choice: one of these strings.   grammar: EBNF with a rule `root`.
-    xgrammar constrains both backends. JSON has no white space between its tokens."""
-
-    json: Any = ruled(
-        None, "a JSON schema as a mapping or a string", str, holds=is_text, made=schema_text
-    )
-    json_object: bool = False
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    grammar: str | None = None
-
-    def check(self) -> None:
-        if len(self.forms()) != 1:
-            problem = f"StructuredOptions has {len(self.forms())} forms"
-            raise OptionError(problem, fix="give exactly one")
-
-    def forms(self) -> dict[str, Any]:
-        fields = fields_of(self)
-        return {name: fields[name] for name in fields if fields[name] not in (None, False, ())}
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationOptions(Contract):
     """How to generate. Each field is passed to the backend as it is: a checkpoint fills in nothing.
@@ -926,7 +899,8 @@ class TextGenerationRequest(Contract):
     continue_final: go on inside the last assistant message. Default False: a new turn.
     seed: this request's own. Default None: GenerationOptions.seed.
     adapter: the name of one of ModelLoadConfig.adapters. Default None: the base model.
-    structured: what the answer must look like. Default None: anything."""
+    structured: what the answer must look like: structured.py's StructuredOptions, or a mapping of
+        its fields. Needs that companion. Default None: anything."""
 
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | None = ruled(None, "a string", str)
@@ -936,7 +910,7 @@ class TextGenerationRequest(Contract):
     continue_final: bool = False
     seed: int | None = whole(None, 0, MOST_SEED)
     adapter: str | None = None
-    structured: StructuredOptions | None = nested(StructuredOptions, None)
+    structured: Any = None
 
     def check(self) -> None:
         names = ("messages", "prompt", "prompt_token_ids")
@@ -1434,6 +1408,7 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
 
 class Plugin:
     """What a caller may add to a call: derive from this, or write a class with the same names.
+    Needs the companion plugin_hooks.py.
 
     A hook that is None is not called. Hooks see generated tokens only, never padding. One that
     raises fails its row with an OptionError that names the plugin.
@@ -1456,56 +1431,10 @@ class Plugin:
     hf_logits_processors: Sequence[Any] = ()
 
 
-PLUGIN_HOOKS = ("should_stop", "logits", "post_decode")
-PLUGIN_LISTS = ("backends", "kinds", "hf_stopping_criteria", "hf_logits_processors")
-
-
-def call_hook(plugin: str, what: str, hook: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a plugin's hook returns. Raises OptionError, whatever it raises: it is user code."""
-    try:
-        return hook(*args, **named)
-    except Exception as error:
-        problem = f"plugin {plugin!r}: {what} raised {short_repr(error)}"
-        raise OptionError(problem, fix="see the cause") from error
-
-
-def check_hooks(plugin: Plugin, kind: str) -> None:
-    """Raise OptionError for a plugin without a hook, or with one that cannot be called."""
-    hooks = {
-        name: as_sequence(getattr(plugin, name)) for name in (*PLUGIN_HOOKS, *PLUGIN_LISTS[2:])
-    }
-    if not any(hooks.values()):
-        problem = f"{kind} has no hook of a plugin"
-        raise OptionError(problem, fix="give it " + ", ".join(PLUGIN_HOOKS))
-    for name, functions in hooks.items():
-        if not all(map(callable, functions)):
-            problem = f"plugin {plugin.name!r}: {name} cannot be called"
-            raise OptionError(problem, fix="make it a method or None")
-
-
-def adopt_plugin(source: Any) -> Plugin:
-    """Any object with a plugin's names as a Plugin. Raises OptionError for an invalid one."""
-    if isinstance(source, type):
-        problem = f"plugin {source.__name__} is a class"
-        raise OptionError(problem, fix=f"make one: {source.__name__}()")
-    plugin = Plugin()
-    for name in ("name", *PLUGIN_HOOKS, *PLUGIN_LISTS):
-        value = call_hook(plugin.name, name, getattr, source, name, getattr(Plugin, name))
-        if name in PLUGIN_LISTS and not isinstance(value, (list, tuple)):
-            problem = f"plugin {plugin.name!r}: {name} is no list"
-            raise OptionError(problem, fix="make it a list or a tuple")
-        setattr(plugin, name, value)
-    check_hooks(plugin, type(source).__name__)
-    hook = plugin.logits
-    if hook is not None:
-        signature = call_hook(plugin.name, "logits", inspect.signature, hook)
-        if "prompt_token_ids" not in signature.parameters:
-            plugin.logits = lambda token_ids, logits, **_: hook(token_ids, logits)
-    return plugin
-
-
-def adopt_plugins(plugins: Any) -> list[Plugin]:
-    return [adopt_plugin(plugin) for plugin in batch_of(plugins, "plugins")]
+def adopt_plugins(plugins: Any) -> Sequence[Any]:
+    """Plugins as plugin_hooks.py's Hooks: a tuple of them, with the methods that a Plan calls."""
+    given = batch_of(plugins, "plugins")
+    return companion("plugin_hooks").adopt_plugins(given) if given else ()
 
 
 # == 8. Checkpoint: what both backends read from a checkpoint, once ===============================
@@ -1702,19 +1631,13 @@ class Plan:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
     stop_ids: Mapping[int, str | int]
-    plugins: tuple[Plugin, ...] = ()
-
-    def hooks(self, name: str) -> list[tuple[str, Any]]:
-        """(plugin's name, hook) of all hooks of this kind, in order."""
-        found = []
-        for plugin in self.plugins:
-            found += [(plugin.name, hook) for hook in as_sequence(getattr(plugin, name))]
-        return found
+    plugins: Any = ()
 
     @property
     def changes_rows(self) -> bool:
         """Whether a row's logits are changed by what depends on this row alone."""
-        return bool(self.hooks("logits")) or self.options.no_repeat_ngram_size is not None
+        has_hooks = any(plugin.logits for plugin in self.plugins)
+        return has_hooks or self.options.no_repeat_ngram_size is not None
 
     @functools.cached_property
     def end_ids(self) -> list[int]:
@@ -1785,11 +1708,10 @@ def check_stop_string(string: str, options: GenerationOptions, checkpoint: Check
 
 
 def make_plan(
-    options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()
+    options: GenerationOptions, checkpoint: Checkpoint, plugins: Sequence[Any] = ()
 ) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop = options.stop
-    plugins = tuple(plugins)
     check_plan(options, checkpoint.vocabulary, bool(plugins))
     eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
     stop_ids: dict[int, str | int] = {}
@@ -2146,17 +2068,6 @@ def check_replay(replay: Sequence[int], plan: Plan) -> None:
         raise RequestError(problem, fix="replay with the options that it was recorded with")
 
 
-@contextlib.contextmanager
-def fail_rows_on(watches: Iterable[Any]) -> Iterator[None]:
-    """Make an OptionError raised inside, by a plugin, the error of those rows that still run."""
-    try:
-        yield
-    except OptionError as error:
-        for watch in watches:
-            if not watch.over:
-                watch.fail(error)
-
-
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. It never ends a row early.
 
@@ -2173,7 +2084,6 @@ class RowWatch:
         self._ends = frozenset(plan.end_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._tail_size = longest + 5 if longest else 0  # a cut character has at most 4 bytes
-        self._stoppers = plan.hooks("should_stop")
         self.restart()
 
     def restart(self) -> None:
@@ -2210,8 +2120,10 @@ class RowWatch:
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
-        with fail_rows_on([self]):
-            self.over = self._ends_with(token_id) or self._plugin_stops()
+        self.over = self._ends_with(token_id)
+        has_least = len(self.ids) >= self.plan.options.min_new_tokens
+        if self.plan.plugins and has_least and not self.over:
+            self.over = self.plan.plugins.end_row(self)
         return self.over
 
     def _ends_with(self, token_id: int) -> bool:
@@ -2219,18 +2131,6 @@ class RowWatch:
         if token_id in self._ends or len(self.ids) >= self._most:
             return True
         return self._tail_size > 0 and self._stop_in_tail()
-
-    def _plugin_stops(self) -> bool:
-        if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
-            return False
-        ids = tuple(self.ids)
-        text = self.plan.decode(self.ids)
-        for name, hook in self._stoppers:
-            answer = call_hook(name, "should_stop", hook, ids, text)
-            if call_hook(name, "should_stop", bool, answer):
-                self.plugin_end = len(ids), name
-                return True
-        return False
 
     def _stop_in_tail(self) -> bool:
         """Whether a stop string ends in the newest token: looked for in the tail's text first,
@@ -2257,15 +2157,6 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
         return whole_text
     # The stop is a special token, which decoding left out.
     return body + decode_ids(plan.checkpoint.tokenizer, ids[-1:])
-
-
-def run_post_decode(text: str, plan: Plan) -> str:
-    for name, hook in plan.hooks("post_decode"):
-        text = call_hook(name, "post_decode", hook, text)
-        if not isinstance(text, str):
-            problem = f"plugin {name!r}: post_decode gave {type(text).__name__}"
-            raise OptionError(problem, fix="return the text")
-    return text
 
 
 def no_ending(backend: str, why: str, count: int) -> EngineError:
@@ -2311,8 +2202,10 @@ def finish(
     text = cut_text(ids, ending, plan)
     if plan.options.decode.strip:
         text = text.strip()
+    if plan.plugins:
+        text = plan.plugins.post_decode(text)
     return GenerationResult(
-        text=run_post_decode(text, plan),
+        text=text,
         raw_text=decode_ids(plan.checkpoint.tokenizer, ids),
         token_ids=ids,
         prompt_token_ids=completion.prompt_token_ids,
@@ -2355,8 +2248,8 @@ class Call:
     """What comes with the prompts of a call; each prompt is known by its position, from 0 on.
 
     done: is given the position and the Completion of each row that is over.
-    more: called at each step for prompts that join (on hf, of the adapter that runs); their
-        positions continue.
+    more: called for prompts that join (of the adapter that runs), on vllm at each step, on hf when
+        a batch is done; their positions continue.
     places: the positions that are left."""
 
     plan: Plan
@@ -2374,15 +2267,11 @@ class Asked(NamedTuple):
 
     config: ModelLoadConfig
     options: GenerationOptions = GenerationOptions()
-    plugins: Sequence[Plugin] = ()
+    plugins: Any = ()
     scoring: bool = False
     grad: bool = False
     pictures: bool = False
     prompts: Sequence[Prompt] = ()
-
-    @property
-    def has_structures(self) -> bool:
-        return any(prompt.structured for prompt in self.prompts)
 
     @property
     def has_logits_plugins(self) -> bool:
@@ -2424,10 +2313,6 @@ def vllm_is_on_cpu() -> bool:
     return bool(lazy_import("vllm.platforms").current_platform.is_cpu())
 
 
-def mixes_structures(asked: Asked) -> bool:
-    return len({prompt.structured is None for prompt in asked.prompts}) == 2
-
-
 def loads_sliding_window(asked: Asked) -> bool:
     """Whether this is a load, of a checkpoint with a sliding window."""
     if asked.prompts or asked.scoring:
@@ -2442,19 +2327,6 @@ def holds_back_free_ends(asked: Asked) -> bool:
     return bool(asked.options.min_new_tokens and stop.ignore_eos and stop.token_ids + stop.strings)
 
 
-def loads_other_than_lora(asked: Asked) -> bool:
-    """Whether this is a load, of adapters that hold more than LoRA weights of one rank."""
-    if asked.prompts or asked.scoring or not asked.config.adapters:
-        return False
-    return bool(companion("adapters").beyond_lora(asked.config.adapters))
-
-
-def has_structures_elsewhere(asked: Asked) -> bool:
-    """Whether structures are to be compiled by an engine in a process of its own."""
-    return asked.has_structures and os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0"
-
-
-USE_HF = "use backend='hf'"
 OTHER_VLLM = "install another vllm, or use backend='hf'"
 WITH_HOOK = "load with logits_hooks=True, or use backend='hf'"
 NEEDED = "what gen_engine needs"
@@ -2475,13 +2347,6 @@ UNSUPPORTED = (
         lambda a: a.config.logits_hooks and vllm_is_on_cpu(),
         OTHER_VLLM,
         "vllm>=0.20,<0.23",
-    ),
-    Refusal(
-        "vllm",
-        "structures beside free rows on a CPU",  # 0.14.1 pins memory then, which takes a GPU
-        lambda a: mixes_structures(a) and vllm_is_on_cpu(),
-        OTHER_VLLM,
-        "vllm>=0.12,<0.20",
     ),
     Refusal(
         "vllm",
@@ -2520,20 +2385,6 @@ UNSUPPORTED = (
     ),
     Refusal(
         "vllm",
-        "structures in a process of its own",
-        has_structures_elsewhere,
-        "unset VLLM_ENABLE_V1_MULTIPROCESSING, or use backend='hf'",
-        "vllm<0.32",
-    ),
-    Refusal(
-        "vllm",
-        "logits plugins beside structures",
-        lambda a: a.has_logits_plugins and a.has_structures,
-        OTHER_VLLM,
-        "vllm>=0.11,<0.14",
-    ),
-    Refusal(
-        "vllm",
         "a replay without its hook",
         lambda a: a.options.replay is not None and has_no_hook(a) and a.config.decoder is None,
         WITH_HOOK,
@@ -2551,12 +2402,6 @@ UNSUPPORTED = (
         "vllm",
         "no_repeat_ngram_size without its hook",
         lambda a: a.options.no_repeat_ngram_size is not None and has_no_hook(a),
-        WITH_HOOK,
-    ),
-    Refusal(
-        "vllm",
-        "scores beside adapters without its hook",  # LoRA breaks its prompt_logprobs
-        lambda a: a.scoring and a.config.adapters and has_no_hook(a),
         WITH_HOOK,
     ),
     Refusal(
@@ -2583,20 +2428,7 @@ UNSUPPORTED = (
         lambda a: a.has_hf_plugins,
         "write should_stop and logits, or use backend='hf'",
     ),
-    Refusal(
-        "hf",
-        "adapters with this peft",
-        lambda a: a.config.adapters and installed("peft<0.22"),
-        "install peft>=0.22, or transformers<5.24",
-        "transformers>=5.24",
-    ),
-    Refusal(
-        "vllm",
-        "adapters with DoRA, bias, modules_to_save or rank_pattern",
-        loads_other_than_lora,
-        "use backend='hf', or merge the adapter into the checkpoint",
-    ),
-    Refusal("vllm", "gradients", lambda a: a.grad, USE_HF),
+    Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
 )
 
 
@@ -2614,20 +2446,29 @@ class Decoder(Protocol):
         answers its value."""
 
 
+def refusals_for(asked: Asked) -> list[Refusal]:
+    """The decoder's, the table above, and those of the companions that a call needs."""
+    rows = [*getattr(asked.config.decoder, "refusals", ()), *UNSUPPORTED]
+    if asked.config.adapters:
+        rows += companion("adapters").REFUSALS
+    if any(prompt.structured for prompt in asked.prompts):
+        rows += companion("structured").REFUSALS
+    return rows
+
+
 def refusal_of(asked: Asked) -> UnsupportedError | None:
     """The error for the first thing that the backend or a plugin cannot do, or None."""
     backend = asked.config.backend
-    for refusal in (*getattr(asked.config.decoder, "refusals", ()), *UNSUPPORTED):
+    for refusal in refusals_for(asked):
         if refusal.holds(asked):
             problem = f"{refusal.releases or backend} cannot do {refusal.what}"
             return UnsupportedError(problem, fix=refusal.fix)
-    kind = "vlm" if asked.pictures else "text"
-    for plugin in asked.plugins:
-        for wanted, names in ((backend, plugin.backends), (kind, plugin.kinds)):
-            if wanted not in names:
-                fix = f"it is for {short_repr(names)}"
-                return UnsupportedError(f"plugin {plugin.name!r} is not for {wanted}", fix=fix)
-    return None
+    if not asked.plugins:
+        return None
+    refused: UnsupportedError | None = asked.plugins.refusal(
+        backend, "vlm" if asked.pictures else "text"
+    )
+    return refused
 
 
 # == 13. Backend: hf: transformers, one decode loop ===============================================
@@ -2781,27 +2622,6 @@ def collate(
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def logits_of(
-    plugin: str, what: str, hook: Callable[..., Any], like: Any, *args: Any, **named: Any
-) -> Any:
-    """What a plugin makes of logits. Raises OptionError for what is no such tensor.
-
-    like: [.., vocabulary], the logits before."""
-    torch = lazy_import("torch")
-    logits = call_hook(plugin, what, hook, *args, **named)
-    is_valid = torch.is_tensor(logits) and logits.is_floating_point()
-    for name in ("shape", "device", "layout"):
-        is_valid = is_valid and getattr(logits, name) == getattr(like, name)
-    if is_valid:
-        logits = logits.to(like.dtype)
-        is_valid = bool(logits.amax(-1).isfinite().all())
-    if not is_valid:
-        problem = f"plugin {plugin!r}: {what} gave {short_repr(logits)}"
-        fix = "return a float tensor of the same shape and device, without NaN, not all of it -inf"
-        raise OptionError(problem, fix=fix)
-    return logits
-
-
 def no_token(nan: bool, structured: bool) -> GenEngineError:
     """Why a row has no token to choose."""
     if nan:
@@ -2817,14 +2637,10 @@ def no_token(nan: bool, structured: bool) -> GenEngineError:
 def own_logits(
     watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
 ) -> Any:
-    """One row's logits after its plugins, each of which gets a copy, and without tokens that would
-    repeat an n-gram of its ids. A plugin that fails, fails the row. logits: [vocabulary]."""
-    for name, hook in watch.plan.hooks("logits"):
-        shown = (tuple(token_ids), logits.clone())
-        with fail_rows_on([watch]):
-            logits = logits_of(
-                name, "logits", hook, logits, *shown, prompt_token_ids=tuple(prompt_ids)
-            )
+    """One row's logits after its plugins, and without tokens that would repeat an n-gram of its
+    ids. logits: [vocabulary]."""
+    if watch.plan.plugins:
+        logits = watch.plan.plugins.change_logits(watch, prompt_ids, token_ids, logits)
     size = watch.plan.options.no_repeat_ngram_size
     if size is None:
         return logits
@@ -2871,17 +2687,6 @@ def change_rows(rows: Sequence[Row], scores: Any) -> Any:
     return lazy_import("torch").stack(changed)
 
 
-def plugin_processors(plan: Plan, rows: Sequence[Row]) -> list[Any]:
-    """Processors that call plugins: those of a row's logits, then transformers' objects."""
-    chain: list[Any] = []
-    if plan.changes_rows:
-        chain.append(lambda ids, scores: change_rows(rows, scores))
-    for name, hook in plan.hooks("hf_logits_processors"):
-        own = functools.partial(logits_of, name, "hf_logits_processors", hook)
-        chain.append(lambda ids, scores, own=own: own(scores, ids, scores.clone()))
-    return chain
-
-
 def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     """transformers' processors in vLLM's order, so that combined options mean the same on both.
 
@@ -2891,7 +2696,10 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     chain: list[Any] = []
     if options.min_new_tokens and plan.end_ids:
         chain.append(lambda ids, scores: mask_eos_below_min(plan, rows, scores))
-    chain += plugin_processors(plan, rows)
+    if plan.changes_rows:
+        chain.append(lambda ids, scores: change_rows(rows, scores))
+    if plan.plugins:
+        chain.append(plan.plugins.hf_processor(rows))
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     chain += sampling_warpers(options)
@@ -2909,8 +2717,7 @@ COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids")  # [.., row
 
 
 class Batch:
-    """Rows that decode side by side over one cache, padded on the left. Rows leave it; other
-    batches join it.
+    """Rows that decode side by side over one cache, padded on the left. Rows leave it.
 
     ids: [rows, columns], all tokens so far.   logits: [rows, vocabulary] of the latest forward.
     state: what transformers' `generate` passes from one forward to the next.
@@ -2939,17 +2746,6 @@ class Batch:
     def cache(self) -> Any:
         """Named "cache" since transformers 5.24."""
         return self.state.get("cache", self.state.get("past_key_values"))
-
-    @functools.cached_property
-    def elastic(self) -> bool:
-        """Whether padding can come and go, from the first forward on: all that is held of a row is
-        held by column, in plain cache layers, and the model is given its positions."""
-        plain = lazy_import("transformers.cache_utils").DynamicLayer
-        layers = getattr(self.cache, "layers", [None])
-        is_plain = all(type(layer) is plain for layer in layers)
-        tensors = {name for name, value in self.state.items() if hasattr(value, "shape")}
-        by_position = "position_ids" in inspect.signature(self.model.forward).parameters
-        return is_plain and by_position and tensors <= {"cache_position", *COLUMN_INPUTS}
 
     def forward(self, new: int = 1) -> Any:
         """The model's outputs: of the prompts at first, then of each row's last `new` tokens."""
@@ -2980,56 +2776,17 @@ class Batch:
             self.rope = self.rope[places]
         self.ids = self.ids[places]
 
-    def column_inputs(self) -> list[str]:
-        return [name for name in COLUMN_INPUTS if self.state.get(name) is not None]
-
-    def shift(self, columns: int) -> None:
-        """Put so many columns of padding before all rows; below zero, take so many away."""
-        pad = lazy_import("torch").nn.functional.pad
-        self.ids = pad(self.ids, (columns, 0))
-        if columns > 0:  # as `collate` pads: with a token of the row itself
-            self.ids[:, :columns] = self.ids[:, columns, None]
-        for name in self.column_inputs():
-            self.state[name] = pad(self.state[name], (columns, 0))
-        for layer in self.cache.layers:
-            layer.keys = pad(layer.keys, (0, 0, columns, 0))
-            layer.values = pad(layer.values, (0, 0, columns, 0))
-        if "cache_position" in self.state:
-            self.state["cache_position"] = self.state["cache_position"] + columns
-        if self.rope is not None:
-            self.rope = self.rope - columns
-
-    def join(self, other: Batch) -> None:
-        """Take in the rows of another batch. Both are elastic, and have had a forward since their
-        latest tokens."""
-        cat = lazy_import("torch").cat
-        both = (self, other)
-        columns = max(batch.ids.shape[1] for batch in both)
-        for batch in both:
-            rows, own_columns = batch.ids.shape
-            if batch.state.get("attention_mask") is None:  # 5.x drops one without a zero
-                batch.state["attention_mask"] = batch.ids.new_ones((rows, own_columns + 1))
-            batch.shift(columns - own_columns)
-        for name in self.column_inputs():
-            self.state[name] = cat([batch.state[name] for batch in both], dim=-2)
-        for layer, new in zip(self.cache.layers, other.cache.layers):
-            layer.keys = cat([layer.keys, new.keys])
-            layer.values = cat([layer.values, new.values])
-        self.ids = cat([self.ids, other.ids])
-        self.logits = cat([self.logits, other.logits])
-        if self.rope is not None:
-            self.rope = cat([self.rope, other.rope])
-
 
 class DecodeLoop:
-    """One token per row and step; a row that is over leaves the batch, and waiting rows take its
-    place.
+    """One token per row and step; a row that is over leaves the batch, and what waits is the next
+    batch (joining.py lets it join).
 
     Not transformers' own loop: there a finished row computes padding until the last one ends, stop
     strings match in the prompt too, and one global generator serves every row.
     rows: those that run.   places: how many rows of so many tokens may run at a time.
-    waiting: those that do not run yet; of those that came together, the longest first, so that one
-        that joins fits where the row before it did."""
+    waiting: those that do not run yet.   batch_kind: what holds the rows that run."""
+
+    batch_kind = Batch
 
     def __init__(
         self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call
@@ -3042,67 +2799,44 @@ class DecodeLoop:
         self.observer = call.observer
         self.rows: list[Row] = []
         self.waiting = deque(waiting)
-        self.criteria = call.plan.hooks("hf_stopping_criteria")
-        # Those were written for transformers' own loop, where no column comes or goes.
-        self.rigid = bool(self.criteria or call.plan.hooks("hf_logits_processors"))
 
     def run(self) -> None:
         """Decode until no row is left; fills the watch of each."""
         batch = None
-        while self.rows or self.waiting:
+        while batch or self.waiting:
             with self.observer.timed("verify"):
-                batch = self._advance(batch)
+                batch = batch or self.prepare(self.start(self.room()[0]))
+                batch.forward()
             batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
             self.observer.stepped()
             if not kept:
                 batch = None
+                self.waiting.extend(self.call.more())
             elif len(kept) < len(batch.ids):
                 batch.keep(kept)
-                longest = max(len(row.ids) + len(row.watch.ids) for row in self.rows)
-                spare = batch.ids.shape[1] - longest
-                if spare and batch.elastic and not self.rigid:
-                    batch.shift(-spare)
 
-    def _advance(self, batch: Any) -> Any:
-        """The next forward of the rows that run, and the first one of those that join them."""
-        if batch is not None:
-            batch.forward()
-        new = self.admit(batch)
-        if not new:
-            return batch
-        prompts = self.prepare(new)
-        prompts.forward()
-        if batch is None:
-            return prompts
-        batch.join(prompts)
-        return batch
-
-    def admit(self, batch: Batch | None) -> list[Row]:
-        """Those of the waiting rows that run from now on. A forward of prompts holds up all other
-        rows: none joins a batch unless a quarter of the places is free."""
-        self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
-        if not self.waiting or (batch is not None and (self.rigid or not batch.elastic)):
-            return []
+    def room(self) -> tuple[int, int]:
+        """(how many of the waiting rows may run beside those that do, how many may run in all)."""
         longest = max(row.prompt.length for row in (*self.waiting, *self.rows))
         places = self.places(longest + self.options.max_new_tokens)
-        room = min(places - len(self.rows), len(self.waiting))
-        if batch is not None and room < min(places // 4 or 1, len(self.waiting)):
-            return []
-        admitted = [self.waiting.popleft() for _ in range(room)]
-        self.rows += admitted
-        return admitted
+        return min(places - len(self.rows), len(self.waiting)), places
 
-    def prepare(self, rows: Sequence[Row]) -> Batch:
+    def start(self, room: int) -> list[Row]:
+        """So many of the waiting rows, which run from now on."""
+        started = [self.waiting.popleft() for _ in range(room)]
+        self.rows += started
+        return started
+
+    def prepare(self, rows: Sequence[Row]) -> Any:
         """transformers' `generate` on these prompts, up to its first forward."""
-        batch: Batch = self.model.generate(
+        return self.model.generate(
             **collate(rows, self.plan.checkpoint, self.model.device),
             logits_processor=logits_processors(self.plan, self.rows),
             max_new_tokens=self.options.max_new_tokens,
             do_sample=False,  # the processors and this loop sample
             use_cache=True,
-            custom_generate=Batch,
+            custom_generate=self.batch_kind,
         )
-        return batch
 
     def decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
         """Choose each row's next token. Returns all ids, and the positions of the rows that go on.
@@ -3112,9 +2846,7 @@ class DecodeLoop:
         logits = logits.to(torch.float32, copy=True)
         if any(row.matcher is not None for row in self.rows):
             companion("structured").mask_logits([row.matcher for row in self.rows], logits)
-        scores = logits
-        with fail_rows_on(row.watch for row in self.rows):
-            scores = logits_processor(input_ids, logits)
+        scores = logits_processor(input_ids, logits)
         chosen = self._choose(self._sound(logits, scores))
         self._record(logits, chosen)
         input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
@@ -3171,22 +2903,9 @@ class DecodeLoop:
                 row.watch.push(token)
                 if row.matcher is not None and not row.matcher.accept(token):
                     row.watch.fail(no_token(False, True))  # a plugin left no other choice
-        for name, criterion in self.criteria:
-            with fail_rows_on(row.watch for row in self.rows):
-                self._stop_by(name, criterion, input_ids)
+        if self.plan.plugins:
+            self.plan.plugins.stop_rows(self.rows, input_ids)
         return self._take_out()
-
-    def _stop_by(self, name: str, criterion: Any, input_ids: Any) -> None:
-        """End the rows that a plugin's stopping criterion ends."""
-        flags = call_hook(name, "hf_stopping_criteria", criterion, input_ids, None)
-
-        def flags_of_rows() -> list[tuple[Row, bool]]:
-            return list(zip(self.rows, map(bool, flags), strict=True))
-
-        for row, stops in call_hook(name, "hf_stopping_criteria", flags_of_rows):
-            if stops and not row.watch.over:
-                row.watch.over = True
-                row.watch.plugin_end = len(row.watch.ids), name
 
     def _take_out(self) -> list[int]:
         """Take out the rows that are over. Returns the positions of the others."""
@@ -3198,7 +2917,7 @@ class DecodeLoop:
 
 
 class HfBackend:
-    """transformers, in padded batches that rows leave as they finish and others join."""
+    """transformers, in padded batches that rows leave as they finish."""
 
     name = "hf"
 
@@ -3406,7 +3125,7 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
 
 def is_watched(plan: Plan, prompt: Prompt) -> bool:
     """Whether more than ids and lengths may end a row on vLLM, so that each token must be seen."""
-    if plan.options.stop.strings or plan.hooks("should_stop") or plan.hooks("logits"):
+    if plan.options.stop.strings or plan.plugins:
         return True
     return prompt.structured is not None and bool(plan.stop_ids)
 
@@ -3826,6 +3545,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         boundary: Literal["ids", "text"] = "ids",
     ) -> list[ScoreResult]:
         """Raw log-probabilities of responses: items are (prompt, response) pairs, results in order.
+        Needs the companion scoring.py.
 
         A prompt is a raw string, messages, token ids or a request (also with images). A response is
         token ids, or a string.
@@ -3836,23 +3556,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         logits: also [response tokens, vocabulary] for each item (on vllm: load with
             logits_hooks=True).
         grad: hf only: tensors that carry gradient, for training."""
-        items = batch_of(items, "items")
-        grad = BOOL.applied("grad", grad)
-        check_name(boundary, "no boundary", ("ids", "text"))
         with self._open():
-            options = GenerationOptions(logits=logits)
-            refused = refusal_of(Asked(self.config, options, scoring=True, grad=grad))
-            if refused is not None:
-                other = self._fall_back(refused)
-                scores = other.score_batch(items, logits=logits, grad=grad, boundary=boundary)
-                name = self.backend.name
-                return [dataclasses.replace(score, fallback_from=name) for score in scores]
-            scoring = companion("scoring")
-            pairs = scoring.scored_pairs(items, self.checkpoint, self.backend.name, boundary)
-            if not pairs:
-                return []
-            scores = self.backend.score(pairs, logits=logits, grad=grad)
-            return list(scoring.with_numbers(scores))
+            how = {"logits": logits, "grad": grad, "boundary": boundary}
+            scores: list[ScoreResult] = companion("scoring").score_batch(self, items, **how)
+            return scores
 
     def effective(
         self, options: Options = None, *, plugins: Sequence[Any] = ()
@@ -3981,18 +3688,18 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             asked = Asked(self.config, options, adopted, pictures=pictures, prompts=good)
             refused = refusal_of(asked)
             if refused is not None:
-                other = self._fall_back(refused)
+                other = self.fall_back(refused)
                 return other._generate(requests, kind, options, adopted, on_error, cache)
             results = self._answer(prompts, plan, on_error, cache)
             self.observer.answered(prompts, results)
             return results
 
-    def _plan(self, options: GenerationOptions, plugins: Sequence[Plugin]) -> Plan:
+    def _plan(self, options: GenerationOptions, plugins: Sequence[Any]) -> Plan:
         if plugins or options.replay is not None:
             return make_plan(options, self.checkpoint, plugins)
         return self._plan_of(options)
 
-    def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
+    def fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that does what this one cannot. Raises the error where there is none."""
         config = fallback_for(error, self.config)
         if self.weight_version is not None:  # it would have the checkpoint's weights

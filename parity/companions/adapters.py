@@ -20,14 +20,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import LoadError, lazy_import, short_repr, wrapping_errors
+    from gen_engine import (
+        WITH_HOOK,
+        Asked,
+        LoadError,
+        Refusal,
+        installed,
+        lazy_import,
+        short_repr,
+        wrapping_errors,
+    )
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import LoadError, lazy_import, short_repr, wrapping_errors
+    from .gen_engine import (
+        WITH_HOOK,
+        Asked,
+        LoadError,
+        Refusal,
+        installed,
+        lazy_import,
+        short_repr,
+        wrapping_errors,
+    )
 
 __version__ = "0.2.0"
 
 __all__ = [
-    "beyond_lora",
     "check_adapters",
     "load_hf",
     "switch_hf",
@@ -67,19 +84,45 @@ def check_adapters(adapters: Mapping[str, str]) -> None:
             check_rank(path, config)
 
 
-def beyond_lora(adapters: Mapping[str, str]) -> bool:
-    """Whether one of them holds more than LoRA weights of one rank, which vLLM cannot serve."""
-    for path in adapters.values():
-        try:
-            config = adapter_config(path)
-        except (OSError, ValueError):  # an error of the load itself
-            continue
-        has_bias = config.get("bias", "none") != "none"
-        others = ("use_dora", "modules_to_save", "rank_pattern")
-        if has_bias or any(config.get(name) for name in others):
-            return True
-    return False
+def is_beyond_lora(path: str) -> bool:
+    """Whether an adapter holds more than LoRA weights of one rank."""
+    try:
+        config = adapter_config(path)
+    except (OSError, ValueError):  # an error of the load itself
+        return False
+    has_bias = config.get("bias", "none") != "none"
+    others = ("use_dora", "modules_to_save", "rank_pattern")
+    return has_bias or any(config.get(name) for name in others)
 
+
+def loads_beyond_lora(asked: Asked) -> bool:
+    """Whether this is a load, of adapters that vLLM cannot serve."""
+    if asked.prompts or asked.scoring:
+        return False
+    return any(map(is_beyond_lora, asked.config.adapters.values()))
+
+
+REFUSALS = (
+    Refusal(
+        "hf",
+        "adapters with this peft",
+        lambda asked: installed("peft<0.22"),
+        "install peft>=0.22, or transformers<5.24",
+        "transformers>=5.24",
+    ),
+    Refusal(
+        "vllm",
+        "adapters with DoRA, bias, modules_to_save or rank_pattern",
+        loads_beyond_lora,
+        "use backend='hf', or merge the adapter into the checkpoint",
+    ),
+    Refusal(
+        "vllm",
+        "scores beside adapters without its hook",  # LoRA breaks its prompt_logprobs
+        lambda asked: asked.scoring and not asked.config.logits_hooks,
+        WITH_HOOK,
+    ),
+)
 
 # == transformers ==
 

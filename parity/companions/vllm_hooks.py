@@ -39,7 +39,9 @@ def row_hooks_class() -> Any:
     return type("RowHooks", (base,), members)
 
 
-def logits_hook(plan: Plan, watch: RowWatch, replay: Sequence[int] | None) -> dict[str, Callable[..., Any]] | None:
+def logits_hook(
+    plan: Plan, watch: RowWatch, replay: Sequence[int] | None
+) -> dict[str, Callable[..., Any]] | None:
     """A request's extra arguments, with a function for vLLM to call with the row's logits: it keeps
     them where they are requested, then runs the plugins, or leaves only the token to force. None
     where it has nothing to do.

@@ -225,7 +225,7 @@ def read_others(paths: Paths, folder: Path, scratch: Path) -> None:
 def read_vllm(paths: Paths, folder: Path, scratch: Path) -> None:
     import gen_engine
 
-    def read(place: Path, dtype: str, rows: Sequence[Given]) -> list[Scored]:
+    def read(place: Path, dtype: Any, rows: Sequence[Given]) -> list[Scored]:
         with gen_engine.load(str(place), dtype=dtype, **ENGINE) as engine:
             return read_engine(engine, rows)
 

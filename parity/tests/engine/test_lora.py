@@ -133,7 +133,7 @@ def test_an_unknown_adapter_is_refused_with_the_index(backend: str, adapters: di
         shared(TEXT, backend).generate_text_batch([{**of_task(TASKS[0]), "adapter": "one"}])
 
 
-def test_a_missing_adapter_is_a_load_error(backend: str) -> None:
+def test_a_missing_adapter_is_a_load_error(backend: Any) -> None:
     with pytest.raises(LoadError, match="no adapter at '/no/such'"):
         load(TEXT, backend=backend, adapters={"one": "/no/such"})
 
