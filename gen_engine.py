@@ -2310,6 +2310,7 @@ def has_no_hook(asked: Asked) -> bool:
 
 
 def vllm_is_on_cpu() -> bool:
+    """Whether vLLM was built for a CPU, or finds nothing else."""
     return bool(lazy_import("vllm.platforms").current_platform.is_cpu())
 
 

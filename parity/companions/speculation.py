@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """Draft tokens, verified together; answers are as without them: a companion of gen_engine.py.
 
-Copy it, joining.py and gen_engine.py into your repository, `make vendor DEST=acme/llm
-WITH="speculation joining"`, and
+Copy it, joining.py, which it needs, and gen_engine.py into your repository, `make vendor
+DEST=acme/llm WITH="speculation" WITH="joining"`, and
 
     engine = load("Qwen/Qwen3-8B", decoder=Speculation("ngram"))
     draft = Speculation("draft_model", model="Qwen/Qwen3-0.6B")
