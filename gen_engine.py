@@ -374,8 +374,7 @@ def build(kind: type[T], value: Any) -> T:
         return value
     if value is None:
         return kind()
-    family = {base.__name__ for base in (*inspect.getmro(type(value)), *inspect.getmro(kind))}
-    if dataclasses.is_dataclass(value) and {kind.__name__, type(value).__name__} <= family:
+    if dataclasses.is_dataclass(value):
         value = fields_of(value)
     if not isinstance(value, Mapping):
         problem = f"{kind.__name__} cannot be made from {type(value).__name__}"
@@ -599,7 +598,8 @@ class ModelLoadConfig(Contract):
 
     model: a checkpoint directory or a hub name.   revision: the hub revision.
     backend: "hf" (transformers), "vllm" (fast), or "auto": vllm where it can run what this config
-        asks for, else hf; `engine.describe()` says which and why. Default "hf".
+        asks for, else hf; `engine.describe()` says which and why; needs the companion fallback.py.
+        Default "hf".
     dtype: "float32", "bfloat16" or "float16". Default None: the checkpoint's own, on both backends.
     device: hf only, e.g. "cpu" or "cuda:1". Default None: cuda if there is one, else cpu.
     attn_implementation: hf only, transformers' name. Default None: transformers' choice.
@@ -617,7 +617,7 @@ class ModelLoadConfig(Contract):
         dict, an LRU, an SQLite file. Needs the companion answer_cache.py. Engines may share it,
         also of other models; the caller closes it. Default None.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on
-        the result. Default None: what it cannot do is refused.
+        the result. Needs the companion fallback.py. Default None: what it cannot do is refused.
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         or that would change what a result means (MEANING), are refused. Default: none."""
@@ -1161,44 +1161,32 @@ def holds_images(request: Any) -> bool:
     return bool(image_parts(request.messages) or getattr(request, "images", None))
 
 
-def image_field(part: Mapping[str, Any]) -> str:
-    """The field that holds the image of a part of type "image". Raises RequestError for two."""
-    names = [name for name in IMAGE_FIELDS if part.get(name) is not None]
-    if len(names) > 1:
-        problem = f"an image part has {' and '.join(names)}"
-        raise RequestError(problem, fix="give one of them")
-    return names[0] if names else "image"
-
-
-def check_others(fields: Mapping[str, Any], used: Sequence[str]) -> None:
-    """Raise RequestError for a field that nothing reads. None and "auto" mean nothing."""
-    for name, value in fields.items():
-        if name not in used and value is not None and value != "auto":
-            problem = f"{short_repr(name)} in a part does nothing"
-            raise RequestError(problem, fix="drop it, or say vlm={'max_pixels': ...}")
-
-
-def url_source(part: Mapping[str, Any]) -> Any:
-    """The URL of a part of type "image_url", which is OpenAI's."""
-    source = part.get("image_url")
-    if isinstance(source, Mapping):
-        check_others(source, ("url",))
-        source = source.get("url")
-    if source is None:
-        fix = "give it {'image_url': {'url': ...}}"
-        raise RequestError("an image_url part has no url", fix=fix)
-    return source
+def part_fields(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an image part; OpenAI's {"image_url": {"url": X}} is {"url": X}."""
+    fields = dict(part)
+    if fields.pop("type") == "image_url":
+        url = fields.pop("image_url", None)
+        fields.update(url if isinstance(url, Mapping) else {"url": url})
+        if fields.get("url") is None:
+            fix = "give it {'image_url': {'url': ...}}"
+            raise RequestError("an image_url part has no url", fix=fix)
+    return fields
 
 
 def part_source(part: Mapping[str, Any]) -> Any:
-    """The image of a part, or None of a bare one. Raises RequestError for other fields."""
-    if part["type"] == "image_url":
-        check_others(part, ("type", "image_url"))
-        return url_source(part)
-    kind = image_field(part)
-    check_others(part, ("type", kind))
-    source = part.get(kind)
-    return f"data:;base64,{source}" if kind == "base64" else source
+    """The image of a part, or None of a bare one. Raises RequestError for a field that nothing
+    reads; None and "auto" mean nothing."""
+    fields = part_fields(part)
+    sources = {name: fields.pop(name) for name in IMAGE_FIELDS if fields.get(name) is not None}
+    for name, value in fields.items():
+        if name not in IMAGE_FIELDS and value is not None and value != "auto":
+            problem = f"{short_repr(name)} in a part does nothing"
+            raise RequestError(problem, fix="drop it, or say vlm={'max_pixels': ...}")
+    if len(sources) > 1:
+        raise RequestError(f"an image part has {' and '.join(sources)}", fix="give one of them")
+    if "base64" in sources:
+        return f"data:;base64,{sources['base64']}"
+    return next(iter(sources.values()), None)
 
 
 # == 5. Chat: messages -> the text that the checkpoint's own template makes of them ===============
@@ -3417,38 +3405,8 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     return samples
 
 
-def on_hf(config: ModelLoadConfig) -> ModelLoadConfig:
-    return dataclasses.replace(
-        config, backend="hf", fallback_backend=None, vllm_kwargs={}, logits_hooks=False
-    )
-
-
-def fallback_for(error: UnsupportedError, config: ModelLoadConfig) -> ModelLoadConfig:
-    """What to load in place of a config that cannot do something. Raises the error where there is
-    nothing."""
-    if config.fallback_backend is None or refusal_of(Asked(on_hf(config))):
-        raise error
-    log.warning("%s; falling back to %s", error, config.fallback_backend)
-    return on_hf(config)
-
-
 def random_version() -> str:
     return os.urandom(8).hex()
-
-
-def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
-    """(config, why) for "auto": vLLM where it is installed, finds its device and can do what the
-    config wants; else hf."""
-    if find_spec("vllm") is None:
-        return on_hf(config), "auto: vllm is not installed"
-    device = lazy_import("vllm.platforms").current_platform.device_type
-    if not device:
-        return on_hf(config), "auto: vllm finds no device that it was built for"
-    fast = dataclasses.replace(config, backend="vllm")
-    refused = refusal_of(Asked(fast))
-    if refused is not None:
-        return on_hf(config), f"auto: {refused.problem}"
-    return fast, f"auto: vllm is installed and runs on {device}"
 
 
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
@@ -3702,9 +3660,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
 
     def fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that does what this one cannot. Raises the error where there is none."""
-        config = fallback_for(error, self.config)
-        if self.weight_version is not None:  # it would have the checkpoint's weights
+        # The other engine would have the checkpoint's weights.
+        if self.config.fallback_backend is None or self.weight_version is not None:
             raise error
+        config = companion("fallback").config_for(error, self.config)
         if self._fallback is None:
             why = f"fallback: {error.problem}"
             self._fallback = GenerationEngine(config, why, self.backend.name)
@@ -3821,10 +3780,12 @@ def load(
     config = build(ModelLoadConfig, {**fields, **overrides})
     why = "asked for"
     if config.backend == "auto":
-        config, why = choose_backend(config)
+        config, why = companion("fallback").choose_backend(config)
     refused = refusal_of(Asked(config))
     if refused is not None:
-        fallback = fallback_for(refused, config)
+        if config.fallback_backend is None:
+            raise refused
+        fallback = companion("fallback").config_for(refused, config)
         return GenerationEngine(fallback, f"fallback: {refused.problem}", config.backend)
     return GenerationEngine(config, why)
 

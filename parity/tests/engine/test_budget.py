@@ -20,6 +20,7 @@ FOUND_BY_ENGINE = (
     "adapters",
     "answer_cache",
     "escaping",
+    "fallback",
     "joining",
     "plugin_hooks",
     "scoring",
@@ -30,7 +31,7 @@ FOUND_BY_ENGINE = (
 PLAIN = ("penalties",)  # of those that callers import, the ones that are held to the same
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
-MOST_TOKENS = 23_400  # of the core
+MOST_TOKENS = 23_150  # of the core
 MOST_TOKENS_PER_LINE = 10.0
 COLUMNS = 100
 MOST_BRANCHES = 10
