@@ -112,9 +112,11 @@ __all__ = [
     "make_plan",
     "Prompt",
     "encode",
+    "check_known",
     "check_ids",
     "prompt_of",
     "RowWatch",
+    "find_ending",
     "finish",
     "Observer",
     "NOBODY",
@@ -739,7 +741,8 @@ class GenerationOptions(Contract):
         Default None: none.
     logits: also the full raw logits of each step, float32 [tokens, vocabulary] on the CPU.
     replay: forced decoding: for each request the token ids that it shall answer. Sampling and
-        penalties are off, and logprobs of the ids are reported. Default None.
+        penalties are off, and logprobs of the ids are reported. Needs the companion forcing.py.
+        Default None.
     stop: StopOptions, or stop strings.   decode: DecodeOptions.
     max_prompt_tokens: most tokens of a prompt, >= 1. Default None: the window less max_new_tokens.
     truncate_prompt: cut the beginning of a longer prompt in place of refusing it. Default False."""
@@ -776,12 +779,8 @@ class GenerationOptions(Contract):
         if self.min_new_tokens > self.max_new_tokens:
             problem = f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens"
             raise OptionError(problem, fix="lower it")
-        if self.replay is None:
-            return
-        set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
-        if self.n > 1:
-            fix = "give each sample as a request of its own"
-            raise OptionError(f"replay does not go with n {self.n}", fix=fix)
+        if self.replay is not None:
+            set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1623,9 +1622,8 @@ class Plan:
 
     @property
     def changes_rows(self) -> bool:
-        """Whether a row's logits are changed by what depends on this row alone."""
-        has_hooks = any(plugin.logits for plugin in self.plugins)
-        return has_hooks or self.options.no_repeat_ngram_size is not None
+        """Whether a row's logits may be changed by what depends on this row alone."""
+        return bool(self.plugins) or self.options.no_repeat_ngram_size is not None
 
     @functools.cached_property
     def end_ids(self) -> list[int]:
@@ -1664,11 +1662,8 @@ class Plan:
         return decode_ids(tokenizer, ids, how.skip_special_tokens, how.clean_up_tokenization_spaces)
 
 
-def check_plan(options: GenerationOptions, vocabulary: int, has_plugins: bool) -> None:
-    """Raise OptionError for options that this vocabulary, or plugins, cannot go with."""
-    if options.replay is not None and has_plugins:
-        problem = "replay does not go with plugins, which could change it"
-        raise OptionError(problem, fix="drop one of the two")
+def check_plan(options: GenerationOptions, vocabulary: int) -> None:
+    """Raise OptionError for options that this vocabulary cannot go with."""
     if (options.logprobs or 0) > vocabulary:
         problem = f"logprobs {options.logprobs} is more than the {vocabulary} tokens there are"
         raise OptionError(problem, fix="lower it")
@@ -1695,12 +1690,14 @@ def check_stop_string(string: str, options: GenerationOptions, checkpoint: Check
         raise OptionError(problem, fix=fix)
 
 
-def make_plan(
-    options: GenerationOptions, checkpoint: Checkpoint, plugins: Sequence[Any] = ()
-) -> Plan:
+def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Any = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop = options.stop
-    check_plan(options, checkpoint.vocabulary, bool(plugins))
+    check_plan(options, checkpoint.vocabulary)
+    if options.replay is not None:
+        forcing = companion("forcing")
+        forcing.check_options(options, plugins)
+        plugins = forcing.Forced()
     eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
     stop_ids: dict[int, str | int] = {}
     for string in stop.strings:
@@ -1748,8 +1745,8 @@ class Prompt:
     def key(self, plan: Plan) -> tuple[Any, ...] | None:
         """Equal for prompts with equal answers; None where equal prompts may have others."""
         greedy = plan.options.temperature == 0
-        if plan.options.replay is not None or plan.plugins:
-            return None  # forced decoding is for the work itself; plugins may do anything
+        if plan.plugins:
+            return None  # they may do anything; forced decoding is for the work itself
         if not greedy and self.seed is None:
             return None
         sha256 = lazy_import("hashlib").sha256
@@ -1967,7 +1964,8 @@ class Completion:
     """What a backend returns: ids, perhaps a few past the end, which `finish` finds.
 
     logprobs, top_logprobs, logits: one entry per id, where requested.
-    plugin_end: (tokens, name) of a plugin that ended the row.
+    plugin_end: (tokens, name) of a plugin that ended the row; without a name, of the last id that
+        was forced.
     error: why this row alone has no answer."""
 
     token_ids: tuple[int, ...]
@@ -1975,7 +1973,7 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[Mapping[int, float], ...] | None = None
     logits: Any = None
-    plugin_end: tuple[int, str] | None = None
+    plugin_end: tuple[int, str | None] | None = None
     error: GenEngineError | None = None
 
 
@@ -2042,25 +2040,11 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     return Ending(reach, "length", None) if reach == plan.options.max_new_tokens else None
 
 
-def check_replay(replay: Sequence[int], plan: Plan) -> None:
-    """Raise RequestError for ids to force that are no tokens, or of which the options allow only
-    the beginning."""
-    what = "a token id to replay"
-    check_known(replay, plan.checkpoint, what, "replay what this model recorded")
-    ending = find_ending(replay, plan)
-    if ending is not None and ending.count < len(replay):
-        why: str = ending.reason
-        if ending.stop_reason is not None:
-            why += f" at {ending.stop_reason!r}"
-        problem = f"the options end a replay of {len(replay)} tokens after {ending.count} ({why})"
-        raise RequestError(problem, fix="replay with the options that it was recorded with")
-
-
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. It never ends a row early.
 
     ids: generated so far.   over: whether the row has ended.   error: why it failed.
-    drafted, matched: draft tokens that were judged, and accepted ones.
+    replay: ids that are forced.   drafted, matched: draft tokens that were judged, and accepted ones.
     logprobs, top_logprobs, logits: one entry per id, where requested.
     A stop string of b bytes lies within the last b tokens, so that most steps decode a short tail
     only. One with special tokens between its characters may be seen late, and `finish` finds it."""
@@ -2068,7 +2052,7 @@ class RowWatch:
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
         self.plan = plan
         self.prompt_tokens = prompt.length
-        self._most = len(prompt.replay) if prompt.replay else plan.options.max_new_tokens
+        self.replay = prompt.replay or ()
         self._ends = frozenset(plan.end_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._tail_size = longest + 5 if longest else 0  # a cut character has at most 4 bytes
@@ -2081,7 +2065,7 @@ class RowWatch:
         self.error: GenEngineError | None = None
         self.drafted = 0
         self.matched = 0
-        self.plugin_end: tuple[int, str] | None = None
+        self.plugin_end: tuple[int, str | None] | None = None
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
@@ -2109,14 +2093,13 @@ class RowWatch:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
         self.over = self._ends_with(token_id)
-        has_least = len(self.ids) >= self.plan.options.min_new_tokens
-        if self.plan.plugins and has_least and not self.over:
+        if self.plan.plugins and not self.over:
             self.over = self.plan.plugins.end_row(self)
         return self.over
 
     def _ends_with(self, token_id: int) -> bool:
         """Whether an id, the budget or a stop string ends the row at its newest token."""
-        if token_id in self._ends or len(self.ids) >= self._most:
+        if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
             return True
         return self._tail_size > 0 and self._stop_in_tail()
 
@@ -2156,15 +2139,12 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     """Where and why a completion ends. Raises EngineError for one that should not have ended."""
     count = len(completion.token_ids)
     ending = find_ending(completion.token_ids, plan)
-    if prompt.replay is not None:
-        if completion.token_ids != prompt.replay:
-            raise no_ending(backend, "did not follow the replay", count)
-        if ending is None:  # what was recorded had a smaller budget
-            ending = Ending(count, "length", None)
+    if prompt.replay is not None and completion.token_ids != prompt.replay:
+        raise no_ending(backend, "did not follow the replay", count)
     if completion.plugin_end is not None:
         plugin_count, name = completion.plugin_end
         if ending is None or ending.count > plugin_count:
-            ending = Ending(plugin_count, "plugin", name)
+            ending = Ending(plugin_count, "plugin" if name else "length", name)
     if ending is None:
         raise no_ending(backend, "ended a row for no reason of ours", count)
     return ending
@@ -2319,6 +2299,13 @@ def holds_back_free_ends(asked: Asked) -> bool:
 OTHER_VLLM = "install another vllm, or use backend='hf'"
 WITH_HOOK = "load with logits_hooks=True, or use backend='hf'"
 NEEDED = "what gen_engine needs"
+HF_FIELDS = {  # of ModelLoadConfig -> what to do on vllm
+    "device": "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'",
+    "attn_implementation": "give vllm_kwargs={'attention_backend': ...}, or use backend='hf'",
+    "max_batch_tokens": "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}",
+    "max_batch_size": "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}",
+    "hf_kwargs": "drop them, or use backend='hf'",
+}
 UNSUPPORTED = (
     Refusal("both", NEEDED, is_always, "install transformers>=4.57", "transformers<4.57"),
     Refusal(
@@ -2344,31 +2331,10 @@ UNSUPPORTED = (
         OTHER_VLLM,
         "vllm>=0.11,<0.12",
     ),
-    Refusal(
-        "vllm",
-        "device",
-        lambda a: a.config.device,
-        "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'",
+    *(
+        Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix)
+        for name, fix in HF_FIELDS.items()
     ),
-    Refusal(
-        "vllm",
-        "attn_implementation",
-        lambda a: a.config.attn_implementation,
-        "vllm_kwargs={'attention_backend': ...} is vLLM's own, or use backend='hf'",
-    ),
-    Refusal(
-        "vllm",
-        "max_batch_tokens",
-        lambda a: a.config.max_batch_tokens,
-        "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}",
-    ),
-    Refusal(
-        "vllm",
-        "max_batch_size",
-        lambda a: a.config.max_batch_size,
-        "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}",
-    ),
-    Refusal("vllm", "hf_kwargs", lambda a: a.config.hf_kwargs, "drop them, or use backend='hf'"),
     Refusal(
         "hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"
     ),
@@ -2431,8 +2397,8 @@ class Decoder(Protocol):
     hf_loop(model, config, checkpoint): a function that makes, from DecodeLoop's arguments, the loop
         of a call.
     vllm_arguments(): keywords for vllm.LLM.
-    vllm_replay(llm, replays): a context in which each request with one of these internal ids
-        answers its value."""
+    vllm_run(llm, prompts): a context around the steps of a call, with each Prompt by its internal
+        id; one with a replay answers that."""
 
 
 def refusals_for(asked: Asked) -> list[Refusal]:
@@ -2853,12 +2819,9 @@ class DecodeLoop:
         return scores.masked_fill(~sound[:, None], 0.0)
 
     def _choose(self, scores: Any) -> Any:
-        """Forced, greedy, or sampled by each row's own generator. scores: [rows, vocabulary] ->
+        """Greedy, or sampled by each row's own generator. scores: [rows, vocabulary] ->
         [rows]."""
         torch = lazy_import("torch")
-        if self.options.replay is not None:
-            forced = [(row.prompt.replay or ())[len(row.watch.ids)] for row in self.rows]
-            return torch.tensor(forced, device=scores.device)
         if self.rows[0].generator is None:
             return scores.argmax(-1)
         samples = []
@@ -3119,24 +3082,14 @@ def is_watched(plan: Plan, prompt: Prompt) -> bool:
     return prompt.structured is not None and bool(plan.stop_ids)
 
 
-def forced_options(options: GenerationOptions) -> GenerationOptions:
-    """Options under which sampling has no say."""
-    return dataclasses.replace(
-        options, temperature=0, top_p=1, top_k=None, min_p=0, repetition_penalty=1
-    )
-
-
 def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bool) -> Any:
     """vLLM's SamplingParams with every field set. Only ids and lengths end a row there; stop
     strings are watched here."""
     kit = lazy_import("vllm.sampling_params")
     options = plan.options
-    max_tokens = options.max_new_tokens
     min_tokens = options.min_new_tokens if plan.end_ids else 0  # it masks ignored EOS ids too
     if prompt.replay is not None:
-        options = forced_options(options)
-        max_tokens = len(prompt.replay)
-        min_tokens = 0
+        options = companion("forcing").without_sampling(options)
     end_ids = plan.end_ids
     structure = None
     if prompt.structured is not None:
@@ -3144,10 +3097,10 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         end_ids = sorted(plan.eos_ids)  # 0.32 lets no stop id stand inside a structure
     hook = None
     if plan.checkpoint.settings.logits_hooks:
-        hook = companion("vllm_hooks").logits_hook(plan, watch, prompt.replay)
+        hook = companion("vllm_hooks").logits_hook(plan, watch)
     kind = kit.RequestOutputKind
     params = kit.SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=options.max_new_tokens,
         min_tokens=min_tokens,
         temperature=float(options.temperature),
         top_k=options.top_k or 0,
@@ -3312,7 +3265,7 @@ class VllmBackend:
         running: dict[str, VllmRow] = {}
         with self.healthy() as engine:
             self._add(engine, rows, running, take)
-            with self._forcing(running):
+            with self._decoding(running):
                 while running and engine.has_unfinished_requests():
                     for name, output in self._step(engine, running):
                         if name in running and self._take(running[name], output, take):
@@ -3329,16 +3282,12 @@ class VllmBackend:
             output = no_token(True, False)
         return take(own.row, output)
 
-    def _forcing(self, running: Mapping[str, VllmRow]) -> contextlib.AbstractContextManager[Any]:
-        """A decoder judges its draft tokens by the ids to force; else the logits hook forces
-        them."""
-        forced = {own.internal: own.row.prompt.replay for own in running.values()}
-        forced = {name: ids for name, ids in forced.items() if ids}
-        if self.decoder is None or not forced:
-            return contextlib.nullcontext()
-        context: contextlib.AbstractContextManager[Any] = self.decoder.vllm_replay(
-            self.model, forced
-        )
+    def _decoding(self, running: Mapping[str, VllmRow]) -> contextlib.AbstractContextManager[Any]:
+        """What a decoder does around the steps of a call."""
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.decoder is not None:
+            prompts = {own.internal: own.row.prompt for own in running.values()}
+            context = self.decoder.vllm_run(self.model, prompts)
         return context
 
     def _step(self, engine: Any, running: Iterable[str]) -> list[tuple[str, Any]]:
@@ -3585,8 +3534,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             random one. Raises OptionError for weights that do not fit, UnsupportedError beside
             adapters; a fallback backend is refused from then on."""
         with self._open():
-            updates = {"hf": "update_hf", "vllm": "update_vllm"}
-            getattr(companion("weights"), updates[self.backend.name])(self.backend, weights)
+            companion("weights").update(self.backend, weights)
             self.weight_version = version or random_version()
             self._forget(self.weight_version)
 
@@ -3632,11 +3580,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         check_name(on_error, "no on_error", ("raise", "return"))
         options = build(GenerationOptions, options)
         adopted = adopt_plugins(plugins)
-        if options.replay is not None and len(options.replay) != len(requests):
-            problem = f"{len(requests)} requests, but replays for {len(options.replay)}"
-            raise OptionError(problem, fix="give one each")
         with self._open():
             plan = self._plan(options, adopted)
+            if options.replay is not None:
+                companion("forcing").check_count(options.replay, requests)
             prompts = list[Any](requests)
             errors = prompts if on_error == "return" else None
             for index, request in enumerate(requests):
@@ -3677,11 +3624,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         if kind is VlmGenerationRequest:
             _ = self.checkpoint.vision  # or an UnsupportedError
         prompt = prompt_of(checked_request(source, kind), plan)
-        if plan.options.replay is None:
-            return prompt
-        replay = plan.options.replay[index]
-        check_replay(replay, plan)
-        return dataclasses.replace(prompt, replay=replay)
+        if plan.options.replay is not None:
+            prompt = companion("forcing").forced_prompt(prompt, plan.options.replay[index], plan)
+        return prompt
 
     def _answer(self, prompts: list[Any], plan: Plan, on_error: str, cache: bool) -> list[Any]:
         """The result of each prompt; what is no Prompt, an error, stays in its place."""

@@ -161,7 +161,7 @@ class Hooks(tuple[Plugin, ...]):
     def end_row(self, watch: RowWatch) -> bool:
         """Whether a plugin ends the row at its newest token, or fails it."""
         hooks = self.named("should_stop")
-        if not hooks:
+        if not hooks or len(watch.ids) < watch.plan.options.min_new_tokens:
             return False
         ids = tuple(watch.ids)
         text = watch.plan.decode(watch.ids)

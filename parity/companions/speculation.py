@@ -34,6 +34,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         LoadError,
         ModelLoadConfig,
         OptionError,
+        Prompt,
         Refusal,
         Row,
         UnsupportedError,
@@ -50,6 +51,7 @@ else:  # the copy beside this file, whatever others the process has
         LoadError,
         ModelLoadConfig,
         OptionError,
+        Prompt,
         Refusal,
         Row,
         UnsupportedError,
@@ -225,13 +227,16 @@ class Speculation(Contract):
             how["model"] = self.model
         return {"speculative_config": how, "per_request_spec_decode_metrics": "detailed"}
 
-    def vllm_replay(
+    def vllm_run(
         self,
         llm: Any,
-        replays: Mapping[str, Sequence[int]],
+        prompts: Mapping[str, Prompt],
     ) -> contextlib.AbstractContextManager[None]:
         """A replay while vLLM drafts, which is for the model runner whose samplers we know.
-        replays: by request id."""
+        prompts: by request id."""
+        replays = {name: prompt.replay for name, prompt in prompts.items() if prompt.replay}
+        if not replays:
+            return contextlib.nullcontext()
         runner = llm.llm_engine.engine_core
         for name in ("engine_core", "model_executor", "driver_worker", "worker", "model_runner"):
             runner = getattr(runner, name, None)

@@ -12,7 +12,6 @@ no_repeat_ngram_size need it; transformers does not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -39,25 +38,18 @@ def row_hooks_class() -> Any:
     return type("RowHooks", (base,), members)
 
 
-def logits_hook(
-    plan: Plan, watch: RowWatch, replay: Sequence[int] | None
-) -> dict[str, Callable[..., Any]] | None:
+def logits_hook(plan: Plan, watch: RowWatch) -> dict[str, Callable[..., Any]] | None:
     """A request's extra arguments, with a function for vLLM to call with the row's logits: it keeps
-    them where they are requested, then runs the plugins, or leaves only the token to force. None
-    where it has nothing to do.
+    them where they are requested, then runs what changes them. None where it has nothing to do.
 
     A function and no object: vLLM copies parameters deeply, and functions not at all."""
-    if not plan.changes_rows and not plan.options.logits and replay is None:
+    if not plan.changes_rows and not plan.options.logits:
         return None
 
     def act(prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
         if plan.options.logits:
             # vLLM calls it for each part of a long prompt: the last call counts.
             watch.logits[len(token_ids) :] = [logits.float().cpu().clone()]
-        logits = own_logits(watch, prompt_ids, token_ids, logits)
-        if replay is not None:
-            logits = lazy_import("torch").full_like(logits, -math.inf)
-            logits[replay[len(token_ids)]] = 0
-        return logits
+        return own_logits(watch, prompt_ids, token_ids, logits)
 
     return {HOOK: act}

@@ -98,7 +98,7 @@ def test_vllm_refuses_a_replay_that_it_could_not_follow(shared: Load) -> None:
         ({"replay": [["5"]]}, "one token id or more"),
         ({"replay": [[5]], "n": 2}, "replay does not go with n"),
         ({"replay": [[10**7]]}, "outside the vocabulary"),
-        ({"replay": [[5, 6]], "max_new_tokens": 1}, "the options end the answer after 1"),
+        ({"replay": [[5, 6]], "max_new_tokens": 1}, "the options end a replay of .* after 1"),
         ({"replay": [[5, 6, 7]], "stop": {"token_ids": [6]}}, "after 2 \\(stop at 6\\)"),
     ],
 )
