@@ -31,6 +31,7 @@ from parity.report import answers
 from parity.report import commands as judging
 from parity.rollout import report as rollout
 from parity.rollout import schedule
+from parity.verdict import printable
 
 # Each adds a subcommand whose `run` takes the parsed arguments and returns the exit code.
 COMMANDS = (
@@ -115,6 +116,12 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
+def print_error(error: Exception) -> None:
+    """What went wrong, with nothing in it that a terminal or a CI log would obey."""
+    lines = [printable(line) for line in str(error).split("\n")]
+    print("parity: " + "\n".join(lines), file=sys.stderr)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     mine, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
     args = Parsers().parse(mine)
@@ -134,10 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
         return NOBODY_READS
     except (GoldenError, ValueError, LookupError) as error:
-        print(f"parity: {error}", file=sys.stderr)
+        print_error(error)
         return USAGE if isinstance(error, (ValueError, LookupError)) else 3
     except OSError as error:
-        print(f"parity: {error}", file=sys.stderr)
+        print_error(error)
         return 3
 
 

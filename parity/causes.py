@@ -1,4 +1,5 @@
-"""The causes: one table. To add one, add a line here, and let parity/judge/compare.py yield a difference of its field.
+"""The causes: one table. To add one, add a line here, and let the file of its stage
+(parity/judge/stages/) yield a difference of its field.
 
 A cause stands for a difference of one of its `fields` ("stage.field"), or of any field of a stage ("stage"); some are
 found in other ways, and have none. `put_back` names what a counterfactual run restores of the golden: parts of a

@@ -62,6 +62,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -141,6 +142,7 @@ CASE_TYPES: dict[str, type] = {
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
     "model": dict, "sampling": dict, "stop": dict, "output_ids": list, "finish": dict, "decode": dict, "text": str,
+    "request": dict, "scored": bool, "loop": str, "inputs": dict, "decodes": list,
 }  # fmt: skip
 IDS = ("prompt_ids", "output_ids")  # what every row has
 BLOB = re.compile(r"[0-9a-f]{64}(\.[^/\\\0]{1,32})?")
@@ -153,6 +155,8 @@ def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
         if name in said and not isinstance(said[name], kind):
             yield name, f"is not {KINDS[kind]}"
             return
+    if "environment" in said and not is_base_name(said["environment"]):
+        yield "environment", "is not the name of a file alone"
     for number, row in enumerate(said.get("rows", ())):
         yield from ((f"rows[{number}]{place}", problem) for place, problem in row_faults(row))
     for number, part in enumerate(said.get("changing", ())):
@@ -472,9 +476,26 @@ def parsed(text: str) -> Any:
     return decoded(value)
 
 
+MOST_JSON = 64 << 20  # bytes; no golden of a call site is a tenth as large
+MOST_BLOB = 512 << 20
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a regular file: a link to a device would be read until memory ends, a FIFO waits.
+
+    Raises OSError for anything else, and for more than `most` bytes."""
+    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is not a regular file")
+        if status.st_size > most:
+            raise OSError(f"it has {status.st_size:,} bytes, and {most:,} are the most")
+        return file.read()
+
+
 def read_json(path: Path) -> Any:
     try:
-        return parsed(path.read_text(encoding="utf-8"))
+        return parsed(read_regular(path, MOST_JSON).decode())
     except (OSError, ValueError) as error:
         raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
 
@@ -551,6 +572,8 @@ class Store:
     def read(self, site: str, case: str) -> Case:
         """One golden. Raises GoldenError for one that is broken, of another format, or in the wrong place."""
         path = self.path(site, case)
+        if not f"{site}{case}".isprintable():
+            raise GoldenError(f"{str(path)!r}: its name holds characters that do not print; rename it")
         said = read_json(path)
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             found = said.get("format") if isinstance(said, dict) else type(said).__name__
@@ -574,8 +597,12 @@ class Store:
         return found, broken
 
     def write(self, case: Case) -> Path:
-        if case.site in RESERVED or "/" in case.site + case.case or case.case.startswith("."):
-            raise GoldenError(f"{case.site}/{case.case} cannot be a golden's name; choose another")
+        name = case.site + case.case
+        if case.site in RESERVED or "/" in name or case.case.startswith(".") or not name.isprintable():
+            whole = f"{case.site}/{case.case}"
+            raise GoldenError(
+                f"{whole if name.isprintable() else repr(whole)} cannot be a golden's name; choose another"
+            )
         path = self.path(case.site, case.case)
         write_json(path, case.to_json())
         return path
@@ -598,7 +625,11 @@ class Store:
             raise GoldenError(f"{name[:80]!r} is no name of a blob; restore the golden from version control")
         if not path.exists():
             raise GoldenError(f"{path} is missing; restore it from version control")
-        if hashlib.sha256(path.read_bytes()).hexdigest() != name.partition(".")[0]:
+        try:
+            content = read_regular(path, MOST_BLOB)
+        except OSError as error:
+            raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
+        if hashlib.sha256(content).hexdigest() != name.partition(".")[0]:
             raise GoldenError(f"{path} was changed: its content has another sha256; restore it from version control")
         return path
 

@@ -72,7 +72,7 @@ class Parity:
     ) -> Check:
         from parity.golden import GoldenError
         from parity.judge.check import check_sites
-        from parity.report import report
+        from parity.report.console import console
         from parity.verdict import Policy
 
         backends = backends or self.backends
@@ -84,7 +84,7 @@ class Parity:
         self.numerics.extend(check.numerics)
         self.unused.extend(check.unused_acceptances)
         if check.exit_code:
-            pytest.fail(report.console(check), pytrace=False)
+            pytest.fail(console(check), pytrace=False)
         return check
 
 
@@ -139,19 +139,20 @@ def whole_run(config: pytest.Config) -> Check:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = page_path(session.config)
     if path is not None:
-        from parity.report import report
+        from parity.report.files import write_reports
 
-        report.write_reports(whole_run(session.config), html=path, blobs=session.config.stash[KEY].store.blobs())
+        write_reports(whole_run(session.config), html=path, blobs=session.config.stash[KEY].store.blobs())
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    from parity.report import report
+    from parity.report.console import sites_text
+    from parity.report.words import accepted_lines
 
     check = whole_run(config)
     if check.outcomes:
         terminalreporter.section("parity")
-        terminalreporter.write_line(report.sites_text(check, terminalreporter.hasmarkup))
-        for line in report.accepted_lines(check):
+        terminalreporter.write_line(sites_text(check, terminalreporter.hasmarkup))
+        for line in accepted_lines(check):
             terminalreporter.write_line(line)
     if page_path(config) is not None:
         terminalreporter.write_line(f"parity page: {page_path(config)}")

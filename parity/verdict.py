@@ -33,6 +33,8 @@ Verdict = Literal[
     "UNUSED",
 ]
 
+PASSING = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
+
 # Stages in causal order. The first unequal one is the suspect.
 STAGES = (
     "messages",
@@ -154,13 +156,16 @@ class Policy:
 
     strict: bool = True
 
+    def passes(self, outcome: Outcome) -> bool:
+        return outcome.verdict in PASSING or (outcome.verdict == "LATENT" and not self.strict)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """A whole run: outcomes, how they are judged, what was used (versions, model), and numerics that were measured.
 
     left_out: sites that are not for a backend that was asked for, and why.   unused_acceptances: those of these cases
-    that cover nothing, and why.
+    that cover nothing, and why.   changes: what has become of the goldens since a git revision, if that was asked for.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -170,14 +175,14 @@ class Check:
     left_out: tuple[str, ...] = ()
     numerics: tuple[Numerics, ...] = ()
     unused_acceptances: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""
         return [o for o in self.outcomes if not self.passes(o)]
 
     def passes(self, outcome: Outcome) -> bool:
-        allowed = {"IDENTICAL", "TEXT-IDENTICAL", "NEAR-TIE", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
-        return outcome.verdict in (allowed if self.policy.strict else allowed | {"LATENT"})
+        return self.policy.passes(outcome)
 
     @property
     def exit_code(self) -> int:
@@ -194,6 +199,12 @@ class Check:
         if bad:
             return 4
         return 0 if compared else 5
+
+
+def printable(text: str) -> str:
+    """Text that does nothing to a terminal or a log: what does not print is written as its escape."""
+    escaped = (c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    return "".join(escaped)
 
 
 def brief(value: Any, width: int = 60) -> str:

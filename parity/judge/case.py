@@ -13,7 +13,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import compare, laws, own_loops, ties
+from parity.judge import own_loops, ties
+from parity.judge.align import paired, same_ids, up_to_draws
+from parity.judge.comparison import Comparison
 from parity.judge.endings import ADDED
 from parity.judge.explain import (
     Inquiry,
@@ -26,7 +28,6 @@ from parity.judge.explain import (
     from_other_ids,
     up_to_followers,
 )
-from parity.judge.laws import Tools
 from parity.judge.questions import (
     OF_SEVERAL,
     Judged,
@@ -38,8 +39,11 @@ from parity.judge.questions import (
     place_of,
     steps_of,
 )
+from parity.judge.row import Row, drew, entry, is_drawn, seeds_of, unseen
 from parity.judge.samples import DRAWN_ALIKE, Ledgers, Samples, in_float32, seed_source
 from parity.judge.session import COULD_NOT_JUDGE, Run
+from parity.judge.stages.prompt import may_be_written
+from parity.judge.stages.stage import Tools
 from parity.record import observe
 from parity.record.changing import changing, place_name, unchanged
 from parity.record.rows import LIKELIEST
@@ -81,20 +85,35 @@ class Judge:
         """more: what differs over all cases of the site."""
         greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
         old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
-        found = self.without_chance(old, new, self.of_this_release(old, compare.differences(old, new)))
-        found = (*found, *more, *self.seeds_of_the_script(old, new))
+        comparison = self.compared(Comparison(old, new, tools_of(old)), more)
         steps: list[str] = []
-        verdict, cause, notes = self.asked(old, new, self.verdict(old, new, found, steps))
+        verdict, cause, notes = self.asked(old, new, self.verdict(comparison, steps))
         if old.changing:
             parts = ", ".join(place_name(part["at"]) for part in old.changing)
             notes = (*notes, f"not compared, for the old code gives another one each time: {parts}")
         also: tuple[str, ...] = ()
         if cause is not None and verdict in ("DRIFT", "LATENT"):
-            also = also_differs(Inquiry(old, new, found, tools=tools_of(old)), cause)
+            also = also_differs(comparison, cause)
         return Outcome(
-            old.site, old.case, self.backend, verdict, found, cause, old.to_json(), new.to_json(), "", notes, seconds,
-            tuple(steps), also,
-        )  # fmt: skip
+            old.site,
+            old.case,
+            self.backend,
+            verdict,
+            comparison.differences,
+            cause,
+            old.to_json(),
+            new.to_json(),
+            notes=notes,
+            seconds=seconds,
+            steps=tuple(steps),
+            also=also,
+        )
+
+    def compared(self, comparison: Comparison, more: tuple[Difference, ...]) -> Comparison:
+        """With what the release of transformers, chance and the site say of the differences."""
+        old, new = comparison.old, comparison.new
+        found = self.without_chance(old, new, self.of_this_release(old, comparison.differences))
+        return comparison.with_differences((*found, *more, *self.seeds_of_the_script(comparison)))
 
     def only_the_likeliest(self, site: str) -> bool:
         """Whether a loop of the old code's own never took any other token, over enough of them to say so, nor random
@@ -102,7 +121,7 @@ class Judge:
         if site not in self.greedy:
             loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
             enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
-            self.greedy[site] = enough and all(row["loop"] == LIKELIEST and not compare.drew(row) for row in loops)
+            self.greedy[site] = enough and all(row["loop"] == LIKELIEST and not drew(row) for row in loops)
         return self.greedy[site]
 
     def goldens(self, site: str) -> Iterator[Case]:
@@ -135,23 +154,23 @@ class Judge:
 
         if self.resample is None or not any(map(added, found)):
             return found
-        pairs = compare.paired(new.rows, self.resample(old, observe.SEED + 1).rows)
-        drawn = bool(pairs) and all(not compare.seeds_of(a) & compare.seeds_of(b) for a, b in pairs)
+        pairs = paired(new.rows, self.resample(old, observe.SEED + 1).rows)
+        drawn = bool(pairs) and all(not seeds_of(a) & seeds_of(b) for a, b in pairs)
         return tuple(dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found)
 
-    def seeds_of_the_script(self, old: Case, new: Case) -> Iterator[Difference]:
+    def seeds_of_the_script(self, comparison: Comparison) -> Iterator[Difference]:
         """The seed that a script gave before each call of a site and that the new rows lack: as
         their own, or, where the whole script runs again, as its. A function that is called alone
         and samples with the process's generator cannot have it."""
-        if not self.is_seeded_each_time(old.site):
+        if not self.is_seeded_each_time(comparison.old.site):
             return
-        for number, (mine, theirs) in enumerate(compare.paired(old.rows, new.rows)):
+        for number, (mine, theirs) in enumerate(comparison.pairs):
             seed, again = script_seed(mine), script_seed(theirs)
             left_out = self.resample is not None and seed_source(theirs) == "nobody"
-            if seed is None or not compare.is_drawn(theirs) or left_out:
+            if seed is None or not is_drawn(theirs) or left_out:
                 continue
-            if seed != again and seed not in compare.seeds_of(theirs):
-                new_seed = min(compare.seeds_of(theirs), default=again)
+            if seed != again and seed not in seeds_of(theirs):
+                new_seed = min(seeds_of(theirs), default=again)
                 yield Difference("sampling", "seed", seed, new_seed, number)
                 return
 
@@ -159,61 +178,78 @@ class Judge:
         """Whether a script gave a seed before each of several calls. One that was given before the
         first call alone says nothing of the others."""
         if site not in self.seeded:
-            drawn = [[row for row in golden.rows if compare.is_drawn(row)] for golden in self.goldens(site)]
+            drawn = [[row for row in golden.rows if is_drawn(row)] for golden in self.goldens(site)]
             calls = [rows for rows in drawn if rows]
             told = all(script_seed(row) is not None for rows in calls for row in rows)
             self.seeded[site] = told and len(calls) > 1
         return self.seeded[site]
 
-    def verdict(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged:
+    def inquiry(self, comparison: Comparison, steps: list[str]) -> Inquiry:
+        old = comparison.old
+        return Inquiry(comparison, functools.partial(self.again, old), steps, lambda: self.company(old))
+
+    def verdict(self, comparison: Comparison, steps: list[str]) -> Judged:
+        old, new = comparison.old, comparison.new
         if old.repeats is False:
             said = "the old code gave another value when it was recorded twice"
             return "UNSTABLE", Cause("nondeterminism", "confirmed", said), ()
         if old.raised is not None and new.raised is not None and old.raised != new.raised:
             return "DRIFT", raised_cause(old.raised, new.raised, steps), ()
-        if (followed := self.followed_draws(old, new, found, steps)) is not None:
+        if (followed := self.followed_draws(comparison, steps)) is not None:
             return followed
-        if not any(d.stage == "value" for d in found):
-            return self.same_value(old, new, found)
-        tools = tools_of(old)
-        inquiry = Inquiry(
-            old, new, found, tools.decode, functools.partial(self.again, old), tools, steps, lambda: self.company(old)
-        )
-        if self.only_drawn(old, new, found) and not inquiry.broken:
-            if (known := by_cache(inquiry) or own_loops.own_ends(old, new, tools.decode)) is not None:
-                return "DRIFT", known, ()
-            judged = self.samples.judged_draws(old, new)
-            texts, gap = from_other_ids(inquiry) if judged[0] in DRAWN_ALIKE else (None, 0.0)
-            return judged if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, judged[2])
-        if (beside := self.drawn_beside(old, new, found)) is not None and not inquiry.broken:
+        if not any(d.stage == "value" for d in comparison.differences):
+            return self.same_value(comparison)
+        return self.other_value(self.inquiry(comparison, steps))
+
+    def other_value(self, inquiry: Inquiry) -> Judged:
+        comparison = inquiry.comparison
+        if self.only_drawn(comparison) and not comparison.broken:
+            return self.other_draws(inquiry)
+        if (beside := self.drawn_beside(comparison)) is not None and not comparison.broken:
             return beside
         first = up_to_followers(inquiry)
         cause = cause_of(first)
-        if cause is not None and cause.name == "post.other" and (parts := self.changing(old, new)):
+        if (
+            cause is not None
+            and cause.name == "post.other"
+            and (parts := self.changing(comparison.old, comparison.new))
+        ):
             return could_not(
                 f"the new code gives another {', '.join(parts)} each time that it is run, and of the old code that is "
                 "not known; record it with --repeat 2"
             )
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
 
-    def followed_draws(self, old: Case, new: Case, found: Sequence[Difference], steps: list[str]) -> Judged | None:
+    def other_draws(self, inquiry: Inquiry) -> Judged:
+        """Other samples, and nothing else that differs."""
+        old, new = inquiry.old, inquiry.new
+        if (known := by_cache(inquiry) or own_loops.own_ends(old, new, inquiry.decode)) is not None:
+            return "DRIFT", known, ()
+        judged = self.samples.judged_draws(old, new)
+        if judged[0] not in DRAWN_ALIKE:
+            return judged
+        return self.made_of(inquiry, judged)
+
+    def made_of(self, inquiry: Inquiry, judged: Judged, *, followed: bool = False) -> Judged:
+        """What samples say, unless the new code makes something else of the golden's own ids."""
+        texts, gap = from_other_ids(inquiry, followed=followed)
+        by_rounding = gap and not in_float32(inquiry.old, inquiry.new)
+        return judged if texts is None or by_rounding else ("DRIFT", texts, judged[2])
+
+    def followed_draws(self, comparison: Comparison, steps: list[str]) -> Judged | None:
         """Draws that are others, where more was asked with what they gave: those draws are judged, and of the golden's
         own ones the new code is to ask for, and to make, what the old code did."""
-        if (parts := compare.up_to_draws(old, new)) is None:
+        if (parts := up_to_draws(comparison.old, comparison.new)) is None:
             return None
-        tools, differences = tools_of(old), compare.differences(*parts)
-        if not self.only_drawn(*parts, differences) or any(laws.broken_by_new(*parts, tools)):
+        asked = Comparison(*parts, comparison.tools)
+        if not self.only_drawn(asked) or asked.broken:
             return None
         verdict, cause, notes = self.samples.judged_draws(*parts)
         if verdict not in DRAWN_ALIKE:
             return verdict, cause, notes
-        again = functools.partial(self.again, old)
-        inquiry = Inquiry(old, new, found, tools.decode, again, tools, steps)
-        steps.append(f"of {len(parts[0].rows)} rows nothing but draws differs, and the rest follows from them")
-        texts, gap = from_other_ids(inquiry, followed=True)
-        return (
-            (verdict, None, notes) if texts is None or (gap and not in_float32(old, new)) else ("DRIFT", texts, notes)
-        )
+        inquiry = self.inquiry(comparison, steps)
+        steps.append(f"of {len(asked.old.rows)} rows nothing but draws differs, and the rest follows from them")
+        return self.made_of(inquiry, (verdict, None, notes), followed=True)
 
     def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         """A replay, whose rows are of the golden's kind; None where it cannot be made."""
@@ -227,7 +263,7 @@ class Judge:
         """Parts of the new value that are others when the new code is run again, if they are all that differs."""
         time.sleep(1)  # for a clock of whole seconds
         again = self.again(old, {}, frozenset())
-        if again is None or not compare.same_ids(new, again) or not compare.same_ids(old, new):
+        if again is None or not same_ids(new, again) or not same_ids(old, new):
             return []
         try:
             parts = changing([new.value, again.value])
@@ -236,33 +272,26 @@ class Judge:
         same = equal(old.value, unchanged(parts, old.value, new.value))
         return [place_name(part["at"]) for part in parts] if same else []
 
-    def same_value(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged:
-        named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
-        if named:
-            name, difference = named[0]
-            proof = "seen directly; on this case the value does not show it"
-            own_choice = name == "sampling.mode" and own_loops.of_own_loop(old)  # of which no settings were seen
-            rows = compare.paired(old.rows, new.rows)[difference.row or 0]
-            criterion = (difference.stage, difference.field) == ("stop", "criteria")  # a value may be cut by hand, too
-            unsure = own_choice or criterion or compare.may_be_written(name, *rows)
-            certainty: Certainty = "likely" if unsure else "confirmed"
-            return "LATENT", Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof), ()
-        told = ("text", "end") if compare.same_ids(old, new) else ("text",)  # by the value and the ids themselves
-        if broken := next((b for b in laws.broken_by_new(old, new, tools_of(old)) if b.law not in told), None):
+    def same_value(self, comparison: Comparison) -> Judged:
+        old, new = comparison.old, comparison.new
+        if comparison.counted:
+            return "LATENT", seen_directly(comparison), ()
+        told = ("text", "end") if comparison.has_same_ids else ("text",)  # by the value and the ids themselves
+        if broken := next((b for b in comparison.broken if b.law not in told), None):
             proof = f"the law of the stage '{broken.law}' is broken by the new side alone; the value does not show it"
             said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
             return "LATENT", Cause(broken.cause, "likely", said, proof), ()
         if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
             proof = "seen directly; the value does not show it"
             return "LATENT", Cause("post.other", "likely", said, proof), ()
-        if (flag := next((d for d in found if is_skip_special(d)), None)) and decoded_once(old, new):
+        if (flag := next(filter(is_skip_special, comparison.differences), None)) and decoded_once(comparison):
             return "LATENT", flag_that_shows_elsewhere(flag), ()
-        if self.only_drawn(old, new, found):
+        if self.only_drawn(comparison):
             _, cause, notes = self.samples.judged_draws(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
             return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
-        seen = not any(compare.unseen(a, b) for a, b in compare.paired(old.rows, new.rows))
-        return ("IDENTICAL" if seen and compare.same_ids(old, new) else "TEXT-IDENTICAL"), None, ()
+        seen = not any(unseen(*pair) for pair in comparison.pairs)
+        return ("IDENTICAL" if seen and comparison.has_same_ids else "TEXT-IDENTICAL"), None, ()
 
     def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
         """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks."""
@@ -290,9 +319,7 @@ class Judge:
         whole: with what follows from the answers that part."""
         if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
             said = "one answer is the beginning of the other: where it ends was not the model's choice"
-            stops = any(
-                compare.entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria")
-            )
+            stops = any(entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria"))
             cause = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode) or declared_end(whole)
             if cause is not None:
                 return "DRIFT", cause, ()
@@ -306,29 +333,44 @@ class Judge:
             self.numerics.ask(asked)
         return judged
 
-    def only_drawn(self, old: Case, new: Case, found: Sequence[Difference]) -> bool:
+    def only_drawn(self, comparison: Comparison) -> bool:
         """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
-        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
-        drawn = drawn and len(old.rows) == len(new.rows)
-        return drawn and not any(difference.counts for _, difference in compare.suspects(old, new, found))
+        return is_other_samples(comparison) and not comparison.counted
 
-    def drawn_beside(self, old: Case, new: Case, found: Sequence[Difference]) -> Judged | None:
+    def drawn_beside(self, comparison: Comparison) -> Judged | None:
         """Other draws, and differences that are no settings of drawing: where the draws follow the settings, whether a
         value shows more than them is luck, so such a difference is LATENT whatever the luck; but where a row ends is
         no matter of luck, and changes values."""
-        named = [(name, d) for name, d in compare.suspects(old, new, found) if d.counts]
-        drawn = ties.is_sampled(old) and ties.is_sampled(new) and not compare.same_ids(old, new)
-        if not drawn or len(old.rows) != len(new.rows) or not named:
+        named = comparison.counted
+        if not is_other_samples(comparison) or not named:
             return None
         if any(not name.startswith(("model.attn", "batch.", "stop.")) for name, _ in named):
             return None
-        verdict, _, notes = self.samples.judged_draws(old, new)
+        verdict, _, notes = self.samples.judged_draws(comparison.old, comparison.new)
         if verdict not in DRAWN_ALIKE:
             return None
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
         verdict = "DRIFT" if name.startswith("stop.") else "LATENT"
         return verdict, Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), notes
+
+
+def is_other_samples(comparison: Comparison) -> bool:
+    """Whether both sides sample, as many rows, and other ids."""
+    old, new = comparison.old, comparison.new
+    drawn = ties.is_sampled(old) and ties.is_sampled(new) and not comparison.has_same_ids
+    return drawn and len(old.rows) == len(new.rows)
+
+
+def seen_directly(comparison: Comparison) -> Cause:
+    """The first difference that counts, where the value does not show it."""
+    name, difference = comparison.counted[0]
+    own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)  # of which no settings were seen
+    criterion = (difference.stage, difference.field) == ("stop", "criteria")  # a value may be cut by hand, too
+    unsure = own_choice or criterion or may_be_written(name, *comparison.pairs[difference.row or 0])
+    proof = "seen directly; on this case the value does not show it"
+    certainty: Certainty = "likely" if unsure else "confirmed"
+    return Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof)
 
 
 def script_seed(row: Mapping[str, Any]) -> int | None:
@@ -339,7 +381,7 @@ def script_seed(row: Mapping[str, Any]) -> int | None:
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
     before, after = ({tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)} for case in (old, new))
-    plugins = any(compare.entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
+    plugins = any(entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
     if before == after or (plugins and own_loops.of_own_loop(old)):
         return ""
     read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
@@ -351,7 +393,7 @@ def asked_otherwise(old: Case, new: Case) -> str:
     return f"{more} prompts reached the model that had not" if more else ""
 
 
-def read_in_vain(row: compare.Row) -> bool:
+def read_in_vain(row: Row) -> bool:
     """Whether a loss was asked for of which no token counts."""
     return bool((row.get("request") or {}).get("labels") == "none")
 
@@ -370,12 +412,14 @@ def flag_that_shows_elsewhere(difference: Difference) -> Cause:
     return Cause(name, "confirmed", said, proof)
 
 
-def decoded_once(old: Case, new: Case) -> bool:
+def decoded_once(comparison: Comparison) -> bool:
     """Whether each row became text once, and the same text (with or without its prompt): of several ways the value may
     use any."""
-    if not all("decode" in row and "decodes" not in row for row in (*old.rows, *new.rows)):
+    if not all(
+        "decode" in row and "decodes" not in row for case in (comparison.old, comparison.new) for row in case.rows
+    ):
         return False
-    texts = [(a.get("text") or "", b.get("text") or "") for a, b in compare.paired(old.rows, new.rows)]
+    texts = [(a.get("text") or "", b.get("text") or "") for a, b in comparison.pairs]
     return all(one.endswith(other) or other.endswith(one) for one, other in texts)
 
 
@@ -386,6 +430,7 @@ def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
     return Cause("error", "confirmed", f"the old code raised {old}, the new code raises {new}", "seen directly")
 
 
+MOST_DECODED = 4096  # decoded texts that are kept: a case has some ways to decode each of its rows
 _tokenizers: dict[str, Any] = {}
 
 
@@ -404,10 +449,14 @@ def tools_of(old: Case) -> Tools:
         return Tools()
     added = tokenizer.added_tokens_decoder
 
-    def decode(ids: Sequence[int], skip: bool | str, clean: bool) -> str:
+    @functools.lru_cache(MOST_DECODED)
+    def decode_once(ids: tuple[int, ...], skip: bool | str, clean: bool) -> str:
         own = [i for i in ids if i not in added] if skip == ADDED else list(ids)
         text: str = tokenizer.decode(own, skip_special_tokens=bool(skip), clean_up_tokenization_spaces=clean)
         return text
+
+    def decode(ids: Sequence[int], skip: bool | str, clean: bool) -> str:
+        return decode_once(tuple(ids), skip, clean)
 
     def encode(text: str, special: bool) -> list[int]:
         return list(tokenizer(text, add_special_tokens=special)["input_ids"])

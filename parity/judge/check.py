@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from parity.acceptance import with_acceptances
 from parity.golden import Case, GoldenError, Store, chosen_cases, environment
@@ -40,7 +40,14 @@ from parity.verdict import Check, Outcome, Policy
 from parity.verdict import Numerics as Measurement
 
 Result = TypeVar("Result")
-Progress = Callable[[str], None]
+
+
+class Progress(Protocol):
+    """Is told how far a check is, from several threads."""
+
+    def begin(self, total: int) -> None: ...
+
+    def judged(self, outcome: Outcome) -> None: ...
 
 
 Item = tuple[str, str, str]  # backend, site, case
@@ -143,6 +150,8 @@ def check_sites(
             outcomes += [refused] if refused else []
             items += [] if refused else [(backend, site, name)]
     job = Job(str(store.root), tuple(items), settings, functions, numerics, is_whole=True)
+    if progress:
+        progress.begin(len(items))
     with contextlib.ExitStack() as stack:
         under_way = []
         for number, share in enumerate(shares(items, jobs)):
@@ -258,7 +267,7 @@ def judged_apart(
                 outcomes.append(found)
                 deaths.pop(items.pop(0)[:2], None)
                 if progress:
-                    progress(f"{found.backend} {found.label} {found.verdict}")
+                    progress.judged(found)
         except Died as death:
             if not items:
                 said = f"the process of the moved code ended before its cases were judged together: {death}"

@@ -39,7 +39,8 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
-from parity.judge.compare import PENALTIES, entry
+from parity.judge.row import entry
+from parity.judge.stages.sampling import PENALTIES
 
 Row = Mapping[str, Any]
 Stream = tuple[Any, ...]  # rows of one stream have the same random numbers

@@ -16,7 +16,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import entry
+from parity.judge.row import entry
 from parity.record.rows import string_lists
 
 Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text

@@ -1,8 +1,8 @@
 """Why a case differs: the first unequal stage, the smallest explanation, and a replay that proves it.
 
-    1. Stages.       Everything unequal, in causal order; the first is the suspect (compare.py).
+    1. Stages.       Everything unequal, in causal order; the first is the suspect (comparison.py).
     2. Endings.      Recorded ids alone: does another end, or another way to decode or cut, explain it? (endings.py)
-    3. Laws.         What the new side breaks and the old side keeps (laws.py).
+    3. Laws.         What the new side breaks and the old side keeps (stages/).
     4. Replays.      One old stage value is put back into the new path and the case runs again: if the old answer comes
                      back, the cause is confirmed (replay.py).
     5. Rounding.     All of a site's tokens, read by both paths and in float32: do they differ by more? (numerics.py)
@@ -14,38 +14,25 @@ known) or did not bring the old answer back, and "unattributed" where nothing of
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parity.causes import named as entry_of
 from parity.golden import Case
-from parity.judge.compare import (
-    differences,
-    done_to_logits,
-    entry,
-    followers,
-    is_drawn,
-    is_prefix,
-    may_be_written,
-    may_end_by_criterion,
-    paired,
-    placeholder_in,
-    same_ids,
-    seeds_of,
-    suspects,
-    told_stops,
-    unseen,
-)
+from parity.judge.align import paired, same_ids
+from parity.judge.comparison import OF_PROMPTS, Comparison
 from parity.judge.endings import ADDED, Decode, by_hand, explain_text, leaves, strange_text
-from parity.judge.laws import OF_PROMPTS, Broken, Tools, broken_by_new
 from parity.judge.questions import candidates, checkpoint_of, number_gap
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
+from parity.judge.row import Row, entry, is_drawn, is_prefix, placeholder_in, seeds_of, unseen
+from parity.judge.stages.prompt import may_be_written
+from parity.judge.stages.sampling import done_to_logits
+from parity.judge.stages.stage import Broken
+from parity.judge.stages.stop import may_end_by_criterion, told_stops
 from parity.record.rows import BUT_THE_LAST, collapsed
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, brief, equal, first_divergence
 
-Row = Mapping[str, Any]
 Rerun = Callable[[Mapping[str, Any], frozenset[str]], Case | None]  # load settings, parts put back -> what comes out
 
 
@@ -53,25 +40,40 @@ Rerun = Callable[[Mapping[str, Any], frozenset[str]], Case | None]  # load setti
 class Inquiry:
     """One case whose value or ids differ, and what was found out about it. steps: for `explain`, one line each."""
 
-    old: Case
-    new: Case
-    found: Sequence[Difference]
-    decode: Decode | None = None
+    comparison: Comparison
     rerun: Rerun | None = None
-    tools: Tools = field(default_factory=Tools)
     steps: list[str] = field(default_factory=list)
     company: Callable[[], float | None] = lambda: None  # how far neighbours move the model's log-probabilities, nats
     narrowed: bool = False  # to the answers that later prompts hold
     untried: dict[str, str] = field(default_factory=dict)  # cause -> why no run with its old value took place
 
-    @functools.cached_property
-    def broken(self) -> list[Broken]:
-        """Laws that the new side alone breaks."""
-        return list(broken_by_new(self.old, self.new, self.tools))
+    @property
+    def old(self) -> Case:
+        return self.comparison.old
 
     @property
-    def pairs(self) -> list[tuple[Row, Row]]:
-        return paired(self.old.rows, self.new.rows)
+    def new(self) -> Case:
+        return self.comparison.new
+
+    @property
+    def found(self) -> Sequence[Difference]:
+        return self.comparison.differences
+
+    @property
+    def decode(self) -> Decode | None:
+        return self.comparison.tools.decode
+
+    @property
+    def broken(self) -> Sequence[Broken]:
+        return self.comparison.broken
+
+    @property
+    def pairs(self) -> Sequence[tuple[Row, Row]]:
+        return self.comparison.pairs
+
+    def beside(self, old: Case, new: Case) -> Inquiry:
+        """The same inquiry of two other recordings."""
+        return dataclasses.replace(self, comparison=Comparison(old, new, self.comparison.tools))
 
     def realigned(self, again: Case | None, by_ids: bool = True) -> bool:
         """Whether a replay gives the old answer. by_ids: the old ids are proof enough; what is done with them after the
@@ -85,7 +87,7 @@ class Inquiry:
 def up_to_followers(inquiry: Inquiry) -> Inquiry:
     """Where prompts follow from answers that are other ones: the inquiry of those answers, which have the cause. Their
     texts stand for the value."""
-    follow = followers(inquiry.old.rows, inquiry.new.rows)
+    follow = inquiry.comparison.followers
     if not follow:
         return inquiry
     kept = {k: "text" if "text" in a and "text" in b else "output_ids"
@@ -104,8 +106,8 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     old, new = (narrow(case, {k: texts[side] for k, texts in held.items()})
                 for side, case in enumerate((inquiry.old, inquiry.new)))  # fmt: skip
     inquiry.steps.append(f"{len(follow)} of {len(inquiry.pairs)} prompts hold answers that differ: those are judged")
-    again, found = inquiry.rerun and rerun, differences(old, new)
-    return dataclasses.replace(inquiry, old=old, new=new, found=found, rerun=again, narrowed=True)
+    again = inquiry.rerun and rerun
+    return dataclasses.replace(inquiry.beside(old, new), rerun=again, narrowed=True)
 
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
@@ -120,7 +122,7 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         return Cause(
             "error", "confirmed", f"the old code raised {old.raised}, the new code returned {brief(new.value)}"
         )
-    named = [(refined(name, d, inquiry), d) for name, d in suspects(old, new, inquiry.found) if possible(name, inquiry)]
+    named = [(refined(name, d, inquiry), d) for name, d in inquiry.comparison.suspects if possible(name, inquiry)]
     for step in (by_recorded_ids, by_value, by_replay, by_cache, by_company, by_law):
         cause = step(inquiry, named)
         if cause is not None:
@@ -133,7 +135,9 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
     if len(old.rows) != len(new.rows) and all(same) and not upstream:
         said = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}: calls were added, dropped or cached"
         return Cause("sampling.processors" if other_samples(old, new) else "post.other", "likely", said)
-    if same_ids(old, new) and not (upstream and (number_gap(old.value, new.value) or by_endings(inquiry) is None)):
+    if inquiry.comparison.has_same_ids and not (
+        upstream and (number_gap(old.value, new.value) or by_endings(inquiry) is None)
+    ):
         return after_decoding(inquiry)
     if not any(difference.counts for _, difference in named) and (cause := by_endings(inquiry)):
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
@@ -242,28 +246,16 @@ def of_another(new: Case, again: Case) -> list[int]:
     return [place for place, _ in parted] if all(known) else []
 
 
-STAGE_OF = {
-    "template": "template",
-    "tokenization": "prompt_ids",
-    "batch": "batch",
-    "end": "output_ids",
-    "text": "decode",
-    "structure": "output_ids",
-    "identity": "batch",
-    "draws": "output_ids",
-}
-
-
 def by_law(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
     """The first law that the new side alone breaks, unless an earlier stage differs. A finding about where ids end is
     confirmed where the endings of both sides say the same."""
     if not inquiry.broken:
         return None
-    first = min(inquiry.broken, key=lambda broken: STAGES.index(STAGE_OF[broken.law]))
-    place = STAGES.index(STAGE_OF[first.law])
+    first = min(inquiry.broken, key=lambda broken: STAGES.index(broken.place))
+    place = STAGES.index(first.place)
     if any(d.counts and STAGES.index(d.stage) < place for _, d in named):
         return None
-    if same_ids(inquiry.old, inquiry.new) and first.law in ("end", "text"):
+    if inquiry.comparison.has_same_ids and first.law in ("end", "text"):
         return None  # the texts themselves tell it
     said = f"{CAUSES[first.cause]}: row {first.row}: {first.sentence}"
     if (ending := by_endings(inquiry)) is not None and ending.name == first.cause:
@@ -271,10 +263,10 @@ def by_law(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause |
     return Cause(first.cause, "likely", said, f"the law of the stage '{first.law}' is broken by the new side alone")
 
 
-def also_differs(inquiry: Inquiry, cause: Cause) -> tuple[str, ...]:
+def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
     """Names of everything else that differs, or that the new side alone breaks."""
-    names = [name for name, d in suspects(inquiry.old, inquiry.new, inquiry.found) if d.counts]
-    names += [broken.cause for broken in inquiry.broken]
+    names = [name for name, _ in comparison.counted]
+    names += [broken.cause for broken in comparison.broken]
     return tuple(name for name in dict.fromkeys(names) if name != cause.name)
 
 
@@ -309,7 +301,7 @@ def cut_at(ids: Sequence[int], ends: Collection[int]) -> list[int]:
 
 def by_recorded_ids(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause | None:
     """A lost end or another budget shows in the ids: cut as the other side cuts, they are the same."""
-    if same_ids(inquiry.old, inquiry.new) or len(inquiry.old.rows) != len(inquiry.new.rows):
+    if inquiry.comparison.has_same_ids or len(inquiry.old.rows) != len(inquiry.new.rows):
         return None
     names = {name: difference for name, difference in named if difference.counts}
     if "batch.order" in names and names["batch.order"].old != "its own request":
@@ -334,7 +326,7 @@ def by_value(inquiry: Inquiry, named: Sequence[tuple[str, Difference]]) -> Cause
         is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs
     ):
         return None
-    if same_ids(inquiry.old, inquiry.new) or not any(text for _, text in leaves(inquiry.old.value)):
+    if inquiry.comparison.has_same_ids or not any(text for _, text in leaves(inquiry.old.value)):
         return None
     places = permuted(inquiry.old.value, inquiry.new.value)
     proof = "put back in order, the values are the same"
@@ -442,18 +434,18 @@ def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause |
     if forced is not None and forced.raised is None and (whole := said_as_far(inquiry.old, forced)) is not None:
         far = "" if whole else ", as far as the new stops let them go"
         inquiry.steps.append(f"the golden's ids were forced{far}, to see what the new code makes of them")
-        found = differences(inquiry.old, forced)
+        made = inquiry.beside(inquiry.old, forced)
         asked = STAGES[: STAGES.index("batch")]
-        if named := [x for x in suspects(inquiry.old, forced, found) if x[1].counts and x[1].stage in asked]:
+        if named := [x for x in made.comparison.counted if x[1].stage in asked]:
             proof = "with the golden's ids forced, this differs still"
             return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
         if equal(inquiry.old.value, forced.value) or (not whole and beginnings(inquiry, forced)):
             return None, 0.0
-        found = tuple(d for d in found if d.stage == "value")
         gap = number_gap(inquiry.old.value, forced.value)
-        old = inquiry.old if whole else shortened(inquiry.old, forced)
-        made = after_decoding(dataclasses.replace(inquiry, old=old, new=forced, found=found))
-        return made if whole else dataclasses.replace(made, certainty="likely"), gap or 0.0
+        if whole:
+            return after_decoding(made), gap or 0.0
+        unsure = after_decoding(inquiry.beside(shortened(inquiry.old, forced), forced))
+        return dataclasses.replace(unsure, certainty="likely"), gap or 0.0
     if followed:
         if forced is None or (len(forced.rows) > len(inquiry.old.rows) and equal(inquiry.old.value, forced.value)):
             return None, 0.0  # calls that were added, and change nothing
@@ -520,7 +512,7 @@ def asked_for_other_answers(old: Case, forced: Case) -> Cause | None:
 
 def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
     """What else differs where ids part, and may do so by rounding: no near tie is to hide it. How far, as above."""
-    named = [(name, d) for name, d in suspects(inquiry.old, inquiry.new, inquiry.found) if d.counts]
+    named = inquiry.comparison.counted
     if named:
         proof = "seen directly; where the ids part it has no say"
         return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
@@ -529,8 +521,8 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
 
 def declared_end(inquiry: Inquiry) -> Cause | None:
     """What was declared of where answers end, and differs: it comes before whatever else may have ended one."""
-    for name, difference in suspects(inquiry.old, inquiry.new, inquiry.found):
-        if difference.counts and difference.stage == "stop":
+    for name, difference in inquiry.comparison.counted:
+        if difference.stage == "stop":
             return Cause(name, "likely", sentence(name, difference), "declared, and an answer ends elsewhere")
     return None
 
@@ -843,7 +835,7 @@ def in_company(inquiry: Inquiry, proof: str, named: Sequence[tuple[str, Differen
     if upstream := upstream_of_batch(named):
         return Cause(upstream[0][0], "confirmed", f"{sentence(*upstream[0])}; only beside others", proof)
     said = f"{CAUSES['batch.composition']}: the case has {len(inquiry.new.rows)} rows"
-    gap = None if same_ids(inquiry.old, inquiry.new) else inquiry.company()
+    gap = None if inquiry.comparison.has_same_ids else inquiry.company()
     told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
     inquiry.steps.append(f"the model's log-probabilities of the golden, beside others and alone: {told}")
     if gap is None or gap > SAME_MODEL:

@@ -32,7 +32,6 @@ from typing import Any
 from parity import verdict
 from parity.golden import Case, GoldenError, Store, environment
 from parity.judge import referee, scoring
-from parity.judge.compare import placeholder_in
 from parity.judge.endings import leaves
 from parity.judge.questions import (
     NO_ADAPTER,
@@ -49,6 +48,7 @@ from parity.judge.questions import (
     steps_of,
 )
 from parity.judge.replay import adapter_named, loaded_from, pictures_of, readable
+from parity.judge.row import placeholder_in
 from parity.verdict import CAUSES, Cause, Outcome
 
 CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)

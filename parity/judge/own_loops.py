@@ -12,16 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.compare import (
-    Row,
-    entry,
-    is_drawn,
-    is_prefix,
-    paired,
-    same_prompt,
-    told_stops,
-)
+from parity.judge.align import paired
 from parity.judge.endings import Decode, leaves
+from parity.judge.row import Row, entry, is_drawn, is_prefix, same_prompt
+from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
 from parity.verdict import CAUSES, Cause
 

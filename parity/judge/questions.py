@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from parity.golden import Case
-from parity.judge.compare import differences, entry, is_drawn, paired, same_ids, same_prompt, suspects, unseen
+from parity.judge.align import paired, same_ids
+from parity.judge.comparison import Comparison
 from parity.judge.endings import leaves
+from parity.judge.row import entry, is_drawn, same_prompt, unseen
 from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
 from parity.verdict import Cause, Verdict, equal, first_divergence
 
@@ -148,7 +150,7 @@ def kind_of(old: Case, new: Case, judged: Judged, always: bool) -> Kind | None:
     if cause is not None and cause.name.startswith("model."):
         return None if cause.certainty == "confirmed" else "model"
     if verdict == "DRIFT" and cause is not None and cause.name in OF_NUMBERS and same_ids(old, new):
-        declared = any(d.counts for _, d in suspects(old, new, differences(old, new)))
+        declared = bool(Comparison(old, new).counted)
         return "floats" if number_gap(old.value, new.value) and not declared else None
     return None
 

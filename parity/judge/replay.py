@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from parity import golden
-from parity.judge.compare import entry, placeholder_in, prompt_with_pictures
 from parity.judge.questions import LOADED
+from parity.judge.row import entry, placeholder_in, prompt_with_pictures
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
 from parity.verdict import first_divergence

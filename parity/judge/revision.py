@@ -73,7 +73,7 @@ def git(*words: str, folder: Path | None = None) -> str:
             ["git", *words], cwd=folder, capture_output=True, text=True, errors="surrogateescape", check=False
         )
     except FileNotFoundError:
-        raise ValueError("--old takes code from a git revision, and there is no git; install it") from None
+        raise ValueError("a git revision was asked for, and there is no git here; install it") from None
     if done.returncode:
         raise ValueError(f"git {words[0]}: {done.stderr.strip()}")
     return done.stdout.strip()

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.golden import Case, GoldenError, Store, environment
-from parity.judge import compare, draws, own_loops, ties
+from parity.judge import draws, own_loops, ties
+from parity.judge.align import paired
 from parity.judge.endings import leaves
 from parity.judge.questions import NO_ADAPTER, OF_SEVERAL, Judged, asked_models, could_not, weights_of
+from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
 from parity.judge.session import COULD_NOT_JUDGE
 from parity.record.rows import STRUCTURED
 from parity.verdict import CAUSES, Cause, Outcome, Verdict, first_divergence
@@ -60,7 +62,7 @@ class Samples:
             ledger.own[old.case] = theirs
             return "SAME-SETTINGS", None, (evidence.sentence(),)  # until all are judged together
         with contextlib.suppress(*COULD_NOT_JUDGE):  # code without an engine is judged by its draws alone
-            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old, new) if compare.is_drawn(row)]
+            seen = [ties.same_draws(row, a, b) for _, row, a, b in self.readings(old, new) if is_drawn(row)]
             if in_float32(old, new) and (said := next((said for same, said in seen if not same), "")):
                 if not ties.tells_its_logits(self.engine(), old.rows, self.store):
                     said = f"{CAUSES['post.other']}: the logits that it tells are not those of its log-probabilities"
@@ -74,13 +76,13 @@ class Samples:
         """Why ids that are owed are others, by the rule of seeds in draws.py; None where all are there."""
         if not self.in_the_same_place(old):
             return None
-        alike = len(old.rows) == len(new.rows) and all(map(compare.same_prompt, old.rows, new.rows))
-        for number, (mine, theirs) in enumerate(compare.paired(old.rows, new.rows)):
+        alike = len(old.rows) == len(new.rows) and all(map(same_prompt, old.rows, new.rows))
+        for number, (mine, theirs) in enumerate(paired(old.rows, new.rows)):
             seed = draws.own_seed(mine)
             if seed is None or not owes_ids(mine, theirs, seed) or mine["output_ids"] == theirs["output_ids"]:
                 continue
             step: int | None
-            if compare.backends_of(mine) == {"vllm"}:
+            if backends_of(mine) == {"vllm"}:
                 exact = alike or in_float32(old, new)
                 step = first_divergence(mine["output_ids"], theirs["output_ids"]) if exact else None
             else:
@@ -92,7 +94,7 @@ class Samples:
                 return Cause("rng", "confirmed" if sure else "likely", said, proof)
         return None
 
-    def step_off_seed(self, old: Case, new: Case, mine: compare.Row, theirs: compare.Row, seed: int) -> int | None:
+    def step_off_seed(self, old: Case, new: Case, mine: Row, theirs: Row, seed: int) -> int | None:
         """Where a new row on hf leaves its seed, if the golden's does not; None where logits cannot be had."""
         place = next(place for place, row in enumerate(old.rows) if row is mine)
         with contextlib.suppress(*COULD_NOT_JUDGE):
@@ -106,7 +108,7 @@ class Samples:
     def in_the_same_place(self, old: Case) -> bool:
         """Whether a golden was recorded with this machine's libraries and kind of device."""
         there, here = self.store.environment_of(old), environment()
-        names = {"torch", "transformers", "device", "machine"} | (compare.backends_of(*old.rows) & {"vllm"})
+        names = {"torch", "transformers", "device", "machine"} | (backends_of(*old.rows) & {"vllm"})
         return bool(there) and all(there.get(name) == here.get(name) for name in names)
 
     def samples(self, old: Case, new: Case, case: Case) -> list[draws.Sample]:
@@ -114,14 +116,14 @@ class Samples:
         cannot be had."""
         found = list[draws.Sample]()
         sources, places = draws.streams(case.rows), {id(row): place for place, row in enumerate(old.rows)}
-        asked_as = {id(row): places[id(golden)] for golden, row in compare.paired(old.rows, case.rows)}
+        asked_as = {id(row): places[id(golden)] for golden, row in paired(old.rows, case.rows)}
         for row, source in zip(case.rows, sources):
             place = asked_as.get(id(row), 0)
             golden = old.rows[place]
             asked = {**golden, "prompt_ids": row["prompt_ids"], "output_ids": row["output_ids"]}
             if why := draws.unreadable(asked):
                 raise GoldenError(why)
-            if compare.is_drawn(golden):
+            if is_drawn(golden):
                 found.append(draws.sample_of(asked, self.old_path(old, new, place).logits(asked), source))
         return found
 
@@ -138,14 +140,14 @@ class Samples:
         structure does, equal settings are all that can be compared: the law of structures was asked before."""
         paths = [path for path, _ in leaves(old.value)]
         few = len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES
-        used = {name for row in (*old.rows, *new.rows) for name in compare.entry(row, "sampling", "processors") or ()}
+        used = {name for row in (*old.rows, *new.rows) for name in entry(row, "sampling", "processors") or ()}
         if (few or self.resample is None) and used == {STRUCTURED}:
             return "SAME-SETTINGS", None, (f"{why}; to compare texts record with --samples {LEAST_SAMPLES}",)
         if few or self.resample is None:
             record = f"to compare texts record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
             settings = "settings that were not seen" if own_loops.of_own_loop(old) else "equal settings"
             said = f"{settings}, other draws; {why}; {record}"
-            if used and compare.same_backend(old.rows[0], new.rows[0]) and seeded_alike(old, new):
+            if used and same_backend(old.rows[0], new.rows[0]) and seeded_alike(old, new):
                 said = f"seeds and settings are equal, and what {', '.join(sorted(used))} does is not seen; {said}"
                 return "DRIFT", Cause("sampling.processors", "likely", said), ()
             return could_not(said)
@@ -183,13 +185,13 @@ class Samples:
             yield number, row, path.logits(row), logits
 
 
-def owes_ids(old: compare.Row, new: compare.Row, seed: int) -> bool:
+def owes_ids(old: Row, new: Row, seed: int) -> bool:
     """Whether two drawn rows of one prompt and seed, on one backend in one dtype, are to have the same ids. On the new
     side the seed must be the row's own: one of the process serves a batch, and what came before it."""
-    drawn = compare.is_drawn(old) and compare.is_drawn(new) and compare.same_prompt(old, new)
+    drawn = is_drawn(old) and is_drawn(new) and same_prompt(old, new)
     dtypes = {row.get("model", {}).get("dtype") for row in (old, new)}
     own = seed_source(new) == "caller" and draws.own_seed(new) == seed
-    return drawn and own and compare.same_backend(old, new) and len(dtypes) == 1
+    return drawn and own and same_backend(old, new) and len(dtypes) == 1
 
 
 def seed_source(row: Mapping[str, Any]) -> str | None:
@@ -198,7 +200,7 @@ def seed_source(row: Mapping[str, Any]) -> str | None:
 
 def seeded_alike(old: Case, new: Case) -> bool:
     """Whether each draw has a seed on both sides, and the same."""
-    seeds = [compare.seeds_of(a) & compare.seeds_of(b) for a, b in compare.paired(old.rows, new.rows)]
+    seeds = [seeds_of(a) & seeds_of(b) for a, b in paired(old.rows, new.rows)]
     return bool(seeds) and all(seeds)
 
 

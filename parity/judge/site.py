@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import compare, own_loops, ties
+from parity.judge import own_loops, ties
+from parity.judge.align import paired
 from parity.judge.case import Judge
 from parity.judge.endings import leaves
+from parity.judge.row import is_drawn, seeds_of
 from parity.judge.samples import Ledgers, seed_source, settle_samples
 from parity.judge.session import COULD_NOT_JUDGE, Session, new_function
 from parity.verdict import Cause, Difference, Outcome
@@ -79,9 +81,9 @@ class GivenSeeds:
 
     def add(self, outcome: Outcome, old: Case, new: Case) -> None:
         arguments = {number for _, number in leaves(dict(old.arguments), kind=int)}
-        pairs = (pair for pair in compare.paired(old.rows, new.rows) if all(map(compare.is_drawn, pair)))
+        pairs = (pair for pair in paired(old.rows, new.rows) if all(map(is_drawn, pair)))
         asked = [b for a, b in pairs if (seed_source(a), seed_source(b)) == ("script", "caller")]
-        given = {seed for row in asked for seed in compare.seeds_of(row) - arguments}
+        given = {seed for row in asked for seed in seeds_of(row) - arguments}
         if given:
             self.cases[old.case] = outcome, old, new, given
 

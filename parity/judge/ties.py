@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from parity import golden
-from parity.judge.compare import entry, is_drawn, placeholder_in
 from parity.judge.replay import adapter_named, budget_kwargs, pictures_of
+from parity.judge.row import entry, is_drawn, placeholder_in
 from parity.record.rows import collapsed
 from parity.verdict import equal
 

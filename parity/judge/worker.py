@@ -78,6 +78,21 @@ def inspect_models_here() -> None:
         registry._run_in_subprocess = lambda asks: asks()  # type: ignore[union-attr]  # None has no such name
 
 
+_output: Path | None = None  # where processes write; None: where this one does
+
+
+@contextlib.contextmanager
+def output_into(path: Path) -> Iterator[None]:
+    """While the block runs, what processes print goes to a file: progress bars and warnings of
+    libraries, and what the moved code prints. One that is there already is started anew."""
+    global _output
+    before, _output = _output, path
+    try:
+        yield
+    finally:
+        _output = before
+
+
 class Died(Exception):
     """The process ended, or was ended, before its work was done. Says how."""
 
@@ -141,7 +156,7 @@ class Worker:
         """A living process that sees the folder, the path and the environment of now."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         path = list(dict.fromkeys(sys.path if self.path is None else self.path))
-        setting = os.getpid(), os.getcwd(), path, environment, sys.dont_write_bytecode
+        setting = os.getpid(), os.getcwd(), path, environment, sys.dont_write_bytecode, _output
         if self._process is not None and self._setting == setting and self._process.poll() is None:
             return
         self.close()
@@ -149,10 +164,18 @@ class Worker:
         code = START.format(init=str(PACKAGE / "__init__.py"), package=str(PACKAGE), path=path, fd=theirs.fileno())
         flags = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, *flags, "-c", code]
-        # A session of its own: what it leaves behind is ended with it.
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True, cwd=self.folder
-        )
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(_output.open("ab")) if _output else None
+            # A session of its own: what it leaves behind is ended with it.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd=self.folder,
+            )
         theirs.close()
         self._pipe, self._setting = ours, setting
 

@@ -153,7 +153,20 @@ SHAPES: dict[str, tuple[dict[str, Any], ...]] = {
 }
 
 
-def run_clean(store: Store, apart: set[str], progress: Callable[[str], None]) -> tuple[Outcome, ...]:
+class CleanProgress:
+    """Tells of each case that was judged in a clean run."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self.tell = tell
+
+    def begin(self, total: int) -> None:
+        self.tell(f"{total} clean runs")
+
+    def judged(self, outcome: Outcome) -> None:
+        self.tell(f"{outcome.backend} {outcome.label} {outcome.verdict}")
+
+
+def run_clean(store: Store, apart: set[str], progress: CleanProgress) -> tuple[Outcome, ...]:
     """Goldens without any mutation, the last ones first and in another shape; as they are, `make parity` checks them.
     Those whose difference is accepted are left out. Every second one on hf, a quarter of the largest site's on vLLM."""
     settings, found = store.settings(), list[Outcome]()
@@ -185,7 +198,7 @@ def selftest(
             for score in judged_in_forks(scratch, kind, only, sample):
                 progress(score.line())
                 scores.append(score)
-        clean = run_clean(scratch, apart, progress) if only is None else ()
+        clean = run_clean(scratch, apart, CleanProgress(progress)) if only is None else ()
     return Result(tuple(scores), clean)
 
 

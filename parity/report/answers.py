@@ -1,14 +1,17 @@
-"""`python -m parity compare OLD NEW`: two files of answers, line by line, and what differs in groups.
+"""`python -m parity compare OLD NEW`: two files of answers, line by line, and what differs in
+groups.
 
-    python -m parity compare before.jsonl after.jsonl                          what differs, and by how much
-    python -m parity compare before.jsonl after.jsonl --model Qwen/Qwen3-8B    whether rounding explains it, too
+    python -m parity compare before.jsonl after.jsonl                          what differs, and by
+                                                                               how much
+    python -m parity compare before.jsonl after.jsonl --model Qwen/Qwen3-8B    whether rounding
+                                                                               explains it, too
 
-The files are what `parity batch` wrote, or OpenAI batch results. Lines are paired by their ids, in any order. With a
-model, the greedy tokens of OLD are read again by plain transformers, in float32 and in the dtype of the run; for that,
-write the files with `parity batch --ids`.
+The files are what `parity batch` wrote, or OpenAI batch results. Lines are paired by their ids, in
+any order. With a model, the greedy tokens of OLD are read again by plain transformers, in float32
+and in the dtype of the run; for that, write the files with `parity batch --ids`.
 
-Exit codes: 0 the same, or explained by rounding; 1 lines differ and rounding does not explain it; 2 usage; 3 cannot
-tell whether it does; 5 nothing was compared.
+Exit codes: 0 the same, or explained by rounding; 1 lines differ and rounding does not explain it; 2
+usage; 3 cannot tell whether it does; 5 nothing was compared.
 """
 
 from __future__ import annotations
@@ -28,12 +31,15 @@ from parity.judge.partings import Ids, Outcome, Pair, Row
 SHOWN = 3  # examples of a group
 WIDTH = 40  # characters of a text, from where it differs
 LOGPROB = 1e-3  # nats: what batches of other sizes make of the same logits stays well below
-MOST_READ = 200  # lines that a model reads again: a minute on one CPU thread for 40 lines of a model of 135 M weights
+# lines that a model reads again: a minute on one CPU thread for 40 lines of a model of 135 M
+# weights
+MOST_READ = 200
 GIVE = "give what `parity batch` wrote"
 SAME_CODE, FAULT_CODE, UNKNOWN_CODE, NOTHING_CODE = 0, 1, 3, 5
 
-# Whether rounding can be why a line differs: never; if the tokens that part, or the log-probabilities of equal tokens,
-# lie close enough; not to be told, for the line has no token ids.
+# Whether rounding can be why a line differs: never; if the tokens that part, or the
+# log-probabilities of equal tokens, lie close enough; not to be told, for the line has no token
+# ids.
 Kind = Literal["never", "tokens", "numbers", "unknown"]
 
 
@@ -49,7 +55,8 @@ class Answer(NamedTuple):
 
 
 def answer_of(line: Mapping[str, Any]) -> Answer:
-    """Of a line of our own, or an OpenAI result. Raises KeyError or TypeError for one that is neither."""
+    """Of a line of our own, or an OpenAI result. Raises KeyError or TypeError for one that is
+    neither."""
     if line.get("error"):
         return Answer(error=line["error"]["message"])
     return openai_answer(line["response"]["body"]) if "response" in line else own_answer(line)
@@ -102,7 +109,10 @@ def places_of(path: Path) -> dict[str, Place]:
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ValueError(f"{path}, line {number} is no answer: {error!r}; {GIVE}") from None
             if name in found:
-                raise ValueError(f"{path}, line {number}: the id {name} stands there twice; nothing can be paired")
+                raise ValueError(
+                    f"{path}, line {number}: the id {name} stands there twice; nothing can be"
+                    " paired"
+                )
             found[name] = Place(start, len(raw))
             start += len(raw)
     return found
@@ -118,8 +128,8 @@ def read(file: Any, path: Path, place: Place) -> Answer:
 
 @dataclass
 class Group:
-    """Lines that differ in one way. sizes: by how much, in `unit`.   examples: (id, what there is to see).
-    kinds: whether rounding can be why, and of how many lines."""
+    """Lines that differ in one way. sizes: by how much, in `unit`.   examples: (id, what there is
+    to see). kinds: whether rounding can be why, and of how many lines."""
 
     unit: str
     sizes: list[float] = field(default_factory=list)
@@ -150,12 +160,22 @@ def parting(old: Sequence[Any], new: Sequence[Any]) -> int:
 def texts_part(old: Answer, new: Answer) -> Found:
     before, after = next(pair for pair in zip(old.texts, new.texts) if pair[0] != pair[1])
     place = parting(before, after)
-    seen = f"at character {place}: was {before[place : place + WIDTH]!r}, is {after[place : place + WIDTH]!r}"
+    seen = (
+        f"at character {place}: was {before[place : place + WIDTH]!r}, is"
+        f" {after[place : place + WIDTH]!r}"
+    )
     if before.strip() == after.strip():
-        return Found("only white space at the ends differs", abs(len(before) - len(after)), "characters", seen)
+        return Found(
+            "only white space at the ends differs",
+            abs(len(before) - len(after)),
+            "characters",
+            seen,
+        )
     if place in (len(before), len(after)):
         kind = "longer" if place == len(before) else "shorter"
-        return Found(f"the same beginning, {kind} now", abs(len(before) - len(after)), "characters", seen)
+        return Found(
+            f"the same beginning, {kind} now", abs(len(before) - len(after)), "characters", seen
+        )
     return Found("another text", place, "characters that are the same before", seen)
 
 
@@ -164,9 +184,13 @@ def difference(old: Answer, new: Answer) -> Found | None:
     if old.error is not None or new.error is not None:
         return errors_differ(old.error, new.error)
     if len(old.texts) != len(new.texts):
-        return Found("another number of samples", abs(len(old.texts) - len(new.texts)), "samples", "")
+        return Found(
+            "another number of samples", abs(len(old.texts) - len(new.texts)), "samples", ""
+        )
     if old.prompt and new.prompt and old.prompt != new.prompt:
-        return Found("another prompt", parting(old.prompt, new.prompt), "tokens that are the same before", "")
+        return Found(
+            "another prompt", parting(old.prompt, new.prompt), "tokens that are the same before", ""
+        )
     if old.texts != new.texts:
         return texts_part(old, new)
     return values_differ(old, new)
@@ -185,12 +209,16 @@ def errors_differ(old: str | None, new: str | None) -> Found | None:
 def values_differ(old: Answer, new: Answer) -> Found | None:
     """Of equal texts."""
     if old.reasons != new.reasons:
-        return Found("the same text, another end", 1, "line", f"was {old.reasons[0]}, is {new.reasons[0]}")
+        return Found(
+            "the same text, another end", 1, "line", f"was {old.reasons[0]}, is {new.reasons[0]}"
+        )
     if old.ids and new.ids and old.ids != new.ids:
         size = parting(old.ids, new.ids)
         return Found("the same text from other tokens", size, "tokens that are the same before", "")
     gap = max((abs(a - b) for a, b in zip(old.logprobs, new.logprobs)), default=0.0)
-    return Found("the same tokens, other logprobs", gap, "nats at most", "") if gap > LOGPROB else None
+    return (
+        Found("the same tokens, other logprobs", gap, "nats at most", "") if gap > LOGPROB else None
+    )
 
 
 def pair_of(old: Answer, new: Answer) -> Pair | None:
@@ -218,7 +246,8 @@ def kind_of(old: Answer, new: Answer) -> Kind:
 @dataclass
 class Comparison:
     """paired: lines in both.   same: of those, lines that do not differ.   only_old, only_new: ids.
-    readable: (line, its group or "" if it does not differ, token ids), of the first MOST_READ that a model can read.
+    readable: (line, its group or "" if it does not differ, token ids), of the first MOST_READ that
+    a model can read.
     """
 
     paired: int
@@ -249,7 +278,9 @@ class Comparison:
             self.readable.append((name, found.group if found else "", pair))
 
 
-def pairs(old: Path, new: Path, before: Mapping[str, Place], after: Mapping[str, Place]) -> Iterator[Any]:
+def pairs(
+    old: Path, new: Path, before: Mapping[str, Place], after: Mapping[str, Place]
+) -> Iterator[Any]:
     with old.open("rb") as mine, new.open("rb") as theirs:
         for name, place in before.items():
             if name in after:
@@ -273,7 +304,8 @@ def compared(old: Path, new: Path) -> Comparison:
 
 @dataclass(frozen=True)
 class Explanation:
-    """groups: of each group, whether rounding explains its lines.   sentence: of all of them together."""
+    """groups: of each group, whether rounding explains its lines.   sentence: of all of them
+    together."""
 
     exit_code: int
     sentence: str = ""
@@ -282,7 +314,10 @@ class Explanation:
 
 NEVER = "no rounding makes this"
 WITHOUT_MODEL = "cannot tell rounding from a fault: name the model that wrote OLD, --model M"
-WITHOUT_IDS = "cannot tell rounding from a fault: without token ids (write both files with `parity batch --ids`)"
+WITHOUT_IDS = (
+    "cannot tell rounding from a fault: without token ids (write both files with `parity batch"
+    " --ids`)"
+)
 
 
 def explained(found: Comparison, model: str | None, dtype: str | None) -> Explanation:
@@ -306,7 +341,9 @@ def words_without_model(group: Group) -> str:
 
 def dtype_of(model: str) -> str:
     """The dtype that a checkpoint was saved in."""
-    config = json.loads((Path(scoring.local_path(model)) / "config.json").read_text(encoding="utf-8"))
+    config = json.loads(
+        (Path(scoring.local_path(model)) / "config.json").read_text(encoding="utf-8")
+    )
     text = config.get("text_config", {})
     return str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or "float32")
 
@@ -319,7 +356,10 @@ def read_again(found: Comparison, model: str, dtype: str) -> Explanation:
     for (name, group, _), row in zip(found.readable, judged.rows):
         rows.setdefault(group, []).append((name, row))
     numbers = numbers_outcome(found, read.noise)
-    groups = {name: words_of_group(group, rows.get(name, ()), read.noise) for name, group in found.groups.items()}
+    groups = {
+        name: words_of_group(group, rows.get(name, ()), read.noise)
+        for name, group in found.groups.items()
+    }
     parts = [judged.outcome] if found.kinds["tokens"] else []
     parts += [numbers] if found.kinds["numbers"] else []
     sentence = sentence_of(judged, dtype) if found.kinds["tokens"] else ""
@@ -334,7 +374,9 @@ def numbers_outcome(found: Comparison, noise: referee.Noise) -> Outcome:
     """Of log-probabilities of equal tokens."""
     if noise.tokens < referee.LEAST:
         return "cannot tell"
-    gaps = [size for group in found.groups.values() if group.kinds["numbers"] for size in group.sizes]
+    gaps = [
+        size for group in found.groups.values() if group.kinds["numbers"] for size in group.sizes
+    ]
     return "rounding" if max(gaps, default=0.0) <= referee.within_numbers(noise) else "fault"
 
 
@@ -359,16 +401,23 @@ def sentence_of(judged: choices.ChoicesJudged, dtype: str) -> str:
     if judged.outcome == "fault":
         side, size = ("OLD", judged.old) if judged.old.outcome == "fault" else ("NEW", judged.new)
         if size.outcome != "fault":
-            return f"ROUNDING DOES NOT EXPLAIN IT: an answer parts where rounding {to_dtype} turns no choice"
-        like = "as of sampled answers, another model or fewer bits" if side == "OLD" else "as of fewer bits, for one"
+            return (
+                f"ROUNDING DOES NOT EXPLAIN IT: an answer parts where rounding {to_dtype} turns no"
+                " choice"
+            )
+        like = (
+            "as of sampled answers, another model or fewer bits"
+            if side == "OLD"
+            else "as of fewer bits, for one"
+        )
         return f"ROUNDING DOES NOT EXPLAIN IT: {side}'s errors are {size} {to_dtype}, {like}"
     if judged.outcome == "rounding":
         return f"ROUNDING EXPLAINS IT: NEW's errors are {judged.new} {to_dtype}"
     widest = max(judged.old, judged.new, key=lambda size: size.high)
     side = "OLD" if widest is judged.old else "NEW"
     return (
-        f"CANNOT TELL: {side}'s errors are {widest} {to_dtype}; up to {choices.ROUNDING:.0f} is explained. "
-        f"Compare more lines"
+        f"CANNOT TELL: {side}'s errors are {widest} {to_dtype}; up to {choices.ROUNDING:.0f} is"
+        " explained. Compare more lines"
     )
 
 
@@ -383,10 +432,16 @@ def described(found: Comparison, explanation: Explanation) -> str:
         lines.append(f"  {len(group.sizes):,}  {name}{size_words(group)}")
         if explanation.groups.get(name):
             lines.append(f"      {explanation.groups[name]}")
-        lines += [f"      {example}: {seen}" if seen else f"      {example}" for example, seen in group.examples]
+        lines += [
+            f"      {example}: {seen}" if seen else f"      {example}"
+            for example, seen in group.examples
+        ]
     for names, where in ((found.only_old, "OLD"), (found.only_new, "NEW")):
         if names:
-            lines.append(f"  {len(names):,}  only in {where}: {', '.join(names[:SHOWN])}{' …' * (len(names) > SHOWN)}")
+            lines.append(
+                f"  {len(names):,}  only in {where}:"
+                f" {', '.join(names[:SHOWN])}{' …' * (len(names) > SHOWN)}"
+            )
     return "\n".join([*lines, *([explanation.sentence] if explanation.sentence else [])])
 
 
@@ -414,10 +469,19 @@ def add_compare(subparsers: Any) -> None:
         help="two files of answers, line by line; with a model: is it rounding?",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="example: python -m parity compare before.jsonl after.jsonl --model Qwen/Qwen3-8B --dtype bfloat16",
+        epilog=(
+            "example: python -m parity compare before.jsonl after.jsonl --model Qwen/Qwen3-8B"
+            " --dtype bfloat16"
+        ),
     )
     parser.add_argument("old", type=Path, metavar="OLD")
     parser.add_argument("new", type=Path, metavar="NEW")
-    parser.add_argument("--model", metavar="M", help="the checkpoint that wrote OLD: reads its greedy tokens again")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of OLD; default: the checkpoint's")
+    parser.add_argument(
+        "--model", metavar="M", help="the checkpoint that wrote OLD: reads its greedy tokens again"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of OLD; default: the checkpoint's",
+    )
     parser.set_defaults(run=run_compare)

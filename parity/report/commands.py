@@ -13,7 +13,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,15 @@ from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
 from parity.judge.script import check_script
 from parity.judge.session import new_function
+from parity.judge.worker import output_into
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
-from parity.report import report
+from parity.report.console import case_text, console, numerics_text
+from parity.report.files import write_reports
+from parity.report.progress import shown_progress
+from parity.report.review import changes_since
+from parity.report.words import sentence
 from parity.verdict import Check, Outcome, Policy
 
 ACCEPTED_DAYS = 90
@@ -38,13 +43,34 @@ def colour() -> bool:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None] | None]:
-    """One line on a terminal that says where a long check is."""
-    if not sys.stderr.isatty():
+def engine_output(place: str | None) -> Iterator[Path | None]:
+    """Send what the engines and the moved code print to a file, for as long as the block runs.
+
+    place: the file; None for a temporary one; "-" to let it through (the file is None then).
+    """
+    if place == "-":
         yield None
         return
-    yield lambda text: print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
-    print("\r\033[K", end="", file=sys.stderr, flush=True)
+    if place is None:
+        handle, name = tempfile.mkstemp(prefix="parity-", suffix=".log")
+        os.close(handle)
+    else:
+        name = place
+        Path(name).write_bytes(b"")
+    with output_into(Path(name)):
+        yield Path(name)
+
+
+def with_log_named(code: int, log: Path | None, asked: bool) -> int:
+    """The exit code, after the log was named where the check failed and it holds anything; nobody
+    wants another one that was not asked for."""
+    if log is None or asked:
+        return code
+    if code and log.stat().st_size:
+        print(f"what the engines and the moved code printed: {log}")
+    else:
+        log.unlink()
+    return code
 
 
 def moved_of(args: argparse.Namespace) -> dict[str, str]:
@@ -54,7 +80,8 @@ def moved_of(args: argparse.Namespace) -> dict[str, str]:
 
 
 def known_names(store: Store, names: Sequence[str]) -> list[str]:
-    """SITE[/CASE] words with patterns spelt out. Raises ValueError for a misspelt one, and says what was meant."""
+    """SITE[/CASE] words with patterns spelt out. Raises ValueError for a misspelt one, and says
+    what was meant."""
     sites = sorted({*store.sites(), *store.settings()})
     found: list[str] = []
     for name in names:
@@ -77,15 +104,28 @@ def known_names(store: Store, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def keep_offline() -> None:
+    """No golden makes this process, or one that it starts, ask a hub: what it names is here or is
+    refused. HF_HUB_OFFLINE=0 in the environment allows it."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
     policy = Policy(strict=not args.lenient)
     sites, cases = split_cases(known_names(store, names))
-    with progress() as tell:
+    with shown_progress(policy) as progress:
         return check_sites(
-            store, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy,
-            moved=moved_of(args), numerics=args.numerics, progress=tell, time_limit=args.time_limit,
+            store,
+            sites=sites or None,
+            cases=cases or None,
+            backends=args.backend,
+            policy=policy,
+            moved=moved_of(args),
+            numerics=args.numerics,
+            progress=progress,
+            time_limit=args.time_limit,
             jobs=args.jobs,
-        )  # fmt: skip
+        )
 
 
 def run_ab(args: argparse.Namespace, store: Store) -> int:
@@ -93,24 +133,37 @@ def run_ab(args: argparse.Namespace, store: Store) -> int:
     sites, cases = split_cases(known_names(store, args.cases))
     policy = Policy(strict=not args.lenient)
     with contextlib.ExitStack() as stack:
-        old = stack.enter_context(checked_out(args.old, store.root)) if args.old is not None else None
+        old = (
+            stack.enter_context(checked_out(args.old, store.root)) if args.old is not None else None
+        )
         into = Store(stack.enter_context(tempfile.TemporaryDirectory(prefix="parity-ab-")))
-        tell = stack.enter_context(progress())
+        progress = stack.enter_context(shown_progress(policy))
         check = check_again(
-            store, into, sites=sites or None, cases=cases or None, backends=args.backend, policy=policy,
-            numerics=args.numerics, moved=moved_of(args), progress=tell, time_limit=args.time_limit, old=old,
+            store,
+            into,
+            sites=sites or None,
+            cases=cases or None,
+            backends=args.backend,
+            policy=policy,
+            numerics=args.numerics,
+            moved=moved_of(args),
+            progress=progress,
+            time_limit=args.time_limit,
+            old=old,
             jobs=args.jobs,
-        )  # fmt: skip
+        )
         return reported(args, check, into)
 
 
 def script_sites(args: argparse.Namespace, store: Store) -> list[observe.Site]:
-    """What of a script is compared: --site, or the functions of the goldens' sites that were named, where they are now.
-    Calls of a renamed function are named as the old one's."""
+    """What of a script is compared: --site, or the functions of the goldens' sites that were named,
+    where they are now. Calls of a renamed function are named as the old one's."""
     named, moved = sites_of(args), moved_of(args)
     wanted = list(dict.fromkeys(site.name for site in named)) or known_names(store, args.cases)
     if whole := [name for name in wanted if "/" in name]:
-        raise ValueError(f"{whole[0]!r} is a case; a script is compared as a whole: name the site alone")
+        raise ValueError(
+            f"{whole[0]!r} is a case; a script is compared as a whole: name the site alone"
+        )
     goldens, broken = store.read_all(wanted)
     functions = {site: store.settings().get(site, {}).get("functions", ()) for site, _ in broken}
     old = [(golden.site, golden.function) for golden in goldens] + [
@@ -120,10 +173,15 @@ def script_sites(args: argparse.Namespace, store: Store) -> list[observe.Site]:
     places = {site: {**known.get(site, {}).get("moved", {}), **moved} for site, _ in old}
     now = {(site, new_function(f, places[site])): f.rpartition(":")[2] for site, f in old if f}
     if named:
-        return [dataclasses.replace(site, stem=now.get((site.name, site.function), "")) for site in named]
+        return [
+            dataclasses.replace(site, stem=now.get((site.name, site.function), ""))
+            for site in named
+        ]
     if not now and not args.name:
         why = "; ".join(map(str, broken.values())) or "record the old code first"
-        raise GoldenError(f"no golden under {store.root} says a function of {', '.join(wanted)}: {why}")
+        raise GoldenError(
+            f"no golden under {store.root} says a function of {', '.join(wanted)}: {why}"
+        )
     return [observe.Site(name, function, stem) for (name, function), stem in now.items()]
 
 
@@ -135,12 +193,19 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
 
     def observed(starting: Starting) -> Seen:
         with tempfile.TemporaryDirectory(prefix="parity-") as folder:
-            how: dict[str, Any] = {"sites": sites, "loose": loose, "seed": observe.SEED, "starting": starting}
+            how: dict[str, Any] = {
+                "sites": sites,
+                "loose": loose,
+                "seed": observe.SEED,
+                "starting": starting,
+            }
             return run_observed(command, Path(folder), limits=limits, **how)
 
     policy = Policy(strict=not args.lenient)
     how: dict[str, Any] = {"sites": names, "policy": policy, "numerics": args.numerics}
-    checks = [check_script(store, observed, backend=backend, **how) for backend in args.backend or [None]]
+    checks = [
+        check_script(store, observed, backend=backend, **how) for backend in args.backend or [None]
+    ]
     outcomes = tuple(outcome for check in checks for outcome in check.outcomes)
     told = tuple(numerics for check in checks for numerics in check.numerics)
     unused = tuple(line for check in checks for line in check.unused_acceptances)
@@ -153,42 +218,74 @@ def script_check(args: argparse.Namespace, store: Store, command: list[str]) -> 
 def no_use(args: argparse.Namespace, command: Sequence[str]) -> str:
     """What was said and would change nothing; "" if there is no such thing."""
     if command and args.name and (args.cases or args.moved):
-        return "SITE and --moved choose recorded functions; --name is for model calls outside any: leave one out"
+        return (
+            "SITE and --moved choose recorded functions; --name is for model calls outside any:"
+            " leave one out"
+        )
     if command and args.site and args.cases:
         return "SITE and --site both say what of the script is compared; leave one out"
     if command and args.jobs > 1:
         return "a script is run once, in one process; leave --jobs out"
     if not command and (args.site or args.name):
-        return "--site and --name say what of a script is compared; end with `-- python new_script.py`"
-    return "--name is for model calls outside any site; leave it out beside --site" if args.site and args.name else ""
+        return (
+            "--site and --name say what of a script is compared; end with `-- python new_script.py`"
+        )
+    return (
+        "--name is for model calls outside any site; leave it out beside --site"
+        if args.site and args.name
+        else ""
+    )
 
 
 def run_check(args: argparse.Namespace) -> int:
     store, command = Store(args.goldens), command_of(args)
+    keep_offline()
+    if args.since is not None:
+        changes_since(args.since, store.root)  # a misspelt revision is told before the check
     if why := no_use(args, command):
         raise ValueError(why)
     if args.old is not None and not args.ab:
-        raise ValueError("--old says which revision's code is run again; write `check --ab --old REV`")
+        raise ValueError(
+            "--old says which revision's code is run again; write `check --ab --old REV`"
+        )
     if not command:
-        return run_ab(args, store) if args.ab else reported(args, checked(args, store, args.cases), store)
+        with engine_output(args.log) as log:
+            if args.ab:
+                code = run_ab(args, store)
+            else:
+                code = reported(args, checked(args, store, args.cases), store)
+            return with_log_named(code, log, asked=args.log is not None)
     if args.ab:
         raise ValueError(
-            "--ab runs recorded functions; for scripts, record the old one again into another --goldens folder"
+            "--ab runs recorded functions; for scripts, record the old one again into another"
+            " --goldens folder"
         )
     if not args.site and not args.name and not args.cases:
         raise ValueError(
-            "say what of the script is compared: SITE with --moved old.mod=new.mod, --site name=new.mod:func, "
-            "or --name NAME for all model calls"
+            "say what of the script is compared: SITE with --moved old.mod=new.mod, --site"
+            " name=new.mod:func, or --name NAME for all model calls"
         )
     return reported(args, script_check(args, store, command), store)
 
 
 def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
-    print(report.console(check, colour=colour()))
+    if args.since is not None:
+        changes = tuple(changes_since(args.since, Path(args.goldens)))
+        changes = changes or (f"none is new, changed or gone since {args.since}",)
+        check = dataclasses.replace(check, changes=changes)
+    print(console(check, colour=colour()))
     if check.failing() and args.moved:
-        print(f"give {moved_words(args)} to explain and accept, too, or write it into {store.root / 'sites.json'}")
-    report.write_reports(
-        check, junit=args.junit, markdown=args.markdown, json_path=args.json, html=args.html, blobs=store.blobs()
+        print(
+            f"give {moved_words(args)} to explain and accept, too, or write it into"
+            f" {store.root / 'sites.json'}"
+        )
+    write_reports(
+        check,
+        junit=args.junit,
+        markdown=args.markdown,
+        json_path=args.json,
+        html=args.html,
+        blobs=store.blobs(),
     )
     return check.exit_code
 
@@ -200,14 +297,17 @@ def moved_words(args: argparse.Namespace) -> str:
 
 def run_explain(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
+    keep_offline()
     if "/" not in args.case:
-        raise ValueError(f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them")
+        raise ValueError(
+            f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them"
+        )
     check = checked(args, store, [args.case])
     for outcome in check.outcomes:
-        print(report.case_text(outcome, colour=colour()))
+        print(case_text(outcome, colour=colour()))
         print(chain_text(outcome, store))
     if check.numerics:
-        print(report.numerics_text(check, colour()))
+        print(numerics_text(check, colour()))
     return check.exit_code
 
 
@@ -216,12 +316,17 @@ def chain_text(outcome: Outcome, store: Store) -> str:
     lines = [f"  {number}. {step}" for number, step in enumerate(outcome.steps, 1)]
     function = (outcome.old or {}).get("function")
     if function:
-        lines.append(f"  reproduce: {function} with the arguments in {store.path(outcome.site, outcome.case)}")
+        lines.append(
+            f"  reproduce: {function} with the arguments in"
+            f" {store.path(outcome.site, outcome.case)}"
+        )
     return "\n".join(lines)
 
 
 def until_of(args: argparse.Namespace) -> str:
-    until = args.until or (datetime.date.today() + datetime.timedelta(days=ACCEPTED_DAYS)).isoformat()
+    until = (
+        args.until or (datetime.date.today() + datetime.timedelta(days=ACCEPTED_DAYS)).isoformat()
+    )
     try:
         datetime.date.fromisoformat(until)
     except ValueError:
@@ -230,12 +335,17 @@ def until_of(args: argparse.Namespace) -> str:
 
 
 def run_accept(args: argparse.Namespace) -> int:
-    """Each case, backend and cause that is open becomes an entry of its own: what comes later is not covered."""
+    """Each case, backend and cause that is open becomes an entry of its own: what comes later is
+    not covered."""
     store, until = Store(args.goldens), until_of(args)
+    keep_offline()
     check = checked(args, store, args.cases)
     open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
-        print(f"nothing to accept: {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}")
+        print(
+            "nothing to accept:"
+            f" {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}"
+        )
         return 2  # usage
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
@@ -255,7 +365,7 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     """What an acceptance binds: each change, and what the new code gives."""
     lines = [f"{outcome.label} on {outcome.backend}: {outcome.verdict} {entry.cause}"]
     lines += [f"  {change}" for change in entry.changes]
-    lines.append(f"  {report.sentence(outcome)}")
+    lines.append(f"  {sentence(outcome)}")
     return "\n".join([*lines, f"  and this value alone, {entry.gives}"])
 
 
@@ -269,9 +379,14 @@ def is_agreed() -> bool:
 def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
     """How much was accepted under which cause, and what fails all the same."""
     causes = collections.Counter(f"{o.verdict} {o.cause.name}" for o in accepted if o.cause)
-    lines = [f"covers {len(accepted)} of {len(check.outcomes)}: " + ", ".join(f"{n} {c}" for c, n in causes.items())]
+    lines = [
+        f"covers {len(accepted)} of {len(check.outcomes)}: "
+        + ", ".join(f"{n} {c}" for c, n in causes.items())
+    ]
     left = [o for o in check.failing() if o not in accepted]
-    return "\n".join(lines + [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left])
+    return "\n".join(
+        lines + [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left]
+    )
 
 
 def positive(text: str) -> int:
@@ -282,39 +397,83 @@ def positive(text: str) -> int:
 
 def add_check_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--backend", action="append", choices=("hf", "vllm"), help="default: what sites.json says, or hf"
+        "--backend",
+        action="append",
+        choices=("hf", "vllm"),
+        help="default: what sites.json says, or hf",
     )
     parser.add_argument(
-        "--moved", action="append", metavar="OLD=NEW", help="where recorded code is now: pkg.old=pkg.new"
+        "--moved",
+        action="append",
+        metavar="OLD=NEW",
+        help="where recorded code is now: pkg.old=pkg.new",
     )
     parser.add_argument(
-        "--lenient", action="store_true", help="let LATENT pass (strict is the default while migrating)"
+        "--lenient",
+        action="store_true",
+        help="let LATENT pass (strict is the default while migrating)",
     )
     parser.add_argument(
-        "--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS",
-        help="what one case may take, with loading its model, before its process is ended; of a script, the time from "
-        f"call to call (default: {TIME_LIMIT:g})",
-    )  # fmt: skip
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="SECONDS",
+        help=(
+            "what one case may take, with loading its model, before its process is ended; of a"
+            f" script, the time from call to call (default: {TIME_LIMIT:g})"
+        ),
+    )
     parser.add_argument(
-        "--jobs", type=positive, default=1, metavar="N",
+        "--jobs",
+        type=positive,
+        default=1,
+        metavar="N",
         help="judge so many sites at a time, each in a process with its own engines (default: 1)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--numerics", action="store_true", help="measure each site's rounding, also where all ids are equal"
+        "--numerics",
+        action="store_true",
+        help="measure each site's rounding, also where all ids are equal",
     )
 
 
 def add_check(sub: Any) -> None:
-    example = "example: python -m parity check summaries --backend hf --backend vllm --html parity.html"
-    parser = sub.add_parser("check", help="run the moved code on the goldens and judge", epilog=example)
+    example = (
+        "example: python -m parity check summaries --backend hf --backend vllm --html parity.html"
+    )
+    parser = sub.add_parser(
+        "check", help="run the moved code on the goldens and judge", epilog=example
+    )
     parser.add_argument("cases", nargs="*", metavar="SITE[/CASE]", help="default: all")
     add_check_flags(parser)
-    parser.add_argument("--ab", action="store_true", help="run the old functions now, too, instead of reading goldens")
     parser.add_argument(
-        "--old", metavar="REV", help="with --ab: the old code is that of a git revision (changed in place)"
+        "--ab",
+        action="store_true",
+        help="run the old functions now, too, instead of reading goldens",
     )
-    parser.add_argument("--site", action="append", metavar="NAME=MOD:FUNC", help="with a script: its call sites")
-    parser.add_argument("--name", help="with a script: the golden site that all its model calls belong to")
+    parser.add_argument(
+        "--old",
+        metavar="REV",
+        help="with --ab: the old code is that of a git revision (changed in place)",
+    )
+    parser.add_argument(
+        "--site", action="append", metavar="NAME=MOD:FUNC", help="with a script: its call sites"
+    )
+    parser.add_argument(
+        "--name", help="with a script: the golden site that all its model calls belong to"
+    )
+    parser.add_argument(
+        "--since",
+        metavar="REV",
+        help="also say which goldens, settings and acceptances are new, changed or gone since a git"
+        " revision, as for the review of a pull request: --since origin/main",
+    )
+    parser.add_argument(
+        "--log",
+        metavar="PATH",
+        help="where the engines and the moved code print to; - for this terminal (default: a"
+        " temporary file, named if the check fails)",
+    )
     for kind in ("junit", "markdown", "json", "html"):
         parser.add_argument(f"--{kind}", type=Path, metavar="PATH", help=f"write a {kind} report")
     parser.set_defaults(run=run_check)
@@ -330,12 +489,17 @@ def add_explain(sub: Any) -> None:
 
 def add_accept(sub: Any) -> None:
     example = (
-        'example: python -m parity accept summaries/exif-turned --reason "the old code ignored EXIF" --until 2027-06-30'
+        'example: python -m parity accept summaries/exif-turned --reason "the old code ignored'
+        ' EXIF" --until 2027-06-30'
     )
-    parser = sub.add_parser("accept", help="say that a difference is wanted, why, and until when", epilog=example)
+    parser = sub.add_parser(
+        "accept", help="say that a difference is wanted, why, and until when", epilog=example
+    )
     parser.add_argument("cases", nargs="+", metavar="SITE/CASE", help="patterns too: 'summaries/*'")
     parser.add_argument("--reason", required=True)
-    parser.add_argument("--dry-run", action="store_true", help="show what would be covered, and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what would be covered, and write nothing"
+    )
     parser.add_argument("--until", help=f"YYYY-MM-DD; default: in {ACCEPTED_DAYS} days")
     add_check_flags(parser)
     parser.set_defaults(run=run_accept)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -87,6 +89,12 @@ def test_what_json_cannot_say_is_said_otherwise() -> None:
         ('{"format": 1, "site": "site", "case": "case", "rows": [5]}', r"rows\[0\] is not an object"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"junk": 1}]}', r"rows\[0\].junk is nothing that"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [1]}]}', "output_ids is not a list"),
+        ('{"format": 1, "site": "site", "case": "case", "rows": [{"inputs": [1]}]}', r"rows\[0\].inputs is not an obj"),
+        (
+            '{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": [], "output_ids": [], "loop": 1}]}',
+            r"rows\[0\].loop is not a text",
+        ),
+        ('{"format": 1, "site": "site", "case": "case", "environment": "../../x"}', "environment is not the name of a"),
         ('{"format": 1, "site": "site", "case": "case", "rows": [{"prompt_ids": ["1"], "output_ids": []}]}', "of ids"),
         (
             '{"format": 1, "site": "site", "case": "case", "rows": '
@@ -106,6 +114,41 @@ def test_a_broken_golden_is_an_error_that_names_the_file(store: Store, content: 
     with pytest.raises(GoldenError, match=says) as error:
         store.read("site", "case")
     assert "case.json" in str(error.value)
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_large(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(65 << 20)  # a hole: it takes no place on the disk
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [(make_device, "not a regular file"), (make_fifo, "not a regular file"), (make_large, "are the most")],
+)
+def test_only_a_regular_file_of_bounded_size_is_a_golden(make: Callable[[Path], None], says: str, store: Store) -> None:
+    path = store.write(CASE)
+    path.unlink()
+    make(path)
+    with pytest.raises(GoldenError, match=says):
+        store.read("site", "case")
+
+
+def test_a_name_that_a_ci_log_would_obey_is_refused(store: Store) -> None:
+    name = "a\n::error::b"
+    with pytest.raises(GoldenError, match=r"cannot be a golden's name"):
+        store.write(dataclasses.replace(CASE, case=name))
+    store.write(CASE).rename(store.path("site", name))
+    with pytest.raises(GoldenError, match="characters that do not print") as error:
+        store.read("site", name)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["/tmp/x", "../../x", "..", "", "a/b", "a\\b", 5])

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 import gen_engine
 from parity.__main__ import Parsers, split_at_dashes
@@ -24,7 +25,7 @@ from parity.companions import structured
 from parity.verdict import CAUSES
 
 from .conftest import ROOT
-from .documents import blocks, documents
+from .documents import blocks, documents, workflow_commands
 
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in documents(ROOT)}
 BLOCKS = [(name, kind, code) for name, path in DOCUMENTS.items() for kind, code in blocks(path)]
@@ -70,7 +71,7 @@ def test_every_block_is_run_parsed_or_listed() -> None:
 def commands() -> Iterator[tuple[str, str]]:
     """(document, command) of each line that is a command, and of each `run:` and `entry:` of a workflow."""
     for name, kind, code in BLOCKS:
-        lines = re.findall(r"^ +(?:- )?(?:run|entry): (.*)$", code, re.MULTILINE) if kind == "yaml" else []
+        lines = list(workflow_commands(yaml.safe_load(code))) if kind == "yaml" else []
         if kind in ("bash", ""):
             lines = [line for line in code.splitlines() if kind == "bash" or line.startswith(("python -m", "make "))]
         yield from ((name, line) for line in lines if line.strip() and not line.startswith("#"))

@@ -13,10 +13,11 @@ import pytest
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import case as check
-from parity.judge import compare, draws, laws, numerics, own_loops, samples, ties
+from parity.judge import draws, numerics, own_loops, samples, ties
+from parity.judge.align import paired
+from parity.judge.comparison import Comparison
 from parity.judge.endings import ADDED, strange_text
 from parity.judge.explain import (
-    Inquiry,
     answers_of_others,
     beside_rounding,
     by_cache,
@@ -28,12 +29,19 @@ from parity.judge.explain import (
     replays,
 )
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, Replay
+from parity.judge.stages.batch import input_differences
+from parity.judge.stages.model import adapter_differences
+from parity.judge.stages.prompt import prompt_cause
+from parity.judge.stages.sampling import sampling_differences, seeds, structure
+from parity.judge.stages.stage import Tools
+from parity.judge.stages.stop import end
 from parity.record import rows
 from parity.record.taps.gen_engine import adapter_stage
 from parity.record.taps.transformers import read_forward
 from parity.record.taps.vllm import adapters_received, pictures_received, read_request
 from parity.verdict import Cause
 
+from .inquiries import broken_by_new, cause_name, differences, inquiry_of
 from .test_laws import TOOLS, decode, row
 
 
@@ -56,8 +64,8 @@ def found_with(new: Case, undone_by: str, old: Case = OLD, company: float | None
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         return old if undone_by in parts else new
 
-    found = compare.differences(old, new)
-    return cause_of(Inquiry(old, new, found, TOOLS.decode, rerun, TOOLS, company=lambda: company))
+    found = differences(old, new)
+    return cause_of(inquiry_of(old, new, found, TOOLS.decode, rerun, TOOLS, company=lambda: company))
 
 
 def test_an_answer_that_another_request_gets_alone_is_an_answer_of_that_one() -> None:
@@ -108,7 +116,7 @@ def test_ids_behind_the_end_of_a_criterion_are_forced_as_far_as_the_new_stops_go
     old, forced = case(own, value=[held]), case({**own, "output_ids": [4, 5]}, value=[made])
     new = case({**own, "output_ids": [6, 5]}, value=["fe"])
     rerun = lambda load, parts: forced if ANSWERS in parts else new  # noqa: E731
-    cause, _ = from_other_ids(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, rerun, TOOLS))
+    cause, _ = from_other_ids(inquiry_of(old, new, differences(old, new), TOOLS.decode, rerun, TOOLS))
     assert (cause and cause.name) == name and (cause is None or cause.certainty == "likely")
 
 
@@ -119,10 +127,10 @@ def test_a_marker_that_is_cut_by_hand_is_no_other_decoding() -> None:
         return decode(ids, bool(skip), clean).replace("d" if skip == ADDED else "#", "")
 
     old, new = case(FIRST, value="de"), case(FIRST, value="e")
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), without_added))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), without_added))
     assert cause is not None and cause.name == "post.trim"
     silent = case({**FIRST, "text": "e"}, value="e")  # decoded so
-    cause = by_endings(Inquiry(old, silent, compare.differences(old, silent), without_added))
+    cause = by_endings(inquiry_of(old, silent, differences(old, silent), without_added))
     assert cause is not None and cause.name == "decode.skip_special"
 
 
@@ -130,8 +138,8 @@ def test_a_template_that_is_told_something_else_comes_before_the_laws_of_prompts
     thinks, cut = ({**FIRST, "template": {"sha256": "sha", "arguments": {"enable_thinking": told}}, "prompt_ids": ids}
                    for told, ids in ((False, [2, 3]), (None, [2, 5])))  # fmt: skip
     old, new = case(thinks, SECOND), case({**cut, "prompt_text": "b", "output_ids": [6, 7, 9], "text": "fg"}, SECOND)
-    found = compare.differences(old, new)
-    inquiry = Inquiry(old, new, found, TOOLS.decode, lambda *_: old, replace(TOOLS, render=None))
+    found = differences(old, new)
+    inquiry = inquiry_of(old, new, found, TOOLS.decode, lambda *_: old, replace(TOOLS, render=None))
     assert [broken.cause for broken in inquiry.broken] == ["prompt.tokenization"]
     cause = cause_of(inquiry)
     assert cause is not None and cause.name == "prompt.template"
@@ -184,7 +192,7 @@ def test_of_rows_with_adapters_it_is_not_known_what_neighbours_do(tmp_path: Path
 
 def test_another_reason_for_the_same_end_is_a_rule_of_stops() -> None:
     old, new = (replace(OLD, value=[{"text": "de", "reason": reason}]) for reason in ("eos", "stop"))
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("stop.rule", "likely")
 
 
@@ -214,7 +222,7 @@ def test_an_answer_out_of_a_cache_that_another_model_gave_is_the_caches(
         for ids, out in (([4, 8], True), (own, False))
     )
     sides = [case({**FIRST, "output_ids": before}, {**FIRST, **one}, value="d!") for one in (cached, alone)]
-    asked = Inquiry(old, sides[0], compare.differences(old, sides[0]), TOOLS.decode, lambda *_: sides[1], TOOLS)
+    asked = inquiry_of(old, sides[0], differences(old, sides[0]), TOOLS.decode, lambda *_: sides[1], TOOLS)
     found = by_cache(asked)
     assert (found and found.name) == cause
 
@@ -222,25 +230,25 @@ def test_an_answer_out_of_a_cache_that_another_model_gave_is_the_caches(
 def test_a_row_of_another_requests_ids_breaks_no_law_of_prompts() -> None:
     new = case({**FIRST, "prompt_ids": [3, 3], "request": {"answers": "another"}}, SECOND)
     asked = [{**one, "request": {"number": number}} for number, one in enumerate((FIRST, SECOND))]
-    broken = list(laws.broken_by_new(case(*asked), new, TOOLS))
+    broken = list(broken_by_new(case(*asked), new, TOOLS))
     assert [b.cause for b in broken] == ["batch.order"]
 
 
 def test_rows_are_paired_by_prompt_where_some_are_missing() -> None:
-    assert compare.paired([FIRST, SECOND, FIRST], [SECOND, FIRST]) == [(FIRST, FIRST), (SECOND, SECOND)]
-    assert compare.paired([FIRST, SECOND], [SECOND, FIRST]) == [(FIRST, FIRST), (SECOND, SECOND)]
+    assert paired([FIRST, SECOND, FIRST], [SECOND, FIRST]) == [(FIRST, FIRST), (SECOND, SECOND)]
+    assert paired([FIRST, SECOND], [SECOND, FIRST]) == [(FIRST, FIRST), (SECOND, SECOND)]
     other = {**FIRST, "prompt_ids": [5], "messages": ["z"]}
-    assert compare.paired([FIRST, SECOND], [SECOND, other]) == [(FIRST, SECOND), (SECOND, other)]
+    assert paired([FIRST, SECOND], [SECOND, other]) == [(FIRST, SECOND), (SECOND, other)]
 
 
 def test_rows_of_another_order_that_all_changed_are_paired_by_what_is_left_of_them() -> None:
     """A template, or pictures, that are others in every row say nothing of the messages."""
     mine = [{**FIRST, "messages": [name]} for name in "ab"]
     theirs = [{**one, "prompt_ids": [7, 7, place]} for place, one in enumerate(mine)]
-    assert compare.paired(mine, theirs[::-1]) == list(zip(mine, theirs))
+    assert paired(mine, theirs[::-1]) == list(zip(mine, theirs))
     shown = [{**FIRST, "prompt_ids": [k, 5, 5], "images": [{"sha256": "x", "tokens": 2}]} for k in range(2)]
     fewer = [{**one, "prompt_ids": [k, 5], "images": [{"sha256": "y", "tokens": 1}]} for k, one in enumerate(shown)]
-    assert compare.paired(shown, fewer[::-1]) == list(zip(shown, fewer))
+    assert paired(shown, fewer[::-1]) == list(zip(shown, fewer))
 
 
 def test_ids_that_are_only_read_count_where_both_sides_have_them() -> None:
@@ -259,7 +267,7 @@ def test_ids_that_are_only_read_count_where_both_sides_have_them() -> None:
     ],
 )
 def test_a_row_has_its_least_number_of_tokens_and_ends_for_a_reason(changes: dict[str, Any], cause: str) -> None:
-    assert (laws.end(row(**changes), TOOLS) or ("unseen",))[0] == cause
+    assert (end(row(**changes), TOOLS) or ("unseen",))[0] == cause
 
 
 def drawn(ids: list[int], seed: int | None) -> dict[str, Any]:
@@ -270,11 +278,11 @@ def drawn(ids: list[int], seed: int | None) -> dict[str, Any]:
 
 
 def test_equal_requests_with_one_seed_are_drawn_alike() -> None:
-    assert laws.seeds([drawn([4], 1), drawn([5], 2), drawn([4], 1)]) is None
-    assert laws.seeds([drawn([4], None), drawn([5], None)]) is None
-    assert laws.seeds([drawn([4], 1), drawn([5], 2), drawn([6], 1)]) == (0, 2)
+    assert seeds([drawn([4], 1), drawn([5], 2), drawn([4], 1)]) is None
+    assert seeds([drawn([4], None), drawn([5], None)]) is None
+    assert seeds([drawn([4], 1), drawn([5], 2), drawn([6], 1)]) == (0, 2)
     about = [{**drawn(ids, 1), "images": [{"sha256": name}]} for ids, name in (([4], "red"), ([5], "blue"))]
-    assert laws.seeds(about) is None
+    assert seeds(about) is None
 
 
 def test_what_explains_one_text_must_give_the_others_too() -> None:
@@ -324,9 +332,9 @@ def test_adapters_are_those_of_all_rows_with_one_prompt(theirs: list[list[str]],
         return {**FIRST, "inputs": {"keys": [], **({"adapters": adapters} if adapters else {})}}
 
     old, new = (case(*map(through, given)) for given in ([["a"], []], theirs))
-    found = [d for d in compare.differences(old, new) if d.stage == "model"]
+    found = [d for d in differences(old, new) if d.stage == "model"]
     assert bool(found) is differs
-    assert {compare.cause_name(d, FIRST, FIRST) for d in found} <= {"model.weights"}
+    assert {cause_name(d, FIRST, FIRST) for d in found} <= {"model.weights"}
 
 
 @pytest.mark.parametrize(
@@ -342,7 +350,7 @@ def test_adapters_are_those_of_all_rows_with_one_prompt(theirs: list[list[str]],
 def test_an_adapter_of_vllms_is_held_against_one_of_hf(theirs: dict[str, Any], differs: bool) -> None:
     old = {**FIRST, "request": {"adapter": "a"}, "model": {"backend": "vllm"}}
     new = {**FIRST, "model": {"backend": "hf"}, **theirs}
-    assert bool([*compare.adapter_differences([(old, new)])]) is differs
+    assert bool([*adapter_differences([(old, new)])]) is differs
 
 
 def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_not() -> None:
@@ -361,8 +369,8 @@ def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_no
     assert text["keys"] == [] and "marks" not in text
     assert picture["keys"] == wrong["keys"] and picture["marks"] != wrong["marks"]
     old, new = ({**FIRST, "inputs": said} for said in (picture, wrong))
-    [found] = compare.input_differences(old, new)
-    assert compare.cause_name(found, old, new) == "batch.inputs"
+    [found] = input_differences(old, new)
+    assert cause_name(found, old, new) == "batch.inputs"
 
 
 def test_vllm_goes_by_the_names_that_it_is_given() -> None:
@@ -392,8 +400,8 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
         for name, ids in (("one", [0]), ("two", [1]), ("two", [2]), (None, [2]), (None, [3]))
     ]
     assert told == [{"adapter": "a"}, {"adapter": "another"}, {"adapter": "b"}, {"adapter": "another"}, {}]
-    found = compare.differences(case(FIRST), case({**FIRST, "request": told[1]}))
-    assert [compare.cause_name(d, FIRST, FIRST) for d in found] == ["model.weights"]
+    found = differences(case(FIRST), case({**FIRST, "request": told[1]}))
+    assert [cause_name(d, FIRST, FIRST) for d in found] == ["model.weights"]
 
 
 def test_a_site_of_which_no_row_can_be_read_again_is_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +467,7 @@ def test_numbers_that_differ_where_logits_are_changed_are_the_processors() -> No
     processors = {"temperature": {"value": 0}, "processors": {"value": ["Ban"]}}
     for sampling, name in ((processors, "sampling.processors"), ({}, "post.other")):
         old, new = (case({**FIRST, "sampling": sampling}, value=[{"logprobs": [n]}]) for n in (-1.0, -3.0))
-        cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+        cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
         assert cause is not None and cause.name == name
 
 
@@ -481,9 +489,9 @@ def test_the_beginning_of_a_stop_more_or_less_is_the_rule_of_stops(old_value: An
 
 
 def test_a_blank_at_the_end_may_also_be_a_lost_token() -> None:
-    blank = laws.Tools(lambda ids, skip, clean: "".join(" " if i == 8 else "d" for i in ids if i != 9))
+    blank = Tools(lambda ids, skip, clean: "".join(" " if i == 8 else "d" for i in ids if i != 9))
     old, new = (case({**FIRST, "output_ids": [4, 4, 4, 4, 8], "text": text}) for text in ("dddd ", "dddd"))
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), blank.decode, None, blank))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), blank.decode, None, blank))
     assert cause is not None and (cause.name, cause.certainty) == ("post.strip", "likely")
 
 
@@ -502,12 +510,12 @@ def test_a_blank_at_the_end_may_also_be_a_lost_token() -> None:
 )
 def test_an_answer_has_the_form_that_was_asked_for(asked: Any, ids: list[int], cause: str) -> None:
     own = row(output_ids=ids, request={"number": 0, **({"structure": asked} if asked else {})})
-    assert (laws.structure(own, TOOLS) or ("unseen",))[0] == cause
+    assert (structure(own, TOOLS) or ("unseen",))[0] == cause
 
 
 def test_a_lost_form_shows_though_the_old_code_said_its_own_in_another_way() -> None:
     new = case({**FIRST, "request": {"number": 0, "structure": {"choice": ["fg"]}}})
-    assert [b.cause for b in laws.broken_by_new(case(FIRST), new, TOOLS)] == ["sampling.processors"]
+    assert [b.cause for b in broken_by_new(case(FIRST), new, TOOLS)] == ["sampling.processors"]
 
 
 def test_a_penalty_under_another_name_is_no_leak() -> None:
@@ -517,17 +525,17 @@ def test_a_penalty_under_another_name_is_no_leak() -> None:
 
     old = said(repetition_penalty=(1.4, "caller"))
     new = said(repetition_penalty=(1.0, "default"), frequency_penalty=(0.4, "below the engine"))
-    names = {compare.cause_name(d, old, new) for d in compare.sampling_differences(old, new)}
+    names = {cause_name(d, old, new) for d in sampling_differences(old, new)}
     assert names == {"sampling.processors"}
     bare = said(repetition_penalty=(1.0, "default"))
-    [leak] = compare.sampling_differences(bare, new)
-    assert compare.cause_name(leak, bare, new) == "sampling.leak"
+    [leak] = sampling_differences(bare, new)
+    assert cause_name(leak, bare, new) == "sampling.leak"
 
 
 @pytest.mark.parametrize(("told", "cause"), [("fg", None), ("fg#", "decode.skip_special")])
 def test_texts_of_other_draws_come_from_their_ids_as_the_old_ones_did(told: str, cause: str | None) -> None:
     old, new = case({**FIRST, "text": None}, value=["de"]), case({**SECOND, "text": None}, value=[told])
-    found = by_endings(Inquiry(old, new, compare.differences(old, new), TOOLS.decode), drawn=True)
+    found = by_endings(inquiry_of(old, new, differences(old, new), TOOLS.decode), drawn=True)
     assert (found and found.name) == cause
 
 
@@ -552,7 +560,7 @@ def test_texts_in_another_order_are_that_though_the_old_answers_go_on() -> None:
     """As those of a batch do until its last row ends."""
     longer = [{**one, "output_ids": [*one["output_ids"], 0, 0]} for one in (FIRST, SECOND)]
     old, new = case(*longer, value=["de", "fg"]), case(FIRST, SECOND, value=["fg", "de"])
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
 
 
@@ -586,10 +594,10 @@ def test_another_sample_that_is_given_back_is_no_text_that_is_cut() -> None:
     texts = ["de", "dedf"]
     given = [row(output_ids=[4, 5, 4, 6][: 2 * number], text=text) for number, text in enumerate(texts, 1)]
     old, new = (case(*given, value=text) for text in texts)
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), None, None, TOOLS))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), None, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("post.other", "likely")
     old, new = (case(given[1], value=text) for text in texts)
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), None, None, TOOLS))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), None, None, TOOLS))
     assert cause is not None and cause.name == "post.trim"
 
 
@@ -605,21 +613,21 @@ def test_a_replay_that_cannot_load_is_no_error_of_the_case(tmp_path: Path) -> No
 
 def test_fewer_samples_of_one_prompt_are_another_setting() -> None:
     old, new = (Case("s", "c", rows=(drawn([4], None),) * number, value=["d"] * number) for number in (4, 2))
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new)))
+    cause = cause_of(inquiry_of(old, new, differences(old, new)))
     assert cause is not None and cause.name == "sampling.processors"
 
 
 @pytest.mark.parametrize(("stop", "counts"), [({}, True), ({"strings": ["x"]}, False), ({"end_ids": [7, 9]}, False)])
 def test_a_criterion_that_stops_took_the_place_of_is_judged_by_the_ids(stop: dict[str, Any], counts: bool) -> None:
     old, new = case(row(stop={"criteria": ["Mine"]})), case(row(stop=stop))
-    [found] = [d for d in compare.differences(old, new) if d.field == "criteria"]
+    [found] = [d for d in differences(old, new) if d.field == "criteria"]
     assert found.counts is counts
 
 
 def test_no_stop_makes_a_model_choose_another_word() -> None:
     old, far, near = (row(output_ids=ids) for ids in ([4, 5, 9], [4, 6, 9], [4, 9]))
     for new, can_be in ((far, False), (near, True)):
-        inquiry = Inquiry(case(old), case(new), ())
+        inquiry = inquiry_of(case(old), case(new), ())
         assert {possible(f"stop.{name}", inquiry) for name in ("strings", "length", "rule", "eos_set")} == {can_be}
         assert possible("sampling.mode", inquiry)
 
@@ -631,7 +639,7 @@ def test_a_batch_of_one_puts_back_no_other_tensors() -> None:
 
 @pytest.mark.parametrize(("more", "cause"), [([7, 7], "double_bos"), ([2], "double_bos"), ([7], "tokenization")])
 def test_ids_that_stand_before_a_prompt_are_not_a_part_that_is_missing(more: list[int], cause: str) -> None:
-    assert compare.prompt_cause(FIRST, {**FIRST, "prompt_ids": [*more, *FIRST["prompt_ids"]]}) == f"prompt.{cause}"
+    assert prompt_cause(FIRST, {**FIRST, "prompt_ids": [*more, *FIRST["prompt_ids"]]}) == f"prompt.{cause}"
 
 
 @pytest.mark.parametrize(("cached", "cause"), [(False, "rng"), (True, "cache.key")])
@@ -656,7 +664,7 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: (drawn_as, None, ()))
-    found = judge.drawn_beside(old, new, compare.differences(old, new))
+    found = judge.drawn_beside(Comparison(old, new))
     assert (found and found[0]) == verdict
 
 
@@ -690,10 +698,10 @@ def test_where_ids_cannot_be_forced_each_text_still_comes_of_its_own(change: Any
     value = {"n": 2, "texts": [change(PARTED["text"]), "fg"]}
     old, new = replace(old, value={"n": 2, "texts": [LONG["text"], "fg"]}), replace(new, value=value)
     if beside:
-        found, _ = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+        found, _ = beside_rounding(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
         assert (found is not None) == strange and (found is None or found.name.startswith("post."))
     else:
-        said = strange_text(old, new, compare.paired(old.rows, new.rows), decode)
+        said = strange_text(old, new, paired(old.rows, new.rows), decode)
         assert bool(said) == strange and (not said or "texts.0" in said)
 
 
@@ -716,37 +724,37 @@ def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(
         assert parts == {ANSWERS}
         return replace(old, value=value)
 
-    found, gap = beside_rounding(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, rerun, TOOLS))
+    found, gap = beside_rounding(inquiry_of(old, new, differences(old, new), TOOLS.decode, rerun, TOOLS))
     assert ((found and found.name), gap) == (cause, apart)
 
 
 def test_best_tokens_in_another_order_are_said_to_be_that() -> None:
     best = {"best": [[7, -0.5], [8, -1.25]], "text": LONG["text"]}
     old, new = case(row(**LONG), value=best), case(row(**LONG), value={**best, "best": best["best"][::-1]})
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("post.other", "likely")
     assert "the same best tokens stand in another order" in cause.sentence
     pairs = [[FIRST["text"], -0.5], [SECOND["text"], -1.25]]  # they look like best tokens
     old, new = case(FIRST, SECOND, value=pairs), case(FIRST, SECOND, value=pairs[::-1])
-    cause = cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
     assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
 
 
 def test_rows_with_the_same_ids_have_the_same_text_whatever_the_code_makes_of_them() -> None:
     old, new = case(row(**LONG), SECOND, value=["!", "?"]), case(row(**PARTED), SECOND, value=["!!", "?"])
-    pairs = compare.paired(old.rows, new.rows)
+    pairs = paired(old.rows, new.rows)
     assert strange_text(old, new, pairs, decode) == ""  # of other ids it may make anything
     assert "1 is another one" in strange_text(old, replace(new, value=["!!", "!"]), pairs, decode)
 
 
 def test_a_label_that_is_read_out_of_a_text_is_not_strange() -> None:
     old, new = case(FIRST, value={"label": "de"}), case(row(output_ids=[4, 6, 9], text="df"), value={"label": "F"})
-    assert strange_text(old, new, compare.paired(old.rows, new.rows), decode) == ""
+    assert strange_text(old, new, paired(old.rows, new.rows), decode) == ""
 
 
 def test_a_stop_that_differs_is_told_though_the_ids_part_before_it() -> None:
     old, new = case(row(**LONG)), case(row(**PARTED, stop={"max_new_tokens": 4}))
-    inquiry = Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS)
+    inquiry = inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS)
     assert cause_of(inquiry) is None  # it did not make them part: the numerics are asked
     found, _ = beside_rounding(inquiry)
     assert found is not None and found.name == "stop.length"

@@ -11,9 +11,12 @@ import torch
 
 from parity.golden import Case
 from parity.judge import ties
-from parity.judge.compare import differences, paired, prompt_cause, suspects
+from parity.judge.align import paired
 from parity.judge.endings import explain_text
+from parity.judge.stages.prompt import prompt_cause
 from parity.verdict import Check, Outcome, Policy, equal
+
+from .inquiries import differences, suspects
 
 
 def said(value: Any, source: str = "caller") -> dict[str, Any]:

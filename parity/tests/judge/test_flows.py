@@ -11,19 +11,24 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import case as check
-from parity.judge import compare, own_loops, samples
+from parity.judge import own_loops, samples
+from parity.judge.align import paired, up_to_draws
 from parity.judge.endings import explain_text
-from parity.judge.explain import Inquiry, cause_of, of_another
+from parity.judge.explain import cause_of, of_another
 from parity.judge.replay import ANSWERS, Engines, Replay
+from parity.judge.stages.model import adapter_differences
+from parity.judge.stages.prompt import may_be_written, prompt_cause
+from parity.judge.stages.stop import stop_differences
 from parity.record.rows import LIKELIEST
 from parity.verdict import Cause
 
+from .inquiries import differences, followers, inquiry_of
 from .test_company import FIRST, OLD, SECOND, case
 from .test_laws import TOOLS, decode, row
 
 
 def cause(old: Case, new: Case) -> Cause:
-    found = cause_of(Inquiry(old, new, compare.differences(old, new), decode, tools=TOOLS))
+    found = cause_of(inquiry_of(old, new, differences(old, new), decode, tools=TOOLS))
     assert found is not None
     return found
 
@@ -46,7 +51,7 @@ def test_what_is_asked_with_other_draws_is_no_difference(
     monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
     monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: ("SAME-SETTINGS", None, ("few",)))
     new = case(*turns, value=["g"])
-    parts = compare.up_to_draws(GOLDEN, new)
+    parts = up_to_draws(GOLDEN, new)
     assert parts is not None and [len(part.rows) for part in parts] == [1, 1]
     fewer = replace(GOLDEN, rows=GOLDEN.rows[:1])
     forced = {"faithful": GOLDEN, "another value": replace(GOLDEN, value=["de", "F"]), "a call less": fewer}
@@ -58,11 +63,11 @@ def test_what_is_asked_with_other_draws_is_no_difference(
 
 
 def test_what_differs_before_the_draws_is_one() -> None:
-    assert compare.up_to_draws(GOLDEN, case(drawn([7, 9], **OTHERWISE), drawn([6, 9]))) is None
-    assert compare.up_to_draws(GOLDEN, case(row(output_ids=[7, 9]), drawn([6, 9], **OTHERWISE))) is None  # greedy
-    assert compare.up_to_draws(GOLDEN, case(drawn([7, 9]), drawn([7, 9], **ASKED_ON))) is None  # asked the same
+    assert up_to_draws(GOLDEN, case(drawn([7, 9], **OTHERWISE), drawn([6, 9]))) is None
+    assert up_to_draws(GOLDEN, case(row(output_ids=[7, 9]), drawn([6, 9], **OTHERWISE))) is None  # greedy
+    assert up_to_draws(GOLDEN, case(drawn([7, 9]), drawn([7, 9], **ASKED_ON))) is None  # asked the same
     beside = drawn([6, 9], 1, **OTHERWISE)  # of one call with the first
-    assert compare.up_to_draws(GOLDEN, case(drawn([7, 9]), beside)) is None
+    assert up_to_draws(GOLDEN, case(drawn([7, 9]), beside)) is None
 
 
 def test_what_is_asked_behind_an_answer_with_other_settings_is_no_cause() -> None:
@@ -70,16 +75,16 @@ def test_what_is_asked_behind_an_answer_with_other_settings_is_no_cause() -> Non
     short = row(output_ids=[4], text="d", stop={"max_new_tokens": 1}, request={"number": 0, "sample": 0})
     later = row(output_ids=[7, 9], text="g", request={"number": 0, "sample": 0}, **OTHERWISE)
     first, then = (row(request={"number": 0, "sample": 0}, **more) for more in ({}, ASKED_ON))
-    assert list(compare.followers([first, then], [short, later])) == [1]
-    assert list(compare.followers([first, then], [{**first, "output_ids": [4]}, later])) == []
-    assert list(compare.followers([first, then], [{**short, "output_ids": first["output_ids"]}, later])) == []
+    assert list(followers([first, then], [short, later])) == [1]
+    assert list(followers([first, then], [{**first, "output_ids": [4]}, later])) == []
+    assert list(followers([first, then], [{**short, "output_ids": first["output_ids"]}, later])) == []
 
 
 def test_rows_of_the_side_that_has_more_are_those_most_like_the_others() -> None:
     old = [{"prompt_ids": ids} for ids in ([4, 5, 6, 7], [4, 5, 8, 8])]
     new = [{"prompt_ids": ids} for ids in ([4, 5], [4, 5], [1, 4, 5, 8, 8], [1, 4, 5, 6, 7])]
-    assert compare.paired(old, new) == [(old[0], new[3]), (old[1], new[2])]
-    assert compare.paired(new, old) == [(new[2], old[1]), (new[3], old[0])]
+    assert paired(old, new) == [(old[0], new[3]), (old[1], new[2])]
+    assert paired(new, old) == [(new[2], old[1]), (new[3], old[0])]
 
 
 def test_a_prompt_that_differs_comes_before_how_many_were_asked() -> None:
@@ -143,7 +148,7 @@ def test_a_text_with_its_prompt_is_explained_as_one() -> None:
     whole = {"ids": "whole", "skip_special_tokens": True, "clean_up": False}
     old = Case("s", "c", rows=(row(prompt_ids=[9, 2, 3], decode=whole),), value=["bcde"])
     new = Case("s", "c", rows=(row(prompt_ids=[9, 2, 3]),), value=["#bcde#"])
-    found = explain_text(old, new, compare.paired(old.rows, new.rows), decode)
+    found = explain_text(old, new, paired(old.rows, new.rows), decode)
     assert found is not None and found.cause == "decode.skip_special"
 
 
@@ -152,14 +157,14 @@ def test_an_adapter_that_vllm_is_not_told_of_is_a_difference(before: Any, after:
     pairs = [
         tuple({"prompt_ids": [2], "model": {"backend": "vllm"}, "request": {"adapter": one}} for one in (before, after))
     ]
-    found = list(compare.adapter_differences(pairs))  # type: ignore[arg-type]
+    found = list(adapter_differences(pairs))  # type: ignore[arg-type]
     assert len(found) == differ and all(d.field == "adapters" for d in found)
 
 
 @pytest.mark.parametrize("later", [[1, 6, 7], [8, 8, 6]])
 def test_a_first_id_that_is_missing_in_a_later_turn_is_the_tokenizers(later: list[int]) -> None:
     text = {"prompt_text": "of both turns"}
-    told = compare.prompt_cause({"prompt_ids": [1, 4, 5, *later], **text}, {"prompt_ids": [1, 4, 5, *later[1:]]})
+    told = prompt_cause({"prompt_ids": [1, 4, 5, *later], **text}, {"prompt_ids": [1, 4, 5, *later[1:]]})
     assert (told == "prompt.tokenization") == (later[0] == 1)
 
 
@@ -172,7 +177,7 @@ def test_other_ids_of_one_text_are_the_tokenizers() -> None:
         return decode(ids, skip, clean).replace("#", "").replace(".", "bc")
 
     before, after = case(old, value=["de"]), case(new, value=["x"])
-    found = cause_of(Inquiry(before, after, compare.differences(before, after), text, tools=tools))
+    found = cause_of(inquiry_of(before, after, differences(before, after), text, tools=tools))
     assert found is not None and found.name == "prompt.tokenization"
 
 
@@ -182,9 +187,9 @@ def test_ids_of_an_answer_whose_last_one_was_not_read_lead_to_a_prompt() -> None
         later = {"prompt_ids": [2, *answer[:-1], 3], "output_ids": [5], "request": {"number": 0}}
         return [first, later]
 
-    assert list(compare.followers(asked([6, 7, 8]), asked([6, 8, 8]))) == [1]
+    assert list(followers(asked([6, 7, 8]), asked([6, 8, 8]))) == [1]
     other = asked([6, 8, 8])
-    assert list(compare.followers(asked([6, 7, 8]), [other[0], {**other[1], "prompt_ids": [2, 4, 4, 3]}])) == []
+    assert list(followers(asked([6, 7, 8]), [other[0], {**other[1], "prompt_ids": [2, 4, 4, 3]}])) == []
 
 
 def test_a_token_more_than_the_old_loop_chose_is_a_length() -> None:
@@ -199,7 +204,7 @@ def test_a_token_more_than_the_old_loop_chose_is_a_length() -> None:
 def test_one_answer_has_no_order() -> None:
     """Its value is the same, though an id more was chosen."""
     old, new = case(row(output_ids=[4, 5, 4]), value=["de"]), case(row(output_ids=[4, 5]), value=["de"])
-    found = cause_of(Inquiry(old, new, compare.differences(old, new), decode, tools=TOOLS))
+    found = cause_of(inquiry_of(old, new, differences(old, new), decode, tools=TOOLS))
     assert found is None or found.name != "batch.order"
 
 
@@ -209,7 +214,7 @@ def test_no_cause_is_proved_by_a_text_that_is_not_the_value(value: list[str], su
     flags = [{"ids": "ended", "skip_special_tokens": skip, "clean_up": False} for skip in (True, False)]
     old = Case("s", "c", rows=(row(decode=flags[0]),), value=value)
     new = Case("s", "c", rows=(row(decode=flags[1], text="de#"),), value=["de#"] if sure else ["told anew"])
-    found = explain_text(old, new, compare.paired(old.rows, new.rows), decode)
+    found = explain_text(old, new, paired(old.rows, new.rows), decode)
     assert found is not None and (found.cause, found.of_value) == ("decode.skip_special", sure)
     assert cause(old, new).certainty == ("confirmed" if sure else "likely")
 
@@ -236,7 +241,7 @@ SPECIAL = {**ENDS, "strings": ["<end>", "Q:"]}
 def test_stops_that_cannot_show_and_ids_in_a_criterions_place_are_no_difference(
     before: Any, after: Any, counts: list[bool]
 ) -> None:
-    found = compare.stop_differences(stopping([4, 9], **before), stopping([4, 9], **after))
+    found = stop_differences(stopping([4, 9], **before), stopping([4, 9], **after))
     assert [difference.counts for difference in found] == counts
 
 
@@ -244,16 +249,16 @@ def test_rows_with_pictures_are_held_against_rows_with_pictures() -> None:
     seen: dict[str, Any] = {"images": [{"sha256": "a", "tokens": 1}], "prompt_ids": [1, 2, 3]}
     old = [row(output_ids=[4], **seen), row(output_ids=[5], prompt_ids=[6, 7])]
     new = [row(output_ids=[5], prompt_ids=[6, 8]), row(output_ids=[4], **{**seen, "prompt_ids": [1, 2, 3, 3]})]
-    assert [bool(a.get("images")) == bool(b.get("images")) for a, b in compare.paired(old, new)] == [True, True]
+    assert [bool(a.get("images")) == bool(b.get("images")) for a, b in paired(old, new)] == [True, True]
 
 
 def test_a_prompt_is_surely_cut_only_where_its_text_or_a_word_says_so() -> None:
     whole, part = (row(prompt_ids=ids, prompt_text=None) for ids in ([1, 2, 3, 4], [2, 3, 4]))
-    assert compare.may_be_written("prompt.truncation", whole, part)  # of ids alone
+    assert may_be_written("prompt.truncation", whole, part)  # of ids alone
     told = {**part, "request": {"cut": "3 of 4"}}
     texts = [{**one, "prompt_text": "abcd"} for one in (whole, part)]
-    assert not compare.may_be_written("prompt.truncation", whole, told)
-    assert not compare.may_be_written("prompt.truncation", *texts)
+    assert not may_be_written("prompt.truncation", whole, told)
+    assert not may_be_written("prompt.truncation", *texts)
 
 
 # == From a stranger's fourth trial ==
@@ -263,7 +268,7 @@ def test_what_is_drawn_of_the_same_prompts_is_judged_wherever_it_stands() -> Non
     """Behind draws that led elsewhere, too: samples of one seed are seen there."""
     old = case(drawn([4, 9]), drawn([6, 9], **ASKED_ON), drawn([7, 9]), value=["d", "f", "g"])
     new = case(drawn([5, 9]), drawn([6, 9], **OTHERWISE), drawn([5, 9]), value=["e", "f", "e"])
-    parts = compare.up_to_draws(old, new)
+    parts = up_to_draws(old, new)
     assert parts is not None and [[r["output_ids"] for r in part.rows] for part in parts] == [
         [[4, 9], [7, 9]],
         [[5, 9], [5, 9]],
@@ -311,7 +316,7 @@ def test_a_token_that_is_only_read_is_that_of_which_the_other_side_asks() -> Non
 
     def counted(asked: Any, value: Any) -> bool:
         pair = (Case("s", "c", rows=(one,), value=value) for one in (whole, asked))
-        return any(d.counts and d.stage == "prompt_ids" for d in compare.differences(*pair))
+        return any(d.counts and d.stage == "prompt_ids" for d in differences(*pair))
 
     assert not counted(once, {"score": -1.25}) and counted(once, ["b"]) and counted(once, 1.0)
     assert counted({**once, "prompt_ids": [2, 7]}, -1.25)
@@ -322,7 +327,7 @@ def test_a_scored_prompt_that_was_cut_was_cut() -> None:
     response = {"request": {"number": 0, "sample": 0, "response": 1}}
     old, new = Case("s", "c", rows=(read([2, 3, 4, 5]),)), Case("s", "c", rows=({**read([4, 5, 7]), **response},))
     [row_then], [row_now] = (one.rows for one in own_loops.of_one_kind(old, new))
-    assert compare.prompt_cause(row_then, row_now) == "prompt.truncation"
+    assert prompt_cause(row_then, row_now) == "prompt.truncation"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +347,7 @@ def test_texts_that_are_written_otherwise_are_not_cut(before: Any, after: Any, n
         ids = [[1, 2, 3, 4], [1, 2]]
     old, new = ({"prompt_text": "one", "prompt_ids": some, **one}
                 for one, some in zip((before, after), ids if longer else ids[::-1]))  # fmt: skip
-    assert compare.prompt_cause(old, new) == name
+    assert prompt_cause(old, new) == name
 
 
 def test_a_criterion_that_is_gone_is_likely_for_the_value_may_be_cut_by_hand(tmp_path: Path) -> None:

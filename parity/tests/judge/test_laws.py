@@ -9,9 +9,9 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import case as check
-from parity.judge import laws
-from parity.judge.compare import differences, suspects
-from parity.judge.explain import Inquiry, cause_of
+from parity.judge.explain import cause_of
+from parity.judge.stages import order
+from parity.judge.stages.stage import KEPT, Tools
 from parity.record import rows
 from parity.record.assemble import Before
 from parity.record.events import Forward, ForwardRow
@@ -19,6 +19,9 @@ from parity.record.taps.models import model_stage
 from parity.verdict import Cause
 
 from ..conftest import TEXT
+from .inquiries import broken_by_new, differences, inquiry_of, suspects
+
+INVARIANTS = {law.name: law.check for stage in order.ALL for law in stage.invariants}
 
 LETTERS = "?abcdefg.#"  # id -> its letter; "#" is special and ends the text
 
@@ -31,7 +34,7 @@ def encode(text: str, special: bool) -> list[int]:
     return [1] * special + [LETTERS.index(letter) for letter in text]
 
 
-TOOLS = laws.Tools(decode, encode, lambda messages, arguments: "".join(messages), "sha")
+TOOLS = Tools(decode, encode, lambda messages, arguments: "".join(messages), "sha")
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -88,20 +91,20 @@ def row(**changes: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_each_law_on_one_row(law: str, changes: dict[str, Any], cause: str | None) -> None:
-    found = laws.LAWS[law](row(**changes), TOOLS)
+    found = INVARIANTS[law](row(**changes), TOOLS)
     assert (None if found is None else found[0]) == cause, found
 
 
 def test_what_was_not_recorded_is_not_seen() -> None:
     bare = {"prompt_ids": [2], "output_ids": [4]}
-    assert all(law(bare, TOOLS) is None for law in laws.LAWS.values())
+    assert all(law(bare, TOOLS) is None for law in INVARIANTS.values())
 
 
 def test_only_what_the_new_side_alone_breaks_is_a_finding() -> None:
     short = row(output_ids=[4, 5, 4, 5], text="dede")
     sides = [Case("s", "c", rows=(each,)) for each in (row(), short)]
-    assert [b.cause for b in laws.broken_by_new(sides[0], sides[1], TOOLS)] == ["stop.length"]
-    assert list(laws.broken_by_new(sides[1], sides[1], TOOLS)) == []
+    assert [b.cause for b in broken_by_new(sides[0], sides[1], TOOLS)] == ["stop.length"]
+    assert list(broken_by_new(sides[1], sides[1], TOOLS)) == []
 
 
 def test_a_law_that_the_new_side_alone_breaks_is_told_where_no_value_shows_it(
@@ -122,7 +125,7 @@ def test_a_law_that_the_new_side_alone_breaks_is_told_where_no_value_shows_it(
 
 def cause(old: dict[str, Any], new: dict[str, Any], **how: Any) -> Cause | None:
     sides = [Case("s", "c", arguments=how.get("arguments", {}), rows=(r,), value=r["text"]) for r in (old, new)]
-    return cause_of(Inquiry(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
+    return cause_of(inquiry_of(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
 
 
 def test_one_token_too_few_is_a_length_and_no_stop() -> None:
@@ -140,7 +143,7 @@ def test_answers_in_another_order_are_named() -> None:
     one, two = row(), row(prompt_ids=[3, 2], prompt_text="cb", messages=["c", "b"], output_ids=[6, 9], text="f")
     swapped = ({**one, "output_ids": [6, 9], "text": "f"}, {**two, "output_ids": [4, 5, 9], "text": "de"})
     sides = [Case("s", "c", rows=rs, value=[r["text"] for r in rs]) for rs in ((one, two), swapped)]
-    found = cause_of(Inquiry(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
+    found = cause_of(inquiry_of(sides[0], sides[1], differences(sides[0], sides[1]), decode, tools=TOOLS))
     assert str(found) == "batch.order; confirmed"
 
 
@@ -184,8 +187,8 @@ def test_a_token_of_the_row_that_is_masked_as_if_it_were_padding_is_told() -> No
     seen, other, own = (before.inputs(ids) for ids in ([0, 5, 6], [1, 5, 6], [5, 6]))
     assert seen == {"keys": [], "positions": "from 0", "hidden": 1} and other is None
     assert own == {"keys": [], "positions": "from 0"}
-    assert laws.batch({"inputs": seen}, laws.Tools()) == ("batch.inputs", "1 of the row's own tokens are masked")
-    assert laws.batch({"inputs": own}, laws.Tools()) == laws.KEPT
+    assert INVARIANTS["batch"]({"inputs": seen}, Tools()) == ("batch.inputs", "1 of the row's own tokens are masked")
+    assert INVARIANTS["batch"]({"inputs": own}, Tools()) == KEPT
 
 
 def test_a_loop_of_n_seeds_is_n_samples_of_the_first() -> None:

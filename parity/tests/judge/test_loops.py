@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge.compare import followers
 from parity.judge.questions import oddity
 from parity.judge.samples import settle_samples
 from parity.judge.session import Session
@@ -24,6 +23,8 @@ from parity.record.rows import CHOSEN, LIKELIEST
 from parity.tasks import drawing
 from parity.tests.conftest import ROOT, TEXT, VL
 from parity.verdict import Outcome
+
+from .inquiries import followers
 
 OLD = """
 import functools

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, GoldenError
-from parity.judge import compare
-from parity.judge.explain import Inquiry, cause_of
+from parity.judge.explain import cause_of
 from parity.judge.replay import Engines, Replay, old_sampling
 from parity.tests.conftest import ROOT, Load
 
+from .inquiries import differences, inquiry_of
 from .test_company import case
 from .test_laws import TOOLS, row
 
@@ -61,7 +61,7 @@ def test_a_run_that_did_not_take_place_is_none(again: Case | None, said: str) ->
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
         return again if parts == {"sampling"} else NEW
 
-    inquiry = Inquiry(OLD, NEW, compare.differences(OLD, NEW), TOOLS.decode, rerun, TOOLS)
+    inquiry = inquiry_of(OLD, NEW, differences(OLD, NEW), TOOLS.decode, rerun, TOOLS)
     found = cause_of(inquiry)
     assert found is not None and str(found) == "sampling.processors; likely"
     assert any(step.startswith(said) for step in inquiry.steps), inquiry.steps
@@ -69,13 +69,13 @@ def test_a_run_that_did_not_take_place_is_none(again: Case | None, said: str) ->
 
 
 def test_what_cannot_be_run_again_was_not_tried() -> None:
-    found = cause_of(Inquiry(OLD, NEW, compare.differences(OLD, NEW), TOOLS.decode, None, TOOLS))
+    found = cause_of(inquiry_of(OLD, NEW, differences(OLD, NEW), TOOLS.decode, None, TOOLS))
     assert found is not None and found.proof.endswith("was not tried, because the case cannot be run again")
 
 
 @pytest.mark.parametrize("new", [[-1.5, -2.0], [-1.5], -3.5, [-1.0, -0.51]])
 def test_numbers_that_differ_are_no_text_after_decoding(new: Any) -> None:
     old, moved = (replace(OLD, value={"text": "de", "scores": scores}) for scores in ([-1.0, -0.5], new))
-    found = cause_of(Inquiry(old, moved, compare.differences(old, moved), TOOLS.decode, None, TOOLS))
+    found = cause_of(inquiry_of(old, moved, differences(old, moved), TOOLS.decode, None, TOOLS))
     assert found is not None and found.name == "post.other"
     assert found.sentence.startswith("what is made of the model's numbers differs")

@@ -14,6 +14,7 @@ import gen_engine
 from parity.golden import Case, Store, environment
 from parity.judge import case as check
 from parity.judge import draws
+from parity.judge.comparison import Comparison
 from parity.judge.replay import Engines, Replay
 from parity.judge.samples import settle_samples
 from parity.judge.session import Session
@@ -188,5 +189,6 @@ def test_a_seed_before_each_call_of_a_script_is_the_calls(
     store = Store(tmp_path)
     for name, seed in zip(("one", "two"), seeds):
         store.write(of_script(seed, name))
-    found = list(check.Judge(store, "hf", lambda *_: None).seeds_of_the_script(store.read("s", "one"), new))
+    judge = check.Judge(store, "hf", lambda *_: None)
+    found = list(judge.seeds_of_the_script(Comparison(store.read("s", "one"), new)))
     assert [d.old for d in found] == ([lost] if lost else [])

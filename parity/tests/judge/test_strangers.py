@@ -11,17 +11,22 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import case as check
-from parity.judge import compare, endings, laws, samples, site
-from parity.judge.explain import Inquiry, answers_moved, by_endings, cause_of, equal_when_shortened
+from parity.judge import endings, samples, site
+from parity.judge.comparison import Comparison
+from parity.judge.explain import answers_moved, by_endings, cause_of, equal_when_shortened
+from parity.judge.stages.sampling import sampling_differences
+from parity.judge.stages.stage import KEPT
+from parity.judge.stages.stop import end, ends_early, goes_on, may_end_by_criterion, stop_differences
 from parity.record.taps.vllm import never_text, vllm_stop
 from parity.verdict import Cause, Outcome
 
+from .inquiries import broken_by_new, differences, inquiry_of
 from .test_company import FIRST, SECOND, case, drawn, found_with
 from .test_laws import TOOLS, row
 
 
 def caused(old: Case, new: Case) -> Cause | None:
-    return cause_of(Inquiry(old, new, compare.differences(old, new), TOOLS.decode, None, TOOLS))
+    return cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
 
 
 def stops(**said: Any) -> dict[str, Any]:
@@ -38,7 +43,7 @@ def test_answers_that_change_places_in_lists_of_lists_are_in_another_order() -> 
         found = caused(old, replace(old, value=moved))
         assert found is not None and found.name == "batch.order"
     parts = case(FIRST, SECOND, value=[["d", "e"], ["fg"]])
-    assert not answers_moved(Inquiry(parts, replace(parts, value=[["e", "d"], ["fg"]]), ()))  # within an answer
+    assert not answers_moved(inquiry_of(parts, replace(parts, value=[["e", "d"], ["fg"]]), ()))  # within an answer
 
 
 def test_a_row_with_anothers_pixel_budget_is_no_other_rows_answer() -> None:
@@ -66,12 +71,12 @@ def test_a_row_with_anothers_pixel_budget_is_no_other_rows_answer() -> None:
 def test_draws_that_a_criterion_ended_are_held_against_the_new_stops(told: dict[str, Any], said: str) -> None:
     old = {**drawn([4, 5], None), "stop": stops(end_ids=[9], strings=[], max_new_tokens=5, criteria=["theirs"])}
     new = {**drawn([6, 7, 4, 9], None), "stop": stops(**{"end_ids": [9], "max_new_tokens": 5, "criteria": [], **told})}
-    assert laws.goes_on(old, new, TOOLS).endswith(said) and bool(said) == bool(laws.goes_on(old, new, TOOLS))
-    assert laws.goes_on({**old, "output_ids": [4, 5, 6, 7, 8]}, new, TOOLS) == ""  # its budget ended it
-    broken = [one.cause for one in laws.broken_by_new(case(old), case(new), TOOLS)]
+    assert goes_on(old, new, TOOLS).endswith(said) and bool(said) == bool(goes_on(old, new, TOOLS))
+    assert goes_on({**old, "output_ids": [4, 5, 6, 7, 8]}, new, TOOLS) == ""  # its budget ended it
+    broken = [one.cause for one in broken_by_new(case(old), case(new), TOOLS)]
     assert ("stop.strings" in broken) == bool(said)
     begun = {**old, "stop": {**old["stop"], "strings": new["stop"]["strings"]}}  # in the prompt, which ours do not read
-    broken = [one.cause for one in laws.broken_by_new(case(begun), case(new), TOOLS)]
+    broken = [one.cause for one in broken_by_new(case(begun), case(new), TOOLS)]
     assert ("stop.rule" in broken) == bool(said and told["strings"])
 
 
@@ -90,24 +95,24 @@ def test_draws_that_a_criterion_ended_are_held_against_the_new_stops(told: dict[
 def test_may_end_by_criterion_one_that_fires_with_the_librarys_is_that_end(done: Any, own: bool) -> None:
     old = row(output_ids=[4, 5, 6], stop={"criteria": ["theirs"]})
     old |= {} if done is None else {"finish": {"criteria": done}}
-    assert compare.may_end_by_criterion(old) is own
-    [found] = [d for d in compare.stop_differences(old, row(output_ids=[4, 5, 6])) if d.field == "criteria"]
+    assert may_end_by_criterion(old) is own
+    [found] = [d for d in stop_differences(old, row(output_ids=[4, 5, 6])) if d.field == "criteria"]
     assert found.counts is own
 
 
 def test_end_a_row_that_no_criterion_ended_breaks_its_invariant() -> None:
     short = row(output_ids=[4, 5], stop={"criteria": ["theirs"]})
-    assert laws.end(short, TOOLS) == laws.KEPT
-    assert laws.end({**short, "finish": {"criteria": {"theirs": 2}}}, TOOLS) == laws.KEPT
-    assert laws.end({**short, "finish": {"criteria": {}}}, TOOLS) != laws.KEPT
+    assert end(short, TOOLS) == KEPT
+    assert end({**short, "finish": {"criteria": {"theirs": 2}}}, TOOLS) == KEPT
+    assert end({**short, "finish": {"criteria": {}}}, TOOLS) != KEPT
 
 
 def test_an_id_may_stand_for_a_part_of_a_criterion_beside_a_plugin() -> None:
     old = row(stop={"criteria": ["theirs"]})
     for criteria in ([], ["plugin"]):
-        found = compare.stop_differences(old, row(stop={"end_ids": [9, 5], "criteria": criteria}))
+        found = stop_differences(old, row(stop={"end_ids": [9, 5], "criteria": criteria}))
         assert [d.counts for d in found if d.field == "end_ids"] == [False]
-    [end] = compare.stop_differences(row(), row(stop={"end_ids": [9, 5]}))
+    [end] = stop_differences(row(), row(stop={"end_ids": [9, 5]}))
     assert end.counts
 
 
@@ -147,11 +152,11 @@ def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatc
     monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: ("SAME-DISTRIBUTION", None, ()))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     old, new = case(drawn([4, 5], None)), case({**drawn([6, 7], None), "stop": row(stop={"max_new_tokens": 2})["stop"]})
-    verdict, cause, _ = judge.drawn_beside(old, new, compare.differences(old, new)) or ("", None, ())
+    verdict, cause, _ = judge.drawn_beside(Comparison(old, new)) or ("", None, ())
     assert (verdict, cause and cause.name) == ("DRIFT", "stop.length")
     other = case({**drawn([6, 7], None), "model": {"path": "m", "dtype": "float32", "attention": "eager"}})
     seen = case({**drawn([4, 5], None), "model": {"path": "m", "dtype": "float32", "attention": "sdpa"}})
-    verdict, cause, _ = judge.drawn_beside(seen, other, compare.differences(seen, other)) or ("", None, ())
+    verdict, cause, _ = judge.drawn_beside(Comparison(seen, other)) or ("", None, ())
     assert (verdict, cause and cause.name) == ("LATENT", "model.attn")
 
 
@@ -183,16 +188,16 @@ def test_draws_are_held_against_stops_that_the_old_code_had_not() -> None:
     old = {**drawn([4, 5, 6, 9], None), "stop": stops(end_ids=[9], strings=[], max_new_tokens=8, criteria=[])}
     new = {**drawn([6, 7, 9], None), "stop": stops(end_ids=[9], strings=["e"], max_new_tokens=8, criteria=[])}
     for value, cause in ((["def"], ["stop.strings"]), (["d"], []), (["d", "e and f"], [])):  # cut by hand, twice
-        broken = [b for b in laws.broken_by_new(case(old, value=value), case(new), TOOLS) if b.law == "end"]
+        broken = [b for b in broken_by_new(case(old, value=value), case(new), TOOLS) if b.law == "end"]
         assert [b.cause for b in broken] == cause
     late = {**old, "output_ids": [4, 6, 7, 5]}
-    assert laws.ends_early(late, new, ["dfge"], TOOLS) == ""  # with its last token
+    assert ends_early(late, new, ["dfge"], TOOLS) == ""  # with its last token
 
 
 def test_what_a_criterion_stops_at_is_not_seen_and_confirms_nothing() -> None:
     for criteria, certainty in (([], "confirmed"), (["mine"], "likely")):
         old, new = (row(output_ids=[4, 5, 9], stop={"criteria": criteria}) for _ in range(2))
-        found = by_endings(Inquiry(case(old, value=["de"]), case(new, value=["de#"]), (), TOOLS.decode, None, TOOLS))
+        found = by_endings(inquiry_of(case(old, value=["de"]), case(new, value=["de#"]), (), TOOLS.decode, None, TOOLS))
         assert found is not None and found.certainty == certainty, found
 
 
@@ -204,7 +209,7 @@ def test_a_penalty_of_vllms_may_be_written_as_a_processor() -> None:
         return {**FIRST, "sampling": stops(temperature=0, processors=processors, **penalties)}
 
     def differ(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-        return [d.field for d in compare.sampling_differences(old, new)]
+        return [d.field for d in sampling_differences(old, new)]
 
     old = asked([], frequency_penalty=1.0, presence_penalty=0.5)
     assert differ(old, asked(["mine"])) == []
@@ -238,7 +243,7 @@ def test_what_explains_one_text_of_a_value_must_make_the_others() -> None:
     """Raw texts: the first one looks as if only its stop had been kept."""
     cut = row(output_ids=[4, 5, 6], text="de", stop={"strings": ["f"]})
     old = case(cut, SECOND, value=["de", "fg"])
-    found = by_endings(Inquiry(old, replace(old, value=["def", "fg#"]), (), TOOLS.decode, None, TOOLS))
+    found = by_endings(inquiry_of(old, replace(old, value=["def", "fg#"]), (), TOOLS.decode, None, TOOLS))
     assert found is None or found.name != "stop.rule" or found.certainty == "likely"
 
 
@@ -247,4 +252,4 @@ def test_one_way_that_makes_both_texts_of_a_row_that_went_on_is_no_cause(monkeyp
     monkeypatch.setattr(endings, "MOST", 8)
     old = case(row(output_ids=[4, 5], text="de", stop={"criteria": ["until"]}), value=[{"raw": "de", "text": "de"}])
     new = case(row(output_ids=[4, 5, 6, 9], text="def"), value=[{"raw": "def#", "text": "def"}])
-    assert by_endings(Inquiry(old, new, (), TOOLS.decode, None, TOOLS)) is None
+    assert by_endings(inquiry_of(old, new, (), TOOLS.decode, None, TOOLS)) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,16 @@ import pytest
 from parity import causes, verdict
 from parity.golden import Store
 from parity.judge import case as judge_case
-from parity.judge import compare
+from parity.judge.row import Row
+from parity.judge.stages import order, sampling
 from parity.verdict import Difference
 
 from .test_company import case
 from .test_laws import row
 
 
-def compare_loops(old: compare.Row, new: compare.Row) -> Iterator[Difference]:
+def compare_sampling(old: Row, new: Row) -> Iterator[Difference]:
+    yield from sampling.sampling_differences(old, new)
     if old.get("loop") != new.get("loop"):
         yield Difference("sampling", "toy", old.get("loop"), new.get("loop"))
 
@@ -26,7 +29,8 @@ def test_a_cause_that_is_added_by_the_recipe_is_named(tmp_path: Path, monkeypatc
     toy = causes.entry("sampling.toy", "sampling", "a toy", "sampling.toy")
     monkeypatch.setattr(causes, "TABLE", (*causes.TABLE, toy))
     monkeypatch.setitem(verdict.CAUSES, toy.name, toy.sentence)
-    monkeypatch.setattr(compare, "OF_ROWS", (*compare.OF_ROWS, compare_loops))
+    stage = replace(sampling.STAGE, compare=compare_sampling)
+    monkeypatch.setattr(order, "ALL", tuple(stage if old is sampling.STAGE else old for old in order.ALL))
     old, new = case(row()), case({**row(), "loop": "toy"})
     found = judge_case.Judge(Store(tmp_path), "hf", lambda *_: None).outcome(old, new)
     assert (found.verdict, str(found.cause)) == ("LATENT", "sampling.toy; confirmed")

@@ -8,11 +8,12 @@ import pytest
 
 import gen_engine
 from parity.golden import Case, Store
-from parity.judge.compare import differences, suspects
 from parity.judge.session import Session
 from parity.record.observe import Observer
 from parity.tasks import drawing
 from parity.tests.conftest import ROOT, TEXT, VL, Load
+
+from ..judge.inquiries import differences, suspects
 
 QUESTION = "What do you see?"
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"

@@ -26,8 +26,17 @@ IDS: dict[str, Any] = {"prompt_token_ids": [9, 9], "token_ids": [1, 2]}
 
 
 def result(name: str, text: str) -> dict[str, Any]:
-    message = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    return {"id": "batch_req_1", "custom_id": name, "response": {"body": {"choices": [message]}}, "error": None}
+    message = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": "stop",
+    }
+    return {
+        "id": "batch_req_1",
+        "custom_id": name,
+        "response": {"body": {"choices": [message]}},
+        "error": None,
+    }
 
 
 def failed(name: Any, message: str = "no prompt") -> dict[str, Any]:
@@ -42,7 +51,12 @@ def files(folder: Path, *sides: list[dict[str, Any]]) -> list[Path]:
 
 
 NEVER = (
-    (line(1, **IDS), line(1, "one two", **{**IDS, "token_ids": [1]}), "the same beginning, shorter now", 6),
+    (
+        line(1, **IDS),
+        line(1, "one two", **{**IDS, "token_ids": [1]}),
+        "the same beginning, shorter now",
+        6,
+    ),
     (line(1, **IDS), line(1, "one TWO three", **IDS), "another text", 4),
     (line(1, **IDS), line(1, finish_reason="length", **IDS), "the same text, another end", 1),
     (line(1, **IDS), line(1, **{**IDS, "prompt_token_ids": [9, 8]}), "another prompt", 1),
@@ -59,13 +73,19 @@ OPEN = (
     (line(1), line(1, finish_reason="length"), "the same text, another end", 1),
     (line(1), line(1, token_ids=[1, 3]), "the same text from other tokens", 1),
     (line(1, **IDS), line(1, **{**IDS, "token_ids": [1, 3]}), "the same text from other tokens", 1),
-    (line(1, logprobs=[-0.5, -1]), line(1, logprobs=[-0.5, -1.25]), "the same tokens, other logprobs", 0.25),
+    (
+        line(1, logprobs=[-0.5, -1]),
+        line(1, logprobs=[-0.5, -1.25]),
+        "the same tokens, other logprobs",
+        0.25,
+    ),
     (result("a", "yes"), result("a", "no"), "another text", 0),
 )
 
 
 @pytest.mark.parametrize(
-    ("code", "old", "new", "group", "size"), [*((1, *case) for case in NEVER), *((3, *case) for case in OPEN)]
+    ("code", "old", "new", "group", "size"),
+    [*((1, *case) for case in NEVER), *((3, *case) for case in OPEN)],
 )
 def test_a_difference_is_put_into_its_group(
     code: int, old: Any, new: Any, group: str, size: float, tmp_path: Path
@@ -124,7 +144,8 @@ TOKENS = 48
 
 @pytest.fixture(scope="module")
 def answered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a checkpoint of random weights in bfloat16, and what several paths answer, all by real engines."""
+    """A folder with a checkpoint of random weights in bfloat16, and what several paths answer, all
+    by real engines."""
     folder = tmp_path_factory.mktemp("answers")
     model = workloads.make_random_model(folder / "model", layers=4)
     write_int8(model, folder / "int8")

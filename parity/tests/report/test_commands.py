@@ -15,12 +15,17 @@ PLACE = "old.py=app.new file"
 
 
 @pytest.mark.parametrize(
-    ("verdict", "moved", "note"), [("DRIFT", [PLACE], True), ("DRIFT", None, False), ("IDENTICAL", [PLACE], False)]
+    ("verdict", "moved", "note"),
+    [("DRIFT", [PLACE], True), ("DRIFT", None, False), ("IDENTICAL", [PLACE], False)],
 )
 def test_a_failing_check_repeats_moved_for_the_next_command(
-    verdict: str, moved: list[str] | None, note: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    verdict: str,
+    moved: list[str] | None,
+    note: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome("answers", "one", "hf", verdict, (), Cause("post.strip", "likely", "blanks"))  # type: ignore[arg-type]
-    args = argparse.Namespace(moved=moved, junit=None, markdown=None, json=None, html=None)
+    args = argparse.Namespace(moved=moved, junit=None, markdown=None, json=None, html=None, since=None)
     reported(args, Check((outcome,)), Store(tmp_path))
     assert (f"give --moved '{PLACE}' to explain and accept, too" in capsys.readouterr().out) == note

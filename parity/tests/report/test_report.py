@@ -1,4 +1,5 @@
-"""Reports: what each says of the same check, that hostile outputs stay text in all of them, the page in a browser."""
+"""Reports: what each says of the same check, that hostile outputs stay text in all of them, the
+page in a browser."""
 
 from __future__ import annotations
 
@@ -14,7 +15,14 @@ import pytest
 from PIL import Image
 
 from parity.golden import Case, image_bytes
-from parity.report import report
+from parity.report.console import case_text, console
+from parity.report.data import json_text
+from parity.report.files import write_reports
+from parity.report.junit import junit_xml
+from parity.report.markdown import markdown_summary
+from parity.report.page import Diff, call_table, html_page, text_diff
+from parity.report.partings import parting
+from parity.report.words import final_line
 from parity.verdict import CAUSES, Cause, Check, Difference, Numerics, Outcome
 
 from ..browser import Browser
@@ -74,7 +82,15 @@ def babbler(name: str = "babbles", backend: str = "hf") -> Outcome:
 
 def picture_case(old_blob: str, new_blob: str) -> Outcome:
     def images(blob: str, tokens: int, budget: list[int]) -> list[dict[str, Any]]:
-        return [{"sha256": blob[:64], "size": [640, 480], "tokens": tokens, "budget": budget, "blob": blob}]
+        return [
+            {
+                "sha256": blob[:64],
+                "size": [640, 480],
+                "tokens": tokens,
+                "budget": budget,
+                "blob": blob,
+            }
+        ]
 
     old, new = images(old_blob, 64, [3136, 65536]), images(new_blob, 300, [3136, 12845056])
     return Outcome(
@@ -125,9 +141,9 @@ def mixed(blobs: tuple[str, str] = ("0" * 64 + ".png", "1" * 64 + ".png")) -> Ch
 
 
 def test_the_console_tells_a_failing_case_in_full() -> None:
-    said = report.console(Check((quiet("plain"), babbler()), seconds=1.5))
-    assert said == (
-        "summaries  hf        0.5 s  1 IDENTICAL  1 DRIFT\n"
+    said = console(Check((quiet("plain"), babbler()), seconds=1.5))
+    assert (
+        said == "summaries  hf        0.5 s  1 IDENTICAL  1 DRIFT\n"
         "\n"
         "DRIFT  summaries/babbles on hf  stop.eos_set; confirmed\n"
         "  the old code ended at [151643, 151645], the moved code ends at [151643]\n"
@@ -152,15 +168,18 @@ def test_an_end_that_differs_is_seen_in_a_long_value() -> None:
 
 def test_of_an_answer_drawn_anew_the_console_shows_no_draw_where_the_cause_lies_after_decoding() -> None:
     drawn = {"temperature": {"value": 0.8, "from": "caller"}}
-    old, new = case("hot", "one ", sampling=drawn), case("hot", "two", sampling=drawn, output_ids=[1, 2])
+    old, new = (
+        case("hot", "one ", sampling=drawn),
+        case("hot", "two", sampling=drawn, output_ids=[1, 2]),
+    )
     why = Cause("post.strip", "confirmed", "value was 'one ', is 'one'")
     for cause, shown in ((why, False), (dataclasses.replace(why, name="stop.eos_set"), True)):
-        said = report.case_text(Outcome("summaries", "hot", "hf", "DRIFT", cause=cause, old=old, new=new))
+        said = case_text(Outcome("summaries", "hot", "hf", "DRIFT", cause=cause, old=old, new=new))
         assert ("▸" in said) == shown, said
 
 
 def test_the_console_is_silent_about_what_passes() -> None:
-    said = report.console(Check(tuple(quiet(f"case{k}") for k in range(30)), seconds=2))
+    said = console(Check(tuple(quiet(f"case{k}") for k in range(30)), seconds=2))
     assert said.splitlines() == [
         "summaries  hf        3.0 s  30 IDENTICAL",
         "",
@@ -168,45 +187,67 @@ def test_the_console_is_silent_about_what_passes() -> None:
     ]
 
 
-def test_lines_fit_in_100_columns() -> None:
-    for line in report.console(mixed()).splitlines():
-        assert len(line) <= 100 or "explain" in line or "▸" in line
-
-
 def test_no_terminal_escape_of_a_model_reaches_the_terminal() -> None:
-    said = report.console(mixed(), colour=False)
+    said = console(mixed(), colour=False)
     assert "\x1b" not in said and "\x00" not in said and "\u202e" not in said
     assert r"\x1b[31m" in said
     said.encode()  # nothing that UTF-8 cannot hold
 
 
 def test_colour_only_where_it_is_asked_for() -> None:
-    assert "\x1b[31mDRIFT\x1b[0m" in report.console(mixed(), colour=True)
-    plain = re.sub(r"\x1b\[\d+m", "", report.console(mixed(), colour=True))
-    assert plain == report.console(mixed(), colour=False)
+    assert "\x1b[31mDRIFT\x1b[0m" in console(mixed(), colour=True)
+    plain = re.sub(r"\x1b\[\d+m", "", console(mixed(), colour=True))
+    assert plain == console(mixed(), colour=False)
 
 
-def test_cases_that_fail_alike_are_told_three_times_and_then_named() -> None:
-    said = report.console(Check(tuple(babbler(f"case{k}") for k in range(40))))
-    assert said.count("output ids of row 0") == 3
-    assert all(f"case{k}" in said for k in range(40))
-    assert "37 more like these: case3, case4" in said
+def test_a_cause_is_one_block_with_its_sites_and_backends() -> None:
+    hf = [babbler(f"case{k}") for k in range(40)]
+    said = " ".join(console(Check((*hf, babbler("case0", "vllm")))).split())
+    assert said.count("output ids of row 0") == 1
+    assert said.count("stop.eos_set") == 1
+    assert "41 cases: summaries on hf 40, summaries on vllm 1" in said
+    assert all(f"summaries/case{k} on hf" in said for k in range(40))
+    assert "and 40 more: summaries/case1 on hf, summaries/case2 on hf" in said
+
+
+def test_other_sentences_of_a_cause_are_listed() -> None:
+    other = babbler("other")
+    assert other.cause is not None
+    own = dataclasses.replace(other.cause, sentence="no end id is left", certainty="likely")
+    said = console(Check((babbler(), dataclasses.replace(other, cause=own))))
+    assert "  summaries/other on hf: no end id is left\n" in said
+    assert "stop.eos_set; 1 confirmed, 1 likely" in said
+
+
+def test_drift_stands_before_latent_and_errors_are_last() -> None:
+    wanted = ["DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING"]
+    heads = [block.split()[0] for block in console(mixed()).split("\n\n")]
+    assert [head for head in dict.fromkeys(heads) if head in wanted] == wanted
 
 
 def test_one_error_is_told_once_wherever_it_is_met() -> None:
     cause = Cause("error", "unattributed", "could not judge: No module named 'acme.gone'")
-    same = [Outcome(site, f"case{k}", "hf", "ERROR", cause=cause) for k in range(12) for site in ("a", "b")]
-    said = report.console(Check(tuple(same)))
+    sites = ("a", "b")
+    same = [Outcome(site, f"case{k}", "hf", "ERROR", cause=cause) for k in range(12) for site in sites]
+    said = console(Check(tuple(same)))
     assert said.count("No module named") == 1
-    assert "23 more like these: b/case0, a/case1" in said
+    assert "24 cases: a on hf 12, b on hf 12" in said
+    assert "and 23 more: b/case0, a/case1" in said
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_lines_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    for line in console(mixed()).splitlines():
+        assert len(line) <= width or "▸" in line or line.startswith(("FAILED", "  python -m"))
 
 
 def test_what_was_left_out_is_said_and_an_empty_folder_gets_a_next_step() -> None:
     left = Check((quiet("a", "s"),), left_out=("worker on hf (sites.json: vllm)",))
-    assert "left out: worker on hf (sites.json: vllm)" in report.console(left)
-    assert "left out: worker on hf" in report.markdown_summary(left)
-    assert json.loads(report.json_text(left))["left_out"] == list(left.left_out)
-    assert "python -m parity record --site" in report.console(Check(()))
+    assert "left out: worker on hf (sites.json: vllm)" in console(left)
+    assert "left out: worker on hf" in markdown_summary(left)
+    assert json.loads(json_text(left))["left_out"] == list(left.left_out)
+    assert "python -m parity record --site" in console(Check(()))
 
 
 @pytest.mark.parametrize(
@@ -217,12 +258,15 @@ def test_what_was_left_out_is_said_and_an_empty_folder_gets_a_next_step() -> Non
             (Outcome("s", "c", "hf", "MISSING"),),
             "FAILED (exit 4, missing or unused): 1 of 1 cases fail: 1 MISSING; 0.0 s",
         ),
-        ((Outcome("s", "c", "hf", "ERROR"),), "FAILED (exit 3, could not judge): 1 of 1 cases fail: 1 ERROR; 0.0 s"),
+        (
+            (Outcome("s", "c", "hf", "ERROR"),),
+            "FAILED (exit 3, could not judge): 1 of 1 cases fail: 1 ERROR; 0.0 s",
+        ),
         ((babbler(),), "FAILED (exit 1, drift): 1 of 1 cases fail: 1 DRIFT; 0.0 s"),
     ],
 )
 def test_the_last_line_is_the_exit_code(outcomes: tuple[Outcome, ...], last: str) -> None:
-    assert report.console(Check(outcomes)).splitlines()[-1] == last
+    assert console(Check(outcomes)).splitlines()[-1] == last
 
 
 @pytest.mark.parametrize(
@@ -243,19 +287,19 @@ def test_the_last_line_is_the_exit_code(outcomes: tuple[Outcome, ...], last: str
     ],
 )
 def test_where_two_values_part(old: Any, new: Any, what: str, was: tuple[str, str], now: tuple[str, str]) -> None:
-    found = report.parting("value", old, new)
+    found = parting("value", old, new)
     assert found is not None and (found.what, found.old, found.new) == (what, was, now)
 
 
 def test_equal_values_do_not_part() -> None:
-    assert report.parting("value", {"a": [1, "x"]}, {"a": [1, "x"]}) is None
+    assert parting("value", {"a": [1, "x"]}, {"a": [1, "x"]}) is None
 
 
 # == JUnit ==
 
 
 def test_junit_has_a_suite_for_each_site_and_backend() -> None:
-    root = ElementTree.fromstring(report.junit_xml(mixed()))
+    root = ElementTree.fromstring(junit_xml(mixed()))
     suites = {suite.get("name"): suite for suite in root}
     assert list(suites) == ["summaries on hf", "stage_a on vllm", "stage_a on hf"]
     counts = {
@@ -272,7 +316,7 @@ def test_junit_has_a_suite_for_each_site_and_backend() -> None:
 
 
 def test_junit_is_xml_whatever_a_model_wrote() -> None:
-    evil = ElementTree.fromstring(report.junit_xml(mixed()).encode()).find(".//testcase[@name='evil']/failure")
+    evil = ElementTree.fromstring(junit_xml(mixed()).encode()).find(".//testcase[@name='evil']/failure")
     assert evil is not None and r"\x00\ud800" in (evil.get("message") or "")
 
 
@@ -280,10 +324,11 @@ def test_junit_is_xml_whatever_a_model_wrote() -> None:
 
 
 def test_markdown_groups_by_cause_and_escapes() -> None:
-    said = report.markdown_summary(mixed())
+    said = markdown_summary(mixed())
     assert said.startswith("## ❌ parity: FAILED (exit 1, drift): 7 of 11 cases fail")
     assert "### stop.eos&#95;set: 2 (confirmed)\n\nother ids end the text\n" in said
-    assert said.index("### stop.eos") < said.index("### post.other")  # the most frequent cause first
+    # the most frequent cause first
+    assert said.index("### stop.eos") < said.index("### post.other")
     table = [line for line in said.splitlines() if line.startswith("|")]
     assert all(line.count("|") == 5 for line in table)
     [latent] = [line for line in table if "/latent" in line]
@@ -296,12 +341,12 @@ def test_markdown_is_capped() -> None:
     long = [
         dataclasses.replace(babbler(f"c{k}"), cause=Cause("stop.eos_set", "likely", "x" * 90_000)) for k in range(500)
     ]
-    said = report.markdown_summary(Check(tuple(long)))
+    said = markdown_summary(Check(tuple(long)))
     assert len(said) < 20_000 and "… and 480 more." in said
 
 
 def test_markdown_of_a_green_check() -> None:
-    said = report.markdown_summary(Check((quiet("plain"),)))
+    said = markdown_summary(Check((quiet("plain"),)))
     assert said.startswith("## ✅ parity: PASSED (exit 0") and "###" not in said
 
 
@@ -309,11 +354,11 @@ def test_the_summary_of_a_github_step_is_added_to(tmp_path: Path, monkeypatch: p
     path = tmp_path / "summary.md"
     path.write_text("before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(path))
-    report.write_reports(mixed(), markdown=path)
+    write_reports(mixed(), markdown=path)
     assert path.read_text().startswith("before\n## ❌")
     other = tmp_path / "other.md"
     for _ in range(2):
-        report.write_reports(mixed(), markdown=other)
+        write_reports(mixed(), markdown=other)
     assert other.read_text().count("## ❌") == 1
 
 
@@ -322,7 +367,7 @@ def test_the_summary_of_a_github_step_is_added_to(tmp_path: Path, monkeypatch: p
 
 def test_json_holds_the_whole_outcome() -> None:
     check = mixed()
-    said = json.loads(report.json_text(check))
+    said = json.loads(json_text(check))
     assert list(said) == [
         "format",
         "exit_code",
@@ -332,6 +377,7 @@ def test_json_holds_the_whole_outcome() -> None:
         "environment",
         "left_out",
         "unused_acceptances",
+        "changes",
         "counts",
         "outcomes",
         "numerics",
@@ -349,40 +395,56 @@ def test_json_holds_the_whole_outcome() -> None:
 
 def test_json_writes_what_json_cannot_hold_as_goldens_do() -> None:
     odd = dataclasses.replace(quiet("nan"), new={"value": float("nan"), "rows": (), "path": Path("x")})
-    said = json.loads(report.json_text(Check((odd,))), parse_constant=pytest.fail)
+    said = json.loads(json_text(Check((odd,))), parse_constant=pytest.fail)
     assert said["outcomes"][0]["new"] == {"value": {"$float": "nan"}, "rows": [], "path": "x"}
 
 
 # == Diffs ==
 
 
-def joined(diff: report.Diff, sign: str) -> str:
+def joined(diff: Diff, sign: str) -> str:
     return "".join(text for kind, text in diff if kind in ("=", sign))
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("", ""), ("a b", "a b"), ("a b c", "a x c"), ("", "a"), ("a", ""), ("aa a", "aa aa a"), (EVIL, "x")],
+    [
+        ("", ""),
+        ("a b", "a b"),
+        ("a b c", "a x c"),
+        ("", "a"),
+        ("a", ""),
+        ("aa a", "aa aa a"),
+        (EVIL, "x"),
+    ],
 )
 def test_a_diff_holds_both_texts(old: str, new: str) -> None:
-    diff = report.text_diff(old, new)
+    diff = text_diff(old, new)
     assert (joined(diff, "-"), joined(diff, "+")) == (old, new)
 
 
 def test_a_diff_is_by_words_and_blanks() -> None:
-    assert report.text_diff("one two three", "one  2 three") == [
+    assert text_diff("one two three", "one  2 three") == [
         ["=", "one "], ["-", "two"], ["+", " 2"], ["=", " three"],
     ]  # fmt: skip
 
 
 def test_an_escape_in_a_list_is_one_token() -> None:
-    assert report.text_diff('"A"', '"\\n\\nA"') == [["=", '"'], ["+", "\\n\\n"], ["=", 'A"']]
+    assert text_diff('"A"', '"\\n\\nA"') == [["=", '"'], ["+", "\\n\\n"], ["=", 'A"']]
 
 
 def test_the_call_table_marks_differences_and_mere_inequalities() -> None:
-    sampling = {**SAMPLING, "temperature": {"value": 0, "from": "default"}, "top_k": {"value": 20, "from": "caller"}}
-    stop = {**STOP, "max_new_tokens": {"value": 65, "from": "caller"}, "criteria": {"value": ["X"], "from": "caller"}}
-    table = report.call_table(row(), row(sampling=sampling, stop=stop), {("stop", "max_new_tokens")})
+    sampling = {
+        **SAMPLING,
+        "temperature": {"value": 0, "from": "default"},
+        "top_k": {"value": 20, "from": "caller"},
+    }
+    stop = {
+        **STOP,
+        "max_new_tokens": {"value": 65, "from": "caller"},
+        "criteria": {"value": ["X"], "from": "caller"},
+    }
+    table = call_table(row(), row(sampling=sampling, stop=stop), {("stop", "max_new_tokens")})
     states = {f"{stage}.{name}": state for stage, name, _, _, state in table}
     assert {name: state for name, state in states.items() if state} == {
         "sampling.top_k": 1, "stop.max_new_tokens": 2, "stop.criteria": 1,
@@ -391,7 +453,7 @@ def test_the_call_table_marks_differences_and_mere_inequalities() -> None:
 
 
 def test_two_long_texts_without_anything_in_common_are_soon_told() -> None:
-    diff = report.text_diff("a b c d " * 4000, "x y " * 9000)
+    diff = text_diff("a b c d " * 4000, "x y " * 9000)
     assert [kind for kind, _ in diff if kind != "="] == ["-", "+"]
 
 
@@ -411,7 +473,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for colour in ("red", "blue"):
         names.append(f"{colour}.png")
         (folder / names[-1]).write_bytes(image_bytes(Image.new("RGB", (640, 480), colour)))
-    report.write_reports(mixed((names[0], names[1])), html=folder / "report.html", blobs=folder)
+    write_reports(mixed((names[0], names[1])), html=folder / "report.html", blobs=folder)
     return folder / "report.html"
 
 
@@ -421,7 +483,7 @@ def shown(browser: Browser) -> list[str]:
 
 
 def test_the_page_holds_what_else_differs() -> None:
-    said = report.html_page(mixed())
+    said = html_page(mixed())
     [payload] = re.findall(r'"also":(\[[^\]]+\])', said)
     assert json.loads(payload) == [*ALSO]
     assert "Also differs" in said and "c.also.length" in said
@@ -451,7 +513,7 @@ def test_the_page_opens_from_disk_and_asks_for_nothing(browser: Browser, page: P
     assert browser.errors == []
     assert [url for url in browser.requested if not url.startswith(("data:", "about:"))] == [page.as_uri()]
     assert browser.run("document.querySelector('h1').innerText").endswith("7 of 11 cases fail")
-    assert browser.run("document.querySelector('.under').innerText") == report.final_line(mixed())
+    assert browser.run("document.querySelector('.under').innerText") == final_line(mixed())
     assert shown(browser) == [
         "summaries/babbles", "summaries/evil", "stage_a/large_photo", "summaries/latent", "stage_a/crash",
         "stage_a/dice", "stage_a/gone",
@@ -461,7 +523,12 @@ def test_the_page_opens_from_disk_and_asks_for_nothing(browser: Browser, page: P
 def test_the_page_shows_cause_stages_call_and_diff(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri())
     said = open_case(browser, "summaries/babbles")
-    for wanted in ("stop.eos_set", "confirmed", "the moved code ends at [151643]", "First unequal stage: stop."):
+    for wanted in (
+        "stop.eos_set",
+        "confirmed",
+        "the moved code ends at [151643]",
+        "First unequal stage: stop.",
+    ):
         assert wanted in said
     assert "How the cause was found: 2 steps" in said
     at = 'document.querySelector(\'[data-label="summaries/babbles"] '
@@ -500,7 +567,8 @@ def test_the_filter_works_from_the_keyboard(browser: Browser, page: Path) -> Non
 def test_the_page_is_filtered_by_verdict_cause_site_and_address(browser: Browser, page: Path) -> None:
     browser.open(page.as_uri())
     browser.run("document.querySelector('.chip[data-verdict=IDENTICAL]').click()")
-    assert shown(browser) == ["summaries/plain", "summaries/other"]  # what passes opens when it is asked for
+    # what passes opens when it is asked for
+    assert shown(browser) == ["summaries/plain", "summaries/other"]
     browser.open(page.as_uri())
     browser.run("[...document.querySelectorAll('.reason')].find(b => b.innerText.includes('image.pixel')).click()")
     assert shown(browser) == ["stage_a/large_photo"]
@@ -519,7 +587,7 @@ def test_what_a_model_wrote_stays_text(browser: Browser, page: Path) -> None:
 
 def test_the_page_opens_on_the_worst(browser: Browser, tmp_path: Path) -> None:
     latent, error, drift = (Outcome("s", v.lower(), "hf", v) for v in ("LATENT", "ERROR", "DRIFT"))
-    report.write_reports(Check((latent, error, drift)), html=tmp_path / "report.html")
+    write_reports(Check((latent, error, drift)), html=tmp_path / "report.html")
     browser.open((tmp_path / "report.html").as_uri())
     assert shown(browser) == ["s/drift", "s/latent", "s/error"]
     assert browser.run("[...document.querySelectorAll('.case[open]')].map(n => n.dataset.label)") == ["s/drift"]
@@ -558,25 +626,26 @@ def test_five_hundred_cases_stay_small(browser: Browser, tmp_path: Path) -> None
     passing = [quiet(f"case{k}", f"site{k % 7}", value=text) for k in range(450)]
     failing = [babbler(f"bad{k}", "vllm") for k in range(50)]
     path = tmp_path / "big.html"
-    report.write_reports(Check((*passing, *failing)), html=path)
+    write_reports(Check((*passing, *failing)), html=path)
     assert path.stat().st_size < 1_000_000
     browser.open(path.as_uri())
     assert len(shown(browser)) == 50
-    assert browser.run("document.querySelectorAll('*').length") < 20_000  # what is folded is not made yet
+    # what is folded is not made yet
+    assert browser.run("document.querySelectorAll('*').length") < 20_000
 
 
 def test_pictures_of_cases_that_pass_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(image_bytes(Image.new("RGB", (40, 30), "red")))
     failing = picture_case("a.png", "../a.png")
     passing = dataclasses.replace(failing, verdict="ACCEPTED")
-    assert "data:image" in report.html_page(Check((failing,)), tmp_path)
-    assert "data:image" not in report.html_page(Check((passing,)), tmp_path)
-    assert "data:image" not in report.html_page(Check((failing,)), None)
+    assert "data:image" in html_page(Check((failing,)), tmp_path)
+    assert "data:image" not in html_page(Check((passing,)), tmp_path)
+    assert "data:image" not in html_page(Check((failing,)), None)
 
 
 def test_a_picture_that_cannot_be_read_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"no picture")
-    assert "data:image" not in report.html_page(Check((picture_case("a.png", "b.png"),)), tmp_path)
+    assert "data:image" not in html_page(Check((picture_case("a.png", "b.png"),)), tmp_path)
 
 
 # == Numerics ==
@@ -590,22 +659,27 @@ HELD = Numerics(
     },
 )  # fmt: skip
 UNREAD = Numerics(
-    "answers", "hf", "<b>gone</b>", "bfloat16", "could not judge", "could not be judged: no <b>weights</b>"
+    "answers",
+    "hf",
+    "<b>gone</b>",
+    "bfloat16",
+    "could not judge",
+    "could not be judged: no <b>weights</b>",
 )
 MEASURED = Check((quiet("one", "answers", "vllm"),), numerics=(HELD, UNREAD))
 
 
 def test_a_sites_numerics_are_one_line_everywhere() -> None:
     line = "answers vllm, numerics of models/x in bfloat16: holds: 90 unsure tokens | of 6 rows"
-    assert line in report.console(MEASURED).replace("\n  ", " ")
-    assert "holds: 90 unsure tokens &#124; of 6 rows" in report.markdown_summary(MEASURED)
-    said = json.loads(report.json_text(MEASURED))["numerics"]
+    assert line in console(MEASURED).replace("\n  ", " ")
+    assert "holds: 90 unsure tokens &#124; of 6 rows" in markdown_summary(MEASURED)
+    said = json.loads(json_text(MEASURED))["numerics"]
     assert [n["outcome"] for n in said] == ["holds", "could not judge"] and said[0]["fields"] == {"tokens": 90}
 
 
 @pytest.mark.parametrize("width", [1200, 420])
 def test_the_page_draws_what_was_measured(width: int, tmp_path: Path) -> None:
-    report.write_reports(MEASURED, html=tmp_path / "page.html")
+    write_reports(MEASURED, html=tmp_path / "page.html")
     with Browser(width) as browser:
         browser.open((tmp_path / "page.html").as_uri())
         assert browser.run("document.querySelectorAll('#numerics .panel').length") == 2
@@ -618,6 +692,6 @@ def test_the_page_draws_what_was_measured(width: int, tmp_path: Path) -> None:
 
 
 def test_numbers_that_differ_by_rounding_are_not_what_is_shown() -> None:
-    shown = report.parting("value", {"scores": [-0.00326255, -0.2]}, {"scores": [-0.0032625598, -0.3]})
+    shown = parting("value", {"scores": [-0.00326255, -0.2]}, {"scores": [-0.0032625598, -0.3]})
     assert shown is not None and shown.what == "value.scores[1]"
-    assert report.parting("value", [-0.00326255], [-0.0032625598]) is None
+    assert parting("value", [-0.00326255], [-0.0032625598]) is None

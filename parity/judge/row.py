@@ -1,0 +1,110 @@
+"""What one recorded row says, read in one place: settings, seeds, texts, ids of images.
+
+A row is a mapping, as golden.py describes it; what may be absent is read here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
+
+Row = Mapping[str, Any]
+
+
+def entry(row: Row, stage: str, name: str) -> Any:
+    said = row.get(stage, {}).get(name)
+    return NEUTRAL.get(name) if said is None else said["value"]
+
+
+def is_drawn(row: Row) -> bool:
+    return bool(row.get("sampling") and entry(row, "sampling", "temperature"))
+
+
+def drew(row: Row) -> bool:
+    """Whether random numbers were taken while a loop of one's own chose."""
+    return bool((row.get("request") or {}).get("process"))
+
+
+def seeds_of(row: Row) -> set[int]:
+    """The seed that a row was given: that of its request, or, of one of several samples, its own."""
+    said = row["sampling"].get("seed") or {}
+    found = [(row.get("request") or {}).get("seed"), said.get("value") if said.get("from") != "nobody" else None]
+    return {seed for seed in found if seed is not None}
+
+
+def decodes_of(row: Row) -> list[Mapping[str, Any]]:
+    """Each time that a row's ids became text."""
+    found: list[Mapping[str, Any]] = row.get("decodes") or [{**row.get("decode", {}), "text": row.get("text")}]
+    return found
+
+
+def backends_of(*rows: Row) -> set[Any]:
+    return {row.get("model", {}).get("backend") for row in rows}
+
+
+def same_backend(old: Row, new: Row) -> bool:
+    return len(backends_of(old, new)) == 1
+
+
+def unseen(old: Row, new: Row) -> bool:
+    """Whether only one side's answer was seen: the other one only read the prompt."""
+    return bool(old.get("scored")) != bool(new.get("scored"))
+
+
+def same_prompt(old: Row, new: Row) -> bool:
+    """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as is known."""
+    if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
+        return True
+    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(new["prompt_ids"], placeholder_in(new))
+
+
+def reads_what_is_asked(one: Row, other: Row) -> bool:
+    """Whether one side reads behind a prompt the single token that the other asks the model for: of both, what counts
+    is what the model says before it."""
+    alone = not other.get("scored") and entry(other, "stop", "max_new_tokens") == 1
+    return bool(one.get("scored")) and alone and one["prompt_ids"][:-1] == other["prompt_ids"]
+
+
+def placeholder_in(row: Row) -> int | None:
+    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the pictures have tokens."""
+    tokens = [picture.get("tokens") for picture in row.get("images", ())]
+    if not tokens:
+        return None
+    return next((i for i in dict.fromkeys(row["prompt_ids"]) if runs(row["prompt_ids"], i) == tokens), None)
+
+
+# == Names of a prompt ==
+
+
+def whole_prompt(row: Row) -> Any:
+    return tuple(row["prompt_ids"])
+
+
+def prompt_with_pictures(row: Row) -> Any:
+    pictures = tuple(picture.get("sha256") for picture in row.get("images", ()))
+    return collapsed(row["prompt_ids"], placeholder_in(row)), pictures
+
+
+def prompt_around_pictures(row: Row) -> Any:
+    return collapsed(row["prompt_ids"], placeholder_in(row))
+
+
+# == Ids ==
+
+
+def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+
+
+def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
+    short, long = sorted((list(one), list(other)), key=len)
+    return long[: len(short)] == short
+
+
+def begins_call(row: Row) -> bool:
+    """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
+    request = row.get("request") or {}
+    return not request.get("number") and not request.get("sample")

@@ -1,0 +1,43 @@
+"""The images of a row: pixels, budget, tokens, normalised values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parity.judge.row import Row, same_backend
+from parity.judge.stages.stage import Stage
+from parity.verdict import Difference, equal
+
+TOLERANCE = 2e-3  # of normalised pixels, which go through other kernels
+
+
+def image_differences(old: Row, new: Row) -> Iterator[Difference]:
+    mine, theirs = old.get("images", []), new.get("images", [])
+    # vLLM normalises inside the model, so what its processor gives says nothing there.
+    names = ["sha256", "budget", "tokens", *(["values"] if same_backend(old, new) else [])]
+    if len(mine) != len(theirs):
+        yield Difference("images", "count", len(mine), len(theirs))
+    for a, b in zip(mine, theirs):
+        for name in names:
+            if a.get(name) is None or b.get(name) is None:
+                continue
+            same = equal(a[name], b[name], TOLERANCE) if name == "values" else a[name] == b[name]
+            if not same:
+                yield Difference("images", name, a[name], b[name])
+
+
+def tensor_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """The sums of the pixel tensors that reached the model's forward, where both were seen."""
+    if old.get("inputs") is None or new.get("inputs") is None or old["prompt_ids"] != new["prompt_ids"]:
+        return
+    before, after = old["inputs"].get("pictures"), new["inputs"].get("pictures")
+    if before is not None and after is not None and not equal(before, after, TOLERANCE):
+        yield Difference("images", "tensors", before, after)
+
+
+def compare_images(old: Row, new: Row) -> Iterator[Difference]:
+    yield from image_differences(old, new)
+    yield from tensor_differences(old, new)
+
+
+STAGE = Stage("images", fields=("images",), compare=compare_images)

@@ -1,0 +1,17 @@
+"""The stages of a call in causal order; the first that differs, given equal inputs, is the cause."""
+
+from parity.judge.stages import batch, decode, identity, images, model, prompt, sampling, stop, value
+from parity.judge.stages.stage import Stage
+
+ALL: tuple[Stage, ...] = (
+    prompt.STAGE,
+    images.STAGE,
+    batch.STAGE,
+    model.STAGE,
+    sampling.STAGE,
+    stop.STAGE,
+    decode.STAGE,
+    identity.STAGE,
+    value.STAGE,
+)
+OF_FIELD = {name: stage for stage in ALL for name in stage.fields}

@@ -1,0 +1,111 @@
+"""What a stage of a call is to the judge: one object per stage, in the file of its name.
+
+compare      what differs of one pair of rows
+compare_all  what differs over all pairs of a case, such as seeds or the order of answers
+weigh        a difference in the light of the whole case: with other `counts`, or None where it is none
+invariants   what the output must be, by plain libraries
+across       invariants that one row alone does not show
+cause        the name of the cause that a difference of this stage stands for
+restore      name -> what a counterfactual run puts back among the options of a call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from parity.causes import cause_of_field
+from parity.golden import Case
+from parity.judge.endings import Decode
+from parity.judge.row import Row
+from parity.verdict import Difference
+
+# (cause, sentence) where the invariant is broken, KEPT where it is kept, None where its input was not recorded: what
+# was not seen is not kept.
+Kept = tuple[str, str] | None
+KEPT: Kept = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """The plain libraries on the golden's checkpoint. None: not here, so what needs it is not seen."""
+
+    decode: Decode | None = None
+    encode: Callable[[str, bool], Sequence[int]] | None = None  # text, add_special_tokens
+    render: Callable[[Any, Mapping[str, Any]], str] | None = None  # messages, arguments of the template
+    template: str = ""  # sha256 of the checkpoint's
+
+
+class Compared(Protocol):
+    """What a stage may ask of the whole comparison (parity/judge/comparison.py)."""
+
+    @property
+    def old(self) -> Case: ...
+    @property
+    def new(self) -> Case: ...
+    @property
+    def tools(self) -> Tools: ...
+    @property
+    def pairs(self) -> Sequence[tuple[Row, Row]]: ...
+    @property
+    def followers(self) -> Mapping[int, Any]: ...
+    @property
+    def read_for_asked(self) -> frozenset[int]: ...
+    @property
+    def old_texts(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """An invariant that the new side alone breaks.   place: where it stands among verdict.STAGES."""
+
+    law: str
+    cause: str
+    row: int
+    sentence: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """What holds of one row.   place: where it stands among verdict.STAGES.   check: of what was observed, computed
+    by the plain libraries."""
+
+    name: str
+    place: str
+    check: Callable[[Row, Tools], Kept]
+
+
+Restore = Callable[[Mapping[str, Any], Row], dict[str, Any]]
+
+
+def compare_nothing(old: Row, new: Row) -> Iterator[Difference]:
+    return iter(())
+
+
+def nothing_across(comparison: Compared) -> Iterator[Any]:
+    return iter(())
+
+
+def as_it_is(difference: Difference, comparison: Compared) -> Difference | None:
+    return difference
+
+
+def cause_of_table(difference: Difference, old: Row, new: Row) -> str:
+    return cause_of_field(difference.stage, difference.field) or "post.other"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.   fields: the names of verdict.STAGES that are its own."""
+
+    name: str
+    fields: tuple[str, ...]
+    compare: Callable[[Row, Row], Iterator[Difference]] = compare_nothing
+    compare_all: Callable[[Compared], Iterator[Difference]] = nothing_across
+    weigh: Callable[[Difference, Compared], Difference | None] = as_it_is
+    invariants: tuple[Invariant, ...] = ()
+    across: Callable[[Compared], Iterator[Broken]] = nothing_across
+    cause: Callable[[Difference, Row, Row], str] = cause_of_table
+    restore: Mapping[str, Restore] = field(default_factory=dict)

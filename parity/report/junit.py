@@ -1,0 +1,60 @@
+"""A check as JUnit XML: a testsuite per site and backend."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from parity.report.console import case_text
+from parity.report.words import groups, sentence
+from parity.verdict import Check, Outcome
+
+NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def xml_text(text: str) -> str:
+    """Text that XML 1.0 can hold: other characters are written as their escape."""
+    return NOT_XML.sub(lambda m: m[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def junit_case(suite: ElementTree.Element, outcome: Outcome, fails: bool) -> None:
+    name = {
+        "name": xml_text(outcome.case),
+        "classname": xml_text(f"{outcome.site}.{outcome.backend}"),
+    }
+    node = ElementTree.SubElement(suite, "testcase", {**name, "time": f"{outcome.seconds:.3f}"})
+    if outcome.verdict == "ACCEPTED":
+        ElementTree.SubElement(
+            node, "skipped", {"message": xml_text(f"accepted: {outcome.accepted}")}
+        )
+    if fails:
+        kind = "error" if outcome.verdict in ("ERROR", "UNSTABLE") else "failure"
+        what = outcome.cause.name if outcome.cause else outcome.verdict
+        said = {
+            "type": xml_text(what),
+            "message": xml_text(f"{outcome.verdict}: {sentence(outcome)}"),
+        }
+        ElementTree.SubElement(node, kind, said).text = xml_text(case_text(outcome))
+
+
+def junit_xml(check: Check) -> str:
+    """A testsuite per site and backend. What is accepted counts as skipped; what could not be
+    judged as an error."""
+    root = ElementTree.Element("testsuites", {"name": "parity", "time": f"{check.seconds:.3f}"})
+    failing = {id(o) for o in check.failing()}
+    for (site, backend), outcomes in groups(check.outcomes).items():
+        suite = ElementTree.SubElement(
+            root, "testsuite", {"name": xml_text(f"{site} on {backend}")}
+        )
+        for outcome in outcomes:
+            junit_case(suite, outcome, id(outcome) in failing)
+        suite.set("tests", str(len(outcomes)))
+        suite.set("time", f"{sum(o.seconds for o in outcomes):.3f}")
+        for kind, plural in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            suite.set(plural, str(len(suite.findall(f"testcase/{kind}"))))
+    ElementTree.indent(root)
+    return (
+        '<?xml version="1.0" encoding="utf-8"?>\n'
+        + ElementTree.tostring(root, encoding="unicode")
+        + "\n"
+    )

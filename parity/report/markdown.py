@@ -1,0 +1,76 @@
+"""A check as Markdown, grouped by cause, for $GITHUB_STEP_SUMMARY."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from parity.report.words import (
+    accepted_lines,
+    capped,
+    counts_line,
+    explain_command,
+    final_line,
+    groups,
+    sentence,
+    uncompared_lines,
+)
+from parity.verdict import CAUSES, Check, Outcome, printable
+
+LIVE = re.compile(r"[\\`*_{}\[\]<>|~&#!@$]")
+MOST_CASES = 20  # told per cause
+
+
+def markdown_text(text: str, most: int = 300) -> str:
+    """Text that means nothing in Markdown, on one line, at most so long."""
+    text = text if len(text) <= most else f"{text[: most * 2 // 3]} … {text[-most // 4 :]}"
+    return LIVE.sub(lambda m: f"&#{ord(m[0])};", printable(text.replace("\n", " ⏎ ")))
+
+
+def markdown_cause(name: str, outcomes: Sequence[Outcome]) -> str:
+    certainty = ", ".join(sorted({o.cause.certainty for o in outcomes if o.cause}))
+    told = f" ({certainty})" if certainty else ""
+    lines = [f"### {markdown_text(name)}: {len(outcomes)}{told}", "", CAUSES.get(name, ""), ""]
+    lines += ["| case | backend | verdict | what |", "|---|---|---|---|"]
+    for o in outcomes[:MOST_CASES]:
+        cells = [markdown_text(text) for text in (o.label, o.backend, o.verdict, sentence(o))]
+        also = f"; also differs: {markdown_text(', '.join(o.also))}" if o.also else ""
+        lines.append("| " + " | ".join(cells) + also + " |")
+    if len(outcomes) > MOST_CASES:
+        lines.append(f"\n… and {len(outcomes) - MOST_CASES} more.")
+    return "\n".join([*lines, "", f"`{explain_command(outcomes[0]).replace('`', '')}`", ""])
+
+
+def markdown_summary(check: Check) -> str:
+    """The verdict, a table of sites, and the failing cases by cause."""
+    sign = "✅" if check.exit_code == 0 else "❌"
+    lines = [f"## {sign} parity: {markdown_text(final_line(check))}", ""]
+    lines += ["| site | backend | verdicts | seconds |", "|---|---|---|---:|"]
+    for (site, backend), outcomes in groups(check.outcomes).items():
+        seconds = f"{sum(o.seconds for o in outcomes):.1f}"
+        lines.append(
+            f"| {markdown_text(site)} | {markdown_text(backend)} | {counts_line(outcomes)} |"
+            f" {seconds} |"
+        )
+    if check.left_out:
+        lines += ["", markdown_text(f"left out: {'; '.join(check.left_out)}")]
+    if named := accepted_lines(check):
+        lines += ["", *(f"- {markdown_text(line)}" for line in named)]
+    if unseen := uncompared_lines(check):
+        lines += ["", *(f"- {markdown_text(line)}" for line in capped(unseen))]
+    if check.changes:
+        lines += ["", "### The goldens themselves", ""]
+        lines += [f"- {markdown_text(line)}" for line in capped(check.changes)]
+    if check.numerics:
+        lines += ["", "| site | backend | numerics |", "|---|---|---|"]
+    lines += [
+        f"| {markdown_text(n.site)} | {n.backend} | {markdown_text(n.said, 600)} |"
+        for n in check.numerics
+    ]
+    causes: dict[str, list[Outcome]] = {}
+    for outcome in check.failing():
+        causes.setdefault(outcome.cause.name if outcome.cause else outcome.verdict, []).append(
+            outcome
+        )
+    by_size = sorted(causes.items(), key=lambda entry: -len(entry[1]))
+    return "\n".join([*lines, "", *(markdown_cause(name, outcomes) for name, outcomes in by_size)])

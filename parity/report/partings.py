@@ -1,0 +1,114 @@
+"""Where two recordings of one case part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity.judge.align import paired
+from parity.judge.row import is_drawn
+from parity.report.words import Row
+from parity.verdict import Outcome, brief, equal, first_divergence, printable
+
+AROUND = 36  # characters shown on each side of the place where two texts part
+IDS_AROUND = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """Where two texts, or two lists of ids, part. what: "value, from character 3 on", "output ids
+    of row 2, from 7 on".
+
+    old, new: each in two pieces, the common part before the place and what follows.
+    """
+
+    what: str
+    old: tuple[str, str]
+    new: tuple[str, str]
+
+
+def text_parting(what: str, old: str, new: str) -> Parting | None:
+    place = first_divergence(old, new)
+    if place is None:
+        return None
+    before = ("…" if place > AROUND else "") + printable(old[max(0, place - AROUND) : place])
+
+    def after(text: str) -> str:
+        rest = printable(text[place : place + AROUND])
+        return (rest + "…" if len(text) > place + AROUND else rest) or "(end)"
+
+    return Parting(f"{what}, from character {place} on", (before, after(old)), (before, after(new)))
+
+
+def ids_parting(what: str, old: Sequence[int], new: Sequence[int]) -> Parting | None:
+    place = first_divergence(old, new)
+    if place is None:
+        return None
+    shown = [str(i) for i in old[max(0, place - IDS_AROUND) : place]]
+    before = " ".join([*(["…"] if place > IDS_AROUND else []), *shown, ""])
+
+    def after(ids: Sequence[int]) -> str:
+        rest = [str(i) for i in ids[place : place + IDS_AROUND]]
+        return " ".join(rest + (["…"] if len(ids) > place + IDS_AROUND else [])) or "(end)"
+
+    return Parting(f"{what}, from {place} on", (before, after(old)), (before, after(new)))
+
+
+def leaves(old: Any, new: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, old, new) of the innermost values that differ, floats by more than rounding."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.keys() == new.keys():
+        for key in old:
+            yield from leaves(old[key], new[key], f"{path}.{key}")
+    elif isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)) and len(old) == len(new):
+        for place, (a, b) in enumerate(zip(old, new)):
+            yield from leaves(a, b, f"{path}[{place}]")
+    elif not equal(old, new):
+        yield path, old, new
+
+
+def parting(what: str, old: Any, new: Any) -> Parting | None:
+    """The first place where two values part."""
+    for path, a, b in leaves(old, new):
+        if isinstance(a, str) and isinstance(b, str):
+            return text_parting(what + path, a, b)
+        return Parting(what + path, ("", printable(brief(a))), ("", printable(brief(b))))
+    return None
+
+
+def row_partings(number: int, old: Row, new: Row) -> Iterator[Parting | None]:
+    prompts = old.get("prompt_text"), new.get("prompt_text")
+    if None not in prompts and prompts[0] != prompts[1]:
+        yield text_parting(f"prompt of row {number}", *map(str, prompts))
+    else:
+        yield ids_parting(
+            f"prompt ids of row {number}", old.get("prompt_ids", []), new.get("prompt_ids", [])
+        )
+    yield ids_parting(
+        f"output ids of row {number}", old.get("output_ids", []), new.get("output_ids", [])
+    )
+
+
+def pairs_of(outcome: Outcome) -> list[tuple[Row, Row]]:
+    """Rows side by side, numbered as the differences are."""
+    if outcome.old is None or outcome.new is None:
+        return []
+    return paired(outcome.old.get("rows", ()), outcome.new.get("rows", ()))
+
+
+def partings(outcome: Outcome) -> list[Parting]:
+    """The first place inside the rows, and the first inside the value. None of an answer drawn
+    anew, whose cause lies after decoding: the ids are others all the same, and say nothing of
+    it."""
+    if outcome.old is None or outcome.new is None:
+        return []
+    pairs = pairs_of(outcome)
+    after_ids = outcome.cause is not None and outcome.cause.name.startswith(("post.", "decode."))
+    if after_ids and any(
+        is_drawn(old) and old["output_ids"] != new["output_ids"] for old, new in pairs
+    ):
+        return []
+    rows = (p for number, pair in enumerate(pairs) for p in row_partings(number, *pair) if p)
+    inside = next(rows, None)
+    value = parting("value", outcome.old.get("value"), outcome.new.get("value"))
+    return [found for found in (inside, value) if found]

@@ -1,0 +1,109 @@
+"""What every report says of a check in the same words."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from parity.verdict import Check, Outcome, Verdict, printable
+
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+ENDINGS = {
+    0: "within policy",
+    1: "drift",
+    3: "could not judge",
+    4: "missing or unused",
+    5: "nothing was compared",
+}
+Row = Mapping[str, Any]
+MOST_LINES = 20  # of one kind; a repository that records all goldens again has thousands
+
+
+def groups(outcomes: Iterable[Outcome]) -> dict[tuple[str, str], list[Outcome]]:
+    """(site, backend) -> its outcomes, in order."""
+    found: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in outcomes:
+        found.setdefault((outcome.site, outcome.backend), []).append(outcome)
+    return found
+
+
+def counted(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """Verdict -> how many, gravest last, none left out that is there."""
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
+
+
+def counts_line(outcomes: Iterable[Outcome]) -> str:
+    counts = [f"{count} {verdict}" for verdict, count in counted(outcomes).items()]
+    return ", ".join(counts) or "no case"
+
+
+def sentence(outcome: Outcome) -> str:
+    """One sentence with both values."""
+    if outcome.cause is not None and outcome.cause.sentence:
+        return outcome.cause.sentence
+    telling = sorted(outcome.differences, key=lambda d: not d.counts)
+    if telling:
+        return telling[0].sentence()
+    alone = {
+        "MISSING": "there is no golden of this case",
+        "UNUSED": "the golden was not used by any call",
+        "ERROR": "it could not be judged",
+        "UNSTABLE": "the old code does not repeat itself",
+    }
+    return "; ".join(outcome.notes) or alone.get(outcome.verdict, "nothing differs")
+
+
+def explain_command(outcome: Outcome) -> str:
+    case = shlex.quote(printable(outcome.label))
+    return f"python -m parity explain {case} --backend {outcome.backend}"
+
+
+def final_line(check: Check) -> str:
+    """The verdict of the whole; always that of the exit code."""
+    failing, code = check.failing(), check.exit_code
+    word = "PASSED" if code == 0 else "FAILED"
+    cases = f"{len(check.outcomes)} cases"
+    if failing:
+        cases = f"{len(failing)} of {cases} fail: {counts_line(failing)}"
+    return f"{word} (exit {code}, {ENDINGS[code]}): {cases}; {check.seconds:.1f} s"
+
+
+def accepted_lines(check: Check) -> list[str]:
+    """Each accepted case with its reason, and acceptances that cover nothing."""
+    accepted = (o for o in check.outcomes if o.verdict == "ACCEPTED")
+    lines = [
+        f"ACCEPTED {o.label} on {o.backend}: {o.cause and o.cause.name}: {o.accepted}"
+        for o in accepted
+    ]
+    return lines + [f"unused acceptance {line}" for line in check.unused_acceptances]
+
+
+def uncompared_lines(check: Check) -> list[str]:
+    """Each case with parts of its value that are marked as others in each run."""
+    lines: dict[str, None] = {}
+    for outcome in check.outcomes:
+        parts = (outcome.old or {}).get("changing", ())
+        if parts:
+            places = ", ".join(changing_places(parts))
+            lines[f"NOT COMPARED in {outcome.label}, marked as changing: {places}"] = None
+    return list(lines)
+
+
+def changing_places(parts: Iterable[Any]) -> list[str]:
+    """Where in a value the parts stand that are marked as others in each run: "value[0].text"."""
+    places = []
+    for part in parts:
+        steps = part.get("at", ()) if isinstance(part, Mapping) else ()
+        words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+        places.append("value" + "".join(words))
+    return places
+
+
+def capped(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:
+    """The first lines, and how many more there are."""
+    if len(lines) <= most:
+        return list(lines)
+    return [*lines[:most], f"and {len(lines) - most} more"]

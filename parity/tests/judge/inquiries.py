@@ -1,0 +1,52 @@
+"""Short ways into the judge's inner parts, for the tests: two cases in, what they say out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from parity.golden import Case
+from parity.judge import align
+from parity.judge.comparison import NO_TOOLS, Comparison
+from parity.judge.endings import Decode
+from parity.judge.explain import Inquiry, Rerun
+from parity.judge.row import Row
+from parity.judge.stages.order import OF_FIELD
+from parity.judge.stages.stage import Broken, Tools
+from parity.verdict import Difference
+
+
+def differences(old: Case, new: Case) -> tuple[Difference, ...]:
+    return Comparison(old, new).differences
+
+
+def suspects(old: Case, new: Case, found: Iterable[Difference]) -> list[tuple[str, Difference]]:
+    return Comparison(old, new, found=tuple(found)).suspects
+
+
+def cause_name(difference: Difference, old: Row, new: Row) -> str:
+    return OF_FIELD[difference.stage].cause(difference, old, new)
+
+
+def broken_by_new(old: Case, new: Case, tools: Tools) -> list[Broken]:
+    return Comparison(old, new, tools).broken
+
+
+def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tuple[str, str]]]:
+    return align.followers(align.paired(old, new))
+
+
+def inquiry_of(
+    old: Case,
+    new: Case,
+    found: Sequence[Difference] = (),
+    decode: Decode | None = None,
+    rerun: Rerun | None = None,
+    tools: Tools = NO_TOOLS,
+    company: Callable[[], float | None] = lambda: None,
+    **rest: Any,
+) -> Inquiry:
+    """found: the differences, whatever a comparison would find."""
+    comparison = Comparison(old, new, replace(tools, decode=decode or tools.decode), found=tuple(found))
+    return Inquiry(comparison, rerun, company=company, **rest)
