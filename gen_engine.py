@@ -2044,7 +2044,8 @@ class RowWatch:
     """Collects the tokens of one row and tells when it is over. It never ends a row early.
 
     ids: generated so far.   over: whether the row has ended.   error: why it failed.
-    replay: ids that are forced.   drafted, matched: draft tokens that were judged, and accepted ones.
+    replay: ids that are forced.
+    drafted, matched: draft tokens that were judged, and accepted ones.
     logprobs, top_logprobs, logits: one entry per id, where requested.
     A stop string of b bytes lies within the last b tokens, so that most steps decode a short tail
     only. One with special tokens between its characters may be seen late, and `finish` finds it."""
