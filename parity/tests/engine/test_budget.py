@@ -29,7 +29,7 @@ FOUND_BY_ENGINE = (
     "vllm_hooks",
     "weights",
 )
-PLAIN = ("penalties",)  # of those that callers import, the ones that are held to the same
+PLAIN = ("penalties", "rollout")  # of those that callers import, the ones that are held to the same
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
 MOST_TOKENS = 22_810  # of the core
