@@ -2655,7 +2655,7 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     if plan.changes_rows:
         chain.append(lambda ids, scores: change_rows(rows, scores))
     if plan.plugins:
-        chain.append(plan.plugins.hf_processor(rows))
+        chain += plan.plugins.hf_processors(rows)
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     chain += sampling_warpers(options)
@@ -2869,6 +2869,32 @@ class DecodeLoop:
         return kept
 
 
+def auto_class(checkpoint: Checkpoint) -> Any:
+    """transformers' class that finds the model's class."""
+    kind = "AutoModelForCausalLM"
+    if checkpoint.processor is not None:
+        kind = "AutoModelForImageTextToText"
+    return getattr(lazy_import("transformers"), kind)
+
+
+def read_model(checkpoint: Checkpoint, **how: Any) -> Any:
+    """transformers' model of a checkpoint. Raises LoadError where weights are missing."""
+    settings = checkpoint.settings
+    model, info = auto_class(checkpoint).from_pretrained(
+        settings.model,
+        output_loading_info=True,
+        trust_remote_code=settings.trust_remote_code,
+        revision=settings.revision,
+        **how,
+    )
+    # Unexpected weights may be for another use of the checkpoint; missing ones are random now.
+    missing = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
+    if missing:
+        problem = f"the checkpoint is missing {len(missing)} weights: {short_repr(missing)}"
+        raise LoadError(problem, fix="download it again")
+    return model
+
+
 class HfBackend:
     """transformers, in padded batches that rows leave as they finish."""
 
@@ -2893,23 +2919,12 @@ class HfBackend:
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
         torch = lazy_import("torch")
-        kind = "AutoModelForCausalLM"
-        if self.checkpoint.processor is not None:
-            kind = "AutoModelForImageTextToText"
-        auto = getattr(lazy_import("transformers"), kind)
         how = {
             "dtype": getattr(torch, self.checkpoint.dtype),
             "attn_implementation": settings.attn_implementation,
             **settings.hf_kwargs,
-            "trust_remote_code": settings.trust_remote_code,
-            "revision": settings.revision,
         }
-        model, info = auto.from_pretrained(settings.model, output_loading_info=True, **how)
-        # Unexpected weights may be for another use of the checkpoint; missing ones are random now.
-        missing = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
-        if missing:
-            problem = f"the checkpoint is missing {len(missing)} weights: {short_repr(missing)}"
-            raise LoadError(problem, fix="download it again")
+        model = read_model(self.checkpoint, **how)
         if "device_map" not in how:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             model.to(settings.device or device)
@@ -3076,6 +3091,20 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
     return arguments
 
 
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raise LoadError where weights are missing: vLLM takes what is in memory. transformers
+    compares their names, without reading them, for a model that it knows."""
+    config = checkpoint.config
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    is_known = type(config) in auto_class(checkpoint)._model_mapping
+    if is_quantized or not is_known or "load_format" in checkpoint.settings.vllm_kwargs:
+        return
+    if find_spec("accelerate") is None:
+        log.warning("weights that are missing cannot be found without accelerate; install it")
+        return
+    read_model(checkpoint, device_map="meta")
+
+
 def is_watched(plan: Plan, prompt: Prompt) -> bool:
     """Whether more than ids and lengths may end a row on vLLM, so that each token must be seen."""
     if plan.options.stop.strings or plan.plugins:
@@ -3188,6 +3217,7 @@ class VllmBackend:
         self.checkpoint = checkpoint
         self.decoder = settings.decoder
         self.corrupt = False  # NaNs are in the KV cache
+        check_weights(checkpoint)
         with in_process(first_runner=settings.logits_hooks):
             self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
         groups = lazy_import("vllm.distributed.parallel_state")

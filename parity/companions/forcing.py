@@ -128,8 +128,8 @@ class Forced:
     def post_decode(self, text: str) -> str:
         return text
 
-    def hf_processor(self, rows: Sequence[Row]) -> Callable[[Any, Any], Any]:
-        return lambda ids, scores: scores
+    def hf_processors(self, rows: Sequence[Row]) -> list[Callable[[Any, Any], Any]]:
+        return []
 
     def stop_rows(self, rows: Sequence[Row], input_ids: Any) -> None:
         """Nothing but its ids ends a row."""

@@ -18,6 +18,7 @@ wrongly is an OptionError with its name, and costs the rows that it was called f
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -197,24 +198,26 @@ class Hooks(tuple[Plugin, ...]):
 
     # transformers' own objects: they see the padded batch, and fail all of it
 
-    def hf_processor(self, rows: Sequence[Row]) -> Callable[[Any, Any], Any]:
-        """A logits processor that calls those of the plugins.   rows: those of the batch."""
-        hooks = self.named("hf_logits_processors")
-
-        def process(ids: Any, scores: Any) -> Any:
-            with fail_rows_on(row.watch for row in rows):
-                for name, hook in hooks:
-                    shown = (ids, scores.clone())
-                    scores = logits_of(name, "hf_logits_processors", hook, scores, *shown)
-            return scores
-
-        return process
+    def hf_processors(self, rows: Sequence[Row]) -> list[Callable[[Any, Any], Any]]:
+        """What calls the plugins' own logits processors, in order.   rows: those of the batch."""
+        chain: list[Callable[[Any, Any], Any]] = []
+        for name, hook in self.named("hf_logits_processors"):
+            call = functools.partial(process_rows, name, hook, rows)
+            chain.append(lambda ids, scores, call=call: call(ids, scores))  # type: ignore[misc]
+        return chain
 
     def stop_rows(self, rows: Sequence[Row], input_ids: Any) -> None:
         """End the rows that stopping criteria end. input_ids: [rows, all tokens so far]."""
         for name, criterion in self.named("hf_stopping_criteria"):
             with fail_rows_on(row.watch for row in rows):
                 stop_by(name, criterion, rows, input_ids)
+
+
+def process_rows(name: str, processor: Any, rows: Sequence[Row], ids: Any, scores: Any) -> Any:
+    """The scores of a batch after one logits processor. scores: [rows, vocabulary]."""
+    with fail_rows_on(row.watch for row in rows):
+        return logits_of(name, "hf_logits_processors", processor, scores, ids, scores.clone())
+    return scores
 
 
 def stop_by(name: str, criterion: Any, rows: Sequence[Row], input_ids: Any) -> None:
