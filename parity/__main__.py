@@ -1,151 +1,31 @@
-"""python -m parity: prove that a moved call site still gives what it gave.
-
-    python -m parity record --site pkg.old:summarize -- python old_script.py     what the old code does, as goldens
-    python -m parity check                                                       the moved code, against them
-    python -m parity explain summarize/summarize-001                             why a case differs, step by step
-
-Exit codes: 0 all within policy, 1 drift, 2 usage, 3 could not judge, 4 missing or unused (or goldens were just
-written), 5 nothing compared.
-"""
+"""`python -m parity` and the console scripts. See parity.command_line."""
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import os
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-import gen_engine
-from parity import demo, laws, shell, vendor
-from parity.bench import bench
-from parity.companions import batch_files
-from parity.diff import commands as differing
-from parity.golden import GoldenError
-from parity.record import commands as recording
-from parity.record import inventory
-from parity.report import answers
-from parity.report import commands as judging
-from parity.rollout import report as rollout
-from parity.rollout import schedule
-from parity.verdict import printable
-
-# Each adds a subcommand whose `run` takes the parsed arguments and returns the exit code.
-COMMANDS = (
-    recording.add_record,
-    judging.add_check,
-    judging.add_explain,
-    judging.add_accept,
-    inventory.add_list,
-    inventory.add_prune,
-    differing.add_diff,
-    answers.add_compare,
-    bench.add_bench,
-    shell.add_generate,
-    batch_files.add_batch,
-    laws.add_laws,
-    rollout.add_trace,
-    schedule.add_schedule,
-    shell.add_doctor,
-    vendor.add_vendor,
-    demo.add_demo,
-)
-PROVING = "parity.prove"  # what proves this project itself: in a clone, no part of the package
-USAGE = 2
-NOBODY_READS = 141  # what a shell says of a program whose reader went away: `parity list | head`; no verdict of ours
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # vLLM logs to stdout, where the report is
+from parity import libraries
 
 
-def program_name() -> str:
-    """How this was started: as a module of a clone, or by the console script."""
-    return "python -m parity" if Path(sys.argv[0]).name == "__main__.py" else "parity"
-
-
-def add_developers(users: Any) -> dict[str, argparse.ArgumentParser]:
-    """`parity dev ...` in a clone, where those commands are. Returns name -> parser."""
-    if find_spec(PROVING) is None:
-        return {}
-    dev = users.add_parser("dev", help="what proves this project itself; parity dev --help lists it")
-    developers = dev.add_subparsers(metavar="COMMAND", required=True)
-    for add_command in importlib.import_module(f"{PROVING}.commands").COMMANDS:
-        add_command(developers)
-    choices: dict[str, argparse.ArgumentParser] = developers.choices
-    return choices
-
-
-class Parsers:
-    """The parser of the command line, and the names of its commands.   users, developers: name -> its parser."""
-
-    def __init__(self) -> None:
-        self.top = argparse.ArgumentParser(
-            prog=program_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        self.top.add_argument("--version", action="version", version=f"parity {gen_engine.__version__}")
-        self.top.add_argument("--goldens", default="golden", metavar="DIR", help="default: golden")
-        users = self.top.add_subparsers(metavar="COMMAND", required=True)
-        for add_command in COMMANDS:
-            add_command(users)
-        self.users, self.developers = users.choices, add_developers(users)
-        for command in (*self.users.values(), *self.developers.values()):
-            # On either side of the command; SUPPRESS: what stood before it stays.
-            command.add_argument("--goldens", default=argparse.SUPPRESS, metavar="DIR", help="default: golden")
-
-    def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        if words and (problem := self.problem_of(words[0])):
-            print(f"{program_name()}: {problem}", file=sys.stderr)
-            raise SystemExit(USAGE)
-        return self.top.parse_args(words)
-
-    def problem_of(self, word: str) -> str | None:
-        """What is wrong with a word that stands for a command; None if it is one, or an option."""
-        if word.startswith("-") or word in self.users:
-            return None
-        if word in self.developers:
-            return f"{word!r} is a command for developers: {program_name()} dev {word}"
-        return f"there is no command {word!r}; {gen_engine.did_you_mean(word, self.users)}"
-
-
-def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our words, and the command after `--`."""
-    words = list(words)
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
-
-
-def print_error(error: Exception) -> None:
-    """What went wrong, with nothing in it that a terminal or a CI log would obey."""
-    lines = [printable(line) for line in str(error).split("\n")]
-    print("parity: " + "\n".join(lines), file=sys.stderr)
+def start(program: str, argv: Sequence[str] | None) -> int:
+    """Run a program of parity.command_line, which itself cannot be imported without numpy."""
+    if problem := libraries.problem_of(libraries.ALWAYS):
+        print(f"{program}: {problem}", file=sys.stderr)
+        return 3
+    command_line = importlib.import_module("parity.command_line")
+    return int(command_line.run(command_line.PROGRAMS[program], argv))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    mine, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
-    args = Parsers().parse(mine)
-    args.command = command or getattr(args, "command", [])
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    if sys.path[0] != os.getcwd():
-        sys.path.insert(0, os.getcwd())  # as `python -m` does, also under an installed command
-    try:
-        code = int(args.run(args))
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print("parity: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
-        return NOBODY_READS
-    except (GoldenError, ValueError, LookupError) as error:
-        print_error(error)
-        return USAGE if isinstance(error, (ValueError, LookupError)) else 3
-    except OSError as error:
-        print_error(error)
-        return 3
+    """`parity`: all commands."""
+    return start("parity", argv)
+
+
+def main_of_engine(argv: Sequence[str] | None = None) -> int:
+    """`gen-engine`: the commands for who uses the engine and proves nothing."""
+    return start("gen-engine", argv)
 
 
 if __name__ == "__main__":

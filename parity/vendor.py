@@ -17,12 +17,14 @@ import argparse
 import ast
 import difflib
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import tokenize
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,11 +108,17 @@ def released() -> dict[str, dict[str, str]]:
 
 
 def same_code(a: str, b: str) -> bool:
-    """Whether two texts differ in nothing but layout and comments."""
+    """Whether two texts differ in nothing but layout, as a formatter makes another one."""
     try:
-        return ast.dump(ast.parse(a)) == ast.dump(ast.parse(b))
+        return ast.dump(ast.parse(a)) == ast.dump(ast.parse(b)) and comments(a) == comments(b)
     except SyntaxError:
         return False
+
+
+def comments(text: str) -> list[str]:
+    """The comments of a file that Python can read."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT]
 
 
 # == What git remembers ==
@@ -177,6 +185,18 @@ def edited_lines(base: str, copy: str) -> list[tuple[int, str, str]]:
     return found
 
 
+def laid_out(path: Path, copy: str, source: Path, states: Sequence[Known]) -> Status | None:
+    """A copy that a formatter laid out anew; None if more than the layout is another."""
+    mine = text_of(source)
+    version, ours = version_of(copy) or "?", version_of(mine) or "?"
+    if same_code(mine, copy):
+        return Status(path, "current", version, ours, note="only its layout is another")
+    base = next((state for state in states if same_code(state.text, copy)), None)
+    if base is None:
+        return None
+    return Status(path, "behind", version, ours, against=base.where, note="only its layout is another", behind=True)
+
+
 def edited(path: Path, copy: str, source: Path, states: Sequence[Known]) -> Status:
     """An edited copy, told against the nearest known state of its own version."""
     mine = text_of(source)
@@ -187,8 +207,6 @@ def edited(path: Path, copy: str, source: Path, states: Sequence[Known]) -> Stat
     note = ""
     if not same:
         note = f"the text of {version} is not known here, so this is told against {ours}: not all of it is an edit"
-    elif same_code(base.text, copy):
-        note = "the code is the same; only layout or comments were changed"
     lines = tuple(edited_lines(base.text, copy))
     behind = order_of(version) < order_of(ours)
     return Status(path, "edited", version, ours, lines, base.where, note, behind)
@@ -216,7 +234,7 @@ def status(path: Path) -> Status:
     exact = next((state for state in states if state.text == copy), None)
     if exact is not None:
         return Status(path, "behind", version, ours, against=exact.where, behind=True)
-    return edited(path, copy, source, states)
+    return laid_out(path, copy, source, states) or edited(path, copy, source, states)
 
 
 def statuses(path: Path) -> list[Status]:
@@ -294,6 +312,15 @@ def copy_to(dest: Path, names: Sequence[str] = (), *, force: bool = False) -> li
     return list(whither.values())
 
 
+def excluded(copies: Sequence[Path]) -> list[str]:
+    """The copies as a formatter's settings name them: from the folder that has these."""
+    folder = copies[0].resolve().parent
+    root = next(
+        (f for f in (folder, *folder.parents) if (f / "pyproject.toml").exists() or (f / ".git").exists()), folder
+    )
+    return [path.resolve().relative_to(root).as_posix() for path in copies]
+
+
 def record_release() -> str:
     """Add this version's digests to versions.json. A released version does not change: raises VendorError."""
     texts = {source.name: text_of(source) for source in chosen([*companions()])}
@@ -319,8 +346,10 @@ def carry_out(args: argparse.Namespace) -> int:
     if args.path is None:
         raise VendorError("no path given; name the copied file, or the folder that holds it")
     if args.copy:
-        for source, target in zip(chosen(args.companions), copy_to(args.path, args.companions, force=args.force)):
+        copies = copy_to(args.path, args.companions, force=args.force)
+        for source, target in zip(chosen(args.companions), copies):
             print(f"{source.name} {version_of(text_of(target))} → {target}")
+        print(f"keep formatters off, in pyproject.toml: [tool.ruff] extend-exclude = {json.dumps(excluded(copies))}")
         return 0
     found = statuses(args.path)
     print(*map(describe, found), sep="\n")

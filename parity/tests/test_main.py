@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from argparse import Namespace
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import gen_engine
-from parity import __main__ as command_line
+from parity import command_line
+from parity.__main__ import main, main_of_engine
+
+from .conftest import ROOT
 
 
 def ending(words: list[str]) -> Any:
     with pytest.raises(SystemExit) as end:
-        command_line.main(words)
+        main(words)
     return end.value.code
 
 
@@ -47,16 +53,49 @@ def test_main_help_lists_what_users_run_and_hides_the_rest(
     assert "selftest" in capsys.readouterr().out
 
 
-def test_main_interrupted_exits_130_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_main_of_engine_has_the_commands_of_the_engine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main_of_engine(["--help"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0 and "generate" in said and "batch" in said
+    assert "record" not in said and "--goldens" not in said
+    with pytest.raises(SystemExit) as end:
+        main_of_engine(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"gen-engine {gen_engine.__version__}\n")
+
+
+def without_libraries(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m parity` of a Python that has the standard library and what lies under `path`."""
+    command = [sys.executable, "-S", "-m", "parity", *words]
+    environment = {"PYTHONPATH": str(path or "")}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_main_without_libraries_names_one_command_that_installs_them() -> None:
+    done = without_libraries("check")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("parity: numpy is not installed. Run: pip install '")
+    assert "[hf]'" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["check"], ["generate", "--model", "m", "Hello"], ["demo"]], ids=" ".join)
+def test_main_without_a_models_libraries_names_all_of_them(words: list[str], tmp_path: Path) -> None:
+    packages = Path(numpy.__file__).parents[1]
+    for name in ("numpy", "numpy.libs"):
+        (tmp_path / name).symlink_to(packages / name)
+    done = without_libraries(*words, path=tmp_path)
+    assert (done.returncode, done.stdout) == (3, "")
+    missing = "packaging, jinja2, PIL, torch, transformers are not installed"
+    assert done.stderr.startswith(f"parity {words[0]}: {missing}. Run: pip install ")
+
+
+def test_main_interrupted_exits_130_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     def stopped(args: Namespace) -> int:
         raise KeyboardInterrupt
 
     def add_stopped(subparsers: Any) -> None:
         subparsers.add_parser("stopped").set_defaults(run=stopped)
 
-    commands: tuple[Callable[[Any], None], ...] = (add_stopped,)
-    monkeypatch.setattr(command_line, "COMMANDS", commands)
-    assert command_line.main(["stopped"]) == 130
+    program = command_line.Program("parity", "", (add_stopped,), has_goldens=True)
+    assert command_line.run(program, ["stopped"]) == 130
     assert capsys.readouterr().err == "parity: interrupted\n"

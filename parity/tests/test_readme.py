@@ -20,7 +20,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import gen_engine
-from parity.__main__ import Parsers, split_at_dashes
+from parity.command_line import Parsers, split_at_dashes
 from parity.companions import structured
 from parity.verdict import CAUSES
 

@@ -34,8 +34,8 @@ ROOMS: dict[str, str] = {
 }
 PLACES = {
     **dict.fromkeys(("acceptance", "causes", "golden", "real_model"), "ground"),
-    **dict.fromkeys(("tasks", "vendor", "verdict", "__init__"), "ground"),
-    **dict.fromkeys(("__main__", "pytest_plugin"), "door"),
+    **dict.fromkeys(("libraries", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",
     **dict.fromkeys(("shell", "laws"), "shell"),
 }

