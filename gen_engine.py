@@ -2047,16 +2047,19 @@ class RowWatch:
     replay: ids that are forced.
     drafted, matched: draft tokens that were judged, and accepted ones.
     logprobs, top_logprobs, logits: one entry per id, where requested.
-    A stop string of b bytes lies within the last b tokens, so that most steps decode a short tail
-    only. One with special tokens between its characters may be seen late, and `finish` finds it."""
+    A stop string of b bytes lies within the last b tokens that have any text, so that most steps
+    decode a short tail only."""
 
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
         self.plan = plan
         self.prompt_tokens = prompt.length
         self.replay = prompt.replay or ()
         self._ends = frozenset(plan.end_ids)
+        self._hidden: frozenset[int] = frozenset()
+        if plan.options.decode.skip_special_tokens:
+            self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
-        self._tail_size = longest + 5 if longest else 0  # a cut character has at most 4 bytes
+        self._tail_size = longest + 4 if longest else 0  # a cut character has at most 4 bytes
         self.restart()
 
     def restart(self) -> None:
@@ -2070,6 +2073,7 @@ class RowWatch:
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
+        self._tail: list[int] = []
 
     def completion(self, prompt_token_ids: Sequence[int]) -> Completion:
         options = self.plan.options
@@ -2102,13 +2106,14 @@ class RowWatch:
         """Whether an id, the budget or a stop string ends the row at its newest token."""
         if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
             return True
-        return self._tail_size > 0 and self._stop_in_tail()
+        return self._tail_size > 0 and self._stop_in_tail(token_id)
 
-    def _stop_in_tail(self) -> bool:
+    def _stop_in_tail(self, token_id: int) -> bool:
         """Whether a stop string ends in the newest token: looked for in the tail's text first,
         which may hold one that the whole text does not."""
-        tail = self.plan.decode(self.ids[-self._tail_size :])
-        if first_stop(tail, self.plan.options.stop.strings) is None:
+        if token_id not in self._hidden:
+            self._tail = [*self._tail[-self._tail_size :], token_id]
+        if first_stop(self.plan.decode(self._tail), self.plan.options.stop.strings) is None:
             return False
         return find_ending(self.ids, self.plan) is not None
 
