@@ -107,6 +107,7 @@ __all__ = [
     "render",
     "truncate_at_stops",
     "Plugin",
+    "adopt_plugins",
     "Checkpoint",
     "Plan",
     "make_plan",
@@ -3266,7 +3267,7 @@ class VllmBackend:
     @contextlib.contextmanager
     def healthy(self) -> Iterator[Any]:
         """vLLM's engine with its process groups in place. No request is left behind where the call
-        fails, and the process's random generators stay as they are."""
+        fails, and torch's random generators stay as they are."""
         engine = self.model.llm_engine
         if engine.output_processor.request_states:
             fix = "give it another engine, or use hf"
@@ -3275,7 +3276,7 @@ class VllmBackend:
         if self.grouped and not groups.model_parallel_is_initialized():
             restore_groups(engine.vllm_config)
         try:
-            with rng_untouched():
+            with lazy_import("torch").random.fork_rng():  # Python's and numpy's it leaves alone
                 yield engine
         finally:  # what is left of an interrupted call would make the next one spin
             abort(engine, list(engine.output_processor.request_states))

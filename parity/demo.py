@@ -5,7 +5,7 @@
 
 The real model runs in bfloat16, where greedy answers part at near ties. Of each answer is said whether both backends
 gave the same tokens, and if not, whether rounding explains where they part: both read the answer of transformers token
-by token, as does float32 (parity.judge.referee).
+by token, as does float32 (parity.judge.numerics.referee).
 
 Exit codes: 0 both backends agree, up to rounding in the real model, and every answer that can be right is; else 1.
 """
@@ -27,7 +27,8 @@ from typing import Any
 
 from gen_engine import GenerationEngine, GenerationResult, load
 from parity import real_model
-from parity.judge import partings, scoring
+from parity.judge import partings
+from parity.judge.numerics import reading
 from parity.tasks import Task, vision_tasks
 
 MODEL = Path(__file__).parents[1] / "golden/models/tiny-qwen3-vl"
@@ -210,9 +211,9 @@ def ask_real(path: Path, asked: Sequence[str]) -> Compared:
             return Compared(tuple(asked), old, new, None)
         say_step("vllm reads the answers of hf")
         rows = [partings.given_pair(pair) for pair in pairs]
-        read = scoring.read_engine(engine, rows)
+        read = reading.read_engine(engine, rows)
     say_step(f"plain transformers reads them, in float32 and in {DTYPE}")
-    reference = scoring.read_reference(str(path), DTYPE, rows)
+    reference = reading.read_reference(str(path), DTYPE, rows)
     return Compared(tuple(asked), old, new, partings.judge_pairs(pairs, rows, reference, read, dtype=DTYPE))
 
 

@@ -125,7 +125,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """How large rounding is at a site on a backend, measured (parity.judge.referee); one checkpoint of the site.
+    """How large rounding is at a site on a backend, measured by the referee (parity.judge.numerics); one checkpoint.
 
     outcome: "holds", "shifted", "cannot tell", or "could not judge" where nothing could be read.   said: one line.
     cause: of a shift.   against: what was taken for the truth.   fields: the numbers, for programs.

@@ -16,7 +16,8 @@ from typing import Any
 from parity.bench import workloads
 from parity.bench.values import DIFFERENT, PARTED, ROUNDING, UNREAD, Measured, Verdict
 from parity.bench.workloads import Work, engine_module
-from parity.judge import partings, scoring
+from parity.judge import partings
+from parity.judge.numerics import reading
 from parity.judge.partings import Pair
 
 Key = tuple[str, str, str]  # workload, contender, baseline
@@ -30,8 +31,8 @@ class Question:
 
     key: Key
     pairs: list[Pair]
-    rows: list[scoring.Given] = field(default_factory=list)
-    new: list[scoring.Scored] = field(default_factory=list)
+    rows: list[reading.TokenRow] = field(default_factory=list)
+    new: list[reading.Scored] = field(default_factory=list)
     why_not: str = ""
 
     @property
@@ -50,7 +51,7 @@ def pairs_of(work: Work, contender: Measured, against: Measured, placeholder: in
     """placeholder: the id of image tokens. Raises CannotJudge where a contender does not say what it was given."""
     for request, new, old in zip(work.requests, contender.answers, against.answers):
         if old.prompt_ids is None:
-            raise scoring.CannotJudge(f"{against.contender} does not say which token ids it was given")
+            raise reading.CannotJudge(f"{against.contender} does not say which token ids it was given")
         images = tuple(engine_module().load_image(image) for image in workloads.pictures_of(request))
         yield Pair(old.prompt_ids, old.ids, new.ids, images, placeholder if images else None)
 
@@ -59,7 +60,7 @@ def question_of(work: Work, contender: Measured, against: Measured, placeholder:
     key = (work.name, contender.contender, against.contender)
     try:
         pairs = list(pairs_of(work, contender, against, placeholder))
-    except scoring.CannotJudge as error:
+    except reading.CannotJudge as error:
         bare = [Pair((), old.ids, new.ids) for new, old in zip(contender.answers, against.answers)]
         return Question(key, bare, why_not=str(error))
     return Question(key, pairs, [partings.given_pair(pair) for pair in pairs])
@@ -70,7 +71,7 @@ def read_new(question: Question, engine: Any) -> None:
     if question.why_not:
         return
     try:
-        question.new = scoring.read_engine(engine, question.rows, what=f"{question.contender} reads")
+        question.new = reading.read_engine(engine, question.rows, what=f"{question.contender} reads")
     except engine_module().GenEngineError as error:
         question.why_not = f"{question.contender} cannot score them: {error}"
 
@@ -83,8 +84,8 @@ def judge_questions(questions: Sequence[Question], path: str, dtype: str) -> dic
     if not rows:
         return found
     try:
-        reference = scoring.read_reference(path, dtype, rows)
-    except (scoring.CannotJudge, ImportError, OSError, ValueError) as error:
+        reference = reading.read_reference(path, dtype, rows)
+    except (reading.CannotJudge, ImportError, OSError, ValueError) as error:
         return {question.key: question.verdict(UNREAD, str(error)) for question in questions}
     start = 0
     for question in read:

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from parity.diff.plants import fp8, int8, rewritten
-from parity.judge import partings, referee, scoring
+from parity.judge import partings
+from parity.judge.numerics import probes, reading, referee
 
-Given = scoring.Given
-Scored = scoring.Scored
-CannotJudge = scoring.CannotJudge
+Given = reading.TokenRow
+Scored = reading.Scored
+CannotJudge = reading.CannotJudge
 Moved = Callable[[Any, float], contextlib.AbstractContextManager[Any]]
 
 ALIKE = (
@@ -80,14 +81,14 @@ def rows_between(a: Answers, b: Answers) -> list[Given]:
     """A's answers behind their prompts, then those of B's that differ."""
     pairs = pairs_of(a, b)
     rows = [partings.given_pair(pair) for pair in pairs]
-    rows += [scoring.given_of(p.prompt, p.new) for p in pairs if p.step is not None]
+    rows += [reading.token_row(p.prompt, p.new) for p in pairs if p.step is not None]
     return rows
 
 
 def read_rows(
     engine: Any, rows: Sequence[Given], what: str, adapter: str | None = None
 ) -> list[Scored]:
-    return scoring.read_engine(engine, rows, what=what, adapter=adapter)
+    return reading.read_engine(engine, rows, what=what, adapter=adapter)
 
 
 @contextlib.contextmanager
@@ -141,37 +142,37 @@ def moved_matrix(model: Any, layer: int) -> Iterator[None]:
 
 ROUNDINGS = {"int8": int8, "fp8": fp8}
 PROBES: Mapping[str, Moved] = {
-    "attention": scoring.moved_attention,
-    "logits": scoring.moved_logits,
-    "theta": scoring.moved_theta,
+    "attention": probes.moved_attention,
+    "logits": probes.moved_logits,
+    "theta": probes.moved_theta,
 }
 
 
 def read_truth(folder: str, dtype: str, rows: Sequence[Given], adapter: str = "") -> Truth:
     """Float32 where it fits, else transformers in `dtype`. Raises CannotJudge if none does."""
-    source = scoring.source_of(folder, dtype)
-    with scoring.Reader(folder, source.dtype, device=source.device, adapter=adapter) as reader:
+    source = reading.source_of(folder, dtype)
+    with reading.Reader(folder, source.dtype, device=source.device, adapter=adapter) as reader:
         scores = reader.read(rows)
-        probes = scoring.read_probes(reader, rows) if source.exact else {}
-    return Truth(source.dtype, source.said, scores, probes)
+        probes = reading.read_probes(reader, rows) if source.exact else {}
+    return Truth(source.dtype, source.note, scores, probes)
 
 
 def row_of(prompt: Sequence[int], ids: Sequence[int], others: Sequence[tuple[int, int]]) -> Given:
     """An answer behind its prompt.   others: (step, id) pairs that are read, too."""
     asked = tuple((len(prompt) + step, token) for step, token in others)
-    return scoring.given_of(prompt, ids, with_prompt=False, others=asked)
+    return reading.token_row(prompt, ids, with_prompt=False, others=asked)
 
 
 def read_exact(folder: str, rows: Sequence[Given]) -> list[Scored]:
     """By plain transformers in float32."""
-    with scoring.Reader(folder, "float32") as reader:
+    with reading.Reader(folder, "float32") as reader:
         return reader.read(rows)
 
 
 def read_faults(folder: str, rows: Sequence[Given], adapter: str = "") -> dict[str, list[Scored]]:
     """What float32 says with rounded weights: the directions that quantizations have."""
     found = {}
-    with scoring.Reader(folder, "float32", adapter=adapter) as reader:
+    with reading.Reader(folder, "float32", adapter=adapter) as reader:
         for name in ROUNDINGS:
             with planted(reader.model, name, 0.0):
                 found[f"{name} weights"] = reader.read(rows, what=f"fault: {name}")
@@ -187,9 +188,9 @@ def judge_paths(
 ) -> Judged:
     """Is B - A rounding? A's own errors against the truth are the size of rounding."""
     old, new = read
-    source = scoring.Source(truth.dtype, "cpu", truth.said)
-    reference = scoring.Reference(source, truth.scores, old, truth.probes)
-    readings = scoring.readings(reference, new, rows)
+    source = reading.Source(truth.dtype, "cpu", truth.said)
+    reference = reading.Reference(source, truth.scores, old, truth.probes)
+    readings = reading.readings(reference, new, rows)
     verdict = referee.judge(readings, dtype=a.dtype, exact=source.exact)
     if not source.exact:
         said = f"{truth.said}; no noise floor of A is known"

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import own_loops, ties
+from parity.judge import own_loops
 from parity.judge.align import paired, same_ids, up_to_draws
 from parity.judge.comparison import Comparison
 from parity.judge.endings import ADDED
@@ -28,6 +28,9 @@ from parity.judge.explain import (
     from_other_ids,
     up_to_followers,
 )
+from parity.judge.numerics.golden_rows import moved_by_batch
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
+from parity.judge.numerics.seeds import seed_source
 from parity.judge.questions import (
     OF_SEVERAL,
     Judged,
@@ -40,7 +43,6 @@ from parity.judge.questions import (
     steps_of,
 )
 from parity.judge.row import Row, drew, entry, is_drawn, seeds_of, unseen
-from parity.judge.samples import DRAWN_ALIKE, Ledgers, Samples, in_float32, seed_source
 from parity.judge.session import COULD_NOT_JUDGE, Run
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stage import Tools
@@ -50,7 +52,7 @@ from parity.record.rows import LIKELIEST
 from parity.verdict import CAUSES, Cause, Certainty, Difference, Outcome, equal
 
 if TYPE_CHECKING:
-    from parity.judge.numerics import Numerics
+    from parity.judge.numerics.answers import Numerics
 
 
 LEAST_CHOSEN = 20  # tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
@@ -225,8 +227,8 @@ class Judge:
         old, new = inquiry.old, inquiry.new
         if (known := by_cache(inquiry) or own_loops.own_ends(old, new, inquiry.decode)) is not None:
             return "DRIFT", known, ()
-        judged = self.samples.judged_draws(old, new)
-        if judged[0] not in DRAWN_ALIKE:
+        judged = self.samples.judge(old, new)
+        if judged[0] not in FOLLOWS_SETTINGS:
             return judged
         return self.made_of(inquiry, judged)
 
@@ -244,8 +246,8 @@ class Judge:
         asked = Comparison(*parts, comparison.tools)
         if not self.only_drawn(asked) or asked.broken:
             return None
-        verdict, cause, notes = self.samples.judged_draws(*parts)
-        if verdict not in DRAWN_ALIKE:
+        verdict, cause, notes = self.samples.judge(*parts)
+        if verdict not in FOLLOWS_SETTINGS:
             return verdict, cause, notes
         inquiry = self.inquiry(comparison, steps)
         steps.append(f"of {len(asked.old.rows)} rows nothing but draws differs, and the rest follows from them")
@@ -287,7 +289,7 @@ class Judge:
         if (flag := next(filter(is_skip_special, comparison.differences), None)) and decoded_once(comparison):
             return "LATENT", flag_that_shows_elsewhere(flag), ()
         if self.only_drawn(comparison):
-            _, cause, notes = self.samples.judged_draws(old, new)
+            _, cause, notes = self.samples.judge(old, new)
             wrong = cause is not None and cause.certainty == "confirmed"
             return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
         seen = not any(unseen(*pair) for pair in comparison.pairs)
@@ -310,7 +312,7 @@ class Judge:
         try:
             self.run(old, {}, frozenset())  # on the site's own engine: that of a replay may have one place only
             engine = self.engine()
-            return None if engine is None else ties.moved_by_company(engine, old.rows, self.store)
+            return None if engine is None else moved_by_batch(engine, old.rows, self.store)
         except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
             return None
 
@@ -346,8 +348,8 @@ class Judge:
             return None
         if any(not name.startswith(("model.attn", "batch.", "stop.")) for name, _ in named):
             return None
-        verdict, _, notes = self.samples.judged_draws(comparison.old, comparison.new)
-        if verdict not in DRAWN_ALIKE:
+        verdict, _, notes = self.samples.judge(comparison.old, comparison.new)
+        if verdict not in FOLLOWS_SETTINGS:
             return None
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
@@ -358,7 +360,7 @@ class Judge:
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
     old, new = comparison.old, comparison.new
-    drawn = ties.is_sampled(old) and ties.is_sampled(new) and not comparison.has_same_ids
+    drawn = is_sampled(old) and is_sampled(new) and not comparison.has_same_ids
     return drawn and len(old.rows) == len(new.rows)
 
 

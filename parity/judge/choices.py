@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from parity.judge import referee, scoring
+from parity.judge.numerics import reading, referee
+from parity.judge.numerics.errors import FLOOR, robust_size
+from parity.judge.numerics.noise import Noise, Parting, within_noise
 from parity.judge.partings import Ids, Outcome, Pair, Row
 
 Array = Any  # numpy.ndarray, float64
@@ -50,32 +52,32 @@ class Choices:
 
     margins: tuple[Array, ...]
     errors: tuple[Array, ...]
-    noise: referee.Noise
-    partings: tuple[referee.Parting | None, ...]
+    noise: Noise
+    partings: tuple[Parting | None, ...]
 
 
 def read_choices(path: str, dtype: str, pairs: Sequence[Pair]) -> Choices:
-    """Load a checkpoint in float32, read, close, and again in `dtype`. Raises scoring.CannotJudge."""
-    source = scoring.source_of(path, dtype)
+    """Load a checkpoint in float32, read, close, and again in `dtype`. Raises reading.CannotJudge."""
+    source = reading.source_of(path, dtype)
     if not source.exact:
-        raise scoring.CannotJudge(f"{source.said}. Judging answers alone needs the model in float32")
-    with scoring.Reader(path, "float32", device=source.device) as reader:
+        raise reading.CannotJudge(f"{source.note}. Judging answers alone needs the model in float32")
+    with reading.Reader(path, "float32", device=source.device) as reader:
         refuse_pictures(reader, pairs)
         rows = [given_choices(pair, runners_up(reader, pair)) for pair in pairs]
         truth = reader.read(rows)
-    with scoring.Reader(path, dtype, device=source.device) as reader:
-        old = reader.read(rows, most_rows=scoring.OLD_ROWS, side="left", what=dtype)
-    return choices_of(pairs, rows, scoring.Reference(source, truth, old, {}), dtype)
+    with reading.Reader(path, dtype, device=source.device) as reader:
+        old = reader.read(rows, most_rows=reading.OLD_ROWS, side="left", what=dtype)
+    return choices_of(pairs, rows, reading.Reference(source, truth, old, {}), dtype)
 
 
 def choices_of(
     pairs: Sequence[Pair],
-    rows: Sequence[scoring.Given],
-    reference: scoring.Reference,
+    rows: Sequence[reading.TokenRow],
+    reference: reading.Reference,
     dtype: str,
 ) -> Choices:
     """rows: given_choices of each pair, as the reference read them."""
-    readings = scoring.readings(reference, reference.old, rows)
+    readings = reading.readings(reference, reference.old, rows)
     margins = []
     errors = []
     partings = []
@@ -88,13 +90,13 @@ def choices_of(
     return Choices(tuple(margins), tuple(errors), noise, tuple(partings))
 
 
-def refuse_pictures(reader: scoring.Reader, pairs: Sequence[Pair]) -> None:
+def refuse_pictures(reader: reading.Reader, pairs: Sequence[Pair]) -> None:
     placeholder = getattr(reader.model.config, "image_token_id", None)
     if placeholder is not None and any(placeholder in pair.prompt for pair in pairs):
-        raise scoring.CannotJudge("the prompts have pictures, which files of answers do not hold")
+        raise reading.CannotJudge("the prompts have pictures, which files of answers do not hold")
 
 
-def runners_up(reader: scoring.Reader, pair: Pair) -> Ids:
+def runners_up(reader: reading.Reader, pair: Pair) -> Ids:
     """At each step of the old answer the best token that is not the answer's, by the reader's model."""
     import torch
 
@@ -105,21 +107,21 @@ def runners_up(reader: scoring.Reader, pair: Pair) -> Ids:
     return tuple(logits.scatter(1, answer, -math.inf).argmax(-1).tolist())
 
 
-def given_choices(pair: Pair, others: Ids) -> scoring.Given:
+def given_choices(pair: Pair, others: Ids) -> reading.TokenRow:
     """others: of each step of the old answer. Behind them stand the two tokens where the new answer parts."""
     asked = [(len(pair.prompt) + step, token) for step, token in enumerate(others)]
     if pair.candidates is not None and pair.step is not None:
         asked += [(len(pair.prompt) + pair.step, token) for token in pair.candidates]
-    return scoring.given_of(pair.prompt, pair.old, others=tuple(asked))
+    return reading.token_row(pair.prompt, pair.old, others=tuple(asked))
 
 
-def margins_of(pair: Pair, scored: scoring.Scored) -> Array:
+def margins_of(pair: Pair, scored: reading.Scored) -> Array:
     tokens = len(pair.old)
     chosen = np.array(scored.logprobs[-tokens:], dtype=np.float64)
     return chosen - np.array(scored.others[:tokens], dtype=np.float64)
 
 
-def parting_of(pair: Pair, truth: scoring.Scored, old: scoring.Scored) -> referee.Parting | None:
+def parting_of(pair: Pair, truth: reading.Scored, old: reading.Scored) -> Parting | None:
     """What the new path makes of the step is not known: the reference stands for it."""
     if pair.candidates is None:
         return None
@@ -127,7 +129,7 @@ def parting_of(pair: Pair, truth: scoring.Scored, old: scoring.Scored) -> refere
     before, after = old.others[-2:]
     if first is None or second is None or before is None or after is None:
         return None
-    return referee.Parting((first, second), (before, after), (first, second))
+    return Parting((first, second), (before, after), (first, second))
 
 
 # == Sizes ==
@@ -203,15 +205,15 @@ def judge_choices(read: Choices, pairs: Sequence[Pair]) -> ChoicesJudged:
 def rounding_of(read: Choices, margins: Array) -> float:
     """The size of rounding at the steps where two tokens are close, nats of logit."""
     errors = np.concatenate(read.errors)
-    reach = NEAR * max(read.noise.old, referee.FLOOR)
+    reach = NEAR * max(read.noise.old, FLOOR)
     close = np.abs(margins) < reach
-    return max(referee.robust_size(errors[close]), referee.FLOOR)
+    return max(robust_size(errors[close]), FLOOR)
 
 
-def row_of(pair: Pair, parting: referee.Parting | None, noise: referee.Noise) -> Row:
+def row_of(pair: Pair, parting: Parting | None, noise: Noise) -> Row:
     if pair.step is None or parting is None:
         return Row(pair.step, ends=pair.step is not None and pair.candidates is None)
-    return Row(pair.step, referee.within_noise(parting, noise))
+    return Row(pair.step, within_noise(parting, noise))
 
 
 def common_steps(pair: Pair) -> Array:

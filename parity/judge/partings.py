@@ -1,9 +1,9 @@
 """Greedy answers of two paths: equal, parted by rounding, or parted by a fault? The referee decides.
 
     rows = [given_pair(pair) for pair in pairs]         the old answers, forced; both tokens where a pair parts
-    new = scoring.read_engine(engine, rows)             the new path, while its engine is loaded
+    new = reading.read_engine(engine, rows)             the new path, while its engine is loaded
     engine.close()                                      one model at a time
-    reference = scoring.read_reference(path, dtype, rows)
+    reference = reading.read_reference(path, dtype, rows)
     judge_pairs(pairs, rows, reference, new, dtype=dtype).outcome       "same", "rounding", "fault" or "cannot tell"
 
 Rounding explains a set of answers where the referee finds no shift over all their tokens and every step at which two
@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from parity.judge import referee, scoring
+from parity.judge.numerics import reading, referee
+from parity.judge.numerics.noise import Noise, Parted, within_noise
 
 Ids = tuple[int, ...]
 Outcome = Literal["same", "rounding", "fault", "cannot tell"]
@@ -24,7 +25,7 @@ Outcome = Literal["same", "rounding", "fault", "cannot tell"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Token ids of one prompt and of its two greedy answers.   images, placeholder: see scoring.Given."""
+    """Token ids of one prompt and of its two greedy answers.   images, placeholder: see reading.TokenRow."""
 
     prompt: Ids
     old: Ids
@@ -55,7 +56,7 @@ class Row:
     ends: one answer is the beginning of the other, which no rounding makes."""
 
     step: int | None = None
-    parted: referee.Parted | None = None
+    parted: Parted | None = None
     ends: bool = False
 
     @property
@@ -101,34 +102,34 @@ class Judged:
         return next(faults, str(self.verdict or "every token is the same"))
 
 
-def given_pair(pair: Pair) -> scoring.Given:
+def given_pair(pair: Pair) -> reading.TokenRow:
     """The old answer behind its prompt, with both candidates of the step at which the new one parts from it."""
     asked: tuple[tuple[int, int], ...] = ()
     if pair.candidates is not None and pair.step is not None:
         position = len(pair.prompt) + pair.step
         asked = tuple((position, token) for token in pair.candidates)
-    return scoring.given_of(pair.prompt, pair.old, others=asked, images=pair.images, placeholder=pair.placeholder)
+    return reading.token_row(pair.prompt, pair.old, others=asked, images=pair.images, placeholder=pair.placeholder)
 
 
 def judge_pairs(
     pairs: Sequence[Pair],
-    rows: Sequence[scoring.Given],
-    reference: scoring.Reference,
-    new: Sequence[scoring.Scored],
+    rows: Sequence[reading.TokenRow],
+    reference: reading.Reference,
+    new: Sequence[reading.Scored],
     *,
     dtype: str,
 ) -> Judged:
     """rows: given_pair of each pair.   reference, new: what was read of them.   dtype: the old path's."""
     if all(pair.step is None for pair in pairs):
         return Judged("same", (Row(),) * len(pairs))
-    readings = scoring.readings(reference, new, rows)
+    readings = reading.readings(reference, new, rows)
     verdict = referee.judge(readings, dtype=dtype, exact=reference.source.exact)
     found = tuple(rows_of(pairs, reference, new, verdict.noise))
     return Judged(outcome_of(found, verdict), found, verdict)
 
 
 def rows_of(
-    pairs: Sequence[Pair], reference: scoring.Reference, new: Sequence[scoring.Scored], noise: referee.Noise
+    pairs: Sequence[Pair], reference: reading.Reference, new: Sequence[reading.Scored], noise: Noise
 ) -> Iterator[Row]:
     for pair, truth, old, scored in zip(pairs, reference.truth, reference.old, new):
         if pair.step is None:
@@ -139,13 +140,11 @@ def rows_of(
             yield Row(pair.step, parted_at(truth, old, scored, noise))
 
 
-def parted_at(
-    truth: scoring.Scored, old: scoring.Scored, new: scoring.Scored, noise: referee.Noise
-) -> referee.Parted | None:
+def parted_at(truth: reading.Scored, old: reading.Scored, new: reading.Scored, noise: Noise) -> Parted | None:
     """None where the step lies beyond the engine's window."""
     try:
-        return referee.within_noise(scoring.parting(truth, old, new), noise)
-    except scoring.CannotJudge:
+        return within_noise(reading.parting(truth, old, new), noise)
+    except reading.CannotJudge:
         return None
 
 
@@ -160,7 +159,7 @@ def outcome_of(rows: Sequence[Row], verdict: referee.Verdict) -> Outcome:
     return "rounding"
 
 
-def part_of(reference: scoring.Reference, start: int, stop: int) -> scoring.Reference:
+def part_of(reference: reading.Reference, start: int, stop: int) -> reading.Reference:
     """The reference of some of the rows that were read together."""
     probes = {name: scores[start:stop] for name, scores in reference.probes.items()}
-    return scoring.Reference(reference.source, reference.truth[start:stop], reference.old[start:stop], probes)
+    return reading.Reference(reference.source, reference.truth[start:stop], reference.old[start:stop], probes)

@@ -69,11 +69,12 @@ def reads_what_is_asked(one: Row, other: Row) -> bool:
 
 
 def placeholder_in(row: Row) -> int | None:
-    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the pictures have tokens."""
+    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the pictures have tokens; of
+    several, the last of the vocabulary, behind whose text such ids are added."""
     tokens = [picture.get("tokens") for picture in row.get("images", ())]
     if not tokens:
         return None
-    return next((i for i in dict.fromkeys(row["prompt_ids"]) if runs(row["prompt_ids"], i) == tokens), None)
+    return max((i for i in {*row["prompt_ids"]} if runs(row["prompt_ids"], i) == tokens), default=None)
 
 
 # == Names of a prompt ==

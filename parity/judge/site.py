@@ -23,17 +23,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
-from parity.judge import own_loops, ties
+from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
 from parity.judge.endings import leaves
+from parity.judge.numerics.samples import Ledgers, is_sampled, settle_samples
+from parity.judge.numerics.seeds import seed_source
 from parity.judge.row import is_drawn, seeds_of
-from parity.judge.samples import Ledgers, seed_source, settle_samples
 from parity.judge.session import COULD_NOT_JUDGE, Session, new_function
 from parity.verdict import Cause, Difference, Outcome
 
 if TYPE_CHECKING:
-    from parity.judge.numerics import Numerics
+    from parity.judge.numerics.answers import Numerics
 
 
 Key = tuple[str, str, str]  # site, case, backend
@@ -52,7 +53,7 @@ class Pending:
     @classmethod
     def of(cls, store: Store, *, always: bool = False, is_whole: bool = False) -> Pending:
         """always: measure the numerics of every site."""
-        from parity.judge.numerics import Numerics  # numpy, which `record` and `list` do without
+        from parity.judge.numerics.answers import Numerics  # numpy, which `record` and `list` do without
 
         return cls(store, Numerics(store, always), is_whole=is_whole)
 
@@ -97,7 +98,7 @@ class GivenSeeds:
 
 
 def is_sampled_case(old: Case) -> bool:
-    return ties.is_sampled(old) or own_loops.of_own_loop(old)
+    return is_sampled(old) or own_loops.of_own_loop(old)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.diff.plants import fp8, int8, matrices, rewritten
-from parity.judge.scoring import moved_attention, moved_logits
+from parity.judge.numerics.probes import moved_attention, moved_logits
 
 TOKENIZER = Path(__file__).parents[2] / "golden/models/tiny-qwen3"
 WINDOW = 48  # tokens of the sliding window: prompts are shorter, prompts with answers longer

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from parity import real_model
-from parity.judge import referee
-from parity.judge.scoring import OLD_ROWS, Given, Reader, Scored, given_of, read_engine, read_probes
+from parity.judge.numerics import referee
+from parity.judge.numerics.errors import FLOOR, Reading
+from parity.judge.numerics.reading import OLD_ROWS, Reader, Scored, TokenRow, read_engine, read_probes, token_row
 from parity.prove import checkpoints
 
 ALARMS = 0.01  # of clean comparisons, at most
@@ -145,20 +146,20 @@ class Paths:
 
     case: Case
     prompts: list[list[int]]
-    rows: list[Given]
+    rows: list[TokenRow]
     scores: dict[str, Scores]
     kinds: dict[str, str]
     probes: dict[str, list[Scored]]
 
     @property
-    def first(self) -> list[Given]:
+    def first(self) -> list[TokenRow]:
         return self.rows[: self.case.rows]
 
     def add(self, kind: str, name: str, scores: Scores) -> None:
         self.scores[name], self.kinds[name] = scores, kind
 
 
-def old_way(reader: Reader, rows: Sequence[Given]) -> list[Scored]:
+def old_way(reader: Reader, rows: Sequence[TokenRow]) -> list[Scored]:
     return reader.read(rows, most_rows=OLD_ROWS, side="left")
 
 
@@ -167,7 +168,7 @@ def read_paths(case: Case, folder: Path, scratch: Path, say: Say) -> Paths:
     with Reader(str(folder), case.dtype, device="cpu") as reader:
         prompts = prompts_of(case, folder)
         answers = answers_of(reader, prompts, case)
-        rows = [given_of(prompt, answer) for prompt, answer in zip(prompts, answers)]
+        rows = [token_row(prompt, answer) for prompt, answer in zip(prompts, answers)]
         paths = Paths(case, prompts, rows, {}, {}, {})
         say(f"{sum(len(row.ids) for row in rows)} tokens")
         read_same(paths, reader)
@@ -225,7 +226,7 @@ def read_others(paths: Paths, folder: Path, scratch: Path) -> None:
 def read_vllm(paths: Paths, folder: Path, scratch: Path) -> None:
     import gen_engine
 
-    def read(place: Path, dtype: Any, rows: Sequence[Given]) -> list[Scored]:
+    def read(place: Path, dtype: Any, rows: Sequence[TokenRow]) -> list[Scored]:
         with gen_engine.load(str(place), dtype=dtype, **ENGINE) as engine:
             return read_engine(engine, rows)
 
@@ -244,7 +245,7 @@ def read_vllm(paths: Paths, folder: Path, scratch: Path) -> None:
 class Line:
     """One comparison.   seen: the statistics that are alarms.   nearest: of those along a direction, the largest.
     times: the new errors' size by the old one's, not clipped.   good: as it should be.
-    inexact: the outcome without float32 (see `referee.INEXACT`)."""
+    inexact: the outcome without float32 (see `INEXACT`)."""
 
     checkpoint: str
     dtype: str
@@ -298,18 +299,18 @@ def line_of(paths: Paths, path: str, kind: str, places: Sequence[int]) -> Line:
     nearest = "" if largest is None else f"{largest.name} {largest.value:+.2f} ± {largest.high - largest.value:.2f}"
     return Line(
         case.name, case.dtype, path, kind, verdict.rows, noise.tokens, verdict.outcome, size,
-        noise.new / max(noise.old, referee.FLOOR), seen, nearest,
+        noise.new / max(noise.old, FLOOR), seen, nearest,
         verdict.like, verdict.sees, verdict.more, good, without, str(verdict),
     )  # fmt: skip
 
 
 def readings(
     paths: Paths, path: str, places: Sequence[int], *, reference: str = "reference", old: str = "old"
-) -> list[referee.Reading]:
+) -> list[Reading]:
     truth, before, now = (paths.scores[name] for name in (reference, old, path))
     probes = paths.probes if reference == "reference" else {}
     return [
-        referee.Reading(
+        Reading(
             truth[k].logprobs,
             before[k].logprobs,
             now[k].logprobs,
@@ -406,7 +407,7 @@ def memory(rows: int, tokens: int = 256) -> str:
     import gen_engine
 
     draw = random.Random(0)
-    given = [given_of([5], [draw.randrange(500) for _ in range(tokens)]) for _ in range(rows)]
+    given = [token_row([5], [draw.randrange(500) for _ in range(tokens)]) for _ in range(rows)]
     said = []
     with tempfile.TemporaryDirectory(prefix="referee-") as folder:
         model = str(checkpoints.make(BIG, "float32", Path(folder)))

@@ -80,8 +80,14 @@ def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
             yield from string_lists(value, f"{name}.{key}" if named else str(key))
         return
     strings = [arguments] if isinstance(arguments, str) else arguments
-    if named and isinstance(strings, (list, tuple)) and are_texts(strings):
+    if not isinstance(strings, (list, tuple)):
+        return
+    if named and are_texts(strings):
         yield tuple(strings)
+        return
+    for part in strings:
+        if isinstance(part, (Mapping, list, tuple)):
+            yield from string_lists(part, name)
 
 
 def are_texts(values: Sequence[Any]) -> bool:

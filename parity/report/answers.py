@@ -25,7 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from parity.judge import choices, referee, scoring
+from parity.judge import choices
+from parity.judge.numerics import reading, referee
+from parity.judge.numerics.noise import Noise
 from parity.judge.partings import Ids, Outcome, Pair, Row
 
 SHOWN = 3  # examples of a group
@@ -321,7 +323,7 @@ WITHOUT_IDS = (
 
 
 def explained(found: Comparison, model: str | None, dtype: str | None) -> Explanation:
-    """Raises scoring.CannotJudge where the model cannot be read."""
+    """Raises reading.CannotJudge where the model cannot be read."""
     if not found.paired:
         return Explanation(NOTHING_CODE)
     if found.is_same:
@@ -342,7 +344,7 @@ def words_without_model(group: Group) -> str:
 def dtype_of(model: str) -> str:
     """The dtype that a checkpoint was saved in."""
     config = json.loads(
-        (Path(scoring.local_path(model)) / "config.json").read_text(encoding="utf-8")
+        (Path(reading.local_path(model)) / "config.json").read_text(encoding="utf-8")
     )
     text = config.get("text_config", {})
     return str(config.get("dtype") or config.get("torch_dtype") or text.get("dtype") or "float32")
@@ -350,7 +352,7 @@ def dtype_of(model: str) -> str:
 
 def read_again(found: Comparison, model: str, dtype: str) -> Explanation:
     pairs = [pair for _, _, pair in found.readable]
-    read = choices.read_choices(scoring.local_path(model), dtype, pairs)
+    read = choices.read_choices(reading.local_path(model), dtype, pairs)
     judged = choices.judge_choices(read, pairs)
     rows: dict[str, list[tuple[str, Row]]] = {}
     for (name, group, _), row in zip(found.readable, judged.rows):
@@ -370,22 +372,22 @@ def read_again(found: Comparison, model: str, dtype: str) -> Explanation:
     return Explanation(SAME_CODE, sentence, groups)
 
 
-def numbers_outcome(found: Comparison, noise: referee.Noise) -> Outcome:
+def numbers_outcome(found: Comparison, noise: Noise) -> Outcome:
     """Of log-probabilities of equal tokens."""
     if noise.tokens < referee.LEAST:
         return "cannot tell"
     gaps = [
         size for group in found.groups.values() if group.kinds["numbers"] for size in group.sizes
     ]
-    return "rounding" if max(gaps, default=0.0) <= referee.within_numbers(noise) else "fault"
+    return "rounding" if max(gaps, default=0.0) <= noise.of_number else "fault"
 
 
-def words_of_group(group: Group, rows: Sequence[tuple[str, Row]], noise: referee.Noise) -> str:
+def words_of_group(group: Group, rows: Sequence[tuple[str, Row]], noise: Noise) -> str:
     """Of single lines: what all of them say together stands in the last line."""
     if set(group.kinds) == {"never"}:
         return NEVER
     if group.kinds["numbers"]:
-        return f"rounding explains {referee.within_numbers(noise):.2g} nats"
+        return f"rounding explains {noise.of_number:.2g} nats"
     beyond = [(name, row) for name, row in rows if row.is_fault]
     if beyond:
         name, row = beyond[0]
@@ -456,7 +458,7 @@ def run_compare(args: argparse.Namespace) -> int:
     found = compared(args.old, args.new)
     try:
         explanation = explained(found, args.model, args.dtype)
-    except scoring.CannotJudge as error:
+    except reading.CannotJudge as error:
         print(described(found, Explanation(UNKNOWN_CODE, f"CANNOT TELL: {error}")))
         return UNKNOWN_CODE
     print(described(found, explanation))

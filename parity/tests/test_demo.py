@@ -13,14 +13,15 @@ from gen_engine import GenerationResult
 from parity import demo, real_model
 from parity.__main__ import main
 from parity.bench import workloads
-from parity.judge import partings, referee
+from parity.judge import partings
+from parity.judge.numerics.noise import Parted
 
 from .conftest import ROOT
 
 Capture = pytest.CaptureFixture[str]
 ASKED = ('What\'s "5 $HOME" in café?', "$(shell echo x) `date` $$ 日本", "--tiny", "100 % \\ 'quoted'")
-WITHIN = partings.Row(5, referee.Parted(True, 0.11, 0.66))
-BEYOND = partings.Row(5, referee.Parted(False, 2.5, 0.66, "model"))
+WITHIN = partings.Row(5, Parted(True, 0.11, 0.66))
+BEYOND = partings.Row(5, Parted(False, 2.5, 0.66, "model"))
 
 
 @pytest.fixture

@@ -74,6 +74,7 @@ def options_of(model_path: str, config: dict[str, Any]) -> dict[str, Any]:
         "max_new_tokens": config["max_tokens"],
         "repetition_penalty": penalty,
         "stop": {"strings": config.get("stop", []), "include_stop": True},
+        "decode": {"skip_special_tokens": False},
     }
     temperature = temperature_of(model_path, config)
     if temperature:

@@ -108,11 +108,20 @@ def read_forward(model: Any, given: Mapping[str, Any]) -> Forward | None:
     return Forward(rows)
 
 
+TEXT_AND_ROTARY_AXES = 4  # of Qwen's image models
+
+
 def positions_of(positions: Any, row: int, own: Sequence[int]) -> str:
-    """Positions of a row's own tokens: "from k" for k, k + 1, …, else a digest of them."""
+    """Positions of a row's own tokens: "from k" for k, k + 1, …, else a digest of them.
+
+    Of four axes (text, time, height, width) no rotation reads the first: it tells sequences apart
+    that are packed into one row, wherever it begins.
+    """
     axes = positions if positions.ndim == 3 else positions[None]  # [axes, B, S]
     own_axes = axes[:, min(row, axes.shape[1] - 1)]
     values = [[int(axis[column]) for column in own] for axis in own_axes]
+    if own and len(values) == TEXT_AND_ROTARY_AXES:
+        values[0] = [value - values[0][0] for value in values[0]]
     first = values[0][0] if own else 0
     plain = [*range(first, first + len(own))]
     return f"from {first}" if all(axis == plain for axis in values) else short_digest(values)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.judge import choices, referee
+from parity.judge import choices
+from parity.judge.numerics.noise import Noise, Parting
 from parity.judge.partings import Pair
 
 UNIT = 0.1
@@ -33,23 +34,23 @@ def test_outcome_follows_from_the_interval(size: float, steps: int, outcome: str
     assert {simulated(size, steps, seed).outcome for seed in range(8)} == {outcome}
 
 
-def read_with(margins: list[float], noise: referee.Noise) -> choices.Choices:
+def read_with(margins: list[float], noise: Noise) -> choices.Choices:
     array = np.array(margins)
     return choices.Choices((array,), (np.full(len(array), 0.01),), noise, (parting(margins[-1]),))
 
 
-def parting(gap: float) -> referee.Parting:
-    return referee.Parting((0.0, -gap), (0.0, -gap), (0.0, -gap))
+def parting(gap: float) -> Parting:
+    return Parting((0.0, -gap), (0.0, -gap), (0.0, -gap))
 
 
 def test_one_answer_beyond_rounding_is_a_fault() -> None:
     pair = Pair((1,), (5, 5, 5), (5, 5, 6))
-    noise = referee.Noise(0.01, 0.01, 0.03, 500)
+    noise = Noise(0.01, 0.01, 0.03, 500)
     judged = choices.judge_choices(read_with([9.0, 9.0, 2.0], noise), [pair])
     assert judged.outcome == "fault" and judged.rows[0].is_fault
 
 
 def test_without_noise_nothing_is_said() -> None:
     pair = Pair((1,), (5, 5, 5), (5, 5, 6))
-    judged = choices.judge_choices(read_with([9.0, 9.0, 2.0], referee.Noise(0, 0, 0, 3)), [pair])
+    judged = choices.judge_choices(read_with([9.0, 9.0, 2.0], Noise(0, 0, 0, 3)), [pair])
     assert judged.outcome == "cannot tell"

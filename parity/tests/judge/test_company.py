@@ -13,7 +13,7 @@ import pytest
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import case as check
-from parity.judge import draws, numerics, own_loops, samples, ties
+from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
 from parity.judge.endings import ADDED, strange_text
@@ -28,6 +28,7 @@ from parity.judge.explain import (
     possible,
     replays,
 )
+from parity.judge.numerics import answers, golden_rows, samples, surprise
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, Replay
 from parity.judge.stages.batch import input_differences
 from parity.judge.stages.model import adapter_differences
@@ -179,7 +180,7 @@ def test_neighbours_are_read_on_the_sites_own_engine(tmp_path: Path, monkeypatch
         loads.append(load)
         return old
 
-    monkeypatch.setattr(ties, "moved_by_company", lambda engine, rows, store: float(engine == {}))
+    monkeypatch.setattr(check, "moved_by_batch", lambda engine, rows, store: float(engine == {}))
     judge = check.Judge(Store(tmp_path), "hf", run, engine=lambda: loads[-1])
     assert judge.company(OLD) == 1.0
 
@@ -187,7 +188,7 @@ def test_neighbours_are_read_on_the_sites_own_engine(tmp_path: Path, monkeypatch
 def test_of_rows_with_adapters_it_is_not_known_what_neighbours_do(tmp_path: Path) -> None:
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None, engine=lambda: None)
     with pytest.raises(GoldenError, match="adapters"):
-        ties.moved_by_company(None, [{**FIRST, "inputs": {"adapters": ["", "1f"]}}], judge.store)
+        golden_rows.moved_by_batch(None, [{**FIRST, "inputs": {"adapters": ["", "1f"]}}], judge.store)
 
 
 def test_another_reason_for_the_same_end_is_a_rule_of_stops() -> None:
@@ -412,8 +413,8 @@ def test_a_site_of_which_no_row_can_be_read_again_is_read_all_the_same(monkeypat
         backend, checkpoint = SimpleNamespace(name="hf"), SimpleNamespace(window=None)
         score_batch = list
 
-    group = numerics.Group("s", "hf", "m", {}, {})
-    numerics.read_moved(group, Engine(), None)
+    group = answers.Group("s", "hf", "m", {}, {})
+    answers.read_moved(group, Engine(), None)
     assert (group.new, group.apart, group.why) == ([], 0.0, "")
 
 
@@ -577,7 +578,7 @@ def test_other_draws_of_equal_seeds_come_of_what_a_processor_does(seeds: Any, ca
     for one in made:
         one["sampling"] |= {"processors": {"value": ["Green"], "from": "caller"}}
     old, new = (Case("s", "c", rows=(one,), value=one["output_ids"]) for one in made)
-    verdict, found, _ = check.Judge(Store(tmp_path), "hf", lambda *_: None).samples.permuted(old, new, "why")
+    verdict, found, _ = check.Judge(Store(tmp_path), "hf", lambda *_: None).samples.judge_texts(old, new, "why")
     assert verdict == ("DRIFT" if cause != "error" else "ERROR") and found is not None and found.name == cause
 
 
@@ -644,8 +645,8 @@ def test_ids_that_stand_before_a_prompt_are_not_a_part_that_is_missing(more: lis
 
 @pytest.mark.parametrize(("cached", "cause"), [(False, "rng"), (True, "cache.key")])
 def test_copies_of_one_draw_out_of_a_cache_are_the_caches(cached: bool, cause: str) -> None:
-    evidence = SimpleNamespace(fault=draws.COPY, impossible=None, alpha=0.001, sentence=lambda: "copies")
-    assert samples.drawn_otherwise(cast(Any, evidence), cached).name == cause
+    evidence = SimpleNamespace(fault=surprise.COPY, impossible=None, alpha=0.001, sentence=lambda: "copies")
+    assert samples.cause_of(cast(Any, evidence), cached).name == cause
 
 
 @pytest.mark.parametrize(
@@ -663,7 +664,7 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     other = {**one, "output_ids": [5], "model": {**one["model"], **changes}}
     old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
-    monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: (drawn_as, None, ()))
+    monkeypatch.setattr(samples.Samples, "judge", lambda *_: (drawn_as, None, ()))
     found = judge.drawn_beside(Comparison(old, new))
     assert (found and found[0]) == verdict
 

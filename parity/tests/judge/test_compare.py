@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from parity.golden import Case
-from parity.judge import ties
 from parity.judge.align import paired
 from parity.judge.endings import explain_text
+from parity.judge.numerics.samples import unlike
+from parity.judge.numerics.surprise import permutation_p
+from parity.judge.row import placeholder_in
 from parity.judge.stages.prompt import prompt_cause
 from parity.verdict import Check, Outcome, Policy, equal
 
@@ -373,14 +375,14 @@ TWO = {**ROW, "prompt_ids": [0], "output_ids": [0, 1]}
 def test_a_leaked_top_k_is_another_distribution() -> None:
     drawn = {**TWO, "sampling": {"temperature": said(1.0), "top_p": said(1.0), "top_k": said(2), "min_p": said(0)}}
     flat = logits([1, 1.1, 1.2], [1, 1.1, 1.2])
-    assert ties.same_draws(drawn, flat, flat + 3)[0]
-    assert not ties.same_draws(drawn, flat, flat * 2)[0]
+    assert not unlike(drawn, flat, flat + 3)
+    assert unlike(drawn, flat, flat * 2)
 
 
 def test_the_permutation_test_tells_two_distributions_apart() -> None:
     same = [["a", "b"] * 10] * 10
-    assert ties.permutation_p(same, same, rounds=200) > 0.5
-    assert ties.permutation_p(same, [["a"] * 20] * 10, rounds=200) < 0.01
+    assert permutation_p(same, same, rounds=200) > 0.5
+    assert permutation_p(same, [["a"] * 20] * 10, rounds=200) < 0.01
 
 
 # == Verdicts to exit codes ==
@@ -436,3 +438,10 @@ def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prom
     }
     new: dict[str, Any] = {**chat, "prompt_text": rendered, "prompt_ids": [6, *range(10, 10 + len(rendered))]}
     assert prompt_cause(old, new) == expected
+
+
+def test_placeholder_in_of_several_ids_the_added_one() -> None:
+    """A letter that is doubled has a run as long as a small image."""
+    row = {"prompt_ids": [3, 5, 5, 4, 90, 90, 91], "output_ids": [], "images": [{"sha256": "a", "tokens": 2}]}
+    assert placeholder_in(row) == 90
+    assert placeholder_in({**row, "images": []}) is None

@@ -16,10 +16,11 @@ import pytest
 import gen_engine
 from parity.callsites.inference_module import old as old_way
 from parity.golden import Case, Store
-from parity.judge import draws
 from parity.judge.check import check_sites
+from parity.judge.numerics import surprise
+from parity.judge.numerics.processed import cut_top_k, processed_logits, settings_of
+from parity.judge.numerics.samples import settle_samples
 from parity.judge.replay import ANSWERS, Engines, Replay
-from parity.judge.samples import settle_samples
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.prove.site_mutations import replaced
@@ -47,9 +48,9 @@ def made(count: int, *, tokens: int = 60, sure: float = 2.0, factor: float = 1.0
         logits = sure * torch.randn(tokens, VOCABULARY)
         own = row([], seed, **sampling)
         for step in range(tokens):
-            scores = draws.processed(logits[step : step + 1] * factor, own, draws.declared(own), step)
+            scores = processed_logits(logits[step : step + 1] * factor, own, settings_of(own), step)
             own["output_ids"].append(int(torch.multinomial(scores.softmax(-1), 1)))
-        found.append(draws.sample_of(own, logits, ("request", seed)))
+        found.append(surprise.sample_of(own, logits, ("request", seed)))
     return found
 
 
@@ -57,26 +58,26 @@ def made(count: int, *, tokens: int = 60, sure: float = 2.0, factor: float = 1.0
     "sampling", [{}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}, {"repetition_penalty": 1.2}]
 )
 def test_clean_draws_hold_and_power_is_said(sampling: dict[str, Any]) -> None:
-    found = draws.evidence_of(made(16, **sampling))
-    assert not found.breaks and abs(found.z) < 3.5
-    assert found.tells and 1 < found.power < 1.5 and f"wrong by {found.power:.2f}×" in found.sentence()
+    found = surprise.evidence_of(made(16, **sampling))
+    assert not found.is_fault and abs(found.z) < 3.5
+    assert found.can_tell and 1 < found.power < 1.5 and f"wrong by {found.power:.2f}×" in found.sentence()
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.5])
 def test_a_wrong_temperature_is_seen_and_the_one_that_fits_is_named(factor: float) -> None:
-    found = draws.evidence_of(made(16, factor=factor))
-    assert found.breaks and abs(found.z) > 5 and found.fault.startswith("temperature")
+    found = surprise.evidence_of(made(16, factor=factor))
+    assert found.is_fault and abs(found.z) > 5 and found.fault.startswith("temperature")
 
 
 def test_one_seed_for_all_rows_is_one_draw_and_not_many() -> None:
     samples = [dataclasses.replace(sample, stream=("request", 7)) for sample in made(16, factor=1.5)]
-    assert draws.evidence_of(samples).power > draws.evidence_of(made(16, factor=1.5)).power
+    assert surprise.evidence_of(samples).power > surprise.evidence_of(made(16, factor=1.5)).power
 
 
 def test_clean_draws_of_a_sure_model_raise_no_alarm_and_tell_nothing() -> None:
-    found = [draws.evidence_of(made(4, tokens=20, sure=30.0 + k)) for k in range(20)]
-    assert not any(evidence.breaks for evidence in found)
-    assert not any(evidence.tells for evidence in found)
+    found = [surprise.evidence_of(made(4, tokens=20, sure=30.0 + k)) for k in range(20)]
+    assert not any(evidence.is_fault for evidence in found)
+    assert not any(evidence.can_tell for evidence in found)
     assert "cannot tell, needs about " in found[0].sentence()
 
 
@@ -86,19 +87,19 @@ def test_a_rare_token_is_no_fault_though_its_z_is_large() -> None:
 
     logits = torch.zeros(40, 2)
     logits[:, 1] = math.log(1e-4)
-    sample = draws.sample_of(row([0] * 39 + [1]), logits, ("request", 0))
-    evidence = draws.evidence_of([sample])
-    assert evidence.z > 10 and not evidence.breaks
+    sample = surprise.sample_of(row([0] * 39 + [1]), logits, ("request", 0))
+    evidence = surprise.evidence_of([sample])
+    assert evidence.z > 10 and not evidence.is_fault
 
 
 def test_what_cannot_be_drawn_is_a_fault_at_once_and_rounding_is_not() -> None:
     import torch
 
     logits = torch.tensor([[3.0, 2.0, 1.0, 1.0 - 1e-5]])
-    of = {k: draws.evidence_of([draws.sample_of(row([k], top_k=3), logits, ("request", 0))]) for k in range(4)}
-    assert not any(of[k].breaks for k in (0, 1, 2, 3))  # 2 and 3 are equal but for rounding
-    wrong = draws.evidence_of([draws.sample_of(row([3], top_k=2), logits, ("request", 0))])
-    assert wrong.breaks and "cannot be drawn" in wrong.sentence()
+    of = {k: surprise.evidence_of([surprise.sample_of(row([k], top_k=3), logits, ("request", 0))]) for k in range(4)}
+    assert not any(of[k].is_fault for k in (0, 1, 2, 3))  # 2 and 3 are equal but for rounding
+    wrong = surprise.evidence_of([surprise.sample_of(row([3], top_k=2), logits, ("request", 0))])
+    assert wrong.is_fault and "cannot be sampled" in wrong.sentence()
 
 
 def test_early_ends_that_were_held_back_have_no_chance() -> None:
@@ -108,7 +109,7 @@ def test_early_ends_that_were_held_back_have_no_chance() -> None:
         **row([0, 0]),
         "stop": {"end_ids": {"value": [1], "from": "caller"}, "min_new_tokens": {"value": 2, "from": "caller"}},
     }
-    scores = draws.processed(torch.zeros(2, 4), asked, draws.declared(asked))
+    scores = processed_logits(torch.zeros(2, 4), asked, settings_of(asked))
     assert scores[:, 1].tolist() == [-math.inf, -math.inf]
 
 
@@ -119,20 +120,20 @@ def test_a_leaked_cut_is_seen_though_surprise_hardly_moves() -> None:
     samples = []
     for seed in range(16):
         logits = 1.5 * torch.randn(40, 200)
-        cut = draws.top(logits, 50, 0.0).softmax(-1)
+        cut = cut_top_k(logits, 50, 0.0).softmax(-1)
         asked = row(torch.multinomial(cut, 1)[:, 0].tolist(), seed)
-        samples.append(draws.sample_of(asked, logits, ("request", seed)))
-    found = draws.evidence_of(samples)
-    assert found.breaks and found.fault == "top_k 50"
+        samples.append(surprise.sample_of(asked, logits, ("request", seed)))
+    found = surprise.evidence_of(samples)
+    assert found.is_fault and found.fault == "top_k 50"
 
 
 def test_one_sample_given_n_times_is_a_fault_and_sure_samples_may_be_equal() -> None:
     [sample, *_] = made(1)
     copies = [dataclasses.replace(sample, stream=("request", k)) for k in range(3)]
-    assert draws.evidence_of(copies).breaks and draws.evidence_of(copies).fault == draws.COPY
-    assert draws.evidence_of(copies, copied=False).fault != draws.COPY
+    assert surprise.evidence_of(copies).is_fault and surprise.evidence_of(copies).fault == surprise.COPY
+    assert surprise.evidence_of(copies, count_copies=False).fault != surprise.COPY
     [sure, *_] = made(1, sure=200.0)
-    assert not draws.evidence_of([dataclasses.replace(sure, stream=("request", k)) for k in range(20)]).breaks
+    assert not surprise.evidence_of([dataclasses.replace(sure, stream=("request", k)) for k in range(20)]).is_fault
 
 
 def test_a_level_is_kept_over_many_clean_runs() -> None:
@@ -143,20 +144,20 @@ def test_a_level_is_kept_over_many_clean_runs() -> None:
         torch.manual_seed(run)
         logits = 2 * torch.randn(30, VOCABULARY)
         ids = torch.multinomial(logits.softmax(-1), 1)[:, 0].tolist()
-        alarms += draws.evidence_of([draws.sample_of(row(ids), logits, ("request", 0))]).breaks
+        alarms += surprise.evidence_of([surprise.sample_of(row(ids), logits, ("request", 0))]).is_fault
     assert alarms == 0
 
 
 def test_cases_of_a_site_are_judged_together_once_each() -> None:
-    ledger = draws.Ledger(4)
+    ledger = surprise.Ledger(4)
     samples = made(16, tokens=12, factor=1.35)
     for k in range(4):
-        ledger.add(f"case-{k}", samples[4 * k : 4 * k + 4])
+        ledger.samples[f"case-{k}"] = samples[4 * k : 4 * k + 4]
     whole = ledger.together()
     assert whole is not None and whole.tokens == 16 * 12
-    ledger.add("the same again", samples[:4])
+    ledger.samples["the same again"] = samples[:4]
     assert ledger.together() == whole
-    assert abs(whole.z) > max(abs(draws.evidence_of(s, ledger.alpha).z) for s in list(ledger.samples.values())[:1])
+    assert abs(whole.z) > max(abs(surprise.evidence_of(s, ledger.alpha).z) for s in list(ledger.samples.values())[:1])
 
 
 # == Real draws ==
@@ -314,7 +315,7 @@ def test_a_golden_that_could_not_have_been_drawn_cannot_be_judged(goldens: Store
     store.set_site("samples", **goldens.settings()["samples"])
     check = check_sites(store, backends=("hf",))
     assert [o.verdict for o in check.outcomes] == ["ERROR"] and check.exit_code == 3
-    assert "cannot be drawn" in str(check.outcomes[0].cause and check.outcomes[0].cause.sentence)
+    assert "cannot be sampled" in str(check.outcomes[0].cause and check.outcomes[0].cause.sentence)
 
 
 def test_ids_are_forced_up_to_the_new_stop_where_a_criterion_kept_the_row(shared: Load) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import case as check
-from parity.judge import own_loops, samples
+from parity.judge import own_loops
 from parity.judge.align import paired, up_to_draws
 from parity.judge.endings import explain_text
 from parity.judge.explain import cause_of, of_another
+from parity.judge.numerics import samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.stages.model import adapter_differences
 from parity.judge.stages.prompt import may_be_written, prompt_cause
@@ -49,7 +50,7 @@ def test_what_is_asked_with_other_draws_is_no_difference(
     turns: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
-    monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: ("SAME-SETTINGS", None, ("few",)))
+    monkeypatch.setattr(samples.Samples, "judge", lambda *_: ("SAME-SETTINGS", None, ("few",)))
     new = case(*turns, value=["g"])
     parts = up_to_draws(GOLDEN, new)
     assert parts is not None and [len(part.rows) for part in parts] == [1, 1]
@@ -279,7 +280,7 @@ def test_calls_that_were_added_and_change_nothing_are_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
-    monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: ("SAME-SETTINGS", None, ("few",)))
+    monkeypatch.setattr(samples.Samples, "judge", lambda *_: ("SAME-SETTINGS", None, ("few",)))
     new = case(drawn([7, 9]), drawn([6, 9], **OTHERWISE), read([2]), value=["g"])
     forced = replace(GOLDEN, rows=(*GOLDEN.rows, read([2])))
     assert check.Judge(Store(tmp_path), "hf", lambda *_: forced).outcome(GOLDEN, new).verdict == "SAME-SETTINGS"

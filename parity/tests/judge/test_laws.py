@@ -158,9 +158,11 @@ def test_dropped_inputs_and_positions_are_named() -> None:
 
 
 def test_stops_that_old_code_cut_at_by_itself_are_the_same_setting() -> None:
-    """Nested, too: decode.stop."""
+    """Nested, too: decode.stop, and of each document of a list."""
     arguments = {"decode": {"stop": ["e", "d"]}}
     assert list(rows.string_lists(arguments)) == [("e", "d")]
+    documents = [{"query": ["q"], "stop_sequences": ["e", "d"]}, {"query": ["r"], "until": "x"}]
+    assert list(rows.string_lists({"docs": documents})) == [("e", "d"), ("x",)]
     sides = [
         Case("s", "c", arguments=arguments, rows=(r,), value="x") for r in (row(), row(stop={"strings": ["d", "e"]}))
     ]

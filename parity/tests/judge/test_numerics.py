@@ -19,7 +19,7 @@ import pytest
 from parity.__main__ import main
 from parity.diff import plants
 from parity.golden import Store
-from parity.judge.numerics import CUT_OFF, cuts_bfloat16
+from parity.judge.numerics.answers import CUT_OFF, cuts_bfloat16
 from parity.prove import checkpoints
 from parity.record.taps import models as recorded
 

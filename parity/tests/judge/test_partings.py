@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from parity.judge import referee
+from parity.judge.numerics import estimates, referee
+from parity.judge.numerics.estimates import Estimate
+from parity.judge.numerics.noise import Noise, Parted
 from parity.judge.partings import Ids, Outcome, Pair, Row, given_pair, outcome_of
 
-NOISE = referee.Noise(0.1, 0.1, 0.3, 500)
-ESTIMATE = referee.Estimate("size", 1.0, 0.9, 1.1, 0.5, 1.25, "holds", 0.1)
-WITHIN = Row(3, referee.Parted(True, 0.1, 0.6))
-BEYOND = Row(3, referee.Parted(False, 2.0, 0.6, "model"))
+NOISE = Noise(0.1, 0.1, 0.3, 500)
+ESTIMATE = Estimate("size", 1.0, 0.9, 1.1, 0.5, 1.25, "holds", 0.1)
+WITHIN = Row(3, Parted(True, 0.1, 0.6))
+BEYOND = Row(3, Parted(False, 2.0, 0.6, "model"))
 UNREAD = Row(3)
 ENDS = Row(3, ends=True)
 
@@ -49,7 +51,7 @@ def test_given_pair_asks_for_both_candidates() -> None:
         ([Row(), ENDS], "cannot tell", False, "fault"),
     ],
 )
-def test_outcome_of_rows(rows: list[Row], outcome: referee.Outcome, measured: bool, expected: Outcome) -> None:
+def test_outcome_of_rows(rows: list[Row], outcome: estimates.Outcome, measured: bool, expected: Outcome) -> None:
     estimates = (ESTIMATE,) if measured else ()
     verdict = referee.Verdict(outcome, estimates, NOISE, 2, 0.1)
     assert outcome_of(rows, verdict) == expected

@@ -13,9 +13,12 @@ import pytest
 
 import gen_engine
 from parity.golden import Case, Store, environment
-from parity.judge import questions, referee, replay
+from parity.judge import questions, replay
 from parity.judge.case import asked_otherwise
-from parity.judge.numerics import Group, Numerics, answer_of, told
+from parity.judge.numerics import referee
+from parity.judge.numerics.answers import Group, Numerics, answer_of, told
+from parity.judge.numerics.errors import Reading
+from parity.judge.numerics.reading import Scored
 from parity.judge.questions import (
     Kind,
     Question,
@@ -27,8 +30,6 @@ from parity.judge.questions import (
     steps_of,
     weights_of,
 )
-from parity.judge.referee import Reading
-from parity.judge.scoring import Scored
 from parity.judge.site import Pending
 from parity.verdict import Cause, Check, Outcome, equal
 

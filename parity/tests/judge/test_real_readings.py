@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from parity.judge import referee
-from parity.judge.referee import Reading, judge
+from parity.judge.numerics import referee
+from parity.judge.numerics.errors import Reading
+from parity.judge.numerics.referee import judge
 
 FILE = Path(__file__).with_name("real_readings.jsonl")
 CLEAN = ("batches of eight", "rows alone", "eager attention", "vLLM")

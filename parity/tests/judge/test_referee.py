@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from parity.diff import plants
-from parity.judge import referee, scoring
-from parity.judge.referee import Noise, Parting, Reading, judge, within_noise
+from parity.judge.numerics import reading, referee
+from parity.judge.numerics.errors import Reading, errors_of
+from parity.judge.numerics.estimates import f_quantile, t_quantile
+from parity.judge.numerics.noise import Noise, Parting, penalised, within_noise
+from parity.judge.numerics.referee import judge
 from parity.prove import checkpoints
 from parity.tests.conftest import TEXT, VL, Load
 
@@ -129,7 +132,7 @@ def test_tokens_that_the_old_path_chose_are_biased_and_that_is_no_alarm() -> Non
         best = (reference + common + own).argmax(1)[:, None]
         sides = [np.take_along_axis(reference + e, best, 1)[:, 0].tolist() for e in (0, common + own, common + other)]
         made.append(Reading(*sides))
-    e = referee.errors_of(made)
+    e = errors_of(made)
     assert (e.new - e.old).mean() < -0.15 * BFLOAT16
     assert judge(made, dtype="bfloat16").outcome != "shifted"
 
@@ -236,7 +239,7 @@ def test_samples_of_one_prompt_share_it_and_no_more() -> None:
     made = site(drawn(), rows=2, steps=60)
     ids = [[1, *range(20), *range(100 * k, 100 * k + 40)] for k in (1, 2)]
     rows = [dataclasses.replace(row, ids=own) for row, own in zip(made, ids)]
-    errors = referee.errors_of(rows)
+    errors = errors_of(rows)
     assert len(errors.cluster) == 20 + 2 * 40 and len(errors.rows) == 3
     assert errors.rows[errors.cluster[-1]] == 1
 
@@ -247,7 +250,7 @@ def test_rows_that_read_other_parts_share_what_both_read() -> None:
     whole = dataclasses.replace(made[0], ids=[1, *range(60)])
     reference, old, new = (getattr(made[1], name)[40:] for name in SIDES)
     part = Reading(reference, old, new, start=41, ids=[1, *range(40), *range(500, 520)])
-    assert len(referee.errors_of([part, whole]).cluster) == 20 + 60
+    assert len(errors_of([part, whole]).cluster) == 20 + 60
 
 
 def test_a_fault_that_befalls_all_rows_behind_a_shared_prefix_is_an_alarm() -> None:
@@ -319,9 +322,9 @@ def test_without_float32_a_path_equal_to_the_old_one_holds() -> None:
 
 
 def test_quantiles_are_those_of_the_tables() -> None:
-    assert referee.t_quantile(0.05, 10) == pytest.approx(2.2281, abs=1e-4)
-    assert referee.t_quantile(0.05, 1) == pytest.approx(12.7062, abs=1e-3)
-    assert referee.f_quantile(0.05, 4) == pytest.approx(9.6045, abs=1e-3)
+    assert t_quantile(0.05, 10) == pytest.approx(2.2281, abs=1e-4)
+    assert t_quantile(0.05, 1) == pytest.approx(12.7062, abs=1e-3)
+    assert f_quantile(0.05, 4) == pytest.approx(9.6045, abs=1e-3)
 
 
 # == Parting steps ==
@@ -352,8 +355,8 @@ def test_what_noise_allows_follows_the_site() -> None:
 
 
 def test_a_penalty_is_put_on_the_logit() -> None:
-    assert referee.penalised(-1.0, 3.0, 1.25) == pytest.approx(2.0 / 1.25 - 3.0)
-    assert referee.penalised(-5.0, 3.0, 1.25) == pytest.approx(-2.0 * 1.25 - 3.0)
+    assert penalised(-1.0, 3.0, 1.25) == pytest.approx(2.0 / 1.25 - 3.0)
+    assert penalised(-5.0, 3.0, 1.25) == pytest.approx(-2.0 * 1.25 - 3.0)
 
 
 # == Real models ==
@@ -370,29 +373,29 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(checkpoints.make(SMALL, "bfloat16", tmp_path_factory.mktemp("small")))
 
 
-def some_rows(count: int = 16, length: int = 40) -> list[scoring.Given]:
+def some_rows(count: int = 16, length: int = 40) -> list[reading.TokenRow]:
     draw = drawn(1)
     sizes = draw.integers(length // 2, length, count)
-    return [scoring.given_of(draw.integers(0, 540, size).tolist(), [3, 5, 8]) for size in sizes]
+    return [reading.token_row(draw.integers(0, 540, size).tolist(), [3, 5, 8]) for size in sizes]
 
 
-def logprobs(scores: list[scoring.Scored]) -> list[float]:
+def logprobs(scores: list[reading.Scored]) -> list[float]:
     return [value for row in scores for value in row.logprobs if value is not None]
 
 
 def test_a_real_bfloat16_model_holds_against_its_eager_self_and_not_against_rounded_weights(small: str) -> None:
     rows = some_rows()
-    with scoring.Reader(small, "float32", device="cpu") as reader:
+    with reading.Reader(small, "float32", device="cpu") as reader:
         truth = reader.read(rows)
-        probes = scoring.read_probes(reader, rows)
-    with scoring.Reader(small, "bfloat16", device="cpu") as reader:
+        probes = reading.read_probes(reader, rows)
+    with reading.Reader(small, "bfloat16", device="cpu") as reader:
         old = reader.read(rows, most_rows=4, side="left")
         with plants.rewritten(reader.model, plants.fp8):
             fp8 = reader.read(rows, most_rows=4, side="left")
-    with scoring.Reader(small, "bfloat16", device="cpu", attention="eager") as reader:
+    with reading.Reader(small, "bfloat16", device="cpu", attention="eager") as reader:
         eager = reader.read(rows, most_rows=4, side="left")
 
-    def verdict(new: list[scoring.Scored]) -> referee.Verdict:
+    def verdict(new: list[reading.Scored]) -> referee.Verdict:
         return judge(
             [
                 Reading(a.logprobs, b.logprobs, c.logprobs, probes={name: p[k].logprobs for name, p in probes.items()})
@@ -407,7 +410,7 @@ def test_a_real_bfloat16_model_holds_against_its_eager_self_and_not_against_roun
 
 def test_batches_padding_and_pieces_do_not_change_what_is_read(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = some_rows(7)
-    with scoring.Reader(small, "float32", device="cpu") as reader:
+    with reading.Reader(small, "float32", device="cpu") as reader:
         plain = logprobs(reader.read(rows, most_rows=1))
         assert reader.head is not None
         for how in ({"most_rows": 4, "side": "left"}, {"most_rows": 3}, {}):
@@ -422,21 +425,21 @@ def test_a_candidate_is_read_as_if_it_stood_there(small: str) -> None:
     row = some_rows(1)[0]
     position = len(row.ids) - 2
     other = dataclasses.replace(row, ids=(*row.ids[:position], 77))
-    with scoring.Reader(small, "float32", device="cpu") as reader:
+    with reading.Reader(small, "float32", device="cpu") as reader:
         [asked, stood] = reader.read([dataclasses.replace(row, others=((position, 77),)), other], most_rows=1)
     assert asked.others[0] == pytest.approx(stood.logprobs[-1], abs=1e-4)
     assert asked.normalizers[0] is not None
 
 
 def test_an_engine_reads_the_same_and_no_further_than_its_window(shared: Load, backend: str) -> None:
-    row = scoring.given_of(range(20, 60), [3, 5, 8], others=((41, 77),))
-    with scoring.Reader(str(TEXT), "float32", device="cpu") as reader:
+    row = reading.token_row(range(20, 60), [3, 5, 8], others=((41, 77),))
+    with reading.Reader(str(TEXT), "float32", device="cpu") as reader:
         [truth] = reader.read([row])
     engine = shared(TEXT, backend)
     window = engine.checkpoint.window
     assert window is not None
-    long = scoring.given_of([7] * (window - 2), [9, 9])
-    [read, cut] = scoring.read_engine(engine, [row, long])
+    long = reading.token_row([7] * (window - 2), [9, 9])
+    [read, cut] = reading.read_engine(engine, [row, long])
     assert read.logprobs == pytest.approx(truth.logprobs, abs=1e-3)
     assert read.others == pytest.approx(truth.others, abs=1e-3)
     assert (cut.logprobs[-1] is None) == (backend == "vllm") and cut.logprobs[-2] is not None
@@ -449,31 +452,31 @@ def test_rows_with_pictures_are_read_on_both_sides(shared: Load, backend: str) -
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]
     [said] = engine.generate_vlm_batch([{"messages": [{"role": "user", "content": content}]}])
     place = engine.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    row = scoring.given_of(said.prompt_token_ids, said.token_ids, images=(picture,), placeholder=place)
+    row = reading.token_row(said.prompt_token_ids, said.token_ids, images=(picture,), placeholder=place)
     assert row.start == len(said.prompt_token_ids)
-    with scoring.Reader(str(VL), "float32", device="cpu") as reader:
+    with reading.Reader(str(VL), "float32", device="cpu") as reader:
         [truth] = reader.read([row])
-    [read] = scoring.read_engine(engine, [row])
+    [read] = reading.read_engine(engine, [row])
     assert read.logprobs == pytest.approx(truth.logprobs, abs=1e-3)
 
 
 def test_a_reference_that_does_not_fit_is_read_in_the_goldens_dtype_and_says_so() -> None:
-    count = scoring.weights_of(str(TEXT))
+    count = reading.weights_of(str(TEXT))
     assert count == pytest.approx(222_000, rel=0.05)
-    source = scoring.source_of(str(TEXT), "bfloat16", device="cpu", free=100 * count)
-    assert source.exact and source.dtype == "float32" and "float32" in source.said
-    source = scoring.source_of(str(TEXT), "bfloat16", device="cpu", free=3 * count)
-    assert not source.exact and (source.dtype, source.other) == ("bfloat16", "eager") and "does not fit" in source.said
-    with pytest.raises(scoring.CannotJudge, match="does not fit"):
-        scoring.source_of(str(TEXT), "bfloat16", device="cpu", free=count)
+    source = reading.source_of(str(TEXT), "bfloat16", device="cpu", free=100 * count)
+    assert source.exact and source.dtype == "float32" and "float32" in source.note
+    source = reading.source_of(str(TEXT), "bfloat16", device="cpu", free=3 * count)
+    assert not source.exact and (source.dtype, source.other) == ("bfloat16", "eager") and "does not fit" in source.note
+    with pytest.raises(reading.CannotJudge, match="does not fit"):
+        reading.source_of(str(TEXT), "bfloat16", device="cpu", free=count)
 
 
 def test_missing_weights_cannot_be_judged(tmp_path: Path) -> None:
-    with pytest.raises(scoring.WeightsMissing, match="not on this machine"):
-        scoring.Reader("nobody/has-this-model", "float32")
+    with pytest.raises(reading.WeightsMissing, match="not on this machine"):
+        reading.Reader("nobody/has-this-model", "float32")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(scoring.WeightsMissing, match="no safetensors"):
-        scoring.source_of(str(tmp_path), "bfloat16")
+    with pytest.raises(reading.WeightsMissing, match="no safetensors"):
+        reading.source_of(str(tmp_path), "bfloat16")
 
 
 def test_a_site_is_judged_from_an_engine_and_a_checkpoint(shared: Load) -> None:
@@ -482,16 +485,16 @@ def test_a_site_is_judged_from_an_engine_and_a_checkpoint(shared: Load) -> None:
     chats = [[{"role": "user", "content": f"Count to {n}."}] for n in range(3, 15)]
     answers = engine.generate_text_batch([{"messages": chat} for chat in chats], {"max_new_tokens": 48})
     rows = [
-        scoring.given_of(said.prompt_token_ids, said.token_ids, others=((len(said.prompt_token_ids), 7),) * 2)
+        reading.token_row(said.prompt_token_ids, said.token_ids, others=((len(said.prompt_token_ids), 7),) * 2)
         for said in answers
     ]
-    new = scoring.read_engine(engine, rows)
-    reference = scoring.read_reference(str(TEXT), "bfloat16", rows, device="cpu")
-    made = scoring.readings(reference, new, rows)
+    new = reading.read_engine(engine, rows)
+    reference = reading.read_reference(str(TEXT), "bfloat16", rows, device="cpu")
+    made = reading.readings(reference, new, rows)
     verdict = judge(made, dtype="bfloat16")
     assert verdict.outcome == "holds" and made[0].prompt == len(answers[0].prompt_token_ids) - 1
-    step = scoring.parting(reference.truth[0], reference.old[0], new[0])
+    step = reading.parting(reference.truth[0], reference.old[0], new[0])
     assert within_noise(step, verdict.noise).within
     cut = dataclasses.replace(new[0], others=(None, None))
-    with pytest.raises(scoring.CannotJudge, match="window"):
-        scoring.parting(reference.truth[0], reference.old[0], cut)
+    with pytest.raises(reading.CannotJudge, match="window"):
+        reading.parting(reference.truth[0], reference.old[0], cut)

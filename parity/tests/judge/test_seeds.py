@@ -13,10 +13,11 @@ import pytest
 import gen_engine
 from parity.golden import Case, Store, environment
 from parity.judge import case as check
-from parity.judge import draws
 from parity.judge.comparison import Comparison
+from parity.judge.numerics import seeds
+from parity.judge.numerics.processed import processed_logits, settings_of
+from parity.judge.numerics.samples import settle_samples
 from parity.judge.replay import Engines, Replay
-from parity.judge.samples import settle_samples
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.prove.site_mutations import replaced
@@ -141,10 +142,10 @@ def test_ids_of_a_seed_are_computed_as_torch_takes_them() -> None:
     for settings in ({}, {"temperature": 0.7}, {"top_k": 5, "top_p": 0.9}):
         taken, own = torch.Generator().manual_seed(3), row([], 3, **settings)
         for step in range(30):
-            scores = draws.processed(logits[step : step + 1], own, draws.declared(own), step)
+            scores = processed_logits(logits[step : step + 1], own, settings_of(own), step)
             own["output_ids"].append(int(torch.multinomial(scores.softmax(-1), 1, generator=taken)))
-        assert draws.first_off_seed(own, logits, 3) is None
-        assert draws.first_off_seed(own, logits, 4) in range(4)
+        assert seeds.first_off_seed(own, logits, 3) is None
+        assert seeds.first_off_seed(own, logits, 4) in range(4)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_ids_of_a_seed_are_computed_as_torch_takes_them() -> None:
     ],
 )
 def test_a_rows_own_seed(said: dict[str, Any], asked: dict[str, Any] | None, seed: int | None) -> None:
-    assert draws.own_seed({"sampling": {"seed": said}, "request": asked}) == seed
+    assert seeds.own_seed({"sampling": {"seed": said}, "request": asked}) == seed
 
 
 def of_script(given: int | None, name: str = "one") -> Case:

@@ -11,9 +11,10 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import case as check
-from parity.judge import endings, samples, site
+from parity.judge import endings, site
 from parity.judge.comparison import Comparison
 from parity.judge.explain import answers_moved, by_endings, cause_of, equal_when_shortened
+from parity.judge.numerics import samples
 from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stage import KEPT
 from parity.judge.stages.stop import end, ends_early, goes_on, may_end_by_criterion, stop_differences
@@ -149,7 +150,7 @@ def test_a_stop_that_is_the_text_of_an_end_id_ends_nothing(ends: list[int], skip
 
 def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A budget is no luck; how the model attends may be."""
-    monkeypatch.setattr(samples.Samples, "judged_draws", lambda *_: ("SAME-DISTRIBUTION", None, ()))
+    monkeypatch.setattr(samples.Samples, "judge", lambda *_: ("SAME-DISTRIBUTION", None, ()))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     old, new = case(drawn([4, 5], None)), case({**drawn([6, 7], None), "stop": row(stop={"max_new_tokens": 2})["stop"]})
     verdict, cause, _ = judge.drawn_beside(Comparison(old, new)) or ("", None, ())

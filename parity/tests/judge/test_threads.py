@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, Store
-from parity.judge.samples import settle_samples
+from parity.judge.numerics.samples import settle_samples
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.record.observe import Observer, Site

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from parity.record.rows import STRUCTURED
 from parity.record.taps.models import adapter_print
-from parity.record.taps.transformers import Padding, processor_settings, read_forward
+from parity.record.taps.transformers import Padding, positions_of, processor_settings, read_forward
 
 
 def test_strip_a_beginning_that_is_the_pad_id_is_kept() -> None:
@@ -74,3 +74,14 @@ def test_adapter_print_an_adapter_that_is_off_is_none() -> None:
     assert adapter_print(torch.nn.Linear(4, 4)) == "" != adapter_print(model)
     with model.disable_adapter():
         assert adapter_print(model) == ""
+
+
+def test_positions_of_where_the_text_axis_begins_says_nothing() -> None:
+    import torch
+
+    rotary = torch.tensor([[[0, 0, 1, 2]], [[0, 0, 1, 1]], [[0, 0, 1, 1]]])  # [axes, B, S]
+    texts = [torch.tensor([[[0, start, start + 1, start + 2]]]) for start in (0, 1)]
+    first, second = (positions_of(torch.cat([text, rotary]), 0, [1, 2, 3]) for text in texts)
+    assert first == second
+    assert positions_of(torch.cat([texts[0], rotary + 1]), 0, [1, 2, 3]) != first
+    assert positions_of(rotary, 0, [1, 2, 3]) != first

@@ -31,8 +31,10 @@ from typing import Any
 
 from parity import verdict
 from parity.golden import Case, GoldenError, Store, environment
-from parity.judge import referee, scoring
 from parity.judge.endings import leaves
+from parity.judge.numerics import reading, referee
+from parity.judge.numerics.errors import FLOOR, Reading, errors_of
+from parity.judge.numerics.noise import Parted, Parting, penalised, within_noise
 from parity.judge.questions import (
     NO_ADAPTER,
     Judged,
@@ -51,25 +53,33 @@ from parity.judge.replay import adapter_named, loaded_from, pictures_of, readabl
 from parity.judge.row import placeholder_in
 from parity.verdict import CAUSES, Cause, Outcome
 
-CANNOT_READ = (GoldenError, scoring.CannotJudge, OSError, ImportError, LookupError, ValueError, RuntimeError)
+CANNOT_READ = (
+    GoldenError,
+    reading.CannotJudge,
+    OSError,
+    ImportError,
+    LookupError,
+    ValueError,
+    RuntimeError,
+)
 
 
 # == Rows ==
 
 
-def given_row(row: Row, store: Store, step: Step | None) -> scoring.Given | None:
+def given_row(row: Row, store: Store, step: Step | None) -> reading.TokenRow | None:
     """A golden's row as the referee reads it; None where there is nothing to read, or its pictures were not kept."""
     if len(row["prompt_ids"]) + len(row["output_ids"]) < 2 or not row["prompt_ids"]:
         return None
     others = () if step is None else tuple((step.position, i) for i in step.ids)
     if not row.get("images"):
-        return scoring.given_of(row["prompt_ids"], row["output_ids"], others=others)
+        return reading.token_row(row["prompt_ids"], row["output_ids"], others=others)
     try:
         images = tuple(pictures_of(row, store))
     except GoldenError:
         return None
     budget, place = row["images"][0].get("budget"), placeholder_in(row)
-    return None if not row["output_ids"] else scoring.given_of(
+    return None if not row["output_ids"] else reading.token_row(
         row["prompt_ids"], row["output_ids"], others=others, images=images, placeholder=place,
         budget=(budget[0], budget[1]) if budget else None,
     )  # fmt: skip
@@ -91,18 +101,18 @@ class Group:
     steps: Mapping[tuple[str, int], Step]
     adapters: tuple[str, ...] = ()
     adapter: str = ""
-    rows: list[scoring.Given] = field(default_factory=list)
+    rows: list[reading.TokenRow] = field(default_factory=list)
     places: dict[tuple[str, int], int] = field(default_factory=dict)
-    new: list[scoring.Scored] = field(default_factory=list)
+    new: list[reading.Scored] = field(default_factory=list)
     moved: tuple[str | None, Row] | None = None
     why: str = ""
     environments: Mapping[str, Row] = field(default_factory=dict)
-    truth: list[scoring.Scored] = field(default_factory=list)
-    old: list[scoring.Scored] = field(default_factory=list)
+    truth: list[reading.Scored] = field(default_factory=list)
+    old: list[reading.Scored] = field(default_factory=list)
     apart: float = 0.0
     verdict: referee.Verdict | None = None
     against: str = ""
-    readings: list[referee.Reading] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)
 
     @property
     def dtype(self) -> str:
@@ -111,7 +121,10 @@ class Group:
     def elsewhere(self, case: Case) -> bool:
         """Whether a golden was recorded with other libraries than are here, or where that is not known."""
         here, there = environment(), self.environments.get(case.case, {})
-        return any(here.get(name) != version for name, version in there.items() if name in here) or not there
+        return (
+            any(here.get(name) != version for name, version in there.items() if name in here)
+            or not there
+        )
 
     @property
     def source(self) -> tuple[str, str, str | None, str]:
@@ -154,11 +167,15 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
     try:
         engine = readable(engine, engines, hooked=bool(group.adapter))
         adapter = adapter_named(engine, group.adapter) if group.adapter else None
-        group.new = scoring.read_engine(engine, group.rows, adapter=adapter)
+        group.new = reading.read_engine(engine, group.rows, adapter=adapter)
         by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
         some = [*by_length[:2], *by_length[-1:]]  # the short ones are padded beside the long one
-        alone = scoring.read_engine(engine, [group.rows[k] for k in some], at_once=1, adapter=adapter)
-        group.apart = max((scoring.furthest(group.new[k], one) for k, one in zip(some, alone)), default=0.0)
+        alone = reading.read_engine(
+            engine, [group.rows[k] for k in some], at_once=1, adapter=adapter
+        )
+        group.apart = max(
+            (reading.furthest(group.new[k], one) for k, one in zip(some, alone)), default=0.0
+        )
     except failures as error:
         group.why = f"the moved path could not be read: {error}"
 
@@ -168,14 +185,16 @@ def read_foreign(group: Group) -> None:
     path, model = group.moved or (None, {})
     if path is None or model.get("backend") != "hf" or model.get("quantization"):
         what = model.get("backend") or "unknown"
-        group.why = (
-            f"the moved code does not use gen_engine, and its model ({what}) cannot be loaded from its recording"
-        )
+        group.why = f"the moved code does not use gen_engine, and its model ({what}) cannot be loaded from its recording"
         return
     try:
         attention, adapter = model.get("attention"), group.adapter
-        with scoring.Reader(path, str(model["dtype"]), attention=attention, adapter=adapter) as reader:
-            group.new = reader.read(group.rows, most_rows=scoring.OLD_ROWS, side="left", what="moved code")
+        with reading.Reader(
+            path, str(model["dtype"]), attention=attention, adapter=adapter
+        ) as reader:
+            group.new = reader.read(
+                group.rows, most_rows=reading.OLD_ROWS, side="left", what="moved code"
+            )
     except CANNOT_READ as error:
         group.why = f"the moved path could not be read: {error}"
 
@@ -189,40 +208,49 @@ def read_reference(groups: Sequence[Group]) -> None:
     rows = [row for group in groups for row in group.rows]
     try:
         if groups[0].model.get("quantization"):
-            raise scoring.CannotJudge("the golden's weights are quantized: there is no float32 of them to compare with")
-        read = scoring.read_reference(path, dtype, rows, attention=attention, adapter=adapter)
+            raise reading.CannotJudge(
+                "the golden's weights are quantized: there is no float32 of them to compare with"
+            )
+        read = reading.read_reference(path, dtype, rows, attention=attention, adapter=adapter)
     except CANNOT_READ as error:
         for group in groups:
             group.why = str(error)
         return
     new = [scored for group in groups for scored in group.new]
-    made, start = scoring.readings(read, new, rows), 0
+    made, start = reading.readings(read, new, rows), 0
     for group in groups:
         mine = slice(start, start + len(group.rows))
         group.truth, group.old, group.readings = read.truth[mine], read.old[mine], made[mine]
-        group.against, start = read.source.said, mine.stop
+        group.against, start = read.source.note, mine.stop
         group.verdict = referee.judge(group.readings, dtype=dtype, exact=read.source.exact)
 
 
 # == Answers ==
 
 
-def parting_at(group: Group, place: int, step: Step) -> referee.Parting:
+def parting_at(group: Group, place: int, step: Step) -> Parting:
     """The candidates of a step on three paths, penalised as they were chosen. Raises CannotJudge."""
     truth, old, new = group.truth[place], group.old[place], group.new[place]
-    made = scoring.parting(truth, old, new)
+    made = reading.parting(truth, old, new)
     if step.penalty == 1:
         return made
 
-    def penalised(pair: tuple[float, float], scored: scoring.Scored) -> tuple[float, float]:
-        norms = [own if own is not None else exact or 0.0 for own, exact in zip(scored.normalizers, truth.normalizers)]
+    def with_penalty(pair: tuple[float, float], scored: reading.Scored) -> tuple[float, float]:
+        norms = [
+            own if own is not None else exact or 0.0
+            for own, exact in zip(scored.normalizers, truth.normalizers)
+        ]
         first, second = (
-            referee.penalised(value, norm, step.penalty) if i in step.seen else value
+            penalised(value, norm, step.penalty) if i in step.seen else value
             for value, norm, i in zip(pair, norms, step.ids)
         )
         return first, second
 
-    return referee.Parting(penalised(made.reference, truth), penalised(made.old, old), penalised(made.new, new))
+    return Parting(
+        with_penalty(made.reference, truth),
+        with_penalty(made.old, old),
+        with_penalty(made.new, new),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,23 +267,27 @@ def seen_at(group: Group, case: str, step: Step) -> Seen:
     """Raises CannotJudge."""
     place = group.places.get((case, step.row))
     if place is None or group.verdict is None:
-        raise scoring.CannotJudge(f"row {step.row} could not be read again: its pictures were not kept")
+        raise reading.CannotJudge(
+            f"row {step.row} could not be read again: its pictures were not kept"
+        )
     made = parting_at(group, place, step)
-    parted = referee.within_noise(made, group.verdict.noise)
+    parted = within_noise(made, group.verdict.noise)
     if step.odd and (not parted.within or "beams" in step.odd):
         if "beams" in step.odd or group.model.get("dtype") != "float32":
-            raise scoring.CannotJudge(step.odd)
-        said = (
-            f"at step {step.step} of row {step.row} {step.odd}, and the model tells both ids apart by {parted.gap:.1e}"
+            raise reading.CannotJudge(step.odd)
+        said = f"at step {step.step} of row {step.row} {step.odd}, and the model tells both ids apart by {parted.gap:.1e}"
+        cause = Cause(
+            "sampling.processors",
+            "likely",
+            f"{CAUSES['sampling.processors']}: {said} nats on both paths",
         )
-        cause = Cause("sampling.processors", "likely", f"{CAUSES['sampling.processors']}: {said} nats on both paths")
         return Seen(step, parted.gap, parted.allowed, cause)
     if parted.within:
         return Seen(step, parted.gap, parted.allowed)
     return Seen(step, parted.gap, parted.allowed, cause_at(step, made, parted))
 
 
-def cause_at(step: Step, made: referee.Parting, parted: referee.Parted) -> Cause:
+def cause_at(step: Step, made: Parting, parted: Parted) -> Cause:
     """Numerics hold over the site, and do not explain this step: which path does not choose what it chose?"""
     where = f"at step {step.step} of row {step.row}"
     if step.masked:
@@ -265,12 +297,14 @@ def cause_at(step: Step, made: referee.Parting, parted: referee.Parted) -> Cause
         said = f"the old path, run here, does not choose the golden's id {where}: this environment is another one"
         return Cause("env.version", "likely", said, "run `check --ab`")
     if made.new[0] - made.new[1] > parted.allowed:
-        said = (
-            f"{where} the moved path, when it reads the golden, prefers the golden's id: its choice was another stage's"
-        )
+        said = f"{where} the moved path, when it reads the golden, prefers the golden's id: its choice was another stage's"
         return Cause("sampling.processors", "likely", f"{CAUSES['sampling.processors']}: {said}")
     said = f"{where} the reference prefers one id by {parted.gap:.1e} nats, noise explains {parted.allowed:.1e}"
-    return Cause("numeric.shift", "likely", f"{CAUSES['numeric.shift']}: {said}; over the whole site numerics hold")
+    return Cause(
+        "numeric.shift",
+        "likely",
+        f"{CAUSES['numeric.shift']}: {said}; over the whole site numerics hold",
+    )
 
 
 def answer_of(group: Group, question: Question) -> Judged:
@@ -308,10 +342,15 @@ def by_shift(group: Group, found: referee.Verdict, question: Question) -> Judged
     cut = group.backend == "vllm" and question.moved.get("dtype") == "bfloat16" and cuts_bfloat16()
     said = f"{CAUSES[found.cause]}: numerics of the site {found}{CUT_OFF if cut else ''}"
     cause = Cause(found.cause, "confirmed", said)
-    rounding = referee.within_noise(SAME, dataclasses.replace(found.noise, new=found.noise.old)).allowed
+    rounding = within_noise(SAME, dataclasses.replace(found.noise, new=found.noise.old)).allowed
     if group.apart > rounding:
         said = f"rows alone and beside others are read {group.apart:.1e} nats apart, rounding explains {rounding:.1e}"
-        cause = Cause("batch.composition", "confirmed", f"{CAUSES['batch.composition']}: {said}", cause.sentence)
+        cause = Cause(
+            "batch.composition",
+            "confirmed",
+            f"{CAUSES['batch.composition']}: {said}",
+            cause.sentence,
+        )
     if question.kind == "passing":
         return "LATENT", cause, (*notes, "on this case the value does not show it")
     return "DRIFT", question.company or cause, notes
@@ -338,7 +377,7 @@ def cuts_bfloat16() -> bool:
     return float(normed[0, 0]) < 0.446
 
 
-SAME = referee.Parting((0, 0), (0, 0), (0, 0))
+SAME = Parting((0, 0), (0, 0), (0, 0))
 
 
 def by_numbers(found: referee.Verdict, question: Question) -> Judged:
@@ -346,7 +385,7 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     a few times as far."""
     few, values = found.outcome == "cannot tell", (question.old.value, question.new.value)
     # How the old code padded, and what it took from the logits of unlikely tokens, the noise was not measured in.
-    gap, allowed = number_gap(*values), max(referee.within_numbers(found.noise) * (FAR if few else 1), referee.FLOOR)
+    gap, allowed = number_gap(*values), max(found.noise.of_number * (FAR if few else 1), FLOOR)
     if gap is not None and (coarse := fewer_bits(*values)):
         return "DRIFT", coarse, ()
     if gap is None or gap > allowed or rounded_off(*values, of_few_digits):
@@ -354,7 +393,11 @@ def by_numbers(found: referee.Verdict, question: Question) -> Judged:
     if few:
         return unread(question, f"numerics of the site: {found}", [])
     said = f"the ids are equal, numbers among the values differ by {gap:.1e} at most, rounding explains {allowed:.1e}"
-    return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"), ()
+    return (
+        "NEAR-TIE",
+        Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"),
+        (),
+    )
 
 
 FAR = 5  # times what a few tokens say of noise
@@ -364,13 +407,17 @@ def fewer_bits(old: Any, new: Any) -> Cause | None:
     if not rounded_off(old, new, of_few_bits) or rounded_off(old, new, of_few_digits):
         return None
     said = f"{CAUSES['numeric.shift']}: numbers among the values hold fewer bits, as if computed in half precision"
-    return Cause("numeric.shift", "likely", said, "no rounding of a model takes bits from every number")
+    return Cause(
+        "numeric.shift", "likely", said, "no rounding of a model takes bits from every number"
+    )
 
 
 def rounded_off(old: Any, new: Any, few: Callable[[float], bool]) -> bool:
     """Whether numbers came with all their digits, or bits, and come with few: what a code does, and no rounding of a
     model. Zeros and ones have few of both, whatever was done."""
-    before, after = ([n for _, n in leaves(value, kind=float) if n not in (0, 1)] for value in (old, new))
+    before, after = (
+        [n for _, n in leaves(value, kind=float) if n not in (0, 1)] for value in (old, new)
+    )
     return bool(after) and all(map(few, after)) and not all(map(few, before))
 
 
@@ -394,23 +441,27 @@ def worst_of(seen: Sequence[Seen]) -> str:
     return f"{worst.step.step} of row {worst.step.row}"
 
 
-def by_steps(group: Group, found: referee.Verdict, question: Question, steps: Sequence[Step]) -> Judged:
+def by_steps(
+    group: Group, found: referee.Verdict, question: Question, steps: Sequence[Step]
+) -> Judged:
     """The site's numerics hold: does noise explain each step where the case parts?"""
     try:
         seen = [seen_at(group, question.old.case, step) for step in steps]
-    except scoring.CannotJudge as error:
+    except reading.CannotJudge as error:
         passing = question.kind == "passing"
         return with_note(question.otherwise, str(error)) if passing else could_not(str(error))
     cause = next((one.cause for one in seen if one.cause is not None), None)
     if cause is not None and cause.name == "env.version" and not group.elsewhere(question.old):
-        cause = Cause("sampling.processors", "likely", UNKNOWN_STEP.format(worst_of(seen)), cause.sentence)
+        cause = Cause(
+            "sampling.processors", "likely", UNKNOWN_STEP.format(worst_of(seen)), cause.sentence
+        )
     if cause is not None and question.kind == "passing":
         return "LATENT", cause, ("on this case the value does not show it",)
     if cause is not None:
         return "DRIFT", question.company or cause, (f"numerics of the site: {found}",)
     if question.kind == "passing":
         return question.otherwise
-    allowed = referee.within_numbers(found.noise)
+    allowed = found.noise.of_number
     if question.beside is not None and not 0 < question.apart <= allowed:
         notes = [f"rounding explains where the ids part: {found}"]
         if question.apart:
@@ -425,7 +476,11 @@ def by_steps(group: Group, found: referee.Verdict, question: Question, steps: Se
         f"{CAUSES['numeric.near_tie']}: {len(seen)} rows part, the widest gap is {worst.gap:.1e} nats "
         f"(step {worst.step.step} of row {worst.step.row}), noise explains {worst.allowed:.1e}"
     )
-    return "NEAR-TIE", Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"), ()
+    return (
+        "NEAR-TIE",
+        Cause("numeric.near_tie", "confirmed", said, f"numerics of the site: {found}"),
+        (),
+    )
 
 
 # == All of a check ==
@@ -465,9 +520,15 @@ class Numerics:
     def wants(self, old: Case, backend: str, engines: Mapping[str, Sequence[Any]]) -> bool:
         """Whether the engines that ran this case are to be kept until `read`: one for each model with a question."""
         asked = self.of(old.site, backend).values()
-        return any(engine_of(same, engines) is None for same in asked if any(q.old.case == old.case for q in same))
+        return any(
+            engine_of(same, engines) is None
+            for same in asked
+            if any(q.old.case == old.case for q in same)
+        )
 
-    def read(self, site: str, backend: str, engines: Mapping[str, Sequence[Any]], ours: Any = None) -> None:
+    def read(
+        self, site: str, backend: str, engines: Mapping[str, Sequence[Any]], ours: Any = None
+    ) -> None:
         """The moved path of a site's open questions.   engines: case -> those that ran it.   ours: where an engine
         that was closed is loaded again (`replay.Engines`)."""
         for same in self.of(site, backend).values():
@@ -487,7 +548,10 @@ class Numerics:
         model = model_of(first.old, first.place)
         group = Group(first.old.site, first.backend, first.weights.path or "", model, steps)
         group.adapters = adapters_of(first.old.rows[first.place])
-        group.adapter, group.why = first.weights.adapter or "", NO_ADAPTER if first.weights.adapter is None else ""
+        group.adapter, group.why = (
+            first.weights.adapter or "",
+            NO_ADAPTER if first.weights.adapter is None else "",
+        )
         group.environments = {q.old.case: self.store.environment_of(q.old) for q in questions}
         group.fill(self.store)
         self.groups.append(group)
@@ -500,9 +564,7 @@ class Numerics:
             if not group.path:
                 group.why = "the golden does not say which checkpoint it was"
             if not group.rows and not group.why:
-                group.why = (
-                    "its rows choose and score no token, so its rounding cannot be measured; record calls that do"
-                )
+                group.why = "its rows choose and score no token, so its rounding cannot be measured; record calls that do"
             if not group.new and not group.why:
                 read_foreign(group)
         ready = [group for group in self.groups if not group.why]
@@ -527,7 +589,9 @@ def told(group: Group) -> verdict.Numerics:
     found, path = group.verdict, group.path or "an unknown checkpoint"
     if found is None:
         why = f"could not be judged: {group.why}"
-        return verdict.Numerics(group.site, group.backend, path, group.dtype, "could not judge", why)
+        return verdict.Numerics(
+            group.site, group.backend, path, group.dtype, "could not judge", why
+        )
     gaps = [
         abs(one.reference[0] - one.reference[1])
         for key, step in group.steps.items()
@@ -539,34 +603,45 @@ def told(group: Group) -> verdict.Numerics:
     )  # fmt: skip
 
 
-def quietly(group: Group, place: int, step: Step) -> referee.Parting | None:
+def quietly(group: Group, place: int, step: Step) -> Parting | None:
     try:
         return parting_at(group, place, step)
-    except scoring.CannotJudge:
+    except reading.CannotJudge:
         return None
 
 
 def fields_of(found: referee.Verdict) -> dict[str, Any]:
     noise = found.noise
-    said = {"rows": found.rows, "tokens": noise.tokens, "old": noise.old, "new": noise.new, "sees": found.sees}
+    said = {
+        "rows": found.rows,
+        "tokens": noise.tokens,
+        "old": noise.old,
+        "new": noise.new,
+        "sees": found.sees,
+    }
     more = {"more": found.more, "like": found.like, "exact": found.exact}
-    return {**said, **more, "statistics": [dataclasses.asdict(estimate) for estimate in found.estimates]}
+    return {
+        **said,
+        **more,
+        "statistics": [dataclasses.asdict(estimate) for estimate in found.estimates],
+    }
 
 
 def picture_of(group: Group, found: referee.Verdict, gaps: Sequence[float]) -> dict[str, Any]:
     """Both error distributions, over unsure tokens; errors beyond the ends count in the last bins."""
     import numpy as np
 
-    errors, noise = referee.errors_of(group.readings), found.noise
+    errors, noise = errors_of(group.readings), found.noise
     if not found.estimates:
         return {}
-    reach = WIDE * max(noise.old, min(noise.new, 3 * noise.old), referee.FLOOR)
+    reach = WIDE * max(noise.old, min(noise.new, 3 * noise.old), FLOOR)
     edges = np.linspace(-reach, reach, BINS + 1)
     counts = [
-        np.histogram(np.clip(side[errors.open], -reach, reach), edges)[0].tolist() for side in (errors.old, errors.new)
+        np.histogram(np.clip(side[errors.is_open], -reach, reach), edges)[0].tolist()
+        for side in (errors.old, errors.new)
     ]
     size = found.estimates[0]
-    allowed = referee.within_noise(referee.Parting((0, 0), (0, 0), (0, 0)), noise).allowed
+    allowed = within_noise(Parting((0, 0), (0, 0), (0, 0)), noise).allowed
     return {
         "edges": [float(edge) for edge in edges], "old": counts[0], "new": counts[1], "size": noise.old,
         "least": size.least * noise.old, "most": size.most * noise.old, "now": noise.new,

@@ -1,0 +1,77 @@
+"""A golden's rows, read by a loaded engine: logits, and what a batch does to log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from parity.golden import GoldenError, Store
+from parity.judge.numerics.reading import TokenRow, request_for, token_row
+from parity.judge.replay import adapter_named, pictures_of
+from parity.judge.row import Row, placeholder_in
+from parity.verdict import equal
+
+Tensor = Any  # torch.Tensor
+
+
+def token_row_of(
+    row: Row, store: Store, *, with_prompt: bool = False, others: tuple[tuple[int, int], ...] = ()
+) -> TokenRow:
+    """Raises GoldenError where its images were not kept."""
+    more: dict[str, Any] = {}
+    if row.get("images"):
+        budget = row["images"][0].get("budget")
+        more["images"] = tuple(pictures_of(row, store))
+        more["placeholder"] = placeholder_in(row)
+        more["budget"] = tuple(budget) if budget else None
+    prompt = row["prompt_ids"]
+    return token_row(prompt, row["output_ids"], with_prompt=with_prompt, others=others, **more)
+
+
+def request_of(row: Row, store: Store) -> dict[str, Any]:
+    """A golden's prompt as a request of gen_engine, by its ids and images."""
+    return request_for(token_row_of(row, store), len(row["prompt_ids"]))
+
+
+def engine_logits(
+    engine: Any, rows: Sequence[Row], store: Store, adapter: str = ""
+) -> Iterator[Tensor]:
+    """Logits of the golden's tokens on the moved path, one float32 [tokens, vocabulary] per row: of
+    all together they could fill the memory.   adapter: a folder."""
+    more = {"adapter": adapter_named(engine, adapter)} if adapter else {}
+    for row in rows:
+        pair = ({**request_of(row, store), **more}, row["output_ids"])
+        [scored] = engine.score_batch([pair], logits=True)
+        yield scored.logits.float()
+
+
+def has_logits_of_its_logprobs(engine: Any, rows: Sequence[Row], store: Store) -> bool:
+    """Whether an engine's logits are those of its log-probabilities, which vLLM reports by another
+    way."""
+    pairs = [(request_of(row, store), row["output_ids"]) for row in rows]
+    for scored, logits in zip(engine.score_batch(pairs), engine_logits(engine, rows, store)):
+        by_logits = logits.log_softmax(-1)
+        expected = [float(by_logits[step, token]) for step, token in enumerate(scored.token_ids)]
+        if not equal(list(scored.logprobs), expected):
+            return False
+    return True
+
+
+def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
+    """How far the log-probabilities of the golden's tokens are apart between rows side by side and
+    each alone, nats; rows leave and join as they did. Raises GoldenError where rows went through
+    adapters, whose names it does not hold."""
+    if any(any(row.get("inputs", {}).get("adapters", ())) for row in rows):
+        raise GoldenError("rows went through adapters")
+    has_images = any(row.get("images") for row in rows)
+    generate = engine.generate_vlm_batch if has_images else engine.generate_text_batch
+
+    def read(some: Sequence[Row]) -> list[float]:
+        ids = [row["output_ids"] for row in some]
+        how = {"replay": ids, "max_new_tokens": max(map(len, ids)), "stop": {"ignore_eos": True}}
+        requests = [request_of(row, store) for row in some]
+        return [p for answer in generate(requests, how, cache=False) for p in answer.logprobs]
+
+    answered = [row for row in rows if row["output_ids"]]
+    alone = [p for row in answered for p in read([row])]
+    return max((abs(a - b) for a, b in zip(read(answered), alone, strict=True)), default=0.0)

@@ -1,0 +1,139 @@
+"""Logits after the settings of sampling: the distribution that a token was chosen from.
+
+The processors are transformers' own. A recorded row (Mapping) says which settings it had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from parity.judge.row import Row, entry
+from parity.judge.stages.sampling import PENALTIES
+from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
+
+Tensor = Any  # torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """What rounding moves at most.   logit: nats.   share: of a sum of probabilities."""
+
+    logit: float
+    share: float
+
+
+NONE = Slack(0.0, 0.0)
+OF_FLOAT32 = Slack(1e-3, 1e-4)
+OF_HALF = Slack(0.25, 0.02)  # every other dtype: 4 times the rounding of real models, 0.07 nats
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What shapes the distribution of a row's samples; the defaults change nothing."""
+
+    temperature: float
+    top_k: float = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+OFF = Settings(1.0)
+
+
+def settings_of(row: Row) -> Settings:
+    values = {field.name: entry(row, "sampling", field.name) for field in dataclasses.fields(OFF)}
+    return Settings(**{name: float(value) for name, value in values.items() if value})
+
+
+def why_not_recomputed(row: Row, *, is_sampled: bool) -> str:
+    """Why a row's choices cannot be computed from its logits; "" if they can. A greedy one can
+    under a structure, which only takes tokens away."""
+    if not is_sampled and row.get("loop") in CHOSEN_BY_ITSELF and not row.get("sampling"):
+        return "code of its own chose other tokens than the likeliest"
+    processors = entry(row, "sampling", "processors") or ()
+    others = [name for name in processors if is_sampled or name != STRUCTURED]
+    if others:
+        return f"{', '.join(others)} changed the logits, which cannot be computed again"
+    if (entry(row, "sampling", "num_beams") or 1) > 1:
+        return "beams were searched"
+    return why_not_sampled(row) if is_sampled else ""
+
+
+def why_not_sampled(row: Row) -> str:
+    for name in PENALTIES:
+        if entry(row, "sampling", name):
+            return f"{name} was set"
+    return "" if row["output_ids"] else "nothing was generated"
+
+
+def slack_of(row: Row) -> Slack:
+    dtype = row.get("model", {}).get("dtype", "float32")
+    return OF_FLOAT32 if dtype == "float32" else OF_HALF
+
+
+def processed_logits(
+    logits: Tensor, row: Row, settings: Settings, first: int = 0, slack: Slack = NONE
+) -> Tensor:
+    """Scores that the tokens first, first + 1, ... of a row were chosen from.
+
+    logits: float32 [steps, vocabulary], raw.   slack: by how much each cut is widened; then min_p
+    comes last, which leaves the most.
+    """
+    from transformers.generation import logits_process as processors
+
+    scores = penalised_logits(logits, row, settings, first) / settings.temperature
+    if settings.top_k:
+        scores = cut_top_k(scores, int(settings.top_k), slack.logit / settings.temperature)
+    cuts: list[Any] = []
+    least = settings.min_p * (1 - slack.share)
+    if least:
+        cuts.append(processors.MinPLogitsWarper(least))
+    if settings.top_p + slack.share < 1:
+        cuts.append(processors.TopPLogitsWarper(settings.top_p + slack.share))
+    for cut in cuts if slack is NONE else cuts[::-1]:
+        scores = cut(None, scores)
+    return scores
+
+
+def penalised_logits(logits: Tensor, row: Row, settings: Settings, first: int) -> Tensor:
+    """A copy without the tokens that the row's rules forbid, the seen ones penalised."""
+    from transformers.generation import logits_process as processors
+
+    scores = logits.clone()
+    ids = ids_before(row, first, len(logits))
+    prompt = len(row["prompt_ids"])
+    if settings.repetition_penalty != 1:
+        penalty = processors.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty)
+        scores = penalty(ids, scores)
+    if size := int(entry(row, "sampling", "no_repeat_ngram_size") or 0):
+        forbid = processors.NoRepeatNGramLogitsProcessor(size)
+        for k in range(len(scores)):
+            before = ids[k : k + 1, : prompt + first + k]
+            scores[k : k + 1] = forbid(before, scores[k : k + 1])
+    early = max(0, int(entry(row, "stop", "min_new_tokens") or 0) - first)
+    eos = list(entry(row, "stop", "end_ids") or ())
+    if eos:
+        scores[:early, eos] = -math.inf
+    return scores
+
+
+def cut_top_k(scores: Tensor, k: int, slack: float) -> Tensor:
+    """What is within `slack` of the k-th best score stays, too."""
+    least = scores.topk(min(k, scores.shape[-1])).values[:, -1:] - slack
+    return scores.masked_fill(scores < least, -math.inf)
+
+
+def ids_before(row: Row, first: int, steps: int) -> Tensor:
+    """The ids before each step, [steps, longest]; shorter ones end in the first id, which is seen
+    anyhow."""
+    import torch
+
+    prompt = len(row["prompt_ids"])
+    ids = torch.tensor([*row["prompt_ids"], *row["output_ids"][: first + steps - 1]])
+    length = prompt + first + torch.arange(steps)[:, None]
+    is_before = torch.arange(len(ids))[None] < length
+    return torch.where(is_before, ids[None], ids[0])

@@ -1,0 +1,621 @@
+"""Log-probabilities of given tokens: from plain transformers, and from a loaded gen_engine.
+
+    rows = [token_row(prompt_ids, answer_ids), ...]        of all sites that share a checkpoint
+    new = read_engine(engine, rows); engine.close()        the moved path, by engine.score_batch
+    reference = read_reference(path, "bfloat16", rows)     float32 and the old path, one at a time
+    referee.judge(readings(reference, new, rows), ...)     a site's verdict, from its rows
+
+The golden's own tokens are read, nothing is generated. Whole vocabularies are never kept: hidden
+states go through the head in pieces of at most PIECE logits, and of each step one number stays.
+One model at a time: whoever loads closes first. What cannot be measured is CannotJudge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parity.golden import GoldenError
+from parity.judge.numerics.errors import Reading
+from parity.judge.numerics.noise import Parting
+from parity.judge.numerics.probes import PROBED, PROBES
+
+Tensor = Any  # torch.Tensor
+ToLogits = Callable[[Tensor], Tensor]  # [..., hidden] -> [..., vocabulary]
+
+PIECE = 1 << 25  # logits at a time, float32: 128 MiB, and as much again for their exponentials
+BATCH_TOKENS = 4096  # padded tokens in one forward pass of the reference
+OLD_ROWS = 4  # rows in a batch of the old path: what scripts have, and the margins were made with
+AT_ONCE = 64  # requests that an engine scores in one call
+ROOM = 1.25  # memory beside the weights, as a factor of them: activations, pieces, the allocator
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+FLOOR_OF = {"sdpa": "eager", "eager": "sdpa"}  # attention -> the other one, as a noise floor
+
+
+class CannotJudge(GoldenError):
+    """The numerics of a site cannot be measured here. `check` exits with 3."""
+
+
+class WeightsMissing(CannotJudge):
+    """The golden's checkpoint is not on this machine."""
+
+
+# == What is read ==
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A row to read.
+
+    ids: prompt and answer, image tokens expanded.
+    start: the index of the first id whose log-probability is wanted, 1 or more.
+    others: (position, id): what would another id have got there? Candidates of parting steps.
+    images: PIL images.   placeholder: the id of image tokens.
+    budget: (min_pixels, max_pixels) of each; None is the checkpoint's, (None, None) is none.
+    answer: how many ids are the prompt's.
+    """
+
+    ids: tuple[int, ...]
+    start: int
+    others: tuple[tuple[int, int], ...] = ()
+    images: tuple[Any, ...] = ()
+    budget: tuple[int | None, int | None] | None = None
+    placeholder: int | None = None
+    answer: int = 0
+
+    def __post_init__(self) -> None:
+        length = len(self.ids)
+        if not 1 <= self.start < length:
+            raise ValueError(f"TokenRow: start is {self.start}, expected 1 to {length - 1}.")
+        if any(not 1 <= position <= length for position, _ in self.others):
+            raise ValueError(f"TokenRow: a position of `others` is not in 1 to {length}.")
+
+
+def token_row(
+    prompt: Sequence[int], answer: Sequence[int], *, with_prompt: bool = True, **more: Any
+) -> TokenRow:
+    """with_prompt: read the prompt's tokens, too: rounding is the same there, and a site has
+    several times as many tokens. Not with images: image tokens have no log-probability."""
+    reads_prompt = with_prompt and not more.get("images")
+    start = 1 if reads_prompt else max(1, len(prompt))
+    return TokenRow((*prompt, *answer), start, answer=len(prompt), **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One row, read; None where a step could not be.
+
+    logprobs: of ids[start:], nats.   others: of TokenRow.others, nats.
+    normalizers: at each of `others`, logit - log-probability; None where a backend reports none.
+    """
+
+    logprobs: tuple[float | None, ...]
+    others: tuple[float | None, ...] = ()
+    normalizers: tuple[float | None, ...] = ()
+
+
+def furthest(one: Scored, other: Scored) -> float:
+    """How far two readings of a row are apart at most, nats."""
+    pairs = zip(one.logprobs, other.logprobs)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=0.0)
+
+
+@contextlib.contextmanager
+def progress(total: int, what: str) -> Iterator[Callable[[int], object]]:
+    """A bar in tokens with an estimate of the time left, on a terminal; elsewhere nothing."""
+    from tqdm import tqdm
+
+    how = {"unit": "tok", "unit_scale": True, "disable": None, "leave": False, "smoothing": 0.1}
+    with tqdm(total=total, desc=what, **how) as bar:
+        yield bar.update
+
+
+# == Where the reference fits ==
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """How a checkpoint's reference is read.
+
+    dtype: float32, or the golden's where float32 does not fit. Then `other` is the attention that
+    the noise floor is read with, in the same dtype.   note: one line for the report.
+    """
+
+    dtype: str
+    device: str
+    note: str
+    other: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether errors can be taken against it, or only differences between kernels."""
+        return self.dtype == "float32"
+
+
+def weights_of(path: str) -> int:
+    """Elements of a checkpoint's tensors, from the headers of its safetensors."""
+    files = sorted(Path(path).glob("*.safetensors"))
+    if not files:
+        raise WeightsMissing(f"{path} holds no safetensors. Its numerics need the checkpoint.")
+    return sum(map(elements_of, files))
+
+
+def elements_of(file: Path) -> int:
+    with file.open("rb") as stream:
+        [length] = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    header.pop("__metadata__", None)
+    return sum(math.prod(tensor["shape"]) for tensor in header.values())
+
+
+def local_path(path: str) -> str:
+    """The folder of a checkpoint: itself, or what the hub's cache holds of it."""
+    if Path(path, "config.json").is_file():
+        return path
+    from transformers.utils.hub import cached_file
+
+    try:
+        return str(Path(cached_file(path, "config.json", local_files_only=True)).parent)
+    except (OSError, TypeError, ValueError) as error:
+        raise WeightsMissing(f"the golden's checkpoint {path!r} is not on this machine") from error
+
+
+def free_bytes(device: str) -> int:
+    """Memory that a model could take now."""
+    import torch
+
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    raise CannotJudge("/proc/meminfo does not say how much memory is available")
+
+
+def default_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def source_of(
+    path: str,
+    dtype: str,
+    *,
+    attention: str | None = None,
+    device: str | None = None,
+    free: int | None = None,
+) -> Source:
+    """float32 where it fits, else the golden's dtype, twice. Loads nothing.
+
+    dtype, attention: the golden's.   device: None is the accelerator if there is one.
+    free: bytes of memory there, if known. Raises CannotJudge where not even `dtype` fits.
+    """
+    place = device or default_device()
+    count = weights_of(local_path(path))
+    room = free_bytes(place) if free is None else free
+    size = f"{count / 1e6:,.0f} M weights on {place}, {room / 2**30:.1f} GiB free"
+    if count * BYTES["float32"] * ROOM <= room:
+        return Source("float32", place, f"reference: plain transformers in float32 ({size})")
+    need = count * BYTES[dtype] * ROOM
+    if need > room:
+        raise CannotJudge(f"{path} does not fit: {dtype} needs {need / 2**30:.1f} GiB; {size}")
+    floor = f"plain transformers in {dtype} with another attention is the noise floor"
+    other = FLOOR_OF.get(attention or "sdpa", "eager")
+    return Source(dtype, place, f"float32 does not fit ({size}): {floor}", other)
+
+
+# == Plain transformers ==
+
+
+class Reader:
+    """Plain transformers on one checkpoint. A context manager; frees the model when it closes.
+
+    attention: None is transformers' own choice, but for Gemma 2, whose cap its sdpa leaves out:
+    0.05 nats of logit, as much as bfloat16.   adapter: a folder.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        dtype: str = "float32",
+        *,
+        device: str | None = None,
+        attention: str | None = None,
+        adapter: str = "",
+    ) -> None:
+        import torch
+        import transformers
+
+        folder = local_path(path)
+        here: dict[str, Any] = {"local_files_only": True}
+        config = transformers.AutoConfig.from_pretrained(folder, **here)
+        text = config.get_text_config()
+        kind = transformers.AutoModelForCausalLM
+        self.processor: Any = None
+        if hasattr(config, "vision_config"):
+            kind = transformers.AutoModelForImageTextToText
+            self.processor = transformers.AutoProcessor.from_pretrained(folder, **here)
+        if attention is None and getattr(text, "attn_logit_softcapping", None):
+            attention = "eager"
+        if attention is not None:
+            here["attn_implementation"] = attention
+        self.device = device or default_device()
+        try:
+            loaded: Any = kind.from_pretrained(folder, dtype=getattr(torch, dtype), **here)
+            if adapter:
+                loaded.load_adapter(adapter)
+        except OSError as error:
+            raise WeightsMissing(f"{path}: {error}") from error
+        self.model: Any = loaded.eval().to(self.device)
+        self.piece = max(1, PIECE // int(text.vocab_size))  # steps whose logits are made at once
+        self.head = head_of(self.model)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        import torch
+
+        self.model = self.head = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def read(
+        self,
+        rows: Sequence[TokenRow],
+        *,
+        most_rows: int = 0,
+        side: str = "right",
+        what: str = "reference",
+    ) -> list[Scored]:
+        """Read rows, in order.   most_rows: in a batch, as they come; 0 is as many of like length
+        as BATCH_TOKENS hold.   side: where padding stands."""
+        scored: dict[int, Scored] = {}
+        groups = in_order(rows, most_rows) if most_rows else by_length(rows, self.most_tokens())
+        with progress(sum(len(row.ids) for row in rows), what) as done:
+            for group in groups:
+                batch = [rows[k] for k in group]
+                scored.update(zip(group, self._score(batch, side)))
+                done(sum(len(row.ids) for row in batch))
+        return [scored[k] for k in range(len(rows))]
+
+    def most_tokens(self) -> int:
+        """Padded tokens in a batch: fewer where logits of all of them are made at once."""
+        return BATCH_TOKENS if self.head else min(BATCH_TOKENS, self.piece)
+
+    def logits(self, row: TokenRow) -> Tensor:
+        """Before each id of ids[start:], float32 [tokens, vocabulary], on the CPU."""
+        import torch
+
+        with torch.inference_mode():
+            [states] = self._states([row], "right")
+            return self._logits(states[row.start - 1 : -1]).cpu()
+
+    def _score(self, rows: Sequence[TokenRow], side: str) -> list[Scored]:
+        import torch
+
+        with torch.inference_mode():
+            states = self._states(rows, side)
+            return [score(row, own, self._logits, self.piece) for row, own in zip(rows, states)]
+
+    def _states(self, rows: Sequence[TokenRow], side: str) -> list[Tensor]:
+        """What the head makes logits of, a row each, [ids, hidden]; logits where there is no
+        head."""
+        inputs = padded(rows, side)
+        if rows[0].images:
+            inputs.update(image_inputs(rows[0], self.processor))
+        inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
+        body = self.model.base_model if self.head else self.model
+        output = body(**inputs, use_cache=False)
+        states = output.last_hidden_state if self.head else output.logits
+        lengths = [len(row.ids) for row in rows]
+        if side == "left":
+            return [own[-length:] for own, length in zip(states, lengths)]
+        return [own[:length] for own, length in zip(states, lengths)]
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return (self.head(states) if self.head else states).float()
+
+
+def by_length(rows: Sequence[TokenRow], most_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows, longest first, in batches of at most most_tokens with their padding."""
+    order = sorted(range(len(rows)), key=lambda k: -len(rows[k].ids))
+    return batches(rows, order, lambda b: (len(b) + 1) * len(rows[b[0]].ids) > most_tokens)
+
+
+def in_order(rows: Sequence[TokenRow], most_rows: int) -> Iterator[list[int]]:
+    """Indices of rows as they come, most_rows at a time."""
+    return batches(rows, range(len(rows)), lambda batch: len(batch) == most_rows)
+
+
+def batches(
+    rows: Sequence[TokenRow], order: Iterable[int], is_full: Callable[[list[int]], bool]
+) -> Iterator[list[int]]:
+    """A row with images stands alone: how models batch them differs too much."""
+    batch: list[int] = []
+    for k in order:
+        if batch and (rows[k].images or rows[batch[0]].images or is_full(batch)):
+            yield batch
+            batch = []
+        batch.append(k)
+    if batch:
+        yield batch
+
+
+def padded(rows: Sequence[TokenRow], side: str) -> dict[str, Tensor]:
+    """input_ids, attention_mask and, for text, position_ids, each [rows, longest].
+
+    Padding repeats the row's first id: it is masked, and not every tokenizer has a pad.
+    """
+    import torch
+
+    longest = max(len(row.ids) for row in rows)
+    ids = torch.tensor([[row.ids[0]] for row in rows]).repeat(1, longest)
+    mask = torch.zeros_like(ids)
+    for k, row in enumerate(rows):
+        length = len(row.ids)
+        place = slice(longest - length, longest) if side == "left" else slice(length)
+        ids[k, place] = torch.tensor(row.ids)
+        mask[k, place] = 1
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if not rows[0].images:  # with images the model counts in three dimensions, by itself
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp(min=0)
+    return inputs
+
+
+def image_inputs(row: TokenRow, processor: Any) -> dict[str, Tensor]:
+    """What the processor makes of a row's images. Raises CannotJudge where that is not this row's
+    image tokens."""
+    import torch
+
+    text = [processor.image_token * len(row.images)]
+    size = budget_of(row, lambda least, most: {"size": edges(least, most)})
+    made = dict(processor(text=text, images=[list(row.images)], return_tensors="pt", **size))
+    is_image = torch.tensor([[token == row.placeholder for token in row.ids]])
+    expanded = (
+        int((made.pop("input_ids") == row.placeholder).sum()) if row.placeholder is not None else -1
+    )
+    if expanded != int(is_image.sum()):
+        raise CannotJudge(f"the processor makes {expanded} image tokens, the golden has others")
+    del made["attention_mask"]
+    if "mm_token_type_ids" in made:
+        made["mm_token_type_ids"] = is_image.long()
+    return made
+
+
+def budget_of(row: TokenRow, named: Callable[[int | None, int], Any]) -> dict[str, Any]:
+    """A row's pixel budget, as the library names it."""
+    if row.budget is None:
+        return {}
+    least, most = row.budget
+    return dict(named(least, most)) if most else {"do_resize": False}
+
+
+def edges(least: int | None, most: int) -> dict[str, int | None]:
+    return {"shortest_edge": least, "longest_edge": most}
+
+
+def pixels(least: int | None, most: int) -> dict[str, int | None]:
+    return {"min_pixels": least, "max_pixels": most}
+
+
+def score(row: TokenRow, states: Tensor, to_logits: ToLogits, piece: int) -> Scored:
+    """One row out of its states [ids, hidden]: state p says what stands at p + 1."""
+    import torch
+
+    steps = len(row.ids) - row.start
+    wanted = [(p, row.ids[p]) for p in range(row.start, len(row.ids))] + list(row.others)
+    positions, tokens = torch.tensor(wanted, device=states.device).T
+    chosen = []
+    sums = []
+    for first in range(0, len(wanted), piece):
+        part = slice(first, first + piece)
+        logits = to_logits(states[positions[part] - 1])  # [piece, vocabulary]
+        chosen.append(logits.gather(1, tokens[part, None])[:, 0])
+        sums.append(logits.logsumexp(-1))
+    normalizers = torch.cat(sums)
+    logprobs = (torch.cat(chosen) - normalizers).tolist()
+    others = tuple(normalizers[steps:].tolist())
+    return Scored(tuple(logprobs[:steps]), tuple(logprobs[steps:]), others)
+
+
+def head_of(model: Any) -> ToLogits | None:
+    """hidden states -> logits, as this architecture makes them; None where it cannot be shown.
+
+    Models scale or cap what their head gives (Gemma 2, Cohere, Granite), each with a field of its
+    own. The three known ones are applied, and the result has to be the model's own on a probe.
+    """
+    import torch
+
+    head = model.get_output_embeddings()
+    body = model.base_model
+    if head is None or body is model or not hasattr(body, "forward"):
+        return None
+    config = model.config.get_text_config()
+    cap = getattr(config, "final_logit_softcapping", None)
+    divisor = getattr(config, "logits_scaling", None) or 1
+    factor = getattr(config, "logit_scale", None) or 1 / divisor
+
+    def to_logits(states: Tensor) -> Tensor:
+        logits = head(states) if factor == 1 else head(states) * factor
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    probe = torch.tensor([[1, 2, 3, 5]], device=head.weight.device)
+    with torch.inference_mode():
+        own = model(input_ids=probe, use_cache=False).logits
+        states = body(input_ids=probe, use_cache=False).last_hidden_state
+        if states.shape[-1] != head.weight.shape[-1]:
+            return None
+        return to_logits if torch.allclose(to_logits(states), own, rtol=1e-3, atol=1e-3) else None
+
+
+# == The reference ==
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What rows are judged against.   truth: read by `source`.   old: by the old path.
+    probes: by the reference with one thing moved."""
+
+    source: Source
+    truth: list[Scored]
+    old: list[Scored]
+    probes: dict[str, list[Scored]]
+
+
+def read_probes(reader: Reader, rows: Sequence[TokenRow]) -> dict[str, list[Scored]]:
+    """The directions that faults have: what the reference reads with one thing moved by PROBED."""
+    probes: dict[str, list[Scored]] = {}
+    for name, moved in PROBES.items():
+        with moved(reader.model, PROBED) as is_there:
+            if is_there:
+                probes[name] = reader.read(rows, what=f"probe: {name}")
+    return probes
+
+
+def read_reference(
+    path: str,
+    dtype: str,
+    rows: Sequence[TokenRow],
+    *,
+    attention: str | None = None,
+    adapter: str = "",
+    device: str | None = None,
+) -> Reference:
+    """Load a golden's checkpoint as the reference, read, close, and again as the old path.
+
+    dtype, attention, adapter (a folder): the golden's. Where float32 does not fit, the old path
+    stands for the truth, and the same with another attention for the old path.
+    """
+    source = source_of(path, dtype, attention=attention, device=device)
+
+    def read_old(attention: str | None, what: str) -> list[Scored]:
+        how: dict[str, Any] = {"device": source.device, "attention": attention, "adapter": adapter}
+        with Reader(path, dtype, **how) as reader:
+            return reader.read(rows, most_rows=OLD_ROWS, side="left", what=what)
+
+    if not source.exact:
+        truth = read_old(attention, "reference")
+        return Reference(source, truth, read_old(source.other, "old path"), {})
+    with Reader(path, device=source.device, adapter=adapter) as reader:
+        truth = reader.read(rows)
+        probes = read_probes(reader, rows)
+    return Reference(source, truth, read_old(attention, "old path"), probes)
+
+
+def readings(
+    reference: Reference, new: Sequence[Scored], rows: Sequence[TokenRow]
+) -> list[Reading]:
+    """What the referee judges, row by row; a site takes its own rows out of these."""
+    return [
+        Reading(
+            reference.truth[k].logprobs,
+            reference.old[k].logprobs,
+            new[k].logprobs,
+            start=row.start,
+            prompt=row.answer - row.start,
+            probes={name: scored[k].logprobs for name, scored in reference.probes.items()},
+            ids=() if row.images else row.ids,
+        )
+        for k, row in enumerate(rows)
+    ]
+
+
+def parting(truth: Scored, old: Scored, new: Scored) -> Parting:
+    """A row's parting step, where `others` begins with the old id and the new one."""
+    pairs = []
+    for side in (truth, old, new):
+        values = [value for value in side.others[:2] if value is not None]
+        if len(values) < 2:
+            raise CannotJudge("a parting step was not read: it lies beyond the engine's window")
+        pairs.append((values[0], values[1]))
+    return Parting(*pairs)
+
+
+# == A loaded engine ==
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Tokens that an engine scores.   row: its index.   other: the index among its `others`, None
+    for the answer."""
+
+    row: int
+    other: int | None
+    request: Mapping[str, Any]
+    tokens: tuple[int, ...]
+
+
+def read_engine(
+    engine: Any,
+    rows: Sequence[TokenRow],
+    *,
+    at_once: int = AT_ONCE,
+    adapter: str | None = None,
+    what: str = "moved code",
+) -> list[Scored]:
+    """The same by `engine.score_batch`, on either backend.   adapter: its name there.
+
+    Another candidate at a parting step is scored as an answer of one token. A step beyond the
+    engine's window is None. Raises what score_batch raises.
+    """
+    more = {"adapter": adapter} if adapter else {}
+    window = window_of(engine)
+    asks = [ask for k, row in enumerate(rows) for ask in asks_of(k, row, window, more)]
+    logprobs: dict[tuple[int, int | None], tuple[float, ...]] = {}
+    with progress(sum(len(ask.tokens) for ask in asks), what) as done:
+        for first in range(0, len(asks), at_once):
+            batch = asks[first : first + at_once]
+            scores = engine.score_batch([(ask.request, ask.tokens) for ask in batch])
+            for ask, scored in zip(batch, scores):
+                logprobs[ask.row, ask.other] = tuple(scored.logprobs)
+                done(len(ask.tokens))
+    return [scored_row(k, row, logprobs) for k, row in enumerate(rows)]
+
+
+def window_of(engine: Any) -> float:
+    """Ids that an engine reads. vLLM needs room for one more than it is given."""
+    window = engine.checkpoint.window or math.inf
+    return window - 1 if engine.backend.name == "vllm" else window
+
+
+def asks_of(k: int, row: TokenRow, window: float, more: Mapping[str, Any]) -> Iterator[Ask]:
+    answer = row.ids[row.start : int(min(window, len(row.ids)))]
+    if answer:
+        yield Ask(k, None, {**request_for(row, row.start), **more}, answer)
+    for other, (position, token) in enumerate(row.others):
+        if position < window:
+            yield Ask(k, other, {**request_for(row, position), **more}, (token,))
+
+
+def request_for(row: TokenRow, end: int) -> dict[str, Any]:
+    """The ids before index `end` as a prompt of gen_engine."""
+    from parity.record.rows import collapsed
+
+    prompt = row.ids[:end]
+    if not row.images:
+        return {"prompt_token_ids": prompt}
+    ids = collapsed(prompt, row.placeholder)
+    vlm = budget_of(row, pixels)
+    return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
+
+
+def scored_row(
+    k: int, row: TokenRow, logprobs: Mapping[tuple[int, int | None], tuple[float, ...]]
+) -> Scored:
+    read = logprobs.get((k, None), ())
+    missing = len(row.ids) - row.start - len(read)
+    others = [logprobs.get((k, n), (None,))[0] for n in range(len(row.others))]
+    return Scored((*read, *[None] * missing), tuple(others), (None,) * len(others))

@@ -1,0 +1,202 @@
+"""Do two paths differ by more than rounding? Rounding has a measured size: the old path's distance
+from float32.
+
+    verdict = judge(rows, dtype="bfloat16")   rows: errors.Reading, the same tokens on three paths
+    verdict.outcome                           "holds", "shifted" or "cannot tell"
+
+A path that only rounds in another way has errors of the same size and no bias. "holds" needs size
+and bias surely inside their margins, no alarm anywhere, and enough rows for a fault of SEEN times
+rounding to have been one. "cannot tell" says how many tokens it lacks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parity.judge.numerics.errors import FLOOR, Array, Errors, Reading, errors_of, robust_size
+from parity.judge.numerics.estimates import (
+    EXACT,
+    INEXACT,
+    Estimate,
+    Estimates,
+    Interval,
+    Margins,
+    Outcome,
+    estimates_of,
+)
+from parity.judge.numerics.noise import Noise
+from parity.judge.numerics.probes import PROBED
+
+LEAST = 20  # unsure tokens, below which nothing is said
+SEEN = 2.0  # times rounding: where not even such a fault would have been an alarm, nothing holds
+MOST_TIMES = 100.0  # as many tokens as there are: more are never asked for
+BITS = {"bfloat16": 8, "float16": 11, "float32": 24}  # of the mantissa, with the implicit one
+NAMED = 1 / 6  # of the new errors: a probe that explains less names nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a site's numerics are.
+
+    rows: clusters with unsure tokens.
+    sees: the smallest fault that would have been an alarm, nats of logit, root mean square.
+    more: tokens that are missing, for "cannot tell".
+    like: what a shift looks like: a dtype, or a probe and by what factor it would have to move.
+    exact: against float32, or only against plain transformers in the golden's own dtype.
+    """
+
+    outcome: Outcome
+    estimates: tuple[Estimate, ...]
+    noise: Noise
+    rows: int
+    sees: float
+    more: int = 0
+    like: str = ""
+    exact: bool = True
+
+    @property
+    def worst(self) -> Estimate | None:
+        """The statistic that decided, if it did not hold."""
+        return next((e for e in self.estimates if e.outcome == self.outcome != "holds"), None)
+
+    @property
+    def seen(self) -> tuple[Estimate, ...]:
+        """Every statistic that is an alarm."""
+        return tuple(e for e in self.estimates if e.outcome == "shifted")
+
+    @property
+    def cause(self) -> str:
+        """The cause of a shift, or "". Only a finer dtype makes errors smaller; larger ones may
+        have a coarser one's size by chance, as int8 weights can: `like` says so, and it is no
+        cause."""
+        if self.outcome != "shifted":
+            return ""
+        is_finer = self.like in BITS and self.noise.new < self.noise.old
+        return "model.dtype" if is_finer else "numeric.shift"
+
+    def __str__(self) -> str:
+        against = "" if self.exact else ", against plain transformers in the same dtype"
+        tokens = f"{self.noise.tokens} unsure tokens of {self.rows} rows{against}"
+        rounding = f"rounding {nats(self.noise.old)} nats before, {nats(self.noise.new)} now"
+        measured = f"{tokens}; {rounding}"
+        if self.outcome == "holds":
+            return (
+                f"holds: {measured}; a fault of {self.sees:.1e} nats or more would have been seen"
+            )
+        if self.outcome == "cannot tell":
+            why = self.worst or f"only a fault of {self.sees:.1e} nats would have been seen"
+            return (
+                f"cannot tell: {measured}; {why}; {self.more} more tokens are needed, in other rows"
+            )
+        like = f"; like {self.like}" if self.like else ""
+        return f"shifted: {self.worst}; {measured}{like}"
+
+
+def nats(size: float) -> str:
+    return f"{size:.1e}" if size > 1e-12 else "0"
+
+
+def judge(
+    rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: Margins | None = None
+) -> Verdict:
+    """A site's numerics, from all its tokens at once.
+
+    dtype: the golden's.   exact: whether `reference` is float32; else it is plain transformers
+    in that dtype, and `old` the same with another attention (see reading.source_of).
+    """
+    allowed = margins or (EXACT if exact else INEXACT)
+    e = errors_of(rows)
+    noise = noise_of(e)
+    count = len(set(e.cluster[e.is_open].tolist()))
+    if count < 2 or noise.tokens < LEAST:
+        more = max(noise.tokens, 200)
+        return Verdict("cannot tell", (), noise, count, math.inf, more, exact=exact)
+    found = estimates_of(e, allowed)
+    sees = smallest_seen(found.interval, allowed, noise)
+    outcome = outcome_of(found, is_blind=sees > SEEN * e.rounding)
+    more = missing_tokens(found, noise.tokens) if outcome == "cannot tell" else 0
+    like = likeness(e, found, noise, dtype if exact else "") if outcome == "shifted" else ""
+    return Verdict(outcome, found.all, noise, count, sees, more, like, exact)
+
+
+def noise_of(e: Errors) -> Noise:
+    old = e.old[e.is_open]
+    largest = float(np.quantile(np.abs(old), 0.999)) if len(old) else 0.0  # a single flip aside
+    return Noise(robust_size(old), robust_size(e.new[e.is_open]), largest, len(old))
+
+
+def outcome_of(found: Estimates, *, is_blind: bool) -> Outcome:
+    """is_blind: whether a fault of SEEN times rounding would have passed."""
+    outcomes = [estimate.outcome for estimate in found.all]
+    if "shifted" in outcomes:
+        return "shifted"
+    return "cannot tell" if is_blind or "cannot tell" in outcomes else "holds"
+
+
+def smallest_seen(size: Interval, margins: Margins, noise: Noise) -> float:
+    """An independent fault of this root mean square, nats of logit, puts the ratio of sizes beyond
+    its margin and its interval."""
+    beyond = 2 * max(math.log(margins.size) + size.holds, size.alarm)
+    return math.hypot(noise.old, FLOOR) * math.sqrt(math.expm1(min(beyond, 100.0)))
+
+
+def missing_tokens(found: Estimates, tokens: int) -> int:
+    """How many more tokens would narrow the intervals into the margins, if the values stayed."""
+    times = max(times_needed(found), default=1.0)
+    return max(1, math.ceil(tokens * (min(max(times, 1.05), MOST_TIMES) - 1)))
+
+
+def times_needed(found: Estimates) -> Iterator[float]:
+    """By how much each interval is too wide, squared."""
+    size = found.size
+    i = found.interval
+    above = math.log(size.most) - i.value
+    yield (i.alarm / (0.5 * math.log1p(SEEN**2))) ** 2
+    if size.outcome != "holds":
+        below = i.value - math.log(size.least) if size.least else math.inf
+        yield (i.holds / max(1e-9, min(abs(above), abs(below)))) ** 2
+    if above < 0:  # it never gets inside: more tokens make it an alarm
+        yield (i.alarm / i.value) ** 2
+    for other in found.others:
+        if other.least < 0 and other.outcome == "cannot tell":
+            room = max(1e-9, abs(other.most - abs(other.value)))
+            yield ((other.high - other.value) / room) ** 2
+
+
+def likeness(e: Errors, found: Estimates, noise: Noise, dtype: str) -> str:
+    """What a shift looks like: the probe that explains most, and by what factor; else the dtype
+    that has errors of this size."""
+    seen = {x.name: x for x in found.all if x.outcome == "shifted"}
+    probed = [x for name, x in seen.items() if name in e.probes]
+    best = max(probed, key=lambda x: abs(x.value), default=None)
+    if best is not None and abs(best.value) * noise.old >= noise.new * NAMED:
+        return f"{best.name} x {PROBED ** times_along(e, e.probes[best.name]):.3f}"
+    if {"size", "typical"} & set(seen):
+        return dtype_of(noise, dtype)
+    return "logits multiplied by something" if set(seen) == {"scale"} else ""
+
+
+def times_along(e: Errors, direction: Array) -> float:
+    """How many times the probe's own step the new errors lie along it."""
+    clipped = e.clipped(direction)
+    moved = e.clipped(e.new) - e.clipped(e.old)
+    return float((moved * clipped).sum() / (clipped**2).sum())
+
+
+def dtype_of(noise: Noise, dtype: str) -> str:
+    """The dtype that has errors of the new path's size where the golden's has those of the old
+    one's, or "": sizes go with the mantissa, 8 times from float16 to bfloat16. Of a float32 golden
+    any fault could have a size far above its own; the reference's own size is float32's."""
+    if dtype not in BITS or dtype == "float32":
+        return ""
+    if noise.new < FLOOR < noise.old:
+        return "float32"
+    times = math.log2(max(noise.new, FLOOR) / max(noise.old, FLOOR))
+    for name, bits in BITS.items():
+        if name != dtype and abs(times - (BITS[dtype] - bits)) < 0.8:
+            return name
+    return ""

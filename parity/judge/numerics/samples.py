@@ -1,0 +1,388 @@
+"""Samples that differ: do they follow the settings, by themselves and together with their site's?
+
+The statistics are in surprise.py; here is which rows are asked, and the verdict that follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity.golden import Case, GoldenError, Store, environment
+from parity.judge import own_loops
+from parity.judge.align import paired
+from parity.judge.endings import leaves
+from parity.judge.numerics import seeds
+from parity.judge.numerics.golden_rows import (
+    engine_logits,
+    has_logits_of_its_logprobs,
+    token_row_of,
+)
+from parity.judge.numerics.processed import (
+    Tensor,
+    processed_logits,
+    settings_of,
+    why_not_recomputed,
+)
+from parity.judge.numerics.reading import Reader
+from parity.judge.numerics.surprise import (
+    BEST,
+    COPY,
+    Evidence,
+    Ledger,
+    Sample,
+    evidence_of,
+    permutation_p,
+    sample_of,
+)
+from parity.judge.questions import (
+    NO_ADAPTER,
+    OF_SEVERAL,
+    Judged,
+    asked_models,
+    could_not,
+    weights_of,
+)
+from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
+from parity.judge.session import COULD_NOT_JUDGE
+from parity.record.rows import STRUCTURED
+from parity.verdict import CAUSES, Cause, Outcome, Verdict, first_divergence
+
+FOLLOWS_SETTINGS = ("SAME-DISTRIBUTION", "SAME-SETTINGS")
+SAME_P = 1e-3  # total variation of two float32 distributions that only rounding makes unequal
+LEAST_TEXTS = 10  # fewer texts show nothing
+LEAST_SAMPLES = 20  # of each text
+ALPHA_OF_TEXTS = 0.01  # twice in a row
+
+Ledgers = dict[tuple[str, str], Ledger]  # (site, backend) -> its samples so far
+
+
+def is_sampled(case: Case) -> bool:
+    return any(is_drawn(row) for row in case.rows)
+
+
+def in_float32(*cases: Case) -> bool:
+    rows = [row for case in cases for row in case.rows]
+    return all(row.get("model", {}).get("dtype") == "float32" for row in rows)
+
+
+@dataclass
+class Samples:
+    """Judges other samples under equal settings.
+
+    engine: of the last run, for its logits.   resample: the new code again, with another seed.
+    paths: the checkpoints that a site's goldens were sampled from, loaded once.
+    """
+
+    store: Store
+    backend: str
+    engine: Callable[[], Any]
+    resample: Callable[[Case, int], Case] | None
+    ledgers: Ledgers
+    paths: dict[Any, Reader] = field(default_factory=dict)
+
+    def judge(self, old: Case, new: Case) -> Judged:
+        """Other samples under equal settings: do they follow them?"""
+        try:
+            golden = self.samples_of(old, new, old)
+            moved = self.samples_of(old, new, new)
+        except COULD_NOT_JUDGE as error:
+            off = self.off_seed(old, new)
+            return ("DRIFT", off, ()) if off else self.judge_texts(old, new, str(error))
+        ledger = self.ledger(old.site)
+        is_loop = own_loops.of_own_loop(old)
+        before = evidence_of(golden, ledger.alpha)
+        if before.is_fault and before.fault != COPY:
+            return judge_golden(before, is_loop)
+        evidence = evidence_of(moved, ledger.alpha, count_copies=not before.is_fault)
+        if evidence.is_fault:
+            return "DRIFT", cause_of(evidence, is_cached(new)), ()
+        ledger.samples[old.case] = moved
+        if is_loop:  # until all are judged together
+            ledger.own[old.case] = golden
+            return "SAME-SETTINGS", None, (evidence.sentence(),)
+        return self.judge_following(old, new, evidence)
+
+    def judge_following(self, old: Case, new: Case, evidence: Evidence) -> Judged:
+        """Samples that follow their settings, as far as they show it."""
+        notes = (evidence.sentence(),)
+        if unlike_now := self.by_logits(old, new):
+            return *unlike_now, notes
+        if off := self.off_seed(old, new):
+            return "DRIFT", off, notes
+        return ("SAME-DISTRIBUTION" if evidence.can_tell else "SAME-SETTINGS"), None, notes
+
+    def samples_of(self, old: Case, new: Case, case: Case) -> list[Sample]:
+        """The sampled rows of `case`, one of both, under the golden's settings. Raises GoldenError
+        where these cannot be computed."""
+        golden_of = {id(row): golden for golden, row in paired(old.rows, case.rows)}
+        samples = []
+        for row, stream in zip(case.rows, seeds.streams(case.rows)):
+            golden = golden_of.get(id(row), old.rows[0])
+            asked = with_ids(golden, row)
+            if why := why_not_recomputed(asked, is_sampled=True):
+                raise GoldenError(why)
+            if is_drawn(golden):
+                logits = self.old_logits(old, new, golden, asked)
+                samples.append(sample_of(asked, logits, stream))
+        return samples
+
+    def old_logits(self, old: Case, new: Case, golden: Row, asked: Row) -> Tensor:
+        """By what answered a golden's row, loaded again.   asked: that row, with the ids to read.
+        Raises GoldenError."""
+        place = next(k for k, row in enumerate(old.rows) if row is golden)
+        weights = weights_of(old, new, place)
+        if weights.adapter is None:
+            raise GoldenError(NO_ADAPTER)
+        if not weights.path:
+            raise GoldenError("the golden does not say which checkpoint it was")
+        key = (weights.path, weights.adapter, weights.dtype)
+        if key not in self.paths:
+            dtype = weights.dtype or "float32"
+            self.paths[key] = Reader(weights.path, dtype, adapter=weights.adapter)
+        return self.paths[key].logits(token_row_of(asked, self.store))
+
+    def by_logits(self, old: Case, new: Case) -> tuple[Verdict, Cause] | None:
+        """Both paths' distributions of the golden's tokens, in float32, where they are not one.
+        Code without an engine is judged by its samples alone."""
+        if not in_float32(old, new):
+            return None
+        with contextlib.suppress(*COULD_NOT_JUDGE):
+            sentence = next(self.unlike_distributions(old, new), "")
+            if not sentence:
+                return None
+            if has_logits_of_its_logprobs(self.engine(), old.rows, self.store):
+                cause = Cause(
+                    "numeric.shift", "confirmed", f"{CAUSES['numeric.shift']}: {sentence}"
+                )
+                return "DRIFT", cause
+            sentence = "the logits that it returns are not those of its log-probabilities"
+            return "LATENT", Cause("post.other", "likely", f"{CAUSES['post.other']}: {sentence}")
+        return None
+
+    def unlike_distributions(self, old: Case, new: Case) -> Iterator[str]:
+        """A sentence for each sampled row whose distributions differ. Raises GoldenError."""
+        engine = self.engine()
+        if engine is None:
+            raise GoldenError("the moved code does not use gen_engine: its logits cannot be read")
+        if len(asked_models(old, range(len(old.rows)))) > 1:
+            raise GoldenError(OF_SEVERAL)
+        adapter = weights_of(old, new, 0).adapter or ""
+        moved = engine_logits(engine, old.rows, self.store, adapter)
+        for row, logits in zip(old.rows, moved):
+            before = self.old_logits(old, new, row, row)
+            if is_drawn(row) and (sentence := unlike(row, before, logits)):
+                yield sentence
+
+    def off_seed(self, old: Case, new: Case) -> Cause | None:
+        """Why ids that are owed (seeds.py) are others; None where all are there."""
+        if not self.is_same_environment(old):
+            return None
+        is_aligned = len(old.rows) == len(new.rows)
+        is_aligned = is_aligned and all(map(same_prompt, old.rows, new.rows))
+        is_exact = in_float32(old, new)
+        for number, (golden, row) in enumerate(paired(old.rows, new.rows)):
+            seed = seeds.own_seed(golden)
+            if seed is None or not seeds.owes_ids(golden, row, seed):
+                continue
+            step: int | None = None
+            if backends_of(golden) != {"vllm"}:
+                step = self.step_off_seed(old, new, golden, row)
+            elif is_aligned or is_exact:
+                step = first_divergence(golden["output_ids"], row["output_ids"])
+            if step is not None:
+                ids = f"token {step} is not the one of this seed"
+                sentence = f"row {number} has seed {seed} on both sides, and {ids}"
+                proof = "same backend, versions, device and dtype: an equal seed gives equal ids"
+                # where rows are missing, which seed is whose is not known
+                is_sure = is_aligned and is_exact
+                return Cause("rng", "confirmed" if is_sure else "likely", sentence, proof)
+        return None
+
+    def step_off_seed(self, old: Case, new: Case, golden: Row, row: Row) -> int | None:
+        """Where a new row on hf leaves its seed, if the golden's does not; None where logits cannot
+        be read."""
+        seed = seeds.own_seed(golden)
+        is_same = golden["output_ids"] == row["output_ids"]
+        if is_same or seed is None or why_not_recomputed(golden, is_sampled=True):
+            return None
+        steps: list[int | None] = []
+        with contextlib.suppress(*COULD_NOT_JUDGE):
+            for asked in (golden, with_ids(golden, row)):
+                logits = self.old_logits(old, new, golden, asked)
+                steps.append(seeds.first_off_seed(asked, logits, seed))
+        return steps[1] if len(steps) == 2 and steps[0] is None else None
+
+    def is_same_environment(self, old: Case) -> bool:
+        """Whether a golden was recorded with this machine's libraries and kind of device."""
+        there = self.store.environment_of(old)
+        here = environment()
+        names = {"torch", "transformers", "device", "machine"}
+        names |= backends_of(*old.rows) & {"vllm"}
+        return bool(there) and all(there.get(name) == here.get(name) for name in names)
+
+    def ledger(self, site: str) -> Ledger:
+        key = (site, self.backend)
+        if key not in self.ledgers:
+            goldens, _ = self.store.read_all([site])
+            cases = [g for g in goldens if is_sampled(g) or own_loops.of_own_loop(g)]
+            self.ledgers[key] = Ledger(len(cases))
+        return self.ledgers[key]
+
+    def judge_texts(self, old: Case, new: Case, why: str) -> Judged:
+        """Many texts against many texts.   why: what stands in the way of anything better."""
+        paths = [path for path, _ in leaves(old.value)]
+        if len(paths) < LEAST_TEXTS or len(old.samples) < LEAST_SAMPLES or self.resample is None:
+            return judge_few_texts(old, new, why)
+        count = len(old.samples)
+        before = columns(old.samples, paths)
+        p = 0.0
+        for first in (1, 1 + count):  # a rejection is sampled again: one in a hundred is chance
+            again = [self.resample(old, first + k).value for k in range(count)]
+            p = permutation_p(before, columns(again, paths))
+            if p >= ALPHA_OF_TEXTS:
+                note = f"by texts: p = {p:.3f} of {len(paths)} texts; {why}"
+                return "SAME-DISTRIBUTION", None, (note,)
+        sentence = f"other texts are sampled: p = {p:.3f}, twice; {why}"
+        return "DRIFT", Cause("sampling.processors", "likely", sentence), ()
+
+
+def with_ids(golden: Row, row: Row) -> Row:
+    """A row's ids under the golden's settings."""
+    return {**golden, "prompt_ids": row["prompt_ids"], "output_ids": row["output_ids"]}
+
+
+def unlike(row: Row, old: Tensor, new: Tensor) -> str:
+    """How two paths' distributions of a row's tokens differ; "" where only by rounding.
+    old, new: raw logits, float32 [tokens, vocabulary]."""
+    settings = settings_of(row)
+    before, after = (processed_logits(raw, row, settings).softmax(-1) for raw in (old, new))
+    distance = float((before - after).abs().sum(-1).max() / 2)
+    if distance <= SAME_P:
+        return ""
+    left, left_now = (int((p > 0).sum(-1).max()) for p in (before, after))
+    variation = f"total variation ≤ {distance:.1e} over {len(before)} steps"
+    return f"{variation}, {left} against {left_now} tokens left"
+
+
+def judge_golden(evidence: Evidence, is_loop: bool) -> Judged:
+    """The golden's own samples do not follow the settings."""
+    if is_loop:
+        return "DRIFT", cause_of_loop(evidence), ()
+    sentence = f"the golden's own samples do not follow its settings: {evidence.sentence()}"
+    return "ERROR", Cause("error", "confirmed", f"{sentence}; record it again"), ()
+
+
+def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
+    """Equal settings are all that can be compared. Under structured output that passes: whether
+    the form is right was asked before."""
+    rows = (*old.rows, *new.rows)
+    used = {name for row in rows for name in entry(row, "sampling", "processors") or ()}
+    if used == {STRUCTURED}:
+        note = f"{why}; to compare texts record with --samples {LEAST_SAMPLES}"
+        return "SAME-SETTINGS", None, (note,)
+    is_loop = own_loops.of_own_loop(old)
+    settings = "settings that were not seen" if is_loop else "equal settings"
+    record = f"record {LEAST_TEXTS} texts or more with --samples {LEAST_SAMPLES}"
+    sentence = f"{settings}, other samples; {why}; to compare texts {record}"
+    if used and same_backend(old.rows[0], new.rows[0]) and is_seeded_alike(old, new):
+        names = ", ".join(sorted(used))
+        sentence = f"seeds and settings are equal, and what {names} does is not seen; {sentence}"
+        return "DRIFT", Cause("sampling.processors", "likely", sentence), ()
+    return could_not(sentence)
+
+
+def is_seeded_alike(old: Case, new: Case) -> bool:
+    """Whether each sample has a seed on both sides, and the same."""
+    pairs = paired(old.rows, new.rows)
+    return bool(pairs) and all(seeds_of(a) & seeds_of(b) for a, b in pairs)
+
+
+def is_cached(case: Case) -> bool:
+    return any((row.get("request") or {}).get("cached") for row in case.rows)
+
+
+def cause_of(evidence: Evidence, is_cached: bool = False) -> Cause:
+    """Of samples that do not follow.   is_cached: some came out of a cache, where copies come
+    from."""
+    sentence = evidence.sentence()
+    once = f"by chance once in {1 / evidence.alpha:,.0f} runs"
+    proof = f"computed by plain transformers under the golden's settings; {once}"
+    if evidence.impossible is None and evidence.fault == COPY:
+        if is_cached:
+            proof = "some of these answers came out of the cache"
+            return Cause("cache.key", "likely", f"{CAUSES['cache.key']}: {sentence}", proof)
+        return Cause("rng", "confirmed", f"samples of one prompt are copies: {sentence}", proof)
+    name = name_of(evidence)
+    return Cause(name, "confirmed", f"{CAUSES[name]}: {sentence}", proof)
+
+
+def name_of(evidence: Evidence) -> str:
+    is_greedy = evidence.impossible is None and evidence.fault == BEST
+    return "sampling.mode" if is_greedy else "sampling.draw"
+
+
+def cause_of_loop(evidence: Evidence) -> Cause:
+    """Of the golden's samples in a custom decode loop."""
+    name = name_of(evidence)
+    loop = "the old code's own loop did not sample as the new code's settings say"
+    return Cause(name, "likely", f"{CAUSES[name]}: {loop}: {evidence.sentence()}")
+
+
+def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
+    """The texts at each path, over several values; where a value has none there, an empty one."""
+    texts = [dict(leaves(value)) for value in values]
+    return [[own.get(path, "") for own in texts] for path in paths]
+
+
+# == All of a site ==
+
+
+def settle_samples(outcomes: Sequence[Outcome], ledgers: Ledgers) -> list[Outcome]:
+    """Samples of a site's cases show together what each of them may be too few to show."""
+    together = {key: ledger.together() for key, ledger in ledgers.items()}
+    own = {key: ledger.of_own_loops() for key, ledger in ledgers.items()}
+    settled = []
+    for outcome in outcomes:
+        key = (outcome.site, outcome.backend)
+        ledger = ledgers.get(key)
+        if ledger is not None and outcome.case in ledger.samples:
+            if outcome.case in ledger.own:
+                outcome = with_loop(outcome, own[key])
+            outcome = with_site(outcome, together[key])
+        settled.append(outcome)
+    return settled
+
+
+def with_site(outcome: Outcome, evidence: Evidence | None) -> Outcome:
+    """By all samples of the site."""
+    if evidence is None or outcome.verdict not in FOLLOWS_SETTINGS:
+        return outcome
+    note = f"all cases of {outcome.site} together: {evidence.sentence()}"
+    notes = (*outcome.notes, note)
+    if evidence.is_fault:
+        cause = cause_of(evidence)
+        return dataclasses.replace(outcome, verdict="DRIFT", cause=cause, notes=notes)
+    if evidence.can_tell:
+        return dataclasses.replace(outcome, verdict="SAME-DISTRIBUTION", cause=None, notes=notes)
+    return outcome
+
+
+def with_loop(outcome: Outcome, evidence: Evidence | None) -> Outcome:
+    """By what the old code sampled in a loop of its own, whose settings were not seen: without
+    evidence no equal settings can be claimed."""
+    if evidence is None or outcome.verdict not in FOLLOWS_SETTINGS:
+        return outcome
+    sentence = evidence.sentence()
+    if evidence.is_fault:
+        return dataclasses.replace(outcome, verdict="DRIFT", cause=cause_of_loop(evidence))
+    if evidence.can_tell:
+        note = f"the old code's own loops sampled as the new code says: {sentence}"
+        notes = (*outcome.notes, note)
+        return dataclasses.replace(outcome, verdict="SAME-DISTRIBUTION", notes=notes)
+    loop = f"the old code samples in a loop of its own, by settings that are not seen: {sentence}"
+    verdict, cause, _ = could_not(f"{loop}; record more calls of this site, or longer ones")
+    return dataclasses.replace(outcome, verdict=verdict, cause=cause)
