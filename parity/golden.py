@@ -448,8 +448,12 @@ def write_whole(path: Path, content: bytes) -> None:
     os.replace(beside, path)
 
 
+SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: no UTF-8, and an escape in JSON
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_whole(path, (dump(coded(value)) + "\n").encode())
+    text = SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", dump(coded(value)))
+    write_whole(path, f"{text}\n".encode())
 
 
 DEEPEST = 200  # objects in objects; no case has a tenth of it, and every walk over a golden ends

@@ -239,6 +239,14 @@ def is_vector(value: Any) -> bool:
     return numbers and min(value) < 0 < max(value)
 
 
+def is_close(old: float, new: float, tolerance: float, near_zero: float) -> bool:
+    """Whether two numbers are the same up to rounding; integers beyond the floats are exact."""
+    try:
+        return math.isclose(old, new, rel_tol=tolerance, abs_tol=near_zero)
+    except OverflowError:
+        return old == new
+
+
 def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: float | None = None) -> bool:
     """Whether two values are the same; floats up to rounding. near_zero: the least that counts (NEAR_ZERO, or the
     tolerance where one is given)."""
@@ -249,7 +257,7 @@ def equal(old: Any, new: Any, tolerance: float = VALUE_TOLERANCE, near_zero: flo
     if isinstance(old, (int, float)) and isinstance(new, (int, float)):
         if any(0 < number < LEAST_LOGPROB for number in (old, new)):
             tolerance, near_zero = max(tolerance, 1e-3), 0.0
-        return math.isclose(old, new, rel_tol=tolerance, abs_tol=near_zero) or (old != old and new != new)
+        return is_close(old, new, tolerance, near_zero) or (old != old and new != new)
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         return old.keys() == new.keys() and all(equal(old[k], new[k], tolerance, near_zero) for k in old)
     if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):

@@ -25,8 +25,8 @@ from parity.verdict import Check, Policy
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What old code is to do again. functions: golden's function -> the same in the old code.   old: the folder that
-    it must come from, and the one that this stands for, or None."""
+    """What old code is to do again. functions: golden's function -> the same in the old code.
+    old: the folder that it must come from, and the one that this stands for, or None."""
 
     root: str
     into: str
@@ -47,29 +47,20 @@ def check_again(
     time_limit: float = TIME_LIMIT,
     **how: Any,
 ) -> Check:
-    """--ab: old code against new code, both run now. into: an empty folder, for what the old code gives.
+    """--ab: old code against new code, both run now. into: an empty folder, for what the old code
+    gives.
 
-    old: the revision that the old code comes from (None: it stands beside the new code). Raises ValueError where a
-    function would be compared with itself.
+    old: the revision that the old code comes from (None: it stands beside the new code). Raises
+    ValueError where a function would be compared with itself.
     """
     chosen = chosen_cases(store, sites, cases)
     settings = merged_settings(store, list(chosen), moved or {})
-    functions, items, errors = dict[str, str](), list[tuple[str, str]](), dict[tuple[str, str], GoldenError | str]()
-    for site, name in [(site, name) for site, names in chosen.items() for name in names]:
-        try:
-            golden = store.read(site, name)
-            if named_function(golden, settings[site]) == golden.function and old is None:
-                raise ValueError(ITSELF.format(golden.function))
-            functions[golden.function] = old_place(golden.function, old)
-            if old is not None:
-                for _, text in leaves(golden.arguments):
-                    old.lend(text)
-            items.append((site, name))
-        except GoldenError as error:
-            errors[site, name] = error
-    roots = str(store.root.absolute()), str(into.root.absolute())
-    job = Again(*roots, tuple(items), settings, functions, (str(old.worktree), str(old.top)) if old else None)
-    with Worker(old.path(sys.path), old.folder()) if old else contextlib.nullcontext(Worker.shared()) as worker:
+    job = Again(str(store.root.absolute()), str(into.root.absolute()), (), settings, {})
+    job, errors = asked_again(store, job, chosen, old)
+    with contextlib.ExitStack() as stack:
+        worker = Worker.shared()
+        if old is not None:
+            worker = stack.enter_context(Worker(old.path(sys.path), old.folder()))
         errors |= recorded_apart(worker, job, time_limit)
     for site, said in store.settings().items():
         into.set_site(site, **said)
@@ -78,30 +69,66 @@ def check_again(
     check = Check((), how.get("policy") or Policy())
     if left := [site for site, names in chosen.items() if into.names(site) or not names]:
         check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
-    failed = [
-        error_outcome(*item, backend, f"the old code: {error}")
-        for item, error in errors.items()
-        for site, backend in pairs_asked(settings, how.get("backends"))[0]
-        if site == item[0]
-    ]
-    return dataclasses.replace(check, outcomes=(*check.outcomes, *failed))
+    asked, _ = pairs_asked(settings, how.get("backends"))
+    failed = list(check.outcomes)
+    for (site, name), error in errors.items():
+        backends = [backend for one, backend in asked if one == site]
+        why = f"the old code: {error}"
+        failed += [error_outcome(site, name, backend, why) for backend in backends]
+    return dataclasses.replace(check, outcomes=tuple(failed))
+
+
+Errors = dict[tuple[str, str], GoldenError | str]
+
+
+def asked_again(
+    store: Store, job: Again, chosen: Mapping[str, Sequence[str]], old: Revision | None
+) -> tuple[Again, Errors]:
+    """The job with its cases and their functions, and what cannot be asked again."""
+    functions, errors = dict[str, str](), Errors()
+    items = []
+    for item in [(site, name) for site, names in chosen.items() for name in names]:
+        try:
+            golden = store.read(*item)
+            if named_function(golden, job.settings[golden.site]) == golden.function and not old:
+                raise ValueError(ITSELF.format(golden.function))
+            functions[golden.function] = old_place(golden.function, old)
+            if old is not None:
+                lend_texts(old, golden)
+            items.append(item)
+        except GoldenError as error:
+            errors[item] = error
+    place = (str(old.worktree), str(old.top)) if old else None
+    asked = dataclasses.replace(job, items=tuple(items), functions=functions, old=place)
+    return asked, errors
+
+
+def lend_texts(old: Revision, golden: Case) -> None:
+    """Files that arguments name lie beside the old code, too."""
+    for _, text in leaves(golden.arguments):
+        old.lend(text)
 
 
 ITSELF = (
-    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old code, "
-    "`check --ab --old HEAD~1`, or where the new code is, `--moved`"
+    "--ab would compare {0} with itself: it was changed in place. Say which revision holds the old"
+    " code, `check --ab --old HEAD~1`, or where the new code is, `--moved`"
 )
 
 
 def old_place(function: str, old: Revision | None) -> str:
-    """A recorded function as the old code's process loads it: a script by its path, a module by its name."""
+    """A recorded function as the old code's process loads it: a script by its path, a module by its
+    name."""
     module, _, attribute = function.rpartition(":")
-    return f"{old.place(module)}:{attribute}" if old is not None and module.endswith(".py") else function
+    return (
+        f"{old.place(module)}:{attribute}"
+        if old is not None and module.endswith(".py")
+        else function
+    )
 
 
-def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[str, str], str]:
+def recorded_apart(worker: Worker, job: Again, time_limit: float) -> Errors:
     """Have the old code do everything again; what it could not do, and why."""
-    errors, left = dict[tuple[str, str], str](), list(job.items)
+    errors, left = Errors(), list(job.items)
     while left:
         try:
             for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):
@@ -115,7 +142,10 @@ def recorded_apart(worker: Worker, job: Again, time_limit: float) -> dict[tuple[
 def recorded_again(job: Again) -> Iterator[str]:
     """In the worker: for each case "" when it was recorded, or why it was not."""
     store, into = Store(job.root), Store(job.into)
-    factories = {site: said.get("old_arguments", said.get("arguments", {})) for site, said in job.settings.items()}
+    factories = {
+        site: said.get("old_arguments", said.get("arguments", {}))
+        for site, said in job.settings.items()
+    }
     with Session(
         store, {job.functions[store.read(*item).function]: item[0] for item in job.items}, factories
     ) as session:
@@ -143,19 +173,29 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     for blob in blob_names(new):
         into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
-    into.write(dataclasses.replace(new, function=old.function, arguments=old.arguments, changing=old.changing))
+    into.write(
+        dataclasses.replace(
+            new, function=old.function, arguments=old.arguments, changing=old.changing
+        )
+    )
 
 
 def refuse_itself(old: Case, job: Again) -> None:
-    """Raise GoldenError where the old code is not that of the revision, or is the new code under another name."""
+    """Raise GoldenError where the old code is not that of the revision, or is the new code under
+    another name."""
     code = source_of(loaded(job.functions[old.function]))
     if job.old is not None:
         if code is None or not Path(code[0]).resolve().is_relative_to(job.old[0]):
             where = code[0] if code else "no Python file"
-            raise GoldenError(f"{old.function} was loaded from {where}, not from the revision: it is installed there")
+            raise GoldenError(
+                f"{old.function} was loaded from {where}, not from the revision: it is installed"
+                " there"
+            )
         return
     new = None
-    with contextlib.suppress(*COULD_NOT_JUDGE):  # the check itself will say what is wrong with the new one
+    with contextlib.suppress(
+        *COULD_NOT_JUDGE
+    ):  # the check itself will say what is wrong with the new one
         new = source_of(loaded(named_function(old, job.settings[old.site])))
     if code is not None and code == new:
         raise GoldenError(ITSELF.format(old.function))

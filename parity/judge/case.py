@@ -1,4 +1,5 @@
-"""Judges one case: two recordings become a verdict, or a question to be asked over all cases of the site."""
+"""Judges one case: two recordings become a verdict, or a question to be asked over all cases of the
+site."""
 
 from __future__ import annotations
 
@@ -14,20 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops
-from parity.judge.align import paired, same_ids, up_to_draws
+from parity.judge.align import paired, same_ids
 from parity.judge.comparison import Comparison
+from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
 from parity.judge.endings import ADDED
-from parity.judge.explain import (
-    Inquiry,
-    also_differs,
-    beside_rounding,
-    by_cache,
-    by_company,
-    cause_of,
-    declared_end,
-    from_other_ids,
-    up_to_followers,
-)
+from parity.judge.explain import also_differs, cause_of, declared_end
+from parity.judge.followers import up_to_draws
+from parity.judge.inquiry import Inquiry, sentence, up_to_followers
 from parity.judge.numerics.golden_rows import moved_by_batch
 from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
 from parity.judge.numerics.seeds import seed_source
@@ -42,7 +36,16 @@ from parity.judge.questions import (
     place_of,
     steps_of,
 )
-from parity.judge.row import Row, drew, entry, is_drawn, seeds_of, unseen
+from parity.judge.row import (
+    Row,
+    criteria,
+    drew,
+    entry,
+    is_drawn,
+    seeds_of,
+    stop_strings,
+    unseen,
+)
 from parity.judge.session import COULD_NOT_JUDGE, Run
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stage import Tools
@@ -55,11 +58,19 @@ if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics
 
 
-LEAST_CHOSEN = 20  # tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
+# tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
+LEAST_CHOSEN = 20
 
 
-# Newer releases encode pictures before the forward pass, which is then given one name for all of them.
-PICTURES = {"pixel_values", "pixel_values_videos", "image_grid_thw", "video_grid_thw", "mm_encoder_outputs"}
+# Newer releases encode pictures before the forward pass, which is then given one name for all of
+# them.
+PICTURES = {
+    "pixel_values",
+    "pixel_values_videos",
+    "image_grid_thw",
+    "video_grid_thw",
+    "mm_encoder_outputs",
+}
 
 
 SINCE_5 = {"mm_token_type_ids"}  # transformers 4 counts the kinds of tokens by itself
@@ -73,17 +84,25 @@ class Judge:
     backend: str
     run: Run
     numerics: Numerics | None = None
-    engine: Callable[[], Any] = lambda: None  # the engine of the last run, on which logits can be had
+    engine: Callable[[], Any] = lambda: (
+        None
+    )  # the engine of the last run, on which logits can be had
     resample: Callable[[Case, int], Case] | None = None  # the new code again, with another seed
     ledgers: Ledgers = dataclasses.field(default_factory=dict)
-    greedy: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its own loops take the likeliest
-    seeded: dict[str, bool] = dataclasses.field(default_factory=dict)  # site -> its script seeds before each call
+    greedy: dict[str, bool] = dataclasses.field(
+        default_factory=dict
+    )  # site -> its own loops take the likeliest
+    seeded: dict[str, bool] = dataclasses.field(
+        default_factory=dict
+    )  # site -> its script seeds before each call
     samples: Samples = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.samples = Samples(self.store, self.backend, self.engine, self.resample, self.ledgers)
 
-    def outcome(self, old: Case, new: Case, seconds: float = 0.0, more: tuple[Difference, ...] = ()) -> Outcome:
+    def outcome(
+        self, old: Case, new: Case, seconds: float = 0.0, more: tuple[Difference, ...] = ()
+    ) -> Outcome:
         """more: what differs over all cases of the site."""
         greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
         old, new = own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
@@ -118,12 +137,14 @@ class Judge:
         return comparison.with_differences((*found, *more, *self.seeds_of_the_script(comparison)))
 
     def only_the_likeliest(self, site: str) -> bool:
-        """Whether a loop of the old code's own never took any other token, over enough of them to say so, nor random
-        numbers of the process: what is drawn may well be the likeliest."""
+        """Whether a loop of the old code's own never took any other token, over enough of them to
+        say so, nor random numbers of the process: what is drawn may well be the likeliest."""
         if site not in self.greedy:
             loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
             enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
-            self.greedy[site] = enough and all(row["loop"] == LIKELIEST and not drew(row) for row in loops)
+            self.greedy[site] = enough and all(
+                row["loop"] == LIKELIEST and not drew(row) for row in loops
+            )
         return self.greedy[site]
 
     def goldens(self, site: str) -> Iterator[Case]:
@@ -132,24 +153,29 @@ class Judge:
                 yield self.store.read(site, name)
 
     def of_this_release(self, old: Case, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
-        """Under which names pictures reach a forward pass is up to transformers' release: against a golden of another
-        one they are told, and fail nothing by themselves. All other names count."""
+        """Under which names pictures reach a forward pass is up to transformers' release: against a
+        golden of another one they are told, and fail nothing by themselves. All other names
+        count."""
         there, here = self.store.environment_of(old).get("transformers"), version("transformers")
         if there is None or there == here:
             return found
         unnamed = () if there.partition(".")[0] == here.partition(".")[0] else SINCE_5
 
         def names(keys: Sequence[str]) -> set[str]:
-            return {"pictures" if name in PICTURES else name for name in keys if name not in unnamed}
+            return {
+                "pictures" if name in PICTURES else name for name in keys if name not in unnamed
+            }
 
         def renamed(d: Difference) -> bool:
             return (d.stage, d.field) == ("batch", "keys") and names(d.old) == names(d.new)
 
         return tuple(dataclasses.replace(d, counts=d.counts and not renamed(d)) for d in found)
 
-    def without_chance(self, old: Case, new: Case, found: tuple[Difference, ...]) -> tuple[Difference, ...]:
-        """Seeds that the new code draws by itself, where the old code had none, say no more than none: those are others
-        when the process has another seed."""
+    def without_chance(
+        self, old: Case, new: Case, found: tuple[Difference, ...]
+    ) -> tuple[Difference, ...]:
+        """Seeds that the new code draws by itself, where the old code had none, say no more than
+        none: those are others when the process has another seed."""
 
         def added(d: Difference) -> bool:
             return (d.stage, d.field, d.old) == ("sampling", "seed", None)
@@ -158,7 +184,9 @@ class Judge:
             return found
         pairs = paired(new.rows, self.resample(old, observe.SEED + 1).rows)
         drawn = bool(pairs) and all(not seeds_of(a) & seeds_of(b) for a, b in pairs)
-        return tuple(dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found)
+        return tuple(
+            dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found
+        )
 
     def seeds_of_the_script(self, comparison: Comparison) -> Iterator[Difference]:
         """The seed that a script gave before each call of a site and that the new rows lack: as
@@ -188,7 +216,9 @@ class Judge:
 
     def inquiry(self, comparison: Comparison, steps: list[str]) -> Inquiry:
         old = comparison.old
-        return Inquiry(comparison, functools.partial(self.again, old), steps, lambda: self.company(old))
+        return Inquiry(
+            comparison, functools.partial(self.again, old), steps, lambda: self.company(old)
+        )
 
     def verdict(self, comparison: Comparison, steps: list[str]) -> Judged:
         old, new = comparison.old, comparison.new
@@ -217,8 +247,8 @@ class Judge:
             and (parts := self.changing(comparison.old, comparison.new))
         ):
             return could_not(
-                f"the new code gives another {', '.join(parts)} each time that it is run, and of the old code that is "
-                "not known; record it with --repeat 2"
+                f"the new code gives another {', '.join(parts)} each time that it is run, and of"
+                " the old code that is not known; record it with --repeat 2"
             )
         return ("DRIFT", cause, ()) if cause is not None else self.rounding(first, inquiry)
 
@@ -239,8 +269,9 @@ class Judge:
         return judged if texts is None or by_rounding else ("DRIFT", texts, judged[2])
 
     def followed_draws(self, comparison: Comparison, steps: list[str]) -> Judged | None:
-        """Draws that are others, where more was asked with what they gave: those draws are judged, and of the golden's
-        own ones the new code is to ask for, and to make, what the old code did."""
+        """Draws that are others, where more was asked with what they gave: those draws are judged,
+        and of the golden's own ones the new code is to ask for, and to make, what the old code
+        did."""
         if (parts := up_to_draws(comparison.old, comparison.new)) is None:
             return None
         asked = Comparison(*parts, comparison.tools)
@@ -250,7 +281,10 @@ class Judge:
         if verdict not in FOLLOWS_SETTINGS:
             return verdict, cause, notes
         inquiry = self.inquiry(comparison, steps)
-        steps.append(f"of {len(asked.old.rows)} rows nothing but draws differs, and the rest follows from them")
+        steps.append(
+            f"of {len(asked.old.rows)} rows nothing but draws differs, and the rest follows from"
+            " them"
+        )
         return self.made_of(inquiry, (verdict, None, notes), followed=True)
 
     def again(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
@@ -262,7 +296,8 @@ class Judge:
         return made and own_loops.of_one_kind(old, made)[1]
 
     def changing(self, old: Case, new: Case) -> list[str]:
-        """Parts of the new value that are others when the new code is run again, if they are all that differs."""
+        """Parts of the new value that are others when the new code is run again, if they are all
+        that differs."""
         time.sleep(1)  # for a clock of whole seconds
         again = self.again(old, {}, frozenset())
         if again is None or not same_ids(new, again) or not same_ids(old, new):
@@ -275,28 +310,21 @@ class Judge:
         return [place_name(part["at"]) for part in parts] if same else []
 
     def same_value(self, comparison: Comparison) -> Judged:
-        old, new = comparison.old, comparison.new
-        if comparison.counted:
-            return "LATENT", seen_directly(comparison), ()
-        told = ("text", "end") if comparison.has_same_ids else ("text",)  # by the value and the ids themselves
-        if broken := next((b for b in comparison.broken if b.law not in told), None):
-            proof = f"the law of the stage '{broken.law}' is broken by the new side alone; the value does not show it"
-            said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
-            return "LATENT", Cause(broken.cause, "likely", said, proof), ()
-        if 0 < len(old.rows) != len(new.rows) and (said := asked_otherwise(old, new)):
-            proof = "seen directly; the value does not show it"
-            return "LATENT", Cause("post.other", "likely", said, proof), ()
-        if (flag := next(filter(is_skip_special, comparison.differences), None)) and decoded_once(comparison):
-            return "LATENT", flag_that_shows_elsewhere(flag), ()
+        for find in SEEN_WITHOUT_VALUE:
+            cause = find(comparison)
+            if cause is not None:
+                return "LATENT", cause, ()
         if self.only_drawn(comparison):
-            _, cause, notes = self.samples.judge(old, new)
-            wrong = cause is not None and cause.certainty == "confirmed"
-            return ("LATENT", cause, notes) if wrong else ("TEXT-IDENTICAL", None, notes)
-        seen = not any(unseen(*pair) for pair in comparison.pairs)
-        return ("IDENTICAL" if seen and comparison.has_same_ids else "TEXT-IDENTICAL"), None, ()
+            _, cause, notes = self.samples.judge(comparison.old, comparison.new)
+            is_wrong = cause is not None and cause.certainty == "confirmed"
+            return ("LATENT", cause, notes) if is_wrong else ("TEXT-IDENTICAL", None, notes)
+        has_unseen = any(unseen(*pair) for pair in comparison.pairs)
+        is_identical = comparison.has_same_ids and not has_unseen
+        return ("IDENTICAL" if is_identical else "TEXT-IDENTICAL"), None, ()
 
     def asked(self, old: Case, new: Case, judged: Judged) -> Judged:
-        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding` asks."""
+        """Ask for the site's numerics where this verdict hangs on them, beside what `rounding`
+        asks."""
         if self.numerics is None or not old.rows or not new.rows:
             return judged
         kind = kind_of(old, new, judged, self.numerics.always)
@@ -308,41 +336,49 @@ class Judge:
         return judged
 
     def company(self, old: Case) -> float | None:
-        """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not to be had."""
+        """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not
+        to be had."""
         try:
-            self.run(old, {}, frozenset())  # on the site's own engine: that of a replay may have one place only
+            self.run(
+                old, {}, frozenset()
+            )  # on the site's own engine: that of a replay may have one place only
             engine = self.engine()
             return None if engine is None else moved_by_batch(engine, old.rows, self.store)
-        except (*COULD_NOT_JUDGE, ValueError, RuntimeError):  # an engine's own errors are these, too
+        except (
+            *COULD_NOT_JUDGE,
+            ValueError,
+            RuntimeError,
+        ):  # an engine's own errors are these, too
             return None
 
     def rounding(self, inquiry: Inquiry, whole: Inquiry) -> Judged:
-        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until then, no one.
-        whole: with what follows from the answers that part."""
-        if ends_elsewhere(inquiry.old, inquiry.new) or not steps_of(inquiry.old, inquiry.new):
-            said = "one answer is the beginning of the other: where it ends was not the model's choice"
-            stops = any(entry(row, "stop", name) for row in inquiry.old.rows for name in ("strings", "criteria"))
-            cause = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode) or declared_end(whole)
-            if cause is not None:
-                return "DRIFT", cause, ()
-            return "DRIFT", by_company(inquiry) or Cause("stop.rule", "likely" if stops else "unattributed", said), ()
-        if (place := place_of(inquiry.old, inquiry.new, "parted")) is None:
+        """Nothing but arithmetic is left: the site's numerics decide, when all cases were run;
+        until then, no one.   whole: with what follows from the answers that part."""
+        old, new = inquiry.old, inquiry.new
+        if ends_elsewhere(old, new) or not steps_of(old, new):
+            return "DRIFT", why_it_ends(inquiry, whole), ()
+        if (place := place_of(old, new, "parted")) is None:
             return could_not(OF_SEVERAL)
         judged = could_not("the numerics of its site were not read")
-        if self.numerics is not None:
-            company, beside = by_company(inquiry), beside_rounding(whole)
-            asked = Question(inquiry.old, inquiry.new, self.backend, "parted", judged, company, *beside, place=place)
-            self.numerics.ask(asked)
+        if self.numerics is None:
+            return judged
+        company = by_company(inquiry)
+        cause, apart = beside_rounding(whole)
+        question = Question(
+            old, new, self.backend, "parted", judged, company, cause, apart, place=place
+        )
+        self.numerics.ask(question)
         return judged
 
     def only_drawn(self, comparison: Comparison) -> bool:
-        """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else that differs."""
+        """Whether there are other draws under equal settings (L0) and seeds (L1), and nothing else
+        that differs."""
         return is_other_samples(comparison) and not comparison.counted
 
     def drawn_beside(self, comparison: Comparison) -> Judged | None:
-        """Other draws, and differences that are no settings of drawing: where the draws follow the settings, whether a
-        value shows more than them is luck, so such a difference is LATENT whatever the luck; but where a row ends is
-        no matter of luck, and changes values."""
+        """Other draws, and differences that are no settings of drawing: where the draws follow the
+        settings, whether a value shows more than them is luck, so such a difference is LATENT
+        whatever the luck; but where a row ends is no matter of luck, and changes values."""
         named = comparison.counted
         if not is_other_samples(comparison) or not named:
             return None
@@ -354,7 +390,22 @@ class Judge:
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
         verdict = "DRIFT" if name.startswith("stop.") else "LATENT"
-        return verdict, Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof), notes
+        return (
+            verdict,
+            Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof),
+            notes,
+        )
+
+
+def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
+    """Why one answer is the beginning of the other."""
+    ended = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)
+    cause = ended or declared_end(whole) or by_company(inquiry)
+    if cause is not None:
+        return cause
+    said = "one answer is the beginning of the other: where it ends was not the model's choice"
+    has_stops = any(stop_strings(row) or criteria(row) for row in inquiry.old.rows)
+    return Cause("stop.rule", "likely" if has_stops else "unattributed", said)
 
 
 def is_other_samples(comparison: Comparison) -> bool:
@@ -364,15 +415,54 @@ def is_other_samples(comparison: Comparison) -> bool:
     return drawn and len(old.rows) == len(new.rows)
 
 
-def seen_directly(comparison: Comparison) -> Cause:
+def seen_directly(comparison: Comparison) -> Cause | None:
     """The first difference that counts, where the value does not show it."""
+    if not comparison.counted:
+        return None
     name, difference = comparison.counted[0]
-    own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)  # of which no settings were seen
-    criterion = (difference.stage, difference.field) == ("stop", "criteria")  # a value may be cut by hand, too
-    unsure = own_choice or criterion or may_be_written(name, *comparison.pairs[difference.row or 0])
-    proof = "seen directly; on this case the value does not show it"
-    certainty: Certainty = "likely" if unsure else "confirmed"
-    return Cause(name, certainty, f"{CAUSES[name]}: {difference.sentence()}", proof)
+    # Of a loop of the old code's own no settings were seen; and a value may be cut by hand, too.
+    is_own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)
+    is_criterion = (difference.stage, difference.field) == ("stop", "criteria")
+    is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
+    is_unsure = is_own_choice or is_criterion or is_written
+    certainty: Certainty = "likely" if is_unsure else "confirmed"
+    return Cause(name, certainty, sentence(name, difference), NOT_SHOWN)
+
+
+NOT_SHOWN = "seen directly; on this case the value does not show it"
+
+
+def broken_unseen(comparison: Comparison) -> Cause | None:
+    """The first invariant that the new side alone breaks, but for those of which the value and the
+    ids themselves would tell."""
+    told = ("text", "end") if comparison.has_same_ids else ("text",)
+    broken = next((b for b in comparison.broken if b.law not in told), None)
+    if broken is None:
+        return None
+    law = f"the law of the stage '{broken.law}' is broken by the new side alone"
+    said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
+    return Cause(broken.cause, "likely", said, f"{law}; the value does not show it")
+
+
+def other_prompts(comparison: Comparison) -> Cause | None:
+    """Prompts that only one side asks for."""
+    old, new = comparison.old, comparison.new
+    if not old.rows or len(old.rows) == len(new.rows):
+        return None
+    said = asked_otherwise(old, new)
+    proof = "seen directly; the value does not show it"
+    return Cause("post.other", "likely", said, proof) if said else None
+
+
+def other_flag(comparison: Comparison) -> Cause | None:
+    """Special tokens that only one side drops, where each row became text once."""
+    flag = next(filter(is_skip_special, comparison.differences), None)
+    if flag is None or not decoded_once(comparison):
+        return None
+    return flag_that_shows_elsewhere(flag)
+
+
+SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
 
 
 def script_seed(row: Mapping[str, Any]) -> int | None:
@@ -382,17 +472,30 @@ def script_seed(row: Mapping[str, Any]) -> int | None:
 
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
-    before, after = ({tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)} for case in (old, new))
-    plugins = any(entry(row, "sampling", "processors") for row in new.rows)  # which read what they like
-    if before == after or (plugins and own_loops.of_own_loop(old)):
+    before, after = asked_prompts(old), asked_prompts(new)
+    # Processors read what they like.
+    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
+    if before == after or (has_processors and own_loops.of_own_loop(old)):
         return ""
     read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
-    gone = {ids for ids in before - after if ids not in read or not any(ids == whole[: len(ids)] for whole in after)}
-    if gone:  # not one that was only read, and is read as the beginning of another one
+    # Not one that was only read, and is read as the beginning of another one.
+    gone = [ids for ids in before - after if ids not in read or not begins_one_of(ids, after)]
+    if gone:
         return f"of {len(before)} prompts {len(gone)} did not reach the model"
-    parts = {ids for ids in after - before if any(ids == whole[: len(ids)] for whole in before)}
-    more = len(after - before - parts)  # what was read as a whole may be asked in parts: a prompt, and its answer
-    return f"{more} prompts reached the model that had not" if more else ""
+    # What was read as a whole may be asked in parts: a prompt, and its answer.
+    more = [ids for ids in after - before if not begins_one_of(ids, before)]
+    return f"{len(more)} prompts reached the model that had not" if more else ""
+
+
+Prompt = tuple[int, ...]
+
+
+def asked_prompts(case: Case) -> set[Prompt]:
+    return {tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)}
+
+
+def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
+    return any(ids == whole[: len(ids)] for whole in prompts)
 
 
 def read_in_vain(row: Row) -> bool:
@@ -405,20 +508,25 @@ def is_skip_special(difference: Difference) -> bool:
 
 
 def flag_that_shows_elsewhere(difference: Difference) -> Cause:
-    """Special tokens that only one side drops, where no answer of the case holds any. Code that takes
-    an engine's raw text has them whatever its options say, so where they went it is likely."""
+    """Special tokens that only one side drops, where no answer of the case holds any. Code that
+    takes an engine's raw text has them whatever its options say, so where they went it is
+    likely."""
     name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
     said = f"{CAUSES[name]}: {difference.sentence()}"
     if difference.new:
-        return Cause(name, "likely", said, f"{proof}; unless the new code takes the engine's raw text")
+        return Cause(
+            name, "likely", said, f"{proof}; unless the new code takes the engine's raw text"
+        )
     return Cause(name, "confirmed", said, proof)
 
 
 def decoded_once(comparison: Comparison) -> bool:
-    """Whether each row became text once, and the same text (with or without its prompt): of several ways the value may
-    use any."""
+    """Whether each row became text once, and the same text (with or without its prompt): of several
+    ways the value may use any."""
     if not all(
-        "decode" in row and "decodes" not in row for case in (comparison.old, comparison.new) for row in case.rows
+        "decode" in row and "decodes" not in row
+        for case in (comparison.old, comparison.new)
+        for row in case.rows
     ):
         return False
     texts = [(a.get("text") or "", b.get("text") or "") for a, b in comparison.pairs]
@@ -429,7 +537,12 @@ def raised_cause(old: str, new: str, steps: list[str]) -> Cause:
     """Both sides raise, and not the same: by type and message, as they are printed."""
     what = "exception" if old.partition(":")[0] != new.partition(":")[0] else "message"
     steps.append(f"both sides raise; the {what} is another one")
-    return Cause("error", "confirmed", f"the old code raised {old}, the new code raises {new}", "seen directly")
+    return Cause(
+        "error",
+        "confirmed",
+        f"the old code raised {old}, the new code raises {new}",
+        "seen directly",
+    )
 
 
 MOST_DECODED = 4096  # decoded texts that are kept: a case has some ways to decode each of its rows
@@ -437,7 +550,8 @@ _tokenizers: dict[str, Any] = {}
 
 
 def tools_of(old: Case) -> Tools:
-    """The golden's tokenizer and template as plain transformers has them; nothing where its checkpoint is not here."""
+    """The golden's tokenizer and template as plain transformers has them; nothing where its
+    checkpoint is not here."""
     path = checkpoint_of(old)
     if path is None:
         return Tools()
@@ -446,7 +560,9 @@ def tools_of(old: Case) -> Tools:
 
         _tokenizers[path] = None
         with contextlib.suppress(OSError, ValueError):  # neither here nor downloaded
-            _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+            _tokenizers[path] = transformers.AutoTokenizer.from_pretrained(
+                path, local_files_only=True
+            )
     if (tokenizer := _tokenizers[path]) is None:
         return Tools()
     added = tokenizer.added_tokens_decoder
@@ -454,7 +570,9 @@ def tools_of(old: Case) -> Tools:
     @functools.lru_cache(MOST_DECODED)
     def decode_once(ids: tuple[int, ...], skip: bool | str, clean: bool) -> str:
         own = [i for i in ids if i not in added] if skip == ADDED else list(ids)
-        text: str = tokenizer.decode(own, skip_special_tokens=bool(skip), clean_up_tokenization_spaces=clean)
+        text: str = tokenizer.decode(
+            own, skip_special_tokens=bool(skip), clean_up_tokenization_spaces=clean
+        )
         return text
 
     def decode(ids: Sequence[int], skip: bool | str, clean: bool) -> str:
@@ -468,4 +586,6 @@ def tools_of(old: Case) -> Tools:
         return text
 
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-    return Tools(decode, encode, render, hashlib.sha256(template.encode()).hexdigest() if template else "")
+    return Tools(
+        decode, encode, render, hashlib.sha256(template.encode()).hexdigest() if template else ""
+    )

@@ -1,20 +1,26 @@
 """Runs the moved code on what the goldens hold, and judges. Writes nothing, ever.
 
-    check_sites(Store("golden"), backends=("hf", "vllm"))    each golden's arguments through the moved function
-    check_script(Store("golden"), ["python", "new.py"], …)   a whole script, observed as the old one was
-    check_again(Store("golden"))                             --ab: the old function now against the new function now
+    check_sites(Store("golden"), backends=("hf", "vllm"))    each golden's arguments through the
+                                                             moved function
+    check_script(Store("golden"), ["python", "new.py"], …)   a whole script, observed as the old one
+                                                             was
+    check_again(Store("golden"))                             --ab: the old function now against the
+                                                             new function now
 
-sites.json says which functions are called (a golden is data: it cannot choose), where the moved code is (without it,
-the function that was recorded is called again: code that was changed in place), what makes arguments that are no data,
-and how engines are loaded for a check:
+sites.json says which functions are called (a golden is data: it cannot choose), where the moved
+code is (without it, the function that was recorded is called again: code that was changed in
+place), what makes arguments that are no data, and how engines are loaded for a check:
 
-    {"summaries": {"functions": ["pkg.old:summarize"],                   those that `record --site` was told of
-                   "moved": {"pkg.old": "pkg.new"},                      module to module, or function to function
+    {"summaries": {"functions": ["pkg.old:summarize"],                   those that `record --site`
+    was told of
+                   "moved": {"pkg.old": "pkg.new"},                      module to module, or
+                                                                         function to function
                    "arguments": {"model": "pkg.setup:load_model"},       functions without arguments
                    "backends": ["hf", "vllm"],
                    "load": {"vllm": {"max_model_len": 1024}}}}
 
-Moved code runs in a process of its own (worker.py): an exit, a crash or a hang is an ERROR of one case.
+Moved code runs in a process of its own (worker.py): an exit, a crash or a hang is an ERROR of one
+case.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, Protocol, TypeVar
 
@@ -53,12 +59,15 @@ class Progress(Protocol):
 Item = tuple[str, str, str]  # backend, site, case
 
 TIME_LIMIT = 600.0  # seconds that one case may take, with loading its model
-MOST_DEATHS = 3  # of processes in a row, by one site on one backend: its other cases are not tried any more
+MOST_DEATHS = (
+    3  # of processes in a row, by one site on one backend: its other cases are not tried any more
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a worker is to judge. items: those of one backend together.   functions: where the sites' functions are."""
+    """What a worker is to judge. items: those of one backend together.   functions: where the
+    sites' functions are."""
 
     root: str
     items: tuple[Item, ...]
@@ -69,34 +78,48 @@ class Job:
 
 
 def named_function(old: Case, settings: Mapping[str, Any]) -> str:
-    """Where a golden's function is now. Raises GoldenError for one that neither sites.json nor --moved names: a golden
-    is data that anybody may send, and does not choose what is called."""
+    """Where a golden's function is now. Raises GoldenError for one that neither sites.json nor
+    --moved names: a golden is data that anybody may send, and does not choose what is called."""
     moved = settings.get("moved", {})
     if old.function not in settings.get("functions", ()) and old.function not in moved:
         said = f'"{old.site}": {{"functions": ["{old.function}"]}}'
-        raise GoldenError(f"sites.json does not name {old.function!r}, so it is not called; if it is yours, add {said}")
+        raise GoldenError(
+            f"sites.json does not name {old.function!r}, so it is not called; if it is yours, add"
+            f" {said}"
+        )
     return new_function(old.function, moved)
 
 
-def merged_settings(store: Store, sites: Sequence[str], moved: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """sites.json with what the command line says of moved code. Raises GoldenError where nothing was recorded of a
-    module: the old code would be run, and pass."""
+def merged_settings(
+    store: Store, sites: Sequence[str], moved: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    """sites.json with what the command line says of moved code. Raises GoldenError where nothing
+    was recorded of a module: the old code would be run, and pass."""
     said = store.settings()
     functions = {site: set(said.get(site, {}).get("functions", ())) for site in sites}
     places = [("--moved", moved, set().union(*functions.values()))]
-    places += [(f"sites.json: {site}: moved", said.get(site, {}).get("moved", {}), functions[site]) for site in sites]
+    places += [
+        (f"sites.json: {site}: moved", said.get(site, {}).get("moved", {}), functions[site])
+        for site in sites
+    ]
     for place, named, known in places:
         modules = {function.rpartition(":")[0] for function in known}
         if wrong := [old for old in named if ":" not in old and known and old not in modules]:
             said_so = f"{place} {wrong[0]!r}: nothing was recorded there"
-            raise GoldenError(f"{said_so}; name the place of one of these: {', '.join(sorted(known))}")
-    return {site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}} for site in sites}
+            raise GoldenError(
+                f"{said_so}; name the place of one of these: {', '.join(sorted(known))}"
+            )
+    return {
+        site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}}
+        for site in sites
+    }
 
 
 def pairs_asked(
     settings: Mapping[str, Mapping[str, Any]], backends: Sequence[str] | None
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """(site, backend) to be checked, and what is left out because sites.json says that a site is not for a backend."""
+    """(site, backend) to be checked, and what is left out because sites.json says that a site is
+    not for a backend."""
     asked, left_out = [], []
     for site, said in settings.items():
         own = said.get("backends")
@@ -112,8 +135,12 @@ def pairs_asked(
 def for_backend(
     names: Sequence[str], backend: str, backends: Mapping[str, Sequence[str]]
 ) -> tuple[list[str], dict[str, Sequence[str]]]:
-    """(a site's cases that are for a backend, the others with theirs). backends: of cases, by patterns of names."""
-    own = {name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None) for name in names}
+    """(a site's cases that are for a backend, the others with theirs). backends: of cases, by
+    patterns of names."""
+    own = {
+        name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None)
+        for name in names
+    }
     apart = {name: of for name, of in own.items() if of is not None and backend not in of}
     return [name for name in names if name not in apart], apart
 
@@ -132,44 +159,104 @@ def check_sites(
     worker: Worker | None = None,
     jobs: int = 1,
 ) -> Check:
-    """Every golden that was asked for, on each backend. moved: where recorded functions are now, over sites.json.
+    """Every golden that was asked for, on each backend. moved: where recorded functions are now,
+    over sites.json.
 
-    backends: those of each site's settings where not given.   time_limit: seconds of one case.   worker: the process
-    that moved code runs in (None: the one that this process keeps).   jobs: such processes at a time.
+    backends: those of each site's settings where not given.   time_limit: seconds of one case.
+    worker: the process that moved code runs in (None: the one that this process keeps).   jobs:
+    such processes at a time.
     """
     started = time.perf_counter()
     chosen = chosen_cases(store, sites, cases)
     settings = merged_settings(store, list(chosen), moved or {})
-    asked, left_out = pairs_asked(settings, backends)
-    functions, outcomes, items = dict[str, str](), list[Outcome](), list[Item]()
-    for site, backend in asked:
-        fitting, apart = for_backend(chosen[site], backend, settings[site].get("cases", {}))
-        left_out += [f"{site}/{name} on {backend} (sites.json: {', '.join(own)})" for name, own in apart.items()]
-        for name in fitting or ([] if apart else ["*"]):
-            refused = unfit(store, site, name, backend, settings[site], functions)
-            outcomes += [refused] if refused else []
-            items += [] if refused else [(backend, site, name)]
-    job = Job(str(store.root), tuple(items), settings, functions, numerics, is_whole=True)
+    plan = plan_of(store, chosen, settings, backends)
+    job = Job(str(store.root), (), settings, plan.functions, numerics, is_whole=True)
     if progress:
-        progress.begin(len(items))
-    with contextlib.ExitStack() as stack:
-        under_way = []
-        for number, share in enumerate(shares(items, jobs)):
-            process = stack.enter_context(Worker()) if number else worker or Worker.shared()
-            under_way.append(beside(judged_apart, process, dataclasses.replace(job, items=share), time_limit, progress))
-        ended = [future.result() for future in under_way]
-    found = [outcome for each, _, _ in ended for outcome in each]
-    machine = max((machine for _, machine, _ in ended), key=len)
-    told = tuple(measurement for _, _, each in ended for measurement in each)
-    order = {(backend, site, name): k for k, (site, backend) in enumerate(asked) for name in [*chosen[site], "*"]}
-    outcomes = sorted([*outcomes, *found], key=lambda o: (order[o.backend, o.site, o.case], o.case))
+        progress.begin(len(plan.items))
+    found = judged_beside(job, shares(plan.items, jobs), worker, time_limit, progress)
+    outcomes = sorted([*plan.refused, *found.outcomes], key=plan.place_of)
     seconds = time.perf_counter() - started
     final, unused = with_acceptances(outcomes, store.accepted(), datetime.date.today())
-    return Check(final, policy or Policy(), machine, seconds, tuple(left_out), told, unused)
+    left_out = tuple(plan.left_out)
+    how = policy or Policy()
+    return Check(final, how, found.machine, seconds, left_out, found.told, unused)
+
+
+@dataclass
+class Plan:
+    """What is to be judged.   order: of outcomes.   functions: where the sites' functions are.
+    refused: outcomes of goldens that nothing can be run for.   left_out: what sites.json says is
+    for other backends."""
+
+    items: list[Item] = field(default_factory=list)
+    order: dict[Item, int] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    refused: list[Outcome] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def place_of(self, outcome: Outcome) -> tuple[int, str]:
+        return self.order[outcome.backend, outcome.site, outcome.case], outcome.case
+
+    def add(self, store: Store, item: Item, settings: Mapping[str, Any]) -> None:
+        backend, site, name = item
+        refused = unfit(store, site, name, backend, settings, self.functions)
+        if refused is None:
+            self.items.append(item)
+        else:
+            self.refused.append(refused)
+
+
+def plan_of(
+    store: Store,
+    chosen: Mapping[str, Sequence[str]],
+    settings: Mapping[str, Mapping[str, Any]],
+    backends: Sequence[str] | None,
+) -> Plan:
+    asked, left_out = pairs_asked(settings, backends)
+    plan = Plan(left_out=left_out)
+    for place, (site, backend) in enumerate(asked):
+        plan.order.update({(backend, site, name): place for name in [*chosen[site], "*"]})
+        own = settings[site].get("cases", {})
+        fitting, apart = for_backend(chosen[site], backend, own)
+        for name, of in apart.items():
+            plan.left_out.append(f"{site}/{name} on {backend} (sites.json: {', '.join(of)})")
+        for name in fitting or ([] if apart else ["*"]):
+            plan.add(store, (backend, site, name), settings[site])
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of items.   machine: the environment that they ran in.   told: numerics."""
+
+    outcomes: Sequence[Outcome]
+    machine: dict[str, Any]
+    told: tuple[Measurement, ...]
+
+
+def judged_beside(
+    job: Job,
+    parts: Sequence[tuple[Item, ...]],
+    worker: Worker | None,
+    time_limit: float,
+    progress: Progress | None,
+) -> Ended:
+    """Each part in a process of its own, side by side."""
+    with contextlib.ExitStack() as stack:
+        under_way = []
+        for number, items in enumerate(parts):
+            process = stack.enter_context(Worker()) if number else worker or Worker.shared()
+            part = dataclasses.replace(job, items=items)
+            under_way.append(beside(judged_apart, process, part, time_limit, progress))
+        ended = [future.result() for future in under_way]
+    outcomes = [outcome for one in ended for outcome in one.outcomes]
+    told = tuple(measurement for one in ended for measurement in one.told)
+    return Ended(outcomes, max((one.machine for one in ended), key=len), told)
 
 
 def shares(items: Sequence[Item], jobs: int) -> list[tuple[Item, ...]]:
-    """Items for each of `jobs` processes, in their order. A site's of one backend stay together: they share engines."""
+    """Items for each of `jobs` processes, in their order. A site's of one backend stay together:
+    they share engines."""
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         groups.setdefault(item[:2], []).append(item)
@@ -195,11 +282,19 @@ def beside(work: Callable[..., Result], *given: Any) -> Future[Result]:
 
 
 def unfit(
-    store: Store, site: str, name: str, backend: str, settings: Mapping[str, Any], functions: dict[str, str]
+    store: Store,
+    site: str,
+    name: str,
+    backend: str,
+    settings: Mapping[str, Any],
+    functions: dict[str, str],
 ) -> Outcome | None:
-    """What is to be said of a golden that nothing can be run for; of others, the function is noted in `functions`."""
+    """What is to be said of a golden that nothing can be run for; of others, the function is noted
+    in `functions`."""
     if name == "*":
-        return missing(site, "*", backend, f"no golden under {store.root / site}; record the old code first")
+        return missing(
+            site, "*", backend, f"no golden under {store.root / site}; record the old code first"
+        )
     if not store.path(site, name).exists():
         return missing(site, name, backend, f"there is no {store.path(site, name)}")
     try:
@@ -218,8 +313,8 @@ class Measured:
 
 
 def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
-    """In the worker: an outcome for each item, in order, at the end of a backend the machine, at the very end, when all
-    engines are closed, the numerics."""
+    """In the worker: an outcome for each item, in order, at the end of a backend the machine, at
+    the very end, when all engines are closed, the numerics."""
     store = Store(job.root)
     pending = Pending.of(store, always=job.numerics, is_whole=job.is_whole)
     factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
@@ -231,7 +326,9 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
                 if len(session.observer.opened) > MOST_ENGINES:
                     session.forget()
                 wanted = [name for _, name in some]
-                for found in check_site(session, site, wanted, backend, job.settings[site], pending):
+                for found in check_site(
+                    session, site, wanted, backend, job.settings[site], pending
+                ):
                     outcomes.append(found)
                     yield found
             yield environment()
@@ -241,49 +338,84 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
     yield Measured(pending.numerics.told(), settled)
 
 
-MOST_ENGINES = 6  # that sites before this one may have left open: on vLLM each takes a part of the memory for itself
+# that sites before this one may have left open: on vLLM each takes a part of the memory for itself
+MOST_ENGINES = 6
 
 
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name
 
 
-def judged_apart(
-    worker: Worker, job: Job, time_limit: float, progress: Progress | None
-) -> tuple[list[Outcome], dict[str, Any], tuple[Measurement, ...]]:
-    """An outcome for each item, whatever becomes of the processes that they run in; the machine; the numerics."""
-    outcomes, machine, measured = list[Outcome](), dict[str, Any](), Measured((), {})
-    deaths: dict[tuple[str, str], int] = {}
-    items = list(job.items)
-    while items:
-        share, whole = tuple(items), False
+def judged_apart(worker: Worker, job: Job, time_limit: float, progress: Progress | None) -> Ended:
+    """An outcome for each item, whatever becomes of the processes that they run in; the machine;
+    the numerics."""
+    apart = Apart(list(job.items), progress)
+    while apart.items:
+        share, apart.is_whole = tuple(apart.items), False
         try:
             for found in worker.run(JUDGED, dataclasses.replace(job, items=share), time_limit):
-                if isinstance(found, dict):
-                    machine = max(machine, found, key=len)
-                    continue
-                if whole := isinstance(found, Measured):
-                    measured = Measured((*measured.told, *found.told), {**measured.settled, **found.settled})
-                    continue
-                outcomes.append(found)
-                deaths.pop(items.pop(0)[:2], None)
-                if progress:
-                    progress.judged(found)
+                apart.take(found)
         except Died as death:
-            if not items:
-                said = f"the process of the moved code ended before its cases were judged together: {death}"
-                pairs = [] if whole else dict.fromkeys(item[:2] for item in share)
-                outcomes += [error_outcome(site, "*", backend, said) for backend, site in pairs]
-                break
-            backend, site, name = items.pop(0)
-            outcomes.append(error_outcome(site, name, backend, f"the moved code did not come back: {death}"))
-            deaths[backend, site] = deaths.get((backend, site), 0) + 1
-            if deaths[backend, site] == MOST_DEATHS:
-                rest = [item for item in items if item[:2] == (backend, site)]
-                items = [item for item in items if item not in rest]
-                said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
-                outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
-    final = [measured.settled.get((o.backend, o.site, o.case), o) for o in outcomes]
-    return final, machine or environment(), measured.told
+            apart.bury(share, death)
+    return apart.ended()
+
+
+@dataclass
+class Apart:
+    """Items that are judged in processes which may end.   items: those that are left.   is_whole:
+    the last process came to its end.   deaths: in a row, of a site on a backend."""
+
+    items: list[Item]
+    progress: Progress | None
+    outcomes: list[Outcome] = field(default_factory=list)
+    machine: dict[str, Any] = field(default_factory=dict)
+    measured: Measured = Measured((), {})
+    deaths: dict[tuple[str, str], int] = field(default_factory=dict)
+    is_whole: bool = False
+
+    def take(self, found: Outcome | dict[str, Any] | Measured) -> None:
+        """What a process yields."""
+        if isinstance(found, dict):
+            self.machine = max(self.machine, found, key=len)
+            return
+        self.is_whole = isinstance(found, Measured)
+        if isinstance(found, Measured):
+            known = self.measured
+            settled = {**known.settled, **found.settled}
+            self.measured = Measured((*known.told, *found.told), settled)
+            return
+        self.outcomes.append(found)
+        self.deaths.pop(self.items.pop(0)[:2], None)
+        if self.progress:
+            self.progress.judged(found)
+
+    def bury(self, share: Sequence[Item], death: Died) -> None:
+        """The case that a process ended in is an error, and after some so are those behind it."""
+        if not self.items:
+            self.bury_sites(share, death)
+            return
+        backend, site, name = self.items.pop(0)
+        said = f"the moved code did not come back: {death}"
+        self.outcomes.append(error_outcome(site, name, backend, said))
+        count = self.deaths[backend, site] = self.deaths.get((backend, site), 0) + 1
+        if count < MOST_DEATHS:
+            return
+        rest = [item for item in self.items if item[:2] == (backend, site)]
+        self.items = [item for item in self.items if item not in rest]
+        said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
+        self.outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
+
+    def bury_sites(self, share: Sequence[Item], death: Died) -> None:
+        """A process that ended behind its last case, before they were judged together."""
+        if self.is_whole:
+            return
+        ended = "the process of the moved code ended before its cases were judged together"
+        for backend, site in dict.fromkeys(item[:2] for item in share):
+            self.outcomes.append(error_outcome(site, "*", backend, f"{ended}: {death}"))
+
+    def ended(self) -> Ended:
+        settled = self.measured.settled
+        final = [settled.get((o.backend, o.site, o.case), o) for o in self.outcomes]
+        return Ended(final, self.machine or environment(), self.measured.told)
 
 
 # == Whole scripts, and old against new ==

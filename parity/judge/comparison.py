@@ -15,27 +15,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.align import followers, has_same_ids, paired
+from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import leaves
-from parity.judge.row import Row, begins_call, reads_what_is_asked
+from parity.judge.followers import HeldTexts, followers
+from parity.judge.row import Pairs, Row, begins_call, reads_what_is_asked
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
-from parity.judge.stages.stage import KEPT, Broken, Invariant, Kept, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Kept, Tools
 from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
-Pairs = Sequence[tuple[Row, Row]]
 
-NO_TOOLS = Tools()
 AFTER_THE_MODEL = ("output_ids", "decode", "text", "value")
 OF_PROMPTS = {invariant.name for invariant in PROMPT.invariants}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two recordings of one case.   found: differences that stand in place of those that are computed."""
+    """Two recordings of one case.   found: differences that stand in place of those that are
+    computed."""
 
     old: Case
     new: Case
@@ -50,7 +50,7 @@ class Comparison:
         return paired(self.old.rows, self.new.rows)
 
     @functools.cached_property
-    def followers(self) -> dict[int, dict[int, tuple[str, str]]]:
+    def followers(self) -> dict[int, HeldTexts]:
         return followers(self.pairs)
 
     @functools.cached_property
@@ -68,16 +68,22 @@ class Comparison:
 
     @functools.cached_property
     def read_for_asked(self) -> frozenset[int]:
-        """Pairs of which one side reads the token that the other asks for, where numbers among the values, which that
-        token would move, are equal."""
+        """Pairs of which one side reads the token that the other asks for, where numbers among the
+        values, which that token would move, are equal."""
         if not (self.has_same_value and holds_numbers(self.old.value)):
             return frozenset()
         pairs = enumerate(self.pairs)
-        return frozenset(k for k, (a, b) in pairs if reads_what_is_asked(a, b) or reads_what_is_asked(b, a))
+        return frozenset(
+            k for k, (a, b) in pairs if reads_what_is_asked(a, b) or reads_what_is_asked(b, a)
+        )
 
     @functools.cached_property
     def differences(self) -> tuple[Difference, ...]:
-        return self.found if self.found is not None else tuple(sorted(self._compared(), key=self._order))
+        return (
+            self.found
+            if self.found is not None
+            else tuple(sorted(self._compared(), key=self._order))
+        )
 
     def _compared(self) -> Iterator[Difference]:
         for stage in order.ALL:
@@ -96,7 +102,8 @@ class Comparison:
         return list(itertools.accumulate(begins_call(a) and begins_call(b) for a, b in self.pairs))
 
     def _order(self, difference: Difference) -> tuple[int, int, int]:
-        """By stage, then by row; prompts by the call that they are of, as later ones may hold earlier answers."""
+        """By stage, then by row; prompts by the call that they are of, as later ones may hold
+        earlier answers."""
         place = STAGES.index(difference.stage)
         if difference.stage in PROMPT_STAGES and difference.row is not None:
             return 0, self._calls[difference.row], place
@@ -112,7 +119,8 @@ class Comparison:
             if not difference.counts and difference.stage in PROMPT_STAGES:
                 continue
             stage = order.OF_FIELD[difference.stage]
-            named.setdefault(stage.cause(difference, *self.pairs[difference.row]), difference)
+            pair = self.pairs[difference.row]
+            named.setdefault(stage.cause(difference, *pair, self.tools), difference)
         return list(named.items())
 
     @functools.cached_property
@@ -123,7 +131,9 @@ class Comparison:
     @functools.cached_property
     def broken(self) -> list[Broken]:
         """What the new side breaks and the old side keeps, in the order of the stages."""
-        rows = [found for stage in order.ALL for law in stage.invariants for found in self._broken(law)]
+        rows = [
+            found for stage in order.ALL for law in stage.invariants for found in self._broken(law)
+        ]
         across = [found for stage in order.ALL for found in stage.across(self)]
         return rows + across
 
@@ -133,21 +143,29 @@ class Comparison:
             if law.name in OF_PROMPTS and identity(new, self.tools) not in (None, KEPT):
                 continue  # its stages are those of one request, its ids those of another
             found = law.check(new, self.tools)
-            if found and found != KEPT and self._is_new(law, found, law.check(old, self.tools), old, new):
+            if (
+                found
+                and found != KEPT
+                and self._is_new(law, found, law.check(old, self.tools), old, new)
+            ):
                 yield Broken(law.name, found[0], number, found[1], law.place)
                 return
 
     def _is_new(self, law: Invariant, found: Kept, before: Kept, old: Row, new: Row) -> bool:
         if law.name == "structure" and before is None:
             return True  # the old side says its form in its own way; what it gave is the golden
-        if law.name == "tokenization" and old["prompt_ids"] != new["prompt_ids"] and is_broken_otherwise(before, found):
+        if (
+            law.name == "tokenization"
+            and old["prompt_ids"] != new["prompt_ids"]
+            and is_broken_otherwise(before, found)
+        ):
             return True
         return before == KEPT
 
 
 def is_broken_otherwise(before: Kept, found: Kept) -> bool:
-    """Whether an invariant that both sides break, or that was not seen of the old side, is broken in another way: ids
-    that were put together by hand are no text's, on either side."""
+    """Whether an invariant that both sides break, or that was not seen of the old side, is broken
+    in another way: ids that were put together by hand are no text's, on either side."""
     if found is None or before == found:
         return False
     return found[0] == "prompt.truncation" or (before is not None and before[0] != found[0])
@@ -155,5 +173,11 @@ def is_broken_otherwise(before: Kept, found: Kept) -> bool:
 
 def holds_numbers(value: Any) -> bool:
     """Whether a value holds numbers such as a model says."""
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    parts = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return (isinstance(value, float) and not value.is_integer()) or any(map(holds_numbers, parts))

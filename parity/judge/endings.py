@@ -1,8 +1,10 @@
-"""How generated ids become text, enumerated: which ids, how decoded, cut at which stops by which rule, stripped how.
+"""How generated ids become text, enumerated: which ids, how decoded, cut at which stops by which
+rule, stripped how.
 
-Each way is a `Recipe`, a pure function of recorded ids. Of all pairs of recipes that give the old text from the old ids
-and the new text from the new ids, the two that are most alike name the cause: the step in which they differ. No model
-is needed, only the checkpoint's tokenizer; a few thousand recipes take milliseconds.
+Each way is a `Recipe`, a pure function of recorded ids. Of all pairs of recipes that give the old
+text from the old ids and the new text from the new ids, the two that are most alike name the cause:
+the step in which they differ. No model is needed, only the checkpoint's tokenizer; a few thousand
+recipes take milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.row import entry
+from parity.judge.row import Row, end_ids, stop_strings
 from parity.record.rows import string_lists
 
 Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
@@ -99,8 +101,11 @@ CAUSE_OF = {
 
 
 def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
-    """Every way, none twice: without stops their rule says nothing, without stripping its turn says nothing."""
-    ways: Iterator[tuple[bool, Any, bool]] = itertools.product((False, True), (True, False, ADDED), (False, True))
+    """Every way, none twice: without stops their rule says nothing, without stripping its turn says
+    nothing."""
+    ways: Iterator[tuple[bool, Any, bool]] = itertools.product(
+        (False, True), (True, False, ADDED), (False, True)
+    )
     for end, skip, clean in ways:
         for stops in stop_lists:
             for rule, include in itertools.product(
@@ -113,27 +118,36 @@ def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
 
 
 def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
-    """Stop lists that may have been used: those of the library, those among the arguments, and each without one."""
+    """Stop lists that may have been used: those of the library, those among the arguments, all of
+    them, and each without one."""
     known: list[tuple[str, ...]] = [()]
     for case in (old, new):
-        for row in case.rows[:1]:
-            known.append(tuple(entry(row, "stop", "strings") or ()))
-        known += declared(case)
+        known += [stop_strings(row) for row in case.rows[:1]]
+        known += argument_stops(case)
     union = tuple(dict.fromkeys(stop for stops in known for stop in stops))
-    known += [union, tuple(reversed(union))] if len(union) < 9 else []
+    if len(union) <= MOST_STOPS:
+        known += [union, union[::-1]]
     for stops in list(known):
-        known += [tuple(s for s in stops if s != gone) for gone in stops] if len(stops) < 9 else []
+        if len(stops) <= MOST_STOPS:
+            known += [without_stop(stops, gone) for gone in stops]
     return list(dict.fromkeys(known))
 
 
-def declared(case: Case) -> list[tuple[str, ...]]:
+MOST_STOPS = 8  # of a list that is tried without each of them
+
+
+def without_stop(stops: Sequence[str], gone: str) -> tuple[str, ...]:
+    return tuple(stop for stop in stops if stop != gone)
+
+
+def argument_stops(case: Case) -> list[tuple[str, ...]]:
     return list(string_lists(case.arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The two most alike recipes that explain both texts, and the fields in which they differ. of_value: the texts are
-    those of the value, and not only what a row was decoded to."""
+    """The two most alike recipes that explain both texts, and the fields in which they differ.
+    of_value: the texts are those of the value, and not only what a row was decoded to."""
 
     old: Recipe
     new: Recipe
@@ -148,21 +162,27 @@ class Found:
 
     def sentence(self) -> str:
         said = [
-            f"{name.replace('_', ' ')}: {getattr(self.old, name)!r} became {getattr(self.new, name)!r}"
+            f"{name.replace('_', ' ')}: {getattr(self.old, name)!r} became"
+            f" {getattr(self.new, name)!r}"
             for name in self.fields
         ]
         return "; ".join(said)
 
 
-def distance(old: Recipe, new: Recipe) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(Recipe) if getattr(old, f.name) != getattr(new, f.name))
+def fields_apart(old: Recipe, new: Recipe) -> tuple[str, ...]:
+    return tuple(
+        f.name for f in dataclasses.fields(Recipe) if getattr(old, f.name) != getattr(new, f.name)
+    )
 
 
 def smallest(
-    old: Sequence[Recipe], new: Sequence[Recipe], hints: Mapping[str, Any], fits: Callable[[Recipe, Recipe], bool]
+    old: Sequence[Recipe],
+    new: Sequence[Recipe],
+    hints: Mapping[str, Any],
+    fits: Callable[[Recipe, Recipe], bool],
 ) -> Found | None:
-    """The most alike pair that fits; among equals the plainest one, and the one that agrees with what was recorded
-    (hints)."""
+    """The most alike pair that fits; among equals the plainest one, and the one that agrees with
+    what was recorded (hints)."""
     alike = sorted({*old} & {*new}, key=lambda way: plainness(way, hints.get("new")))
     if (same := next((way for way in alike[:MOST] if fits(way, way)), None)) is not None:
         return Found(same, same, ())
@@ -170,15 +190,20 @@ def smallest(
         sorted(ways, key=lambda way: plainness(way, hints.get(side)))[:MOST]
         for ways, side in ((old, "old"), (new, "new"))
     ]
-    plain = [[plainness(way, hints.get(side)) for way in ways] for ways, side in zip(sides, ("old", "new"))]
+    plain = [
+        [plainness(way, hints.get(side)) for way in ways]
+        for ways, side in zip(sides, ("old", "new"))
+    ]
     scored = []
     for k, a in enumerate(sides[0]):
         for j, b in enumerate(sides[1]):
-            fields = distance(a, b)
-            scored.append((len(fields), plain[0][k] + plain[1][j], "end" in fields, len(a.stops), k, j))
+            fields = fields_apart(a, b)
+            scored.append(
+                (len(fields), plain[0][k] + plain[1][j], "end" in fields, len(a.stops), k, j)
+            )
     for *_, k, j in sorted(scored):
         if fits(sides[0][k], sides[1][j]):
-            return Found(sides[0][k], sides[1][j], distance(sides[0][k], sides[1][j]))
+            return Found(sides[0][k], sides[1][j], fields_apart(sides[0][k], sides[1][j]))
     return None
 
 
@@ -203,7 +228,9 @@ def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
     return score
 
 
-def leaves(value: Any, path: tuple[Any, ...] = (), kind: type = str) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def leaves(
+    value: Any, path: tuple[Any, ...] = (), kind: type = str
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Every string in a value, or what else it holds of this kind, and where it stands."""
     if type(value) is kind:
         yield path, value
@@ -216,15 +243,17 @@ def leaves(value: Any, path: tuple[Any, ...] = (), kind: type = str) -> Iterator
 
 
 def by_hand(case: Case) -> tuple[str, ...]:
-    """Stops that a call was given, where it may cut by itself; of several arguments, those of the longest list."""
-    return max(declared(case), key=len, default=())
+    """Stops that a call was given, where it may cut by itself; of several arguments, those of the
+    longest list."""
+    return max(argument_stops(case), key=len, default=())
 
 
 @dataclass
-class Row2Text:
-    """A row's decoded texts by the ways to decode it, each made once. whole: with the prompt before it."""
+class RowTexts:
+    """A row's decoded texts by the ways to decode it, each made once.   whole: with the prompt
+    before it."""
 
-    row: Any
+    row: Row
     decode: Decode
     whole: bool = False
     made: dict[tuple[bool, bool | str, bool], str] = dataclasses.field(default_factory=dict)
@@ -233,8 +262,8 @@ class Row2Text:
         key = way.end, way.skip_special, way.clean_up
         if key not in self.made:
             ids = self.row["output_ids"]
-            ended = bool(ids) and ids[-1] in (entry(self.row, "stop", "end_ids") or ())
-            own = ids if way.end or not ended else ids[:-1]
+            is_ended = bool(ids) and ids[-1] in end_ids(self.row)
+            own = ids if way.end or not is_ended else ids[:-1]
             before = self.row["prompt_ids"] if self.whole else []
             self.made[key] = self.decode([*before, *own], way.skip_special, way.clean_up)
         return self.made[key]
@@ -242,83 +271,166 @@ class Row2Text:
     def text(self, way: Recipe) -> str:
         return way.text(self.decoded(way))
 
+    def ways_to(self, text: str, ways: Sequence[Recipe]) -> list[Recipe]:
+        return [way for way in ways if self.text(way) == text]
 
-def explain_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode: Decode) -> Found | None:
-    """The smallest step that turns the old texts into the new ones, or None if none of ours does. What explains one
-    text must give the others, too, from their own ids."""
-    ways = list(recipes(stop_lists(old, new)))
-    theirs = dict(leaves(new.value))
-    given = [text for _, text in leaves(dict(old.arguments))]
-    places = [(path, without(text, theirs[path], given)) for path, text in leaves(old.value) if path in theirs]
-    known = [pair for _, pair in places]
-    recorded = [(a["text"], b["text"]) for a, b in pairs if "text" in a and "text" in b]
-    under: dict[tuple[str, str], set[Any]] = {pair: {()} for pair in recorded}
-    for path, pair in places:
-        under.setdefault(pair, set()).add(tuple(name for name in path if isinstance(name, str)))
-    wholes = [a.get("decode", {}).get("ids") == "whole" for a, _ in pairs]
-    rows = [(Row2Text(a, decode, w), Row2Text(b, decode, w)) for (a, b), w in zip(pairs, wholes)]
-    rows += [(Row2Text(a, decode), Row2Text(b, decode)) for (a, b), w in zip(pairs, wholes) if w]
-    for texts, of_value in ((known, True), (recorded, False)):
-        if not of_value and any(a != b and any(r.text(way) == a for r, _ in rows for way in ways) for a, b in known):
-            break  # a text of the value is a decoded one, and became what no way of ours gives
+    def hints(self, case: Case) -> dict[str, Any]:
+        """What was recorded of decoding and stops."""
+        stops = stop_strings(self.row) or by_hand(case)
+        return {**self.row.get("decode", {}), "strings": stops}
 
-        of_ours = {(old, new) for old, new in texts if any(a.text(way) == old for a, _ in rows for way in ways)}
 
-        def fits(one: Recipe, other: Recipe, texts: Any = texts, alike: Any = frozenset()) -> bool:
-            before = {text for text, _ in texts}
-            made = [(a.text(one), b.text(other)) for a, b in rows]
-            return all(pair in texts for pair in made if pair[0] in before) and alike <= {*made}
+Texts = tuple[str, str]  # an old one and the new one in its place
 
-        for (before, after), (a, b) in itertools.product(texts, rows):
-            if before == after:
-                continue
-            # What stands under the same names of a value was made in the same way.
-            alike = {pair for pair in of_ours if pair[0] != pair[1] and under[pair] & under[before, after]}
-            hints = {
-                side: {**made.row.get("decode", {}), "strings": entry(made.row, "stop", "strings") or by_hand(case)}
-                for side, made, case in (("old", a, old), ("new", b, new))
-            }
-            sides = [[way for way in ways if made.text(way) == text] for made, text in ((a, before), (b, after))]
-            found = smallest(sides[0], sides[1], hints, functools.partial(fits, alike=alike))
-            if found is not None and found.fields:
-                return dataclasses.replace(found, of_value=of_value)
-    return None
+
+@dataclass(frozen=True)
+class Explainer:
+    """Looks for the smallest step that turns old texts into new ones. What explains one text must
+    give the others, too, from their own ids."""
+
+    old: Case
+    new: Case
+    pairs: Sequence[tuple[Row, Row]]
+    decode: Decode
+
+    @functools.cached_property
+    def ways(self) -> list[Recipe]:
+        return list(recipes(stop_lists(self.old, self.new)))
+
+    @functools.cached_property
+    def rows(self) -> list[tuple[RowTexts, RowTexts]]:
+        """Each pair; where prompts are decoded with their answers, so and alone."""
+        wholes = [old.get("decode", {}).get("ids") == "whole" for old, _ in self.pairs]
+        found = [self.texts_of(*pair, whole) for pair, whole in zip(self.pairs, wholes)]
+        return found + [self.texts_of(*pair) for pair, whole in zip(self.pairs, wholes) if whole]
+
+    def texts_of(self, old: Row, new: Row, whole: bool = False) -> tuple[RowTexts, RowTexts]:
+        return RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)
+
+    @functools.cached_property
+    def made(self) -> set[str]:
+        """All that the old rows become in some way."""
+        return {row.text(way) for row, _ in self.rows for way in self.ways}
+
+    @functools.cached_property
+    def of_values(self) -> list[tuple[Any, Texts]]:
+        theirs = dict(leaves(self.new.value))
+        given = [text for _, text in leaves(dict(self.old.arguments))]
+        texts = [(path, text) for path, text in leaves(self.old.value) if path in theirs]
+        return [(path, without(text, theirs[path], given)) for path, text in texts]
+
+    @functools.cached_property
+    def recorded(self) -> list[Texts]:
+        return [(a["text"], b["text"]) for a, b in self.pairs if "text" in a and "text" in b]
+
+    @functools.cached_property
+    def names(self) -> dict[Texts, set[Any]]:
+        """Under which names of a value texts stand; recorded ones stand under none."""
+        found: dict[Texts, set[Any]] = {texts: {()} for texts in self.recorded}
+        for path, texts in self.of_values:
+            names = tuple(name for name in path if isinstance(name, str))
+            found.setdefault(texts, set()).add(names)
+        return found
+
+    def explain(self) -> Found | None:
+        values = [texts for _, texts in self.of_values]
+        found = self.explain_texts(values)
+        if found is not None:
+            return found
+        if any(old != new and old in self.made for old, new in values):
+            return None  # a decoded text became what no way of ours gives
+        found = self.explain_texts(self.recorded)
+        return found and dataclasses.replace(found, of_value=False)
+
+    def explain_texts(self, texts: Sequence[Texts]) -> Found | None:
+        for pair, (old, new) in itertools.product(texts, self.rows):
+            if pair[0] != pair[1]:
+                found = self.explain_pair(pair, old, new, texts)
+                if found is not None and found.fields:
+                    return found
+        return None
+
+    def explain_pair(
+        self, pair: Texts, old: RowTexts, new: RowTexts, texts: Sequence[Texts]
+    ) -> Found | None:
+        before = {text for text, _ in texts}
+        wanted = {one for one in texts if self.is_made_alike(one, pair)}
+
+        def fits(one: Recipe, other: Recipe) -> bool:
+            made = [(a.text(one), b.text(other)) for a, b in self.rows]
+            is_right = all(texts_made in texts for texts_made in made if texts_made[0] in before)
+            return is_right and wanted <= {*made}
+
+        hints = {"old": old.hints(self.old), "new": new.hints(self.new)}
+        sides = old.ways_to(pair[0], self.ways), new.ways_to(pair[1], self.ways)
+        return smallest(*sides, hints, fits)
+
+    def is_made_alike(self, texts: Texts, pair: Texts) -> bool:
+        """What stands under the same names of a value was made in the same way."""
+        if texts[0] == texts[1] or texts[0] not in self.made:
+            return False
+        return bool(self.names[texts] & self.names[pair])
+
+
+def explain_text(
+    old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode
+) -> Found | None:
+    """The smallest step that turns the old texts into the new ones, or None if none of ours
+    does."""
+    return Explainer(old, new, pairs, decode).explain()
 
 
 def without(before: str, after: str, given: Sequence[str]) -> tuple[str, str]:
-    """Two texts without the argument that both begin with, such as a prompt that is given back with its answer."""
-    begin = max((text for text in given if before.startswith(text) and after.startswith(text)), key=len, default="")
+    """Two texts without the argument that both begin with, such as a prompt that is given back with
+    its answer."""
+    begin = max(
+        (text for text in given if before.startswith(text) and after.startswith(text)),
+        key=len,
+        default="",
+    )
     return before[len(begin) :], after[len(begin) :]
 
 
 @dataclass
 class Became:
-    """What a golden row's ids and the new row's became.   same: the ids are equal.   texts: by every recipe, the
-    golden's text -> the new ones.   wholes: both, decoded whole, cut at nothing."""
+    """What a golden row's ids and the new row's became.   same: the ids are equal.   texts: by
+    every recipe, the golden's text -> the new ones.   wholes: both, decoded whole, cut at
+    nothing."""
 
     same: bool
     texts: Mapping[str, Sequence[str]]
     wholes: Sequence[tuple[str, str]]
 
     def explains(self, text: str) -> bool:
-        """Whether a golden's text comes from its ids; also if it is cut at something that only the code knows."""
-        return text in self.texts or bool(text.strip() and any(begins(text, whole) for whole, _ in self.wholes))
+        """Whether a golden's text comes from its ids; also if it is cut at something that only the
+        code knows."""
+        return text in self.texts or bool(
+            text.strip() and any(begins(text, whole) for whole, _ in self.wholes)
+        )
 
     def gives(self, text: str, new: str | None) -> bool:
-        """Whether a new text comes from its ids as the golden's came from its. Of other ids it may be the beginning, as
-        they may hold another stop that only the code knows, and be mended a little; it is not nothing, unless the
-        golden's ends there, too. A label, which is read out of a text, may be any other."""
+        """Whether a new text comes from its ids as the golden's came from its. Of other ids it may
+        be the beginning, as they may hold another stop that only the code knows, and be mended a
+        little; it is not nothing, unless the golden's ends there, too. A label, which is read out
+        of a text, may be any other."""
         if not self.explains(text):
             return False
-        if new is not None and (new in self.texts.get(text, ()) or (self.same and new == text)):
-            return True
-        if self.same or new is None:
-            return new is None and is_label(text)
+        if new is None:
+            return is_label(text)
+        if self.same or new in self.texts.get(text, ()):
+            return new == text or new in self.texts.get(text, ())
         if not new.strip():
-            return any(
-                begins(text, old) and old.strip()[len(text.strip()) :][:1] == mine[:1] for old, mine in self.wholes
-            )
-        return (is_label(text) and is_label(new)) or any(resembles(new, whole) for _, whole in self.wholes)
+            return self.ends_like(text)
+        is_other_label = is_label(text) and is_label(new)
+        return is_other_label or any(resembles(new, whole) for _, whole in self.wholes)
+
+    def ends_like(self, text: str) -> bool:
+        """Whether a golden's text ends before what the new ids begin with."""
+        for old, new in self.wholes:
+            rest = old.strip()[len(text.strip()) :]
+            if begins(text, old) and rest[:1] == new[:1]:
+                return True
+        return False
 
 
 def is_label(text: str) -> bool:
@@ -330,36 +442,48 @@ LABEL = 20  # characters
 
 def resembles(text: str, whole: str) -> bool:
     """Whether more than half of a text stands, in its order, where the other begins."""
-    return SequenceMatcher(None, text.strip(), whole.strip()[: len(text)], autojunk=False).ratio() > 0.5
+    return (
+        SequenceMatcher(None, text.strip(), whole.strip()[: len(text)], autojunk=False).ratio()
+        > 0.5
+    )
 
 
 def begins(text: str, whole: str) -> bool:
     return whole.strip().startswith(text.strip())
 
 
-def became(old: Any, new: Any, ways: Sequence[Recipe], decode: Decode) -> Became:
+def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decode) -> Became:
     texts: dict[str, list[str]] = {}
-    before, after = Row2Text(old, decode), Row2Text(new, decode)
+    before, after = RowTexts(old, decode), RowTexts(new, decode)
     for way in ways:
         texts.setdefault(before.text(way), []).append(after.text(way))
-    if old.get("decode", {}).get("ids") == new.get("decode", {}).get("ids") and "text" in old and "text" in new:
+    is_alike = old.get("decode", {}).get("ids") == new.get("decode", {}).get("ids")
+    if is_alike and "text" in old and "text" in new:
         texts.setdefault(old["text"], []).append(new["text"])
-    wholes = [(before.decoded(way), after.decoded(way)) for way in recipes([()]) if way.strip == "no"]
+    plain = [way for way in recipes([()]) if way.strip == "no"]
+    wholes = [(before.decoded(way), after.decoded(way)) for way in plain]
     return Became(old["output_ids"] == new["output_ids"], texts, wholes)
 
 
-def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Any, Any]], decode: Decode) -> str:
-    """Which new text does not come from its row's ids in any way in which the golden's came from its; "" if none is
-    strange, or nothing of ours makes the golden's. Rows whose ids are the same are to have the same texts."""
-    ways, theirs, values = list(recipes(stop_lists(old, new))), dict(leaves(new.value)), list(leaves(old.value))
+def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode) -> str:
+    """Which new text does not come from its row's ids in any way in which the golden's came from
+    its; "" if none is strange, or nothing of ours makes the golden's. Rows whose ids are the same
+    are to have the same texts."""
+    ways = list(recipes(stop_lists(old, new)))
     rows = [became(a, b, ways, decode) for a, b in pairs]
-    right = {text for path, text in values if any(row.gives(text, theirs.get(path)) for row in rows)}
-    listed = isinstance(old.value, list) and len(old.value) == len(pairs)
+    theirs, values = dict(leaves(new.value)), list(leaves(old.value))
+    right = {t for path, t in values if any(row.gives(t, theirs.get(path)) for row in rows)}
+    is_listed = isinstance(old.value, list) and len(old.value) == len(pairs)
     for path, text in values:
-        where, found = ".".join(map(str, path)) or "the value", any(row.explains(text) for row in rows)
-        if found and text not in right and (path in theirs or not is_label(text)):
-            said = f"is not what its ids become: {theirs[path][:40]!r}" if path in theirs else "is missing"
-            return f"{where} {said}"
-        if not found and listed and rows[path[0]].same and theirs.get(path) != text:
+        where = ".".join(map(str, path)) or "the value"
+        is_found = any(row.explains(text) for row in rows)
+        if is_found and text not in right and (path in theirs or not is_label(text)):
+            return f"{where} {what_is_strange(theirs.get(path))}"
+        is_same_row = is_listed and rows[path[0]].same
+        if not is_found and is_same_row and theirs.get(path) != text:
             return f"{where} is another one, and its ids are the same"
     return ""
+
+
+def what_is_strange(text: str | None) -> str:
+    return "is missing" if text is None else f"is not what its ids become: {text[:40]!r}"

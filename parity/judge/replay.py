@@ -1,7 +1,9 @@
-"""Runs a moved call site again with one thing as it was: another backend, or one stage value out of the golden.
+"""Runs a moved call site again with one thing as it was: another backend, or one stage value out of
+the golden.
 
-A `Replay` stands between a call site and its engine (`Observer(replay=...)`): it changes how an engine is loaded, the
-options of its calls, or the prompts that it makes. The call site's code is not touched, and knows nothing of it.
+A `Replay` stands between a call site and its engine (`Observer(replay=...)`): it changes how an
+engine is loaded, the options of its calls, or the prompts that it makes. The call site's code is
+not touched, and knows nothing of it.
 
     Replay(engines, load={"backend": "vllm"})                          every engine on vLLM
     Replay(engines, put_back=frozenset({"prompts"}), rows=old.rows)    the old prompt ids
@@ -20,23 +22,30 @@ from typing import Any
 
 from parity import golden
 from parity.judge.questions import LOADED
-from parity.judge.row import entry, placeholder_in, prompt_with_pictures
+from parity.judge.row import Row, entry, placeholder_in, prompt_with_pictures
 from parity.judge.worker import settle
 from parity.record.rows import collapsed
+from parity.record.taps.gen_engine import listed_plugins
 from parity.verdict import first_divergence
 
-Row = Mapping[str, Any]
-
-LIBRARIES = {"hf": ("torch", "transformers.models.auto.modeling_auto"), "vllm": ("vllm.entrypoints.llm",)}
+ENGINE_LIBRARIES = {
+    "hf": ("torch", "transformers.models.auto.modeling_auto"),
+    "vllm": ("vllm.entrypoints.llm",),
+}
 settle_once = functools.cache(settle)
 
 HF_ONLY: dict[str, Any] = {
-    "device": None, "attn_implementation": None, "max_batch_tokens": None, "max_batch_size": None, "hf_kwargs": {},
-}  # fmt: skip
+    "device": None,
+    "attn_implementation": None,
+    "max_batch_tokens": None,
+    "max_batch_size": None,
+    "hf_kwargs": {},
+}
 
 
 class PartedAlone(Exception):
-    """Ends a call whose requests are asked one by one, when it is known that they do not give the old answer."""
+    """Ends a call whose requests are asked one by one, when it is known that they do not give the
+    old answer."""
 
 
 class Engines:
@@ -67,8 +76,9 @@ class Engines:
 
 @dataclass
 class Replay:
-    """What is put back. load: fields of ModelLoadConfig.   put_back: names out of PARTS, taken from `rows`, which are
-    those of the golden in its order.   per_backend: load settings that belong to a backend.
+    """What is put back. load: fields of ModelLoadConfig.   put_back: names out of PARTS, taken from
+    `rows`, which are those of the golden in its order.   per_backend: load settings that belong to
+    a backend.
     """
 
     engines: Engines
@@ -77,12 +87,20 @@ class Replay:
     put_back: frozenset[str] = frozenset()
     rows: Sequence[Row] = ()
     store: golden.Store | None = None
-    ran: dict[tuple[str, str], Any] = field(default_factory=dict)  # the last engine of each model, as they were asked
+    ran: dict[tuple[str, str], Any] = field(
+        default_factory=dict
+    )  # the last engine of each model, as they were asked
     asked: int = 0
     answered: int = 0  # of the rows that are answers, where those are put back
-    given: set[int] = field(default_factory=set)  # numbers of those that were put back by their prompts
-    offset: int = 0  # of the requests of this call among those of the call site's, where each is asked alone
-    fields: Mapping[str, Any] = field(default_factory=dict)  # the options of the call that gives answers
+    given: set[int] = field(
+        default_factory=set
+    )  # numbers of those that were put back by their prompts
+    offset: int = (
+        0  # of the requests of this call among those of the call site's, where each is asked alone
+    )
+    fields: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the options of the call that gives answers
     copies: int = 1  # of each request of this call, where its samples are asked one by one
 
     @functools.cached_property
@@ -113,13 +131,19 @@ class Replay:
         if backend == "vllm":
             wanted = {**HF_ONLY, **self.per_backend.get(backend, {}), **wanted}
         else:
-            wanted = {**self.per_backend.get(backend, {}), **wanted, "vllm_kwargs": {}, "logits_hooks": False}
+            wanted = {
+                **self.per_backend.get(backend, {}),
+                **wanted,
+                "vllm_kwargs": {},
+                "logits_hooks": False,
+            }
         return dataclasses.replace(config, **wanted)
 
     def opening(self, config: Any) -> Any:
-        """config() of an engine that is about to be loaded, whose libraries are not to be looked through each time."""
+        """config() of an engine that is about to be loaded, whose libraries are not to be looked
+        through each time."""
         wanted = self.config(config)
-        settle_once(*LIBRARIES[wanted.backend])
+        settle_once(*ENGINE_LIBRARIES[wanted.backend])
         for folder in map(Path, (wanted.model, *wanted.adapters.values())):
             if folder.is_dir():
                 LOADED.setdefault(folder.name, set()).add(str(folder.resolve()))
@@ -134,11 +158,19 @@ class Replay:
             return engine
         return self.engines.get(sys.modules[type(engine).__module__], config)
 
-    def call(self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any) -> Any:
+    def call(
+        self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any
+    ) -> Any:
         """generate_*_batch, changed."""
         fields = as_fields(options)
-        hooked = any(getattr(plugin, "logits", None) for plugin in how.get("plugins", ()))
-        self.asks(self.engine(engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back))
+        hooked = any(
+            getattr(plugin, "logits", None) for plugin in listed_plugins(how.get("plugins"))
+        )
+        self.asks(
+            self.engine(
+                engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back
+            )
+        )
         for part in sorted(self.put_back & OPTIONS.keys()):
             if self.asked < len(self.requested):
                 options = fields = OPTIONS[part](fields, self.requested[self.asked])
@@ -152,27 +184,40 @@ class Replay:
         for self.offset, request in enumerate(requests):
             found += original(self.used, [request], options, **{**how, "cache": False})
             if self.parted(found[-1]):
-                raise PartedAlone("a request by itself parts from the golden, too: the others need not be asked")
+                raise PartedAlone(
+                    "a request by itself parts from the golden, too: the others need not be asked"
+                )
         self.offset = 0
         return found
 
-    def _answering(self, original: Any, requests: Any, fields: Mapping[str, Any], how: Mapping[str, Any]) -> Any:
-        """A call that gives the golden's answers; each sample of a request is asked by itself. Which row a request
-        gets is known when its prompt is made (`_with_answer`); until then it is that of its place."""
+    def _answering(
+        self, original: Any, requests: Any, fields: Mapping[str, Any], how: Mapping[str, Any]
+    ) -> Any:
+        """A call that gives the golden's answers; each sample of a request is asked by itself.
+        Which row a request gets is known when its prompt is made (`_with_answer`); until then it is
+        that of its place."""
         number = fields.get("n") or 1
         self.fields = fields
-        said = [self._said(row, fields) for row in self.answers[self.answered :][: len(requests) * number]]
+        said = [
+            self._said(row, fields)
+            for row in self.answers[self.answered :][: len(requests) * number]
+        ]
         self.answered += len(said)
         if len(said) < len(requests) * number:  # the golden has no more
             return original(self.used, list(requests), fields, **how)
         self.copies = number
         try:
             each = [request for request in requests for _ in range(number)]
-            found = original(self.used, each, {**fields, "n": 1, "replay": said}, **{**how, "cache": False})
+            found = original(
+                self.used, each, {**fields, "n": 1, "replay": said}, **{**how, "cache": False}
+            )
         finally:
             self.copies = 1
         groups = [found[k : k + number] for k in range(0, len(found), number)]
-        return [dataclasses.replace(group[0], samples=tuple(group)) if number > 1 else group[0] for group in groups]
+        return [
+            dataclasses.replace(group[0], samples=tuple(group)) if number > 1 else group[0]
+            for group in groups
+        ]
 
     @property
     def answers(self) -> Sequence[Row]:
@@ -180,8 +225,8 @@ class Replay:
         return [row for row in self.rows if not row.get("scored")]
 
     def _with_answer(self, made: Any) -> Any:
-        """A Prompt with the ids of the next golden row that has its prompt and pictures: the old code may have asked in
-        another order. Where none has them, those of its place."""
+        """A Prompt with the ids of the next golden row that has its prompt and pictures: the old
+        code may have asked in another order. Where none has them, those of its place."""
         pictures = tuple(hashlib.sha256(image.tobytes()).hexdigest() for image in made.images)
         wanted = tuple(made.token_ids), pictures
         for number, row in enumerate(self.answers):
@@ -191,8 +236,8 @@ class Replay:
         return made
 
     def _said(self, row: Row, fields: Mapping[str, Any]) -> Sequence[int]:
-        """A row's ids; behind an end of a criterion, which keeps each row until all have ended, as far as the new
-        options let them go."""
+        """A row's ids; behind an end of a criterion, which keeps each row until all have ended, as
+        far as the new options let them go."""
         ids: Sequence[int] = row["output_ids"]
         if not entry(row, "stop", "criteria"):
             return ids
@@ -202,8 +247,8 @@ class Replay:
         return ids if ending is None else ids[: ending.count]
 
     def parted(self, result: Any) -> bool:
-        """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is no parting: the old
-        code may have cut by hand."""
+        """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is
+        no parting: the old code may have cut by hand."""
         ids, rows = getattr(result, "token_ids", ()), [r for r in self.rows if r["output_ids"]]
         steps = [
             (first_divergence(row["output_ids"], ids), min(len(row["output_ids"]), len(ids)))
@@ -238,7 +283,9 @@ class Replay:
         old = row.get("images", [])
         images = made.images
         if self.store is not None and old and all("blob" in picture for picture in old):
-            images = tuple(self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old)
+            images = tuple(
+                self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old
+            )
         kwargs = budget_kwargs(row) or made.image_kwargs
         module = sys.modules[type(engine).__module__]
         tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
@@ -247,8 +294,9 @@ class Replay:
 
 
 def readable(engine: Any, engines: Engines, hooked: bool) -> Any:
-    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of replays.   hooked:
-    with its hook for logits, without which vLLM scores nothing beside adapters."""
+    """An engine that ran, or, where the moved code has closed it, one like it.   engines: those of
+    replays.   hooked: with its hook for logits, without which vLLM scores nothing beside
+    adapters."""
     module = sys.modules[type(engine).__module__]
     if hooked and engine.backend.name == "vllm" and not engine.config.logits_hooks:
         return engines.get(module, dataclasses.replace(engine.config, logits_hooks=True))
@@ -267,7 +315,9 @@ def loaded_from(engine: Any) -> tuple[str, str]:
 def adapter_named(engine: Any, folder: str) -> str:
     """What an engine calls the adapter of this folder. Raises GoldenError."""
     known = {
-        str(name) for name, path in engine.config.adapters.items() if Path(path).resolve() == Path(folder).resolve()
+        str(name)
+        for name, path in engine.config.adapters.items()
+        if Path(path).resolve() == Path(folder).resolve()
     }
     if not known:
         raise golden.GoldenError(f"the moved code loaded no adapter from {folder}")
@@ -277,7 +327,9 @@ def adapter_named(engine: Any, folder: str) -> str:
 def pictures_of(row: Row, store: golden.Store) -> list[Any]:
     """A row's pictures out of the blobs. Raises GoldenError where the golden did not keep them."""
     if any("blob" not in picture for picture in row["images"]):
-        raise golden.GoldenError("a picture of this case was too large to keep; its logits cannot be compared")
+        raise golden.GoldenError(
+            "a picture of this case was too large to keep; its logits cannot be compared"
+        )
     return [store.restore({"$image": picture["blob"]}).convert("RGB") for picture in row["images"]]
 
 
@@ -287,7 +339,9 @@ def budget_kwargs(row: Row) -> dict[str, Any]:
     if not old or not old[0].get("budget"):
         return {}
     least, most = old[0]["budget"]
-    return {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+    return (
+        {"size": {"shortest_edge": least, "longest_edge": most}} if most else {"do_resize": False}
+    )
 
 
 def as_fields(options: Any) -> dict[str, Any]:
@@ -307,12 +361,17 @@ def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) ->
 
 
 def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say them."""
+    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say
+    them."""
     if (entry(row, "sampling", "num_beams") or 1) > 1:
-        raise golden.GoldenError("the old code searched with beams, which GenerationOptions cannot say")
+        raise golden.GoldenError(
+            "the old code searched with beams, which GenerationOptions cannot say"
+        )
     names = ("temperature", "top_p", "min_p", "repetition_penalty")
     values = {name: entry(row, "sampling", name) for name in names}
-    or_none = {name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")}
+    or_none = {
+        name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")
+    }
     return {**options, **values, **or_none}
 
 
@@ -322,7 +381,11 @@ def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 def old_end_ids(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
     """Only the old ids end the text."""
-    return merged(options, "stop", {"ignore_eos": True, "token_ids": tuple(entry(row, "stop", "end_ids") or ())})
+    return merged(
+        options,
+        "stop",
+        {"ignore_eos": True, "token_ids": tuple(entry(row, "stop", "end_ids") or ())},
+    )
 
 
 def old_strings(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
@@ -330,7 +393,10 @@ def old_strings(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    return {**options, **{name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")}}
+    return {
+        **options,
+        **{name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")},
+    }
 
 
 OPTIONS: dict[str, Callable[[Mapping[str, Any], Row], dict[str, Any]]] = {

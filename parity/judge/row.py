@@ -12,11 +12,45 @@ from typing import Any
 from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
 
 Row = Mapping[str, Any]
+Ids = Sequence[int]
+Pairs = Sequence[tuple[Row, Row]]
 
 
 def entry(row: Row, stage: str, name: str) -> Any:
     said = row.get(stage, {}).get(name)
     return NEUTRAL.get(name) if said is None else said["value"]
+
+
+def request_of(row: Row) -> Mapping[str, Any]:
+    """What was observed of a row's request; nothing of code that makes none."""
+    return row.get("request") or {}
+
+
+def end_ids(row: Row) -> tuple[int, ...]:
+    return tuple(entry(row, "stop", "end_ids") or ())
+
+
+def string_ids(row: Row) -> tuple[int, ...]:
+    """Ids that each complete a stop string by themselves."""
+    return tuple(entry(row, "stop", "string_ids") or ())
+
+
+def stop_strings(row: Row) -> tuple[str, ...]:
+    return tuple(entry(row, "stop", "strings") or ())
+
+
+def criteria(row: Row) -> tuple[str, ...]:
+    """Names of stopping criteria of the code's own."""
+    return tuple(entry(row, "stop", "criteria") or ())
+
+
+def max_tokens(row: Row) -> int | None:
+    found: int | None = entry(row, "stop", "max_new_tokens")
+    return found
+
+
+def min_tokens(row: Row) -> int:
+    return entry(row, "stop", "min_new_tokens") or 0
 
 
 def is_drawn(row: Row) -> bool:
@@ -29,15 +63,21 @@ def drew(row: Row) -> bool:
 
 
 def seeds_of(row: Row) -> set[int]:
-    """The seed that a row was given: that of its request, or, of one of several samples, its own."""
+    """The seed that a row was given: that of its request, or, of one of several samples, its
+    own."""
     said = row["sampling"].get("seed") or {}
-    found = [(row.get("request") or {}).get("seed"), said.get("value") if said.get("from") != "nobody" else None]
+    found = [
+        (row.get("request") or {}).get("seed"),
+        said.get("value") if said.get("from") != "nobody" else None,
+    ]
     return {seed for seed in found if seed is not None}
 
 
 def decodes_of(row: Row) -> list[Mapping[str, Any]]:
     """Each time that a row's ids became text."""
-    found: list[Mapping[str, Any]] = row.get("decodes") or [{**row.get("decode", {}), "text": row.get("text")}]
+    found: list[Mapping[str, Any]] = row.get("decodes") or [
+        {**row.get("decode", {}), "text": row.get("text")}
+    ]
     return found
 
 
@@ -55,26 +95,30 @@ def unseen(old: Row, new: Row) -> bool:
 
 
 def same_prompt(old: Row, new: Row) -> bool:
-    """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as is known."""
+    """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as
+    is known."""
     if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
         return True
-    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(new["prompt_ids"], placeholder_in(new))
+    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(
+        new["prompt_ids"], placeholder_in(new)
+    )
 
 
 def reads_what_is_asked(one: Row, other: Row) -> bool:
-    """Whether one side reads behind a prompt the single token that the other asks the model for: of both, what counts
-    is what the model says before it."""
+    """Whether one side reads behind a prompt the single token that the other asks the model for: of
+    both, what counts is what the model says before it."""
     alone = not other.get("scored") and entry(other, "stop", "max_new_tokens") == 1
     return bool(one.get("scored")) and alone and one["prompt_ids"][:-1] == other["prompt_ids"]
 
 
 def placeholder_in(row: Row) -> int | None:
-    """The id that stands for pictures in a row's prompt: the one whose runs are as long as the pictures have tokens; of
-    several, the last of the vocabulary, behind whose text such ids are added."""
-    tokens = [picture.get("tokens") for picture in row.get("images", ())]
+    """The id that stands for images in a row's prompt: the one whose runs are as long as the images
+    have tokens; of several, the last of the vocabulary, behind whose text such ids are added."""
+    tokens = [image.get("tokens") for image in row.get("images", ())]
     if not tokens:
         return None
-    return max((i for i in {*row["prompt_ids"]} if runs(row["prompt_ids"], i) == tokens), default=None)
+    ids = row["prompt_ids"]
+    return max((i for i in {*ids} if runs(ids, i) == tokens), default=None)
 
 
 # == Names of a prompt ==

@@ -1,4 +1,5 @@
-"""Calls moved functions on what a golden holds, observed as the old code was, in a process of its own."""
+"""Calls moved functions on what a golden holds, observed as the old code was, in a process of its
+own."""
 
 from __future__ import annotations
 
@@ -16,10 +17,15 @@ from parity.judge.replay import Engines, Replay, readable
 from parity.record import observe
 from parity.record.changing import as_recorded
 
-Run = Callable[[Case, Mapping[str, Any], frozenset[str]], Case | None]  # golden, load settings, parts put back -> new
+Run = Callable[
+    [Case, Mapping[str, Any], frozenset[str]], Case | None
+]  # golden, load settings, parts put back -> new
 
 
-NOT_RUN = {"LoadError", "BackendMissing"}  # of an engine: says something of this machine, nothing of the moved code
+NOT_RUN = {
+    "LoadError",
+    "BackendMissing",
+}  # of an engine: says something of this machine, nothing of the moved code
 
 
 COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
@@ -34,11 +40,13 @@ def new_function(function: str, moved: Mapping[str, str]) -> str:
 
 
 def own_modules() -> set[str]:
-    """Loaded modules of the code under test: neither libraries, nor Python's, nor the harness, nor copies of gen_engine
-    with the packages that they are in."""
+    """Loaded modules of the code under test: neither libraries, nor Python's, nor the harness, nor
+    copies of gen_engine with the packages that they are in."""
     wanted = observe.Finder(observe.Observer(sink=lambda case: None)).wanted
     loaded = {name: module for name, module in sys.modules.items() if module is not None}
-    found = {name for name, module in loaded.items() if wanted(name, getattr(module, "__file__", None))}
+    found = {
+        name for name, module in loaded.items() if wanted(name, getattr(module, "__file__", None))
+    }
     engines = [name for name, module in loaded.items() if observe.is_engine(module)]
     kept = {
         *observe.LIBRARY_TAPS,
@@ -49,7 +57,9 @@ def own_modules() -> set[str]:
 
 
 # `parity.callsites` is code under test, like anybody's.
-ROOMS = {path.stem for path in Path(__file__).parents[1].glob("[!_]*") if path.suffix in ("", ".py")}
+ROOMS = {
+    path.stem for path in Path(__file__).parents[1].glob("[!_]*") if path.suffix in ("", ".py")
+}
 
 
 HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS - {"callsites", "tests"})))
@@ -58,12 +68,15 @@ HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS - {"callsites", "t
 class Session:
     """Moved functions, called under observation on one backend.
 
-    Code under test is loaded anew for it and forgotten at the end: its modules keep engines, and those of one backend
-    must not answer for another. Copies of gen_engine stay, they keep nothing.
+    Code under test is loaded anew for it and forgotten at the end: its modules keep engines, and
+    those of one backend must not answer for another. Copies of gen_engine stay, they keep nothing.
     """
 
-    def __init__(self, store: Store, functions: Mapping[str, str], factories: Factories | None = None) -> None:
-        """functions: "module:attribute" -> its site.   factories: what makes arguments that are no data."""
+    def __init__(
+        self, store: Store, functions: Mapping[str, str], factories: Factories | None = None
+    ) -> None:
+        """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
+        data."""
         self.factories, self.objects = factories or {}, dict[str, Any]()
         self.store, self.engines, self.found = store, Engines(), list[Case]()
         self.folder = tempfile.TemporaryDirectory(prefix="parity-")
@@ -93,8 +106,16 @@ class Session:
             del sys.modules[name]
         self.objects.clear()
 
-    def call(self, old: Case, function: str, load: Mapping[str, Any], per_backend: Any, parts: frozenset[str]) -> Case:
-        """One golden's arguments through `function`. Raises GoldenError if that cannot be done or seen."""
+    def call(
+        self,
+        old: Case,
+        function: str,
+        load: Mapping[str, Any],
+        per_backend: Any,
+        parts: frozenset[str],
+    ) -> Case:
+        """One golden's arguments through `function`. Raises GoldenError if that cannot be done or
+        seen."""
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
         called = loaded(function)
@@ -113,14 +134,18 @@ class Session:
         finally:
             self.observer.replay = None  # the judge asks the engine, too
         if self.observer.failures or not self.found:
-            why = "; ".join(self.observer.failures) or "its call was not seen (was it wrapped by another decorator?)"
+            why = (
+                "; ".join(self.observer.failures)
+                or "its call was not seen (was it wrapped by another decorator?)"
+            )
             raise GoldenError(f"{function} could not be observed: {why}")
         new = self.found[-1]
         refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
 
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
-        """The arguments of a call. One that was an object comes from its factory, or is left out if nobody takes it."""
+        """The arguments of a call. One that was an object comes from its factory, or is left out if
+        nobody takes it."""
         makers, wanted = self.factories.get(old.site, {}), taken(called)
         data = {
             name: value
@@ -131,11 +156,20 @@ class Session:
         if lost := sorted(name for name, value in data.items() if objects_in(value)):
             kind = objects_in(data[lost[0]])[0]
             raise GoldenError(
-                f"the argument {lost[0]!r} was a {kind}, which is no data; say in sites.json what makes one, "
-                f'"arguments": {{"{lost[0]}": "pkg.setup:make"}}, or check the script as a whole: `check -- python ...`'
+                f"the argument {lost[0]!r} was a {kind}, which is no data; say in sites.json what"
+                " makes one, "
+                f'"arguments": {{"{lost[0]}": "pkg.setup:make"}}, or check the script as a whole:'
+                " `check -- python ...`"
             )
         arguments: dict[str, Any] = self.store.restore(data, Path(self.folder.name) / "files")
-        return {**{name: self.made(makers[name]) for name in makers if name in wanted - arguments.keys()}, **arguments}
+        return {
+            **{
+                name: self.made(makers[name])
+                for name in makers
+                if name in wanted - arguments.keys()
+            },
+            **arguments,
+        }
 
     def made(self, factory: str) -> Any:
         """What a factory of sites.json makes, once for all cases."""
@@ -144,7 +178,9 @@ class Session:
                 self.objects[factory] = loaded(factory)()
             except (Exception, SystemExit) as error:  # whatever their code raises
                 said = f"{type(error).__name__}: {error}"
-                raise GoldenError(f"{factory}, which sites.json names for an argument, failed: {said}") from error
+                raise GoldenError(
+                    f"{factory}, which sites.json names for an argument, failed: {said}"
+                ) from error
         return self.objects[factory]
 
     def resample(self, run: Run, old: Case, seed: int) -> Case:
@@ -174,7 +210,8 @@ def holds_records(value: Any) -> bool:
 
 
 def refuse_not_run(old: Case, new: Case) -> None:
-    """Raise GoldenError where an engine could not be loaded: that says nothing of the moved code."""
+    """Raise GoldenError where an engine could not be loaded: that says nothing of the moved
+    code."""
     if old.raised is None and (new.raised or "").split(":")[0] in NOT_RUN:
         raise GoldenError(f"the moved code could not be run here: {new.raised}")
 
@@ -183,13 +220,16 @@ Factories = Mapping[str, Mapping[str, str]]  # site -> argument -> "pkg.setup:ma
 
 
 def loaded(function: str) -> Callable[..., Any]:
-    """A function of the code under test. Raises GoldenError, LookupError or ImportError, whatever importing it does."""
+    """A function of the code under test. Raises GoldenError, LookupError or ImportError, whatever
+    importing it does."""
     try:
         return observe.load_function(function)
     except COULD_NOT_JUDGE:
         raise
     except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
-        raise GoldenError(f"{function} could not be imported: {type(error).__name__}: {error}") from error
+        raise GoldenError(
+            f"{function} could not be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 def taken(function: Callable[..., Any]) -> set[str]:
@@ -198,26 +238,33 @@ def taken(function: Callable[..., Any]) -> set[str]:
     return {p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def spread(function: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Recorded arguments as a call takes them: by name, but by place where the function wants it so, or has *args."""
+def spread(
+    function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Recorded arguments as a call takes them: by name, but by place where the function wants it
+    so, or has *args."""
     args, kwargs = [], dict(arguments)
     parameters = inspect.signature(function).parameters.values()
     if any(p.name == "self" for p in parameters) and "self" not in kwargs:
         raise GoldenError(
-            "it is a method, and its object is no data; say in sites.json what makes one, "
-            '"arguments": {"self": "pkg.setup:make"}, or check the script as a whole: `check -- python ...`'
+            "it is a method, and its object is no data; say in sites.json what makes one,"
+            ' "arguments": {"self": "pkg.setup:make"}, or check the script as a whole: `check --'
+            " python ...`"
         )
     filled = any(p.kind is p.VAR_POSITIONAL and p.name in kwargs for p in parameters)
     for p in parameters:
         if p.kind is p.VAR_POSITIONAL:
             args += kwargs.pop(p.name, ())
-        elif p.name in kwargs and (p.kind is p.POSITIONAL_ONLY or (filled and p.kind is p.POSITIONAL_OR_KEYWORD)):
+        elif p.name in kwargs and (
+            p.kind is p.POSITIONAL_ONLY or (filled and p.kind is p.POSITIONAL_OR_KEYWORD)
+        ):
             args.append(kwargs.pop(p.name))
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         raise GoldenError(
-            f"the moved function does not take what was recorded: {error}; give it the old parameters, or say in "
-            'sites.json what makes a new one: "arguments": {"NAME": "pkg.setup:make"}'
+            f"the moved function does not take what was recorded: {error}; give it the old"
+            ' parameters, or say in sites.json what makes a new one: "arguments": {"NAME":'
+            ' "pkg.setup:make"}'
         ) from None
     return args, kwargs

@@ -1,14 +1,17 @@
-"""What one case alone cannot say: asked over all cases of a site, and answered once, whatever their order.
+"""What one case alone cannot say: asked over all cases of a site, and answered once, whatever their
+order.
 
     pending = Pending.of(store)
-    for outcome in check_site(session, site, names, backend, settings, pending): ...    verdicts, some of them open
-    pending.numerics.judge()                      when every engine is closed
-    pending.settle(outcomes)                      the final ones
+    for outcome in check_site(session, site, names, backend, settings, pending):
+        ...                            verdicts, some of them open
+    pending.numerics.judge()           when every engine is closed
+    pending.settle(outcomes)           the final ones
 
-Three questions are open until all cases of a site were run: how large its rounding is (numerics), whether its samples
-follow their settings together (samples), and whether its new code gives one seed in call after call (`GivenSeeds`).
-Where only some cases were chosen, the samples and seeds of the others are asked for all the same (`is_whole`), so that
-a verdict is the same in `check SITE/CASE` and in `check SITE`. Acceptances come last, once, over a whole check
+Three questions are open until all cases of a site were run: how large its rounding is (numerics),
+whether its samples follow their settings together (samples), and whether its new code gives one
+seed in call after call (`GivenSeeds`). Where only some cases were chosen, the samples and seeds of
+the others are asked for all the same (`is_whole`), so that a verdict is the same in `check
+SITE/CASE` and in `check SITE`. Acceptances come last, once, over a whole check
 (parity/acceptance.py).
 """
 
@@ -42,23 +45,29 @@ Key = tuple[str, str, str]  # site, case, backend
 
 @dataclass
 class Pending:
-    """The open questions of a check.   is_whole: ask for the samples and seeds of a site's other cases, too."""
+    """The open questions of a check.   is_whole: ask for the samples and seeds of a site's other
+    cases, too."""
 
     store: Store
     numerics: Numerics
     ledgers: Ledgers = field(default_factory=dict)
-    again: dict[Key, Outcome] = field(default_factory=dict)  # of cases whose seed is another case's, too
+    again: dict[Key, Outcome] = field(
+        default_factory=dict
+    )  # of cases whose seed is another case's, too
     is_whole: bool = False
 
     @classmethod
     def of(cls, store: Store, *, always: bool = False, is_whole: bool = False) -> Pending:
         """always: measure the numerics of every site."""
-        from parity.judge.numerics.answers import Numerics  # numpy, which `record` and `list` do without
+        from parity.judge.numerics.answers import (
+            Numerics,  # numpy, which `record` and `list` do without
+        )
 
         return cls(store, Numerics(store, always), is_whole=is_whole)
 
     def settle(self, outcomes: Sequence[Outcome]) -> list[Outcome]:
-        """The outcomes, their open questions answered: first what samples say, then what numerics say."""
+        """The outcomes, their open questions answered: first what samples say, then what numerics
+        say."""
         latest = [self.again.get((o.site, o.case, o.backend), o) for o in outcomes]
         found = settle_samples(latest, self.ledgers)
         return [self.with_numerics(outcome) for outcome in found]
@@ -73,10 +82,11 @@ class Pending:
 
 @dataclass
 class GivenSeeds:
-    """The seeds that a site's new code gives where a script had seeded the process: case -> its recordings, its seeds.
+    """The seeds that a site's new code gives where a script had seeded the process: case -> its
+    recordings, its seeds.
 
-    A seed that comes in call after call makes equal samples where the old code made others. A seed that is an argument
-    is the caller's."""
+    A seed that comes in call after call makes equal samples where the old code made others. A seed
+    that is an argument is the caller's."""
 
     cases: dict[str, tuple[Outcome, Case, Case, set[int]]] = field(default_factory=dict)
 
@@ -89,9 +99,12 @@ class GivenSeeds:
             self.cases[old.case] = outcome, old, new, given
 
     def judge_repeated(self, judge: Judge) -> Iterator[Outcome]:
-        """Cases all of whose seeds are given in another case, too: judged again, with that as a difference."""
+        """Cases all of whose seeds are given in another case, too: judged again, with that as a
+        difference."""
         for name, (outcome, old, new, given) in self.cases.items():
-            others = {seed for other, (*_, seeds) in self.cases.items() if other != name for seed in seeds}
+            others = {
+                seed for other, (*_, seeds) in self.cases.items() if other != name for seed in seeds
+            }
             if given <= others:
                 again = Difference("sampling", "seed", "what the script had seeded", min(given), 0)
                 yield judge.outcome(old, new, outcome.seconds, (again,))
@@ -112,12 +125,22 @@ class SiteCheck:
     pending: Pending
     judge: Judge = field(init=False)
     seeds: GivenSeeds = field(default_factory=GivenSeeds)
-    engines: dict[str, list[Any]] = field(default_factory=dict)  # case -> those that are read for numerics
+    engines: dict[str, list[Any]] = field(
+        default_factory=dict
+    )  # case -> those that are read for numerics
 
     def __post_init__(self) -> None:
         session, store = self.session, self.session.store
         ledgers = self.pending.ledgers
-        self.judge = Judge(store, self.backend, self.run, self.pending.numerics, session.engine, self.resample, ledgers)
+        self.judge = Judge(
+            store,
+            self.backend,
+            self.run,
+            self.pending.numerics,
+            session.engine,
+            self.resample,
+            ledgers,
+        )
 
     def run(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         function = new_function(old.function, self.settings["moved"])
@@ -143,7 +166,8 @@ class SiteCheck:
         return outcome
 
     def run_others(self, names: Sequence[str]) -> None:
-        """Run the site's other goldens with samples, where a verdict hangs on them, and keep no outcome."""
+        """Run the site's other goldens with samples, where a verdict hangs on them, and keep no
+        outcome."""
         store, asked = self.session.store, self.pending.numerics.open
         waits = bool(self.seeds.cases) or (self.site, self.backend) in self.pending.ledgers
         if not (waits and self.pending.is_whole):
@@ -160,10 +184,15 @@ class SiteCheck:
 
 
 def check_site(
-    session: Session, site: str, names: Sequence[str], backend: str, settings: Mapping[str, Any], pending: Pending
+    session: Session,
+    site: str,
+    names: Sequence[str],
+    backend: str,
+    settings: Mapping[str, Any],
+    pending: Pending,
 ) -> Iterator[Outcome]:
-    """An outcome for each golden, in order; `pending.settle` makes the final ones of them. Behind the last one, what
-    the site's numerics need of the engines that ran is read."""
+    """An outcome for each golden, in order; `pending.settle` makes the final ones of them. Behind
+    the last one, what the site's numerics need of the engines that ran is read."""
     check = SiteCheck(session, site, backend, settings, pending)
     for name in names:
         yield check.judged(name)
@@ -183,7 +212,8 @@ def error_outcome(site: str, case: str, backend: str, error: BaseException | str
 
 
 def of_one_case(error: Exception) -> str:
-    """What is said of an error that ends one case: its words where they are meant for this, else also where it was."""
+    """What is said of an error that ends one case: its words where they are meant for this, else
+    also where it was."""
     if isinstance(error, COULD_NOT_JUDGE):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]

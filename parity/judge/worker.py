@@ -1,11 +1,13 @@
-"""A process of its own for code under test: an exit, a crash or a hang of it ends this process and nothing else.
+"""A process of its own for code under test: an exit, a crash or a hang of it ends this process and
+nothing else.
 
     for outcome in Worker.shared().run("parity.judge.check:judged", job, limit=600):
         ...
 
-`run` names a generator function; what it yields comes back one by one, pickled. When the process ends, or says nothing
-for `limit` seconds, `Died` says so, and the next run starts another. A fresh interpreter, never a fork: torch and CUDA
-do not live through one. It is started once and kept, because importing torch takes seconds.
+`run` names a generator function; what it yields comes back one by one, pickled. When the process
+ends, or says nothing for `limit` seconds, `Died` says so, and the next run starts another. A fresh
+interpreter, never a fork: torch and CUDA do not live through one. It is started once and kept,
+because importing torch takes seconds.
 """
 
 from __future__ import annotations
@@ -31,24 +33,27 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # parity comes from beside this file, whatever else is on the path that the observed code is to see.
 START = """
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("parity", {init!r}, submodule_search_locations=[{package!r}])
+places = [{package!r}]
+spec = importlib.util.spec_from_file_location("parity", {init!r}, submodule_search_locations=places)
 sys.modules["parity"] = importlib.util.module_from_spec(spec)
 sys.path[:] = {path!r}
 from parity.judge.worker import serve
 serve({fd})
 """
-PATIENCE = 10.0  # seconds that an idle process may take to end
-TICK = 0.5  # seconds between two looks at whether the process lives: a child of it may hold the pipe open
+WORKER_PATIENCE = 10.0  # seconds that an idle process may take to end
+# seconds between two looks at whether the process lives: a child of it may hold the pipe open
+WORKER_TICK = 0.5
 
 
 _freeze = gc.freeze
 
 
 def settle(*modules: str) -> None:
-    """Import these, where that can be done, and leave all that is loaded by now out of garbage collections, for the
-    rest of this process. An engine on hf makes one when it ends, vLLM's make eight on their way from load to end, and
-    each would look through some millions of objects of the libraries. vLLM also freezes all and thaws all: not here, or
-    engines that are no more would stay, and the libraries would be looked through again."""
+    """Import these, where that can be done, and leave all that is loaded by now out of garbage
+    collections, for the rest of this process. An engine on hf makes one when it ends, vLLM's make
+    eight on their way from load to end, and each would look through some millions of objects of the
+    libraries. vLLM also freezes all and thaws all: not here, or engines that are no more would
+    stay, and the libraries would be looked through again."""
     for module in modules:
         with contextlib.suppress(Exception):  # whoever needs it is told
             importlib.import_module(module)
@@ -60,8 +65,9 @@ def settle(*modules: str) -> None:
 
 
 def replace_kernels_once() -> None:
-    """On a CPU, each of vLLM's engines looks through all that every module names for kernels to replace, a third of its
-    load; what the first has replaced stays so, also where a module is imported later."""
+    """On a CPU, each of vLLM's engines looks through all that every module names for kernels to
+    replace, a third of its load; what the first has replaced stays so, also where a module is
+    imported later."""
     name = "register_triton_kernel_overrides"
     platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
     replace = getattr(platform, name, None)
@@ -70,8 +76,9 @@ def replace_kernels_once() -> None:
 
 
 def inspect_models_here() -> None:
-    """To ask an architecture's class what it can do, vLLM starts another Python that imports all of vLLM, ten seconds
-    for each that its folder of caches does not know yet: a GPU is not to be touched for that here. A CPU may be."""
+    """To ask an architecture's class what it can do, vLLM starts another Python that imports all of
+    vLLM, ten seconds for each that its folder of caches does not know yet: a GPU is not to be
+    touched for that here. A CPU may be."""
     registry = sys.modules.get("vllm.model_executor.models.registry")
     platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
     if hasattr(registry, "_run_in_subprocess") and platform is not None and platform.is_cpu():
@@ -98,8 +105,8 @@ class Died(Exception):
 
 
 class Worker:
-    """One process, started when it is needed. path: what sys.path is there.   folder: its working directory (None: as
-    here)."""
+    """One process, started when it is needed. path: what sys.path is there.   folder: its working
+    directory (None: as here)."""
 
     _shared: Worker | None = None
 
@@ -129,7 +136,9 @@ class Worker:
         assert self._pipe is not None
         over = False
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has died meanwhile, and receiving says how
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # it has died meanwhile, and receiving says how
                 self._pipe.send((task, job))
             while not over:
                 kind, content = self._receive(limit)
@@ -149,7 +158,7 @@ class Worker:
         assert self._pipe is not None
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(PATIENCE)
+            self._process.wait(WORKER_PATIENCE)
         self._kill()
 
     def _start(self) -> None:
@@ -161,7 +170,9 @@ class Worker:
             return
         self.close()
         ours, theirs = Pipe()
-        code = START.format(init=str(PACKAGE / "__init__.py"), package=str(PACKAGE), path=path, fd=theirs.fileno())
+        code = START.format(
+            init=str(PACKAGE / "__init__.py"), package=str(PACKAGE), path=path, fd=theirs.fileno()
+        )
         flags = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, *flags, "-c", code]
         with contextlib.ExitStack() as stack:
@@ -182,16 +193,19 @@ class Worker:
     def _receive(self, limit: float) -> tuple[str, Any]:
         assert self._pipe is not None and self._process is not None
         until = time.monotonic() + limit
-        while not wait([self._pipe], min(TICK, max(0.0, until - time.monotonic()))):
+        while not wait([self._pipe], min(WORKER_TICK, max(0.0, until - time.monotonic()))):
             if self._process.poll() is not None and not self._pipe.poll():
                 raise Died(self._ended())
             if time.monotonic() >= until:
-                raise Died(f"it said nothing for {limit:g} seconds and was ended; --time-limit says another time")
+                raise Died(
+                    f"it said nothing for {limit:g} seconds and was ended; --time-limit says"
+                    " another time"
+                )
         try:
             kind, content = self._pipe.recv()
         except (EOFError, OSError):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE)
+                self._process.wait(WORKER_PATIENCE)
             raise Died(self._ended()) from None
         return kind, content
 

@@ -11,8 +11,10 @@ each of the others, and none touches an argument, and what gen_engine.py asks of
 arguments. The operators, and the calls that are never mutated (`len`, `isinstance`), are mutmut's,
 unchanged. mutmut's runner is not used: it mutates functions only, and starts pytest.
 
-What is left out, by syntax: annotations, docstrings, assignments to `__all__` and `__version__`,
-and texts for people: calls of `log.*` and `warnings.warn`, and what stands in a `raise` statement.
+What is left out, by syntax: annotations, docstrings, assignments to `__all__` and `__version__`, the
+`slots` of dataclasses, and texts for people: calls of `log.*` and `warnings.warn`, what stands in a
+`raise` statement, and string literals of several words that nothing is compared with or searched
+for.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from __future__ import annotations
 import ast
 import itertools
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +36,7 @@ UNTESTED_NAMES = {"__all__", "__version__"}
 MESSAGE_CALLS = {"warnings.warn"}
 MESSAGE_OBJECTS = {"log"}
 MODULE = "module"
+WORDS = re.compile(r"[A-Za-z,;:] [A-Za-z]")  # a blank between words: a sentence, or a part of one
 
 Operator = Callable[[Any], Iterable[cst.CSTNode]]
 
@@ -136,7 +140,7 @@ class Collector(cst.CSTVisitor):
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         self.path.append(node)
-        if is_left_out(node):
+        if is_left_out(node) or is_sentence(self.path):
             return False
         for name, mutated in mutated_nodes(node):
             self.mutants.append(self.mutant(name, node, mutated))
@@ -185,7 +189,8 @@ def mutated_nodes(node: cst.CSTNode) -> Iterator[tuple[str, cst.CSTNode]]:
     for kind, operator in mutation_operators:
         if isinstance(node, kind):
             for mutated in operator(node):
-                yield operator.__name__, mutated
+                if not is_layout_only(node, mutated):
+                    yield operator.__name__, mutated
 
 
 # == What is left out ==
@@ -196,6 +201,8 @@ def is_left_out(node: cst.CSTNode) -> bool:
         return True
     if isinstance(node, cst.Expr):
         return isinstance(node.value, (cst.SimpleString, cst.ConcatenatedString))
+    if isinstance(node, cst.Arg):
+        return is_slots(node)
     if isinstance(node, cst.Assign):
         return any(dotted(target.target) in UNTESTED_NAMES for target in node.targets)
     if isinstance(node, cst.Call):
@@ -203,6 +210,37 @@ def is_left_out(node: cst.CSTNode) -> bool:
         is_message = name in MESSAGE_CALLS or name.partition(".")[0] in MESSAGE_OBJECTS
         return is_message or name in NEVER_MUTATE_FUNCTION_CALLS
     return False
+
+
+def is_sentence(path: Sequence[cst.CSTNode]) -> bool:
+    """Whether the last node of a path is a string of several words that people read: nothing is
+    compared with it, and no regular expression is made of it."""
+    node = path[-1]
+    if not isinstance(node, cst.SimpleString) or not WORDS.search(str(node.evaluated_value)):
+        return False
+    for outer in reversed(path):
+        if isinstance(outer, cst.Comparison):
+            return False
+        if isinstance(outer, cst.Call) and dotted(outer.func).startswith("re."):
+            return False
+    return True
+
+
+def is_slots(argument: cst.Arg) -> bool:
+    """How a dataclass keeps its fields in memory."""
+    return argument.keyword is not None and argument.keyword.value == "slots"
+
+
+def is_layout_only(node: cst.CSTNode, mutated: cst.CSTNode) -> bool:
+    """Whether two calls differ in `slots` alone."""
+    if not isinstance(node, cst.Call) or not isinstance(mutated, cst.Call):
+        return False
+    before, after = ([arg for arg in one.args if not is_slots(arg)] for one in (node, mutated))
+    return (
+        len(before) == len(after)
+        and all(map(cst.CSTNode.deep_equals, before, after))
+        and (node.func.deep_equals(mutated.func))
+    )
 
 
 def dotted(node: cst.CSTNode) -> str:

@@ -62,14 +62,18 @@ def run_prune(args: argparse.Namespace) -> int:
         broken = False
     else:
         unused, broken = unused_files(store)
-    for path in unused:
-        print(f"{'removed' if args.yes else 'would remove'} {path}")
-        if args.yes:
-            path.unlink()
+    remove_files(unused, really=args.yes)
     idle = 0 if args.cases else prune_acceptances(store, args.yes)
     count = f"{len(unused)} files" + (f", {idle} acceptances" if idle else "")
     print(count + ("" if args.yes or not (unused or idle) else "; --yes removes them"))
     return 3 if broken else 0
+
+
+def remove_files(paths: Sequence[Path], *, really: bool) -> None:
+    for path in paths:
+        print(f"{'removed' if really else 'would remove'} {path}")
+        if really:
+            path.unlink()
 
 
 def named_files(store: Store, cases: Sequence[str]) -> list[Path]:

@@ -74,7 +74,7 @@ STOP_WORDS = ("stop", "termin", "end", "until", "delim")
 def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
     """Arguments that may be stop strings, at any depth: strings or lists of strings whose name, or
     the name of what holds them, says so."""
-    named = any(word in name.lower() for word in STOP_WORDS)
+    named = says_stop(name)
     if isinstance(arguments, Mapping):
         for key, value in arguments.items():
             yield from string_lists(value, f"{name}.{key}" if named else str(key))
@@ -86,8 +86,12 @@ def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
         yield tuple(strings)
         return
     for part in strings:
-        if isinstance(part, (Mapping, list, tuple)):
+        if not isinstance(part, str):
             yield from string_lists(part, name)
+
+
+def says_stop(name: str) -> bool:
+    return any(word in name.lower() for word in STOP_WORDS)
 
 
 def are_texts(values: Sequence[Any]) -> bool:

@@ -387,3 +387,11 @@ def test_a_pydantic_model_is_held_by_its_fields_and_made_without_its_code() -> N
 def test_a_golden_makes_no_other_object(said: dict[str, Any]) -> None:
     with pytest.raises(GoldenError):
         Store(".").restore(said)
+
+
+def test_store_a_lone_surrogate_in_a_text_is_kept(tmp_path: Path) -> None:
+    """A text that was cut within a character is a value like any other."""
+    store = Store(tmp_path)
+    kept = Case("site", "case", "m:f", {}, [], value=["a\ud800\nb", "\udfff"])
+    store.write(kept)
+    assert store.read(kept.site, kept.case).value == kept.value

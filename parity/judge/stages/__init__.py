@@ -1,1 +1,1 @@
-"""The stages of a call, one file each: how it is compared, what must hold of it, what its causes are."""
+"""The stages of a call, one file each: how it is compared, what must hold of it, its causes."""

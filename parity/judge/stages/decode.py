@@ -10,7 +10,8 @@ from parity.verdict import Difference, brief
 
 
 def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
-    """What came out of the model, and how it became text. These follow from the rest, or the value tells them."""
+    """What came out of the model, and how it became text. These follow from the rest, or the value
+    tells them."""
     if unseen(old, new):
         return
     if old["output_ids"] != new["output_ids"]:
@@ -26,7 +27,8 @@ def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 
 def text(row: Row, tools: Tools) -> Kept:
-    """Each decode that was seen. Of a text that the engine had cut, the decode must begin with it."""
+    """Each decode that was seen. Of a text that the engine had cut, the decode must begin with
+    it."""
     if tools.decode is None or row.get("text") is None or "decode" not in row:
         return None
     for how in decodes_of(row):
@@ -36,7 +38,11 @@ def text(row: Row, tools: Tools) -> Kept:
         wanted = tools.decode(row["output_ids"], *flags)
         if how["ids"] == "ended" and not wanted.strip().startswith(how["text"].strip()):
             other = tools.decode(row["output_ids"], not flags[0], flags[1])
-            name = "decode.skip_special" if other.strip().startswith(how["text"].strip()) else "decode.cleanup"
+            name = (
+                "decode.skip_special"
+                if other.strip().startswith(how["text"].strip())
+                else "decode.cleanup"
+            )
             return name, f"decoded is {brief(wanted)}, recorded {brief(how['text'])}"
     return KEPT
 

@@ -5,38 +5,65 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from parity.judge.row import Row, is_drawn, prompt_with_pictures, seeds_of
+from parity.judge.row import Row, is_drawn, prompt_with_pictures, request_of, seeds_of
 from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference
 
 
 def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Difference]:
-    """Answers in another order. Of what is drawn without seeds, or with others, one prompt's answers have none."""
+    """Answers that are another request's, and equal prompts whose answers stand elsewhere."""
     for number, row in enumerate(new):
-        if (row.get("request") or {}).get("answers") == "another":
+        if request_of(row).get("answers") == "another":
             yield Difference("batch", "order", "its own request", "another request", number)
-    if len(old) != len(new) or any(prompt_with_pictures(a) != prompt_with_pictures(b) for a, b in zip(old, new)):
-        return
+    moved = moved_answers(old, new)
+    if moved:
+        position = next(k for k, m in enumerate(moved) if m != k)
+        yield Difference("batch", "order", list(range(len(old))), moved, position)
+
+
+def moved_answers(old: Sequence[Row], new: Sequence[Row]) -> list[int]:
+    """Of equal prompts: where each old answer stands on the new side, if all are there and one
+    stands elsewhere; else nothing."""
+    pairs = list(zip(old, new))
+    if len(old) != len(new):
+        return []
+    if any(prompt_with_pictures(a) != prompt_with_pictures(b) for a, b in pairs):
+        return []
     mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
-    sets = [Counter((tuple(row["prompt_ids"]), tuple(row["output_ids"])) for row in rows) for rows in (old, new)]
-    others = all(is_drawn(b) and (not seeds_of(b) or seeds_of(a) != seeds_of(b)) for a, b in zip(old, new))
-    by_chance = sets[0] == sets[1] and others
-    if mine != theirs and sorted(mine) == sorted(theirs) and not by_chance:
-        moved = [theirs.index(ids) for ids in mine]
-        yield Difference(
-            "batch", "order", list(range(len(mine))), moved, next(k for k, m in enumerate(moved) if m != k)
-        )
+    if mine == theirs or sorted(mine) != sorted(theirs) or is_by_chance(pairs):
+        return []
+    return [theirs.index(ids) for ids in mine]
+
+
+def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
+    """Of what is drawn without seeds, or with others, one prompt's answers have no order."""
+    for old, new in pairs:
+        if not is_drawn(new) or (seeds_of(new) and seeds_of(old) == seeds_of(new)):
+            return False
+    before, after = (Counter(map(prompt_and_answer, side)) for side in zip(*pairs))
+    return before == after
+
+
+def prompt_and_answer(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(row["prompt_ids"]), tuple(row["output_ids"])
 
 
 def identity(row: Row, tools: Tools) -> Kept:
     said = row.get("request")
     if said is None:
         return None
-    return ("batch.order", "the answer is another request's") if said.get("answers") == "another" else KEPT
+    if said.get("answers") == "another":
+        return "batch.order", "the answer is another request's"
+    return KEPT
 
 
 def compare_order(comparison: Compared) -> Iterator[Difference]:
     return order_differences(comparison.old.rows, comparison.new.rows)
 
 
-STAGE = Stage("identity", fields=(), compare_all=compare_order, invariants=(Invariant("identity", "batch", identity),))
+STAGE = Stage(
+    "identity",
+    fields=(),
+    compare_all=compare_order,
+    invariants=(Invariant("identity", "batch", identity),),
+)

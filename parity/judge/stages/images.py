@@ -28,7 +28,11 @@ def image_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 def tensor_differences(old: Row, new: Row) -> Iterator[Difference]:
     """The sums of the pixel tensors that reached the model's forward, where both were seen."""
-    if old.get("inputs") is None or new.get("inputs") is None or old["prompt_ids"] != new["prompt_ids"]:
+    if (
+        old.get("inputs") is None
+        or new.get("inputs") is None
+        or old["prompt_ids"] != new["prompt_ids"]
+    ):
         return
     before, after = old["inputs"].get("pictures"), new["inputs"].get("pictures")
     if before is not None and after is not None and not equal(before, after, TOLERANCE):

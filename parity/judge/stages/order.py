@@ -1,6 +1,16 @@
-"""The stages of a call in causal order; the first that differs, given equal inputs, is the cause."""
+"""The stages in causal order; the first that differs, given equal inputs, is the cause."""
 
-from parity.judge.stages import batch, decode, identity, images, model, prompt, sampling, stop, value
+from parity.judge.stages import (
+    batch,
+    decode,
+    identity,
+    images,
+    model,
+    prompt,
+    sampling,
+    stop,
+    value,
+)
 from parity.judge.stages.stage import Stage
 
 ALL: tuple[Stage, ...] = (

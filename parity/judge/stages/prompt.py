@@ -1,15 +1,27 @@
-"""The prompt: messages, template, text, ids."""
+"""The prompt: messages, template, text, ids.
+
+Why two prompts differ is asked of `PROMPT_RULES` in order, from what was observed of a cut or a
+template to what the ids alone suggest; the first rule that answers names the cause.
+"""
 
 from __future__ import annotations
 
 import difflib
-import itertools
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from parity.judge.row import Row, entry, placeholder_in, same_prompt, shared_start
-from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, Tools
+from parity.judge.row import (
+    Ids,
+    Row,
+    end_ids,
+    placeholder_in,
+    request_of,
+    same_prompt,
+    shared_start,
+)
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept, Stage, Tools
 from parity.record.rows import collapsed
 from parity.verdict import Difference, brief
 
@@ -23,20 +35,23 @@ def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
     """Another prompt; where the ids are the same, whatever led to them is only told."""
     differs = not same_prompt(old, new)
     for stage in ("messages", "template", "prompt_text"):
-        if old.get(stage) is not None and new.get(stage) is not None and old[stage] != new[stage]:
-            if stage == "template":
-                yield from template_differences(old[stage], new[stage], differs)
-            else:
-                yield Difference(stage, "", old[stage], new[stage], counts=differs)
+        if old.get(stage) is None or new.get(stage) is None or old[stage] == new[stage]:
+            continue
+        if stage == "template":
+            yield from template_differences(old[stage], new[stage], differs)
+        else:
+            yield Difference(stage, "", old[stage], new[stage], counts=differs)
     if differs:
         yield Difference("prompt_ids", "", old["prompt_ids"], new["prompt_ids"])
 
 
 def template_differences(old: Row, new: Row, counts: bool) -> Iterator[Difference]:
     if old["sha256"] != new["sha256"]:
-        yield Difference("template", "sha256", old["sha256"][:12], new["sha256"][:12], counts=counts)
+        digests = old["sha256"][:12], new["sha256"][:12]
+        yield Difference("template", "sha256", *digests, counts=counts)
     for name in sorted({*old["arguments"], *new["arguments"]}):
-        before, after = old["arguments"].get(name), new["arguments"].get(name)
+        before = old["arguments"].get(name)
+        after = new["arguments"].get(name)
         if before != after:
             yield Difference("template", name, before, after, counts=counts)
 
@@ -45,179 +60,370 @@ def template_differences(old: Row, new: Row, counts: bool) -> Iterator[Differenc
 
 
 def template(row: Row, tools: Tools) -> Kept:
-    said, text = row.get("template"), row.get("prompt_text")
+    said = row.get("template")
+    text = row.get("prompt_text")
     if said is None or text is None or tools.render is None or said["sha256"] != tools.template:
         return None
-    if any("<" in str(value)[:1] for value in said["arguments"].values()):  # an argument that is no data
-        return None
+    if any(str(value).startswith("<") for value in said["arguments"].values()):
+        return None  # an argument that is no data
     wanted = tools.render(row["messages"], said["arguments"])
-    return KEPT if wanted == text else ("prompt.template", f"the template gives {brief(wanted)}, not {brief(text)}")
+    if wanted == text:
+        return KEPT
+    return "prompt.template", f"the template gives {brief(wanted)}, not {brief(text)}"
 
 
 def tokenization(row: Row, tools: Tools) -> Kept:
     text = row.get("prompt_text")
     if text is None or tools.encode is None or row.get("images") or row.get("scored"):
         return None
+    if has_lone_surrogate(text):
+        return None
     ids = list(collapsed(row["prompt_ids"], placeholder_in(row)))
-    ways = [list(tools.encode(text, special)) for special in (True, False)]
-    if ids in ways:
+    wholes = ids_of_text(text, tools)
+    if ids in wholes:
         return KEPT
-    for way in ways:
-        if len(ids) == len(way) + 1 and ids[1:] == way and ids[0] == ids[1]:
-            return "prompt.double_bos", f"id {ids[0]} stands twice at the beginning"
-        if (lost := missing(ids, way)) and ids:
-            end = "first" if ids == way[: len(ids)] else "last" if ids == way[-len(ids) :] else "first and last"
-            blank = tools.decode is not None and not tools.decode(lost, True, False).strip()
-            name = "prompt.tokenization" if blank else "prompt.truncation"
-            return name, f"of {len(way)} ids only the {end} {len(ids)} reached the model"
-    return (
-        "prompt.tokenization",
-        f"the tokenizer makes {len(ways[0])} ids of this text, other {len(ids)} reached the model",
-    )
+    for whole in wholes:
+        if broken := has_bos_twice(ids, whole) or lacks_ids(ids, whole, tools):
+            return broken
+    made = f"the tokenizer makes {len(wholes[0])} ids of this text"
+    return "prompt.tokenization", f"{made}, other {len(ids)} reached the model"
 
 
-def missing(some: Sequence[int], every: Sequence[int]) -> Sequence[int]:
-    """The ids that one run of `every` holds more than `some`; none, where that is not all the difference."""
+def ids_of_text(text: str, tools: Tools) -> list[list[int]]:
+    """The ids of a text with, and without, special tokens."""
+    if tools.encode is None or has_lone_surrogate(text):
+        return []
+    return [list(tools.encode(text, special)) for special in (True, False)]
+
+
+def has_lone_surrogate(text: str) -> bool:
+    """Whether a text contains half a character, which no tokenizer takes."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def has_bos_twice(ids: list[int], whole: list[int]) -> Kept:
+    if len(ids) == len(whole) + 1 and ids[1:] == whole and ids[0] == ids[1]:
+        return "prompt.double_bos", f"id {ids[0]} stands twice at the beginning"
+    return None
+
+
+def lacks_ids(ids: list[int], whole: list[int], tools: Tools) -> Kept:
+    """Of a text's ids only the first, the last, or the first and the last reached the model."""
+    lost = lacking_ids(ids, whole)
+    if not lost or not ids:
+        return None
+    end = "first and last"
+    if ids == whole[: len(ids)]:
+        end = "first"
+    elif ids == whole[-len(ids) :]:
+        end = "last"
+    is_blank = tools.decode is not None and not tools.decode(lost, True, False).strip()
+    name = "prompt.tokenization" if is_blank else "prompt.truncation"
+    return name, f"of {len(whole)} ids only the {end} {len(ids)} reached the model"
+
+
+def lacking_ids(some: Ids, every: Ids) -> Ids:
+    """The ids that one run of `every` holds more than `some`; none, where that is not all that
+    differs."""
     count = len(every) - len(some)
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, every)))
-    return every[same : same + count] if count > 0 and every[same + count :] == some[same:] else ()
+    same = shared_start(some, every)
+    if count > 0 and every[same + count :] == some[same:]:
+        return every[same : same + count]
+    return ()
 
 
 # == Causes ==
 
 
-CLOCK = re.compile(r"\d{4}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\w*\b")
-
-
-MARKER = re.compile(r"<\|[^<|>]+\|>|</?\w+>|\[/?[A-Z]+\]")  # of a chat's parts, in the templates of the field
-
-
-def without_clock(text: str) -> str:
-    return CLOCK.sub("", text)
-
-
-def prompt_cause(old: Row, new: Row) -> str:
-    """Why two prompts differ, from what led to them, their text and their ids."""
-    before, after = old.get("prompt_text"), new.get("prompt_text")
-    short, long = sorted((old["prompt_ids"], new["prompt_ids"]), key=len)
-    first = long[: len(long) - len(short)]
-    if first and long[len(first) :] == short and set(long[: max(2, len(first))]) == {long[0]}:
-        return "prompt.double_bos"
-    if before == after and long[: len(short)] == short and {*long[len(short) :]} == {*long[:1]}:
-        return "prompt.double_bos"  # of what was put behind it
-    cuts = [(row.get("request") or {}).get("cut", "").partition(" of ") for row in (old, new)]
-    if cuts[0] != cuts[1] and cuts[0][2] == cuts[1][2] != "":  # two parts of as long a text
-        return "prompt.truncation"
-    if before is not None and after is not None and before != after:
-        if without_clock(before) == without_clock(after):
-            return "prompt.clock"
-        written_by_hand = (old.get("template") is None) != (new.get("template") is None)
-        if written_by_hand and opens_an_answer(before, after):
-            return "prompt.template"
-        if old.get("messages") != new.get("messages"):
-            return "prompt.messages"
-        if old.get("template") != new.get("template") or before.split() == after.split():
-            return "prompt.template" if old.get("template") else "prompt.messages"  # blanks: who joined the text?
-        if opens_an_answer(before, after):
-            return "prompt.template"
-        if long[-len(short) :] == short and MARKER.match(before) and MARKER.match(after):
-            return "prompt.messages"  # the first ones
-    if None in (before, after) and None not in (was := template_of(old), now := template_of(new)) and was != now:
-        return "prompt.template"  # cut prompts of two templates
-    if (before == after or None in (before, after)) and without(long[:1], long) == without(long[:1], short):
-        return "prompt.tokenization"  # the tokenizer's own first id is missing, here or in a later turn
-    behind = [(row.get("request") or {}).get("behind") for row in (old, new)]
-    if before == after and behind[0] != behind[1]:
-        return "prompt.messages"  # ids that were put behind a text
-    if short and (long[-len(short) :] == short or long[: len(short)] == short):
-        if before is None or after is None or before == after or old.get("template"):
-            return "prompt.truncation"
-        few = abs(len(before) - len(after)) < LEAST_CUT and long[: len(short)] == short
-        return "prompt.messages" if few or written_so(before, after) else "prompt.truncation"
-    if len(short) > 1 and long[0] == short[0] and long[1 - len(short) :] == short[1:] and before == after:
-        return "prompt.truncation"  # behind a first id that was kept
-    cut_alike = None in (before, after) and len(short) == len(long)  # ids that are no whole text
-    if cut_alike and max(shared_ends(short, long), overlap(short, long)) * 2 >= len(short):
-        last = new["prompt_ids"][-1]
-        ended = last != old["prompt_ids"][-1] and last in (entry(new, "stop", "end_ids") or ())
-        return "prompt.tokenization" if ended else "prompt.truncation"
-    if before is None and after is None and (moved := moved_run(short, long)) is not None:
-        return "prompt.truncation" if moved else "prompt.messages"
-    if before == after:
-        return "prompt.tokenization"
-    return "prompt.template" if old.get("template") or new.get("template") else "prompt.messages"
-
-
-def opens_an_answer(before: str, after: str) -> bool:
-    """Whether all that one prompt text has more is markers at its end, such as those of an empty thought: a switch of a
-    template, not a message."""
-    less, more = sorted((before, after), key=len)
-    return more.startswith(less) and MARKER.match(more[len(less) :]) is not None
-
-
-def without(some: Sequence[int], ids: Sequence[int]) -> list[int]:
-    return [i for i in ids if i not in some]
-
-
-def may_be_written(name: str, old: Row, new: Row) -> bool:
-    """Whether a prompt that was called cut may have been written so: nobody said that it was cut, and its text, as far
-    as it is known, is the shorter one."""
-    texts = old.get("prompt_text"), new.get("prompt_text")
-    said = any((row.get("request") or {}).get("cut") for row in (old, new))
-    return name == "prompt.truncation" and not said and (None in texts or texts[0] != texts[1])
-
-
-SEAM = re.compile(r".*(\n|[.:!?] ?)", re.DOTALL)  # where a part of a text ends that somebody wrote as a part
-
-
-def written_so(before: str, after: str) -> bool:
-    """Whether of two texts, one the beginning or the end of the other, the new one has more than the old, or lacks a
-    whole part: whoever cuts a text to its length cuts anywhere."""
-    if not (after.startswith(before) or after.endswith(before)):
-        first = before[: -len(after)] if before.endswith(after) else after
-        return SEAM.fullmatch(first) is not None or before[len(first) :].startswith(("\n", "[", "<"))
-    return True
-
-
+MONTHS = "Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec"
+CLOCK = re.compile(rf"\d{{4}}-\d\d-\d\d|\d\d?:\d\d|\b(19|20)\d\d\b|({MONTHS})\w*\b")
+MARKER = re.compile(r"<\|[^<|>]+\|>|</?\w+>|\[/?[A-Z]+\]")  # of a chat's parts
+SEAM = re.compile(r".*(\n|[.:!?] ?)", re.DOTALL)  # where a part of a text ends that was written so
 LEAST_CUT = 8  # characters: what lacks fewer at its end was written otherwise, and not cut
 
 
-def template_of(row: Row) -> str | None:
-    name: str | None = (row.get("template") or {}).get("sha256")
-    return name
+@dataclass(frozen=True)
+class TwoPrompts:
+    """Two prompts whose ids differ.   short, long: their ids by length."""
+
+    old: Row
+    new: Row
+    tools: Tools = NO_TOOLS
+
+    @property
+    def before(self) -> str | None:
+        return self.old.get("prompt_text")
+
+    @property
+    def after(self) -> str | None:
+        return self.new.get("prompt_text")
+
+    @functools.cached_property
+    def by_length(self) -> list[Ids]:
+        return sorted((self.old["prompt_ids"], self.new["prompt_ids"]), key=len)
+
+    @property
+    def short(self) -> Ids:
+        return self.by_length[0]
+
+    @property
+    def long(self) -> Ids:
+        return self.by_length[1]
+
+    @property
+    def has_both_texts(self) -> bool:
+        return self.before is not None and self.after is not None
+
+    @property
+    def has_other_text(self) -> bool:
+        """Whether both texts were observed, and differ."""
+        return self.has_both_texts and self.before != self.after
+
+    @property
+    def is_beginning(self) -> bool:
+        return self.long[: len(self.short)] == self.short
+
+    @property
+    def is_end(self) -> bool:
+        return self.long[len(self.long) - len(self.short) :] == self.short
+
+    def rendered_or_written(self) -> str:
+        return "prompt.template" if self.old.get("template") else "prompt.messages"
 
 
-def shared_ends(one: Sequence[int], other: Sequence[int]) -> int:
+def of_doubled_bos(prompts: TwoPrompts) -> str | None:
+    """The first id stands more often, before the text or behind it."""
+    short, long = prompts.short, prompts.long
+    more = len(long) - len(short)
+    if more and prompts.is_end and set(long[: max(2, more)]) == {long[0]}:
+        return "prompt.double_bos"
+    behind = {*long[len(short) :]}
+    if prompts.before == prompts.after and prompts.is_beginning and behind == {*long[:1]}:
+        return "prompt.double_bos"
+    return None
+
+
+def of_declared_cut(prompts: TwoPrompts) -> str | None:
+    """Two parts of equally long texts, as the tokenizer was seen to cut them."""
+    part, _, whole = request_of(prompts.old).get("cut", "").partition(" of ")
+    other_part, _, other_whole = request_of(prompts.new).get("cut", "").partition(" of ")
+    return "prompt.truncation" if whole and whole == other_whole and part != other_part else None
+
+
+def of_clock(prompts: TwoPrompts) -> str | None:
+    if not prompts.has_other_text:
+        return None
+    bare = [CLOCK.sub("", text or "") for text in (prompts.before, prompts.after)]
+    return "prompt.clock" if bare[0] == bare[1] else None
+
+
+def of_messages(prompts: TwoPrompts) -> str | None:
+    """Other messages; but not where one side is written by hand as a switch of the template
+    would have it."""
+    if not prompts.has_other_text:
+        return None
+    old, new = prompts.old, prompts.new
+    is_by_hand = (old.get("template") is None) != (new.get("template") is None)
+    if is_by_hand and opens_an_answer(prompts):
+        return "prompt.template"
+    return "prompt.messages" if old.get("messages") != new.get("messages") else None
+
+
+def of_rendering(prompts: TwoPrompts) -> str | None:
+    """The same messages, rendered otherwise; of blanks alone: whoever joined the text."""
+    if not prompts.has_other_text:
+        return None
+    is_blank = (prompts.before or "").split() == (prompts.after or "").split()
+    if is_blank or prompts.old.get("template") != prompts.new.get("template"):
+        return prompts.rendered_or_written()
+    return "prompt.template" if opens_an_answer(prompts) else None
+
+
+def of_first_messages(prompts: TwoPrompts) -> str | None:
+    """The first messages of a chat are lacking_ids."""
+    starts = [MARKER.match(text or "") for text in (prompts.before, prompts.after)]
+    if prompts.short and prompts.has_other_text and prompts.is_end and all(starts):
+        return "prompt.messages"
+    return None
+
+
+def of_templates(prompts: TwoPrompts) -> str | None:
+    """Cut prompts of two templates."""
+    old, new = prompts.old.get("template"), prompts.new.get("template")
+    if prompts.has_both_texts or not old or not new:
+        return None
+    return "prompt.template" if old["sha256"] != new["sha256"] else None
+
+
+def of_first_id(prompts: TwoPrompts) -> str | None:
+    """The tokenizer's own first id is lacking_ids, here or in a later turn."""
+    if prompts.has_other_text:
+        return None
+    first = prompts.long[:1]
+    bare = [[i for i in ids if i not in first] for ids in prompts.by_length]
+    return "prompt.tokenization" if bare[0] == bare[1] else None
+
+
+def of_ids_behind(prompts: TwoPrompts) -> str | None:
+    """Ids that were put behind a text."""
+    behind = [request_of(row).get("behind") for row in (prompts.old, prompts.new)]
+    is_other = prompts.before == prompts.after and behind[0] != behind[1]
+    return "prompt.messages" if is_other else None
+
+
+def of_windows(prompts: TwoPrompts) -> str | None:
+    """Two windows of one text, of which at least one side's is known."""
+    text = prompts.before if prompts.before is not None else prompts.after
+    if text is None or prompts.has_other_text:
+        return None
+    for whole in ids_of_text(text, prompts.tools):
+        if all(is_run(ids, whole) for ids in prompts.by_length):
+            return "prompt.truncation"
+    return None
+
+
+def of_length(prompts: TwoPrompts) -> str | None:
+    """One is the beginning or the end of the other."""
+    if not prompts.short or not (prompts.is_beginning or prompts.is_end):
+        return None
+    is_of_one_text = not prompts.has_other_text or prompts.old.get("template")
+    return "prompt.truncation" if is_of_one_text else of_written_text(prompts)
+
+
+def of_written_text(prompts: TwoPrompts) -> str:
+    """Whether a text that nobody rendered was written otherwise, or cut."""
+    before, after = prompts.before or "", prompts.after or ""
+    is_few = abs(len(before) - len(after)) < LEAST_CUT and prompts.is_beginning
+    is_written = is_few or has_whole_parts(before, after)
+    return "prompt.messages" if is_written else "prompt.truncation"
+
+
+def of_kept_first_id(prompts: TwoPrompts) -> str | None:
+    """Cut behind a first id that was kept."""
+    short, long = prompts.short, prompts.long
+    if len(short) < 2 or prompts.before != prompts.after:
+        return None
+    is_cut = long[0] == short[0] and long[1 - len(short) :] == short[1:]
+    return "prompt.truncation" if is_cut else None
+
+
+def of_equal_length(prompts: TwoPrompts) -> str | None:
+    """As many ids that are no whole text, most of which both share."""
+    short, long = prompts.short, prompts.long
+    if prompts.has_both_texts or len(short) != len(long):
+        return None
+    if max(shared_ends(short, long), overlap(short, long)) * 2 < len(short):
+        return None
+    last = prompts.new["prompt_ids"][-1]
+    is_closed = last != prompts.old["prompt_ids"][-1] and last in end_ids(prompts.new)
+    return "prompt.tokenization" if is_closed else "prompt.truncation"
+
+
+def of_ids_alone(prompts: TwoPrompts) -> str | None:
+    """No text was observed: the longest run that both share stands elsewhere in each, as in two
+    windows of one text, or at one position, as around another message."""
+    if prompts.before is not None or prompts.after is not None:
+        return None
+    matcher = difflib.SequenceMatcher(None, prompts.short, prompts.long, autojunk=False)
+    found = matcher.find_longest_match()
+    if found.size * 2 < len(prompts.short):
+        return None
+    return "prompt.truncation" if found.a != found.b else "prompt.messages"
+
+
+def of_nothing_else(prompts: TwoPrompts) -> str:
+    if prompts.before == prompts.after:
+        return "prompt.tokenization"
+    is_rendered = prompts.old.get("template") or prompts.new.get("template")
+    return "prompt.template" if is_rendered else "prompt.messages"
+
+
+PROMPT_RULES: tuple[Callable[[TwoPrompts], str | None], ...] = (
+    of_doubled_bos,
+    of_declared_cut,
+    of_clock,
+    of_messages,
+    of_rendering,
+    of_first_messages,
+    of_templates,
+    of_first_id,
+    of_ids_behind,
+    of_windows,
+    of_length,
+    of_kept_first_id,
+    of_equal_length,
+    of_ids_alone,
+    of_nothing_else,
+)
+
+
+def prompt_cause(old: Row, new: Row, *, tools: Tools = NO_TOOLS) -> str:
+    """Why two prompts differ: the first rule that answers."""
+    prompts = TwoPrompts(old, new, tools)
+    answers = (rule(prompts) for rule in PROMPT_RULES)
+    return next(name for name in answers if name is not None)
+
+
+def opens_an_answer(prompts: TwoPrompts) -> bool:
+    """Whether all that one prompt text has more is markers at its end, such as those of an empty
+    thought: a switch of a template, not a message."""
+    less, more = sorted((prompts.before or "", prompts.after or ""), key=len)
+    return more.startswith(less) and MARKER.match(more[len(less) :]) is not None
+
+
+def has_whole_parts(before: str, after: str) -> bool:
+    """Whether of two texts, one the beginning or the end of the other, the new one has more than
+    the old, or lacks a whole part: whoever cuts a text to its length cuts anywhere."""
+    if after.startswith(before) or after.endswith(before):
+        return True
+    first = before[: -len(after)] if before.endswith(after) else after
+    ends_a_part = SEAM.fullmatch(first) is not None
+    return ends_a_part or before[len(first) :].startswith(("\n", "[", "<"))
+
+
+def is_run(ids: Ids, whole: Ids) -> bool:
+    """Whether all ids stand in `whole`, one behind the other."""
+    count = len(ids)
+    starts = range(len(whole) - count + 1)
+    return any(whole[k] == ids[0] and list(whole[k : k + count]) == list(ids) for k in starts)
+
+
+def shared_ends(one: Ids, other: Ids) -> int:
     """How many ids two prompts share at their beginning, or at their end."""
     return max(shared_start(one, other), shared_start(one[::-1], other[::-1]))
 
 
-def moved_run(one: Sequence[int], other: Sequence[int]) -> bool | None:
-    """Whether the longest run that two prompts share stands elsewhere in each, as in two windows of one text, behind
-    which the same was put; None where they share less than half."""
-    found = difflib.SequenceMatcher(None, one, other, autojunk=False).find_longest_match()
-    return found.a != found.b if found.size * 2 >= len(one) else None
+def overlap(one: Ids, other: Ids) -> int:
+    """How many ids the end of one shares with the beginning of the other, as two windows of one
+    text do."""
+    for count in range(min(len(one), len(other)), 0, -1):
+        if one[-count:] == other[:count] or other[-count:] == one[:count]:
+            return count
+    return 0
 
 
-def overlap(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many ids the end of one shares with the beginning of the other, as two windows of one text do."""
-    sizes = range(min(len(one), len(other)), 0, -1)
-    ways = ((one, other), (other, one))
-    return next((n for n in sizes for a, b in ways if a[-n] == b[0] and a[-n:] == b[:n]), 0)
+def may_be_written(name: str, old: Row, new: Row) -> bool:
+    """Whether a prompt that was called cut may have been written so: no cut was observed, and its
+    text, as far as it is known, is the shorter one."""
+    if name != "prompt.truncation" or any(request_of(row).get("cut") for row in (old, new)):
+        return False
+    before, after = old.get("prompt_text"), new.get("prompt_text")
+    return before is None or after is None or before != after
 
 
 # == The stage ==
 
 
 def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | None:
-    """A prompt that differs only as the answers differ that it holds, or by the id that is asked for, fails nothing."""
+    """A prompt that differs only as the answers differ that it holds, or by the id that is asked
+    for, fails nothing."""
     row = difference.row or 0
-    excused = row in comparison.followers or row in comparison.read_for_asked
-    return replace(difference, counts=False) if excused else difference
+    is_excused = row in comparison.followers or row in comparison.read_for_asked
+    return replace(difference, counts=False) if is_excused else difference
 
 
-def cause_of_prompt(difference: Difference, old: Row, new: Row) -> str:
-    return prompt_cause(old, new)
+def cause_of_prompt(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
+    return prompt_cause(old, new, tools=tools)
 
 
 STAGE = Stage(

@@ -5,19 +5,41 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity.judge.row import Row, drew, entry, is_drawn, seeds_of
-from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools, cause_of_table
+from parity.judge.row import Row, drew, end_ids, entry, is_drawn, min_tokens, request_of, seeds_of
+from parity.judge.stages.stage import (
+    KEPT,
+    Broken,
+    Compared,
+    Invariant,
+    Kept,
+    Stage,
+    Tools,
+    cause_of_table,
+)
 from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL
 from parity.verdict import Difference, brief, equal
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # it has no public successor
+    import sre_parse
 
 ONLY_DRAWN = {"temperature", "top_p", "top_k", "min_p"}
 
 
-OF_LOGITS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "no_repeat_ngram_size", "processors")
+OF_LOGITS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "processors",
+)
 
 
 def done_to_logits(row: Row) -> list[str]:
@@ -29,112 +51,198 @@ def done_to_logits(row: Row) -> list[str]:
 def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     if not old.get("sampling") or not new.get("sampling"):
         return
-    drawn = is_drawn(old), is_drawn(new)
-    held_back = done_to_logits(new) or entry(new, "stop", "min_new_tokens")
-    if old.get("loop") in CHOSEN_BY_ITSELF and not drawn[1] and not held_back:
-        yield Difference(
-            "sampling", "mode" if drew(old) else "processors", "other tokens than the likeliest", "the likeliest"
-        )
-    if drawn[0] != drawn[1]:
-        before, after = (("drawn" if one else "greedy") for one in drawn)
-        yield Difference("sampling", "mode", before, after)
-    as_many = len(processors(old)) == len(processors(new))
+    yield from mode_differences(old, new)
     for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
-        if name in ONLY_DRAWN and not all(drawn):
-            continue
-        before, after = entry(old, "sampling", name), entry(new, "sampling", name)
-        if name == "processors":
-            if not as_many and before != after:
-                yield Difference("sampling", name, before, after)
-        elif name in PENALTIES and as_many and None in (before, after):
-            continue  # one that is written as a processor: only the ids can tell
-        elif not equal(before, after, 1e-9) and not (name == "top_k" and {before, after} <= {0, -1, None}):
+        if is_other_setting(name, old, new):
+            before, after = (entry(row, "sampling", name) for row in (old, new))
             yield Difference("sampling", name, before, after)
     for form, (before, after) in both_structures(old, new).items():
         if before != after:
             yield Difference("sampling", form, before, after)
 
 
+def mode_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """Greedy on one side alone; or a loop that takes other tokens than the likeliest."""
+    is_greedy = not is_drawn(new) and not done_to_logits(new) and not min_tokens(new)
+    if old.get("loop") in CHOSEN_BY_ITSELF and is_greedy:
+        name = "mode" if drew(old) else "processors"
+        yield Difference("sampling", name, "other tokens than the likeliest", "the likeliest")
+    if is_drawn(old) != is_drawn(new):
+        before, after = (("drawn" if is_drawn(row) else "greedy") for row in (old, new))
+        yield Difference("sampling", "mode", before, after)
+
+
+def is_other_setting(name: str, old: Row, new: Row) -> bool:
+    """Whether a setting is another one, and says so by itself."""
+    before, after = (entry(row, "sampling", name) for row in (old, new))
+    has_as_many = len(processors(old)) == len(processors(new))
+    if name == "processors":
+        return not has_as_many and bool(before != after)
+    if name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new)):
+        return False
+    if name in PENALTIES and has_as_many and None in (before, after):
+        return False  # a penalty may be written as a processor: only the ids can tell
+    return not is_same_setting(name, before, after)
+
+
+def is_same_setting(name: str, before: Any, after: Any) -> bool:
+    is_off = name == "top_k" and {before, after} <= {0, -1, None}
+    return is_off or equal(before, after, 1e-9)
+
+
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
 
 
 def processors(row: Row) -> list[str]:
-    """Names of what else is done to the logits; all penalties are as one, which a processor may be."""
+    """Names of what else is done to the logits; all penalties are as one, which a processor may
+    be."""
     penalised = any(entry(row, "sampling", name) for name in PENALTIES)
     return [*(entry(row, "sampling", "processors") or ()), *(["penalties"] if penalised else [])]
 
 
 def both_structures(old: Row, new: Row) -> dict[str, tuple[Any, Any]]:
-    """Forms that both sides ask for, where they are the same in kind: a schema as data, choices without an order."""
-    mine, theirs = ((row.get("request") or {}).get("structure") or {} for row in (old, new))
+    """Forms that both sides ask for, where they are the same in kind."""
+    mine = request_of(old).get("structure") or {}
+    theirs = request_of(new).get("structure") or {}
+    both = (form for form in mine if form in theirs)
+    return {form: (as_meant(form, mine[form]), as_meant(form, theirs[form])) for form in both}
 
-    def plain(form: str, value: Any) -> Any:
-        if form == "json" and isinstance(value, str):
-            with contextlib.suppress(ValueError):
-                return json.loads(value)
-        if form == "choice":
-            return sorted(value)
-        return value.strip() if form == "grammar" else value
 
-    return {form: (plain(form, mine[form]), plain(form, theirs[form])) for form in mine if form in theirs}
+def as_meant(form: str, value: Any) -> Any:
+    """What a form asks for, however it is written: a schema as data, choices without an order, a
+    regular expression as what it is parsed to."""
+    if form == "json" and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    if form == "choice":
+        return sorted(value)
+    if form == "regex":
+        return parsed_regex(value)
+    return value.strip() if form == "grammar" else value
+
+
+def parsed_regex(pattern: str) -> str:
+    """What an expression matches, without its groups: "((a|b))" is "(a|b)". One that is not
+    Python's stands for itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = sre_parse.parse(pattern)
+    except re.error:
+        return pattern
+    refers_to_group = "GROUPREF" in str(parsed)
+    return str(parsed if refers_to_group else ungrouped(parsed))
+
+
+def ungrouped(parsed: Any) -> Any:
+    """A parsed expression in which groups that only group are their contents."""
+    if isinstance(parsed, sre_parse.SubPattern):
+        parsed = parsed.data
+    if isinstance(parsed, tuple):
+        return tuple(ungrouped(part) for part in parsed)
+    if not isinstance(parsed, list):
+        return parsed
+    items: list[Any] = []
+    for part in parsed:
+        is_plain = (
+            isinstance(part, tuple) and str(part[0]) == "SUBPATTERN" and not any(part[1][1:3])
+        )
+        items += ungrouped(part[1][3]) if is_plain else [ungrouped(part)]
+    return items
 
 
 def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
-    """Other seeds, one that comes, one that goes. A seed of the process is of a whole call, whose first row alone has
-    it to itself: it stands for the rows after it, too, whatever their own seeds are on the other side. What a script
-    gave before a call says nothing of the call, and in older goldens 0 may be the recorder's."""
+    """Other seeds, one that comes, one that goes. A seed of the process is of a whole call, whose
+    first row alone has it to itself: it stands for the rows after it, too, whatever their own seeds
+    are on the other side."""
     known: tuple[set[int], set[int]] = set(), set()
     for number, (old, new) in enumerate(pairs):
-        if not (old.get("sampling") and new.get("sampling") and is_drawn(old) and is_drawn(new)):
+        if not all(row.get("sampling") and is_drawn(row) for row in (old, new)):
             continue
         mine, theirs = seeds_of(old), seeds_of(new)
         known[0].update(mine)
         known[1].update(theirs)
-        sources = [(row["sampling"].get("seed") or {}).get("from") for row in (old, new)]
-        same = mine & theirs
-        if sources.count("process") == 1:
-            same = mine & known[1] if sources[0] == "process" else known[0] & theirs
-        unsure = "script" in sources or (not theirs and sources[0] == "process" and mine == {0})
-        if (mine or theirs) and not same and not unsure:
-            yield Difference("sampling", "seed", min(mine, default=None), min(theirs, default=None), number)
+        if (mine or theirs) and not is_same_seed(old, new, known) and not is_unsure_seed(old, new):
+            before, after = (min(seeds, default=None) for seeds in (mine, theirs))
+            yield Difference("sampling", "seed", before, after, number)
+
+
+def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
+    """known: seeds of the rows so far, old and new."""
+    mine, theirs = seeds_of(old), seeds_of(new)
+    of_process = [seed_from(row) == "process" for row in (old, new)]
+    if of_process == [True, False]:
+        theirs = known[1]
+    elif of_process == [False, True]:
+        mine = known[0]
+    return bool(mine & theirs)
+
+
+def seed_from(row: Row) -> str | None:
+    """Who gave a row's seed."""
+    found: str | None = (row["sampling"].get("seed") or {}).get("from")
+    return found
+
+
+def is_unsure_seed(old: Row, new: Row) -> bool:
+    """What a script gave before a call says nothing of the call, and in older goldens 0 may be the
+    recorder's."""
+    if "script" in (seed_from(old), seed_from(new)):
+        return True
+    return not seeds_of(new) and seed_from(old) == "process" and seeds_of(old) == {0}
 
 
 def leaks(difference: Difference, old: Row, new: Row) -> bool:
-    """Whether a sampling setting comes from the checkpoint on one side and is not set on the other."""
+    """Whether a setting comes from the checkpoint on one side and is not set on the other."""
 
     def neutral(row: Row, name: str) -> bool:
-        return bool(row["sampling"].get(name, {}).get("value", NEUTRAL.get(name)) == NEUTRAL.get(name))
+        return bool(
+            row["sampling"].get(name, {}).get("value", NEUTRAL.get(name)) == NEUTRAL.get(name)
+        )
 
     name, names = difference.field, {*old["sampling"], *new["sampling"]} - {"seed"}
     for here, there in ((old, new), (new, old)):
         source = here["sampling"].get(name, {}).get("from")
-        if source not in ("checkpoint", "below the engine") or neutral(here, name) or not neutral(there, name):
+        if (
+            source not in ("checkpoint", "below the engine")
+            or neutral(here, name)
+            or not neutral(there, name)
+        ):
             continue
         # What was set there and is not here came in as this: another word for it, and no leak.
-        moved = source == "below the engine" and any(neutral(here, n) and not neutral(there, n) for n in names)
+        moved = source == "below the engine" and any(
+            neutral(here, n) and not neutral(there, n) for n in names
+        )
         return not moved
     return False
 
 
 def structure(row: Row, tools: Tools) -> Kept:
-    """Where the request says its form: a regular expression, one of some strings, or JSON (which is only parsed)."""
-    asked = (row.get("request") or {}).get("structure")
+    """Where the request says its form: a regular expression, one of some strings, or JSON (which is
+    only parsed)."""
+    asked = request_of(row).get("structure")
     if not asked or tools.decode is None:
         return None
-    ids, ends = row["output_ids"], entry(row, "stop", "end_ids") or ()
-    if not ids or ids[-1] not in ends:
+    ids = row["output_ids"]
+    if not ids or ids[-1] not in end_ids(row):
         return KEPT  # cut short: its form is not whole
-    [(form, value)], said = asked.items(), tools.decode(ids[:-1], True, False)
-    if form == "choice":
-        kept = said in value
-    elif form == "regex":
-        try:
-            kept = re.fullmatch(value, said) is not None
-        except re.error:  # a grammar's expressions are not all Python's
-            return None
-    else:
-        kept = is_json(said) if form == "json" else True
-    return KEPT if kept else ("sampling.processors", f"{brief(said)} has not the form that was asked for, {form}")
+    [(form, value)] = asked.items()
+    said = tools.decode(ids[:-1], True, False)
+    if form not in HAS_FORM:
+        return KEPT
+    has_form = HAS_FORM[form](said, value)
+    if has_form is None:
+        return None
+    broken = f"{brief(said)} has not the form that was asked for, {form}"
+    return KEPT if has_form else ("sampling.processors", broken)
+
+
+def has_regex(text: str, pattern: str) -> bool | None:
+    """None: a grammar's expressions are not all Python's."""
+    try:
+        return re.fullmatch(pattern, text) is not None
+    except re.error:
+        return None
 
 
 def is_json(text: str) -> bool:
@@ -145,11 +253,19 @@ def is_json(text: str) -> bool:
     return True
 
 
+HAS_FORM: Mapping[str, Callable[[str, Any], bool | None]] = {
+    "choice": lambda text, choices: text in choices,
+    "regex": has_regex,
+    "json": lambda text, schema: is_json(text),
+}
+
+
 def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
-    """Two rows of one prompt, one seed and one setting that were drawn otherwise: a seed is a request's own."""
+    """Two rows of one prompt, one seed and one setting that were sampled otherwise: a seed is a
+    request's own."""
     known: dict[str, int] = {}
     for number, row in enumerate(rows):
-        seed = (row.get("request") or {}).get("seed")
+        seed = request_of(row).get("seed")
         if seed is None or not is_drawn(row):
             continue
         settings = {**row["sampling"], "seed": None, "n": None}
@@ -181,15 +297,17 @@ def weigh_samples(difference: Difference, comparison: Compared) -> Difference | 
 
 def seeds_across(comparison: Compared) -> Iterator[Broken]:
     if (broken := seeds(comparison.new.rows)) is not None:
-        said = f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
+        said = (
+            f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
+        )
         yield Broken("draws", "rng", broken[1], said, "output_ids")
 
 
-def cause_of_sampling(difference: Difference, old: Row, new: Row) -> str:
+def cause_of_sampling(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
     is_setting = difference.field not in ("mode", "processors", "seed")
     if is_setting and leaks(difference, old, new):
         return "sampling.leak"
-    return cause_of_table(difference, old, new)
+    return cause_of_table(difference, old, new, tools)
 
 
 STAGE = Stage(

@@ -2,7 +2,7 @@
 
 compare      what differs of one pair of rows
 compare_all  what differs over all pairs of a case, such as seeds or the order of answers
-weigh        a difference in the light of the whole case: with other `counts`, or None where it is none
+weigh        a difference in the light of the whole case: with other `counts`, or None for none
 invariants   what the output must be, by plain libraries
 across       invariants that one row alone does not show
 cause        the name of the cause that a difference of this stage stands for
@@ -21,20 +21,25 @@ from parity.judge.endings import Decode
 from parity.judge.row import Row
 from parity.verdict import Difference
 
-# (cause, sentence) where the invariant is broken, KEPT where it is kept, None where its input was not recorded: what
-# was not seen is not kept.
+# (cause, sentence) where the invariant is broken, KEPT where it is kept, None where its input was
+# not recorded: what was not seen is not kept.
 Kept = tuple[str, str] | None
 KEPT: Kept = ("", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The plain libraries on the golden's checkpoint. None: not here, so what needs it is not seen."""
+    """The plain libraries on the golden's checkpoint. None: not here, so nothing is said."""
 
     decode: Decode | None = None
     encode: Callable[[str, bool], Sequence[int]] | None = None  # text, add_special_tokens
-    render: Callable[[Any, Mapping[str, Any]], str] | None = None  # messages, arguments of the template
+    render: Callable[[Any, Mapping[str, Any]], str] | None = (
+        None  # messages, arguments of the template
+    )
     template: str = ""  # sha256 of the checkpoint's
+
+
+NO_TOOLS = Tools()
 
 
 class Compared(Protocol):
@@ -58,7 +63,7 @@ class Compared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An invariant that the new side alone breaks.   place: where it stands among verdict.STAGES."""
+    """An invariant that the new side alone breaks.   place: its name in verdict.STAGES."""
 
     law: str
     cause: str
@@ -69,8 +74,8 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """What holds of one row.   place: where it stands among verdict.STAGES.   check: of what was observed, computed
-    by the plain libraries."""
+    """What holds of one row.   place: its name in verdict.STAGES.   check: of what was observed,
+    computed by the plain libraries."""
 
     name: str
     place: str
@@ -92,7 +97,7 @@ def as_it_is(difference: Difference, comparison: Compared) -> Difference | None:
     return difference
 
 
-def cause_of_table(difference: Difference, old: Row, new: Row) -> str:
+def cause_of_table(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
     return cause_of_field(difference.stage, difference.field) or "post.other"
 
 
@@ -107,5 +112,5 @@ class Stage:
     weigh: Callable[[Difference, Compared], Difference | None] = as_it_is
     invariants: tuple[Invariant, ...] = ()
     across: Callable[[Compared], Iterator[Broken]] = nothing_across
-    cause: Callable[[Difference, Row, Row], str] = cause_of_table
+    cause: Callable[[Difference, Row, Row, Tools], str] = cause_of_table
     restore: Mapping[str, Restore] = field(default_factory=dict)

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from parity.golden import Case
-from parity.judge.row import Row, entry, is_drawn
+from parity.judge.row import (
+    Ids,
+    Row,
+    criteria,
+    end_ids,
+    entry,
+    is_drawn,
+    max_tokens,
+    min_tokens,
+    stop_strings,
+    string_ids,
+)
 from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
 from parity.record.rows import string_lists
 from parity.verdict import Difference, brief
@@ -14,40 +25,61 @@ from parity.verdict import Difference, brief
 
 def told_stops(case: Case) -> set[str]:
     """Stop strings that a case's library was told."""
-    return {stop for row in case.rows for stop in entry(row, "stop", "strings") or ()}
+    return {stop for row in case.rows for stop in stop_strings(row)}
+
+
+# == What differs ==
 
 
 def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
     if not old.get("stop") or not new.get("stop"):
         return
-    before, after = entry(old, "stop", "end_ids"), entry(new, "stop", "end_ids")
-    either = {*(entry(old, "stop", "string_ids") or ()), *(entry(new, "stop", "string_ids") or ())}
-    # Ids may stand in a criterion's place, or in a part of it: only those that are chosen can tell.
-    instead = bool(entry(old, "stop", "criteria")) and {*before} < {*after}
-    if ({*before} ^ {*after}) - either:
-        yield Difference("stop", "end_ids", before, after, counts=not instead)
+    yield from end_differences(old, new)
     for name in ("max_new_tokens", "min_new_tokens"):
-        before, after = entry(old, "stop", name), entry(new, "stop", name)
+        before = entry(old, "stop", name)
+        after = entry(new, "stop", name)
         if before != after:
             yield Difference("stop", name, before, after)
-    before, after = strings_looked_for(old), strings_looked_for(new)
-    said = [{*(entry(row, "stop", "strings") or ())} for row in (old, new)]
-    if set(before) != set(after) and said[0] != said[1]:
-        # Code that cut by hand, after decoding, names no strings to the library: only its value can tell.
+    yield from string_differences(old, new)
+    yield from criteria_differences(old, new)
+
+
+def end_differences(old: Row, new: Row) -> Iterator[Difference]:
+    before = entry(old, "stop", "end_ids")
+    after = entry(new, "stop", "end_ids")
+    of_strings = {*string_ids(old), *string_ids(new)}
+    # Ids may stand in a criterion's place, or in a part of it: only those that are chosen can tell.
+    is_instead = bool(criteria(old)) and {*before} < {*after}
+    if ({*before} ^ {*after}) - of_strings:
+        yield Difference("stop", "end_ids", before, after, counts=not is_instead)
+
+
+def string_differences(old: Row, new: Row) -> Iterator[Difference]:
+    before = strings_looked_for(old)
+    after = strings_looked_for(new)
+    if set(before) != set(after) and {*stop_strings(old)} != {*stop_strings(new)}:
+        # Code that cut by hand, after decoding, names no strings to the library: only its value
+        # can tell.
         yield Difference("stop", "strings", before, after, counts=bool(before))
-    before, after = entry(old, "stop", "criteria") or [], entry(new, "stop", "criteria") or []
-    if bool(before) != bool(after):
-        # A criterion says nothing of what it does: where stops stand in its place, only the ids can tell.
-        instead = bool(entry(new, "stop", "strings")) or len(entry(new, "stop", "end_ids")) > len(
-            entry(old, "stop", "end_ids")
-        )
-        yield Difference("stop", "criteria", before, after, counts=may_end_by_criterion(old) and not instead)
+
+
+def criteria_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """A criterion says nothing of what it does: where stops stand in its place, only the ids can
+    tell."""
+    before = entry(old, "stop", "criteria") or []
+    after = entry(new, "stop", "criteria") or []
+    if bool(before) == bool(after):
+        return
+    is_instead = bool(stop_strings(new)) or len(end_ids(new)) > len(end_ids(old))
+    counts = may_end_by_criterion(old) and not is_instead
+    yield Difference("stop", "criteria", before, after, counts=counts)
 
 
 def may_end_by_criterion(row: Row) -> bool:
-    """Whether a stopping criterion of the code's own ended a row by itself, or may have, where that was not recorded.
-    One that called it done only when an end id, a stop string or the length did too is that end."""
-    own = entry(row, "stop", "criteria") or ()
+    """Whether a stopping criterion of the code's own ended a row by itself, or may have, where
+    that was not recorded. One that called it done only when an end id, a stop string or the length
+    did too is that end."""
+    own = criteria(row)
     if not own or "finish" not in row:
         return bool(own)
     done = row["finish"]["criteria"]
@@ -59,106 +91,169 @@ def may_end_by_criterion(row: Row) -> bool:
 def strings_looked_for(row: Row) -> list[str]:
     """Stop strings that can stand in a row's text."""
     never = entry(row, "stop", "never_text") or ()
-    return [text for text in entry(row, "stop", "strings") or () if text not in never]
+    return [text for text in stop_strings(row) if text not in never]
+
+
+# == Invariants ==
 
 
 def end(row: Row, tools: Tools) -> Kept:
     """Where ids end, and why."""
     if "stop" not in row or (entry(row, "sampling", "num_beams") or 1) > 1:
         return None
-    ids, most = row["output_ids"], entry(row, "stop", "max_new_tokens")
-    least = entry(row, "stop", "min_new_tokens") or 0
-    ends = {*(entry(row, "stop", "end_ids") or ()), *(entry(row, "stop", "string_ids") or ())}
-    strings = entry(row, "stop", "strings") or ()
-    if len(ids) < least and most != len(ids):
-        name = "stop.length" if ids and ids[-1] in ends else "stop.rule"
-        return name, f"ended after {len(ids)} tokens, where {least} were asked for at least"
-    if (place := next((k for k, i in enumerate(ids[:-1]) if i in ends), None)) is not None:
-        return "stop.eos_set", f"token {place} of {len(ids)} ends the text, and the row went on"
-    if most is not None and len(ids) > most:
-        return "stop.length", f"{len(ids)} tokens, where {most} are allowed"
-    if strings and tools.decode is None:
+    if broken := ends_too_soon(row) or goes_on_behind_end(row) or exceeds_length(row):
+        return broken
+    if stop_strings(row) and tools.decode is None:
         return None
-    stopped = completed(ids, strings, tools.decode, least) if tools.decode else None
-    if stopped is not None and stopped < len(ids):
-        return "stop.rule", f"a stop was complete after {stopped} tokens, and the row went on to {len(ids)}"
-    if (ids and ids[-1] in ends) or stopped is not None or most is None or len(ids) == most:
+    stopped = first_completed(row, tools)
+    if stopped is None:
+        return ends_by_itself(row)
+    count = len(row["output_ids"])
+    if stopped == count:
         return KEPT
-    if may_end_by_criterion(row):
-        return KEPT
-    name = "stop.rule" if strings else "stop.length"
-    return name, f"ended after {len(ids)} tokens without an end id or a stop, where {most} are allowed"
+    went_on = f"and the row went on to {count}"
+    return "stop.rule", f"a stop was complete after {stopped} tokens, {went_on}"
 
 
-def completed(ids: Sequence[int], strings: Sequence[str], decode: Callable[..., str], least: int = 0) -> int | None:
-    """After how many tokens the first stop is complete, in text without special tokens; behind the least number."""
+def ends_by_itself(row: Row) -> Kept:
+    """An end that is none of the stop strings."""
+    if is_at_end(row) or may_end_by_criterion(row):
+        return KEPT
+    name = "stop.rule" if stop_strings(row) else "stop.length"
+    count, allowed = len(row["output_ids"]), f"where {max_tokens(row)} are allowed"
+    return name, f"ended after {count} tokens without an end id or a stop, {allowed}"
+
+
+def ending_ids(row: Row) -> set[int]:
+    """Ids that end a row: of its end, or of stop strings that are one token."""
+    return {*end_ids(row), *string_ids(row)}
+
+
+def is_at_end(row: Row) -> bool:
+    """Whether a row ends with an id that ends it, or with the last token that is allowed."""
+    ids, most = row["output_ids"], max_tokens(row)
+    return most is None or len(ids) == most or bool(ids and ids[-1] in ending_ids(row))
+
+
+def ends_too_soon(row: Row) -> Kept:
+    ids, least = row["output_ids"], min_tokens(row)
+    if len(ids) >= least or len(ids) == max_tokens(row):
+        return None
+    name = "stop.length" if ids and ids[-1] in ending_ids(row) else "stop.rule"
+    return name, f"ended after {len(ids)} tokens, where {least} were asked for at least"
+
+
+def goes_on_behind_end(row: Row) -> Kept:
+    ids, ends = row["output_ids"], ending_ids(row)
+    for position, i in enumerate(ids[:-1]):
+        if i in ends:
+            said = f"token {position} of {len(ids)} ends the text, and the row went on"
+            return "stop.eos_set", said
+    return None
+
+
+def exceeds_length(row: Row) -> Kept:
+    count, most = len(row["output_ids"]), max_tokens(row)
+    if most is None or count <= most:
+        return None
+    return "stop.length", f"{count} tokens, where {most} are allowed"
+
+
+def first_completed(row: Row, tools: Tools) -> int | None:
+    """After how many tokens a row's first stop string is complete."""
+    if tools.decode is None:
+        return None
+    return completed(row["output_ids"], stop_strings(row), tools.decode, min_tokens(row))
+
+
+def completed(
+    ids: Ids, strings: Sequence[str], decode: Callable[..., str], least: int = 0
+) -> int | None:
+    """After how many tokens the first stop is complete, in text without special tokens; behind the
+    least number."""
     since = len(decode(ids[:least], True, False))
 
     def stops(count: int) -> bool:
         made = decode(ids[:count], True, False)
         return any(made.find(stop, max(0, since - len(stop) + 1)) >= 0 for stop in strings)
 
-    return next(filter(stops, range(least + 1, len(ids) + 1)), None) if stops(len(ids)) else None
+    if not stops(len(ids)):
+        return None
+    return next(filter(stops, range(least + 1, len(ids) + 1)), None)
+
+
+# == Of samples, whose ids are others ==
+
+BEHIND = 8  # characters that tell whether a text goes on
 
 
 def ends_early(old: Row, new: Row, held: Sequence[str], tools: Tools) -> str:
-    """Of draws, which are others: whether a new stop would end an old answer, where texts of the old value hold what
-    came behind it: so nobody had cut there by hand."""
-    added = {*(entry(new, "stop", "strings") or ())} - {*(entry(old, "stop", "strings") or ())}
+    """Whether a new stop would end an old answer, where texts of the old value hold what came
+    behind it: so nobody had cut there by hand."""
+    added = {*stop_strings(new)} - {*stop_strings(old)}
     if not added or tools.decode is None or not (is_drawn(old) and is_drawn(new)):
         return ""
     ids = old["output_ids"]
-    if (count := completed(ids, [*added], tools.decode, entry(new, "stop", "min_new_tokens") or 0)) is None:
+    count = completed(ids, [*added], tools.decode, min_tokens(new))
+    if count is None:
         return ""
     before = tools.decode(ids[:count], True, False)
     whole = tools.decode(ids, True, False)[: len(before) + BEHIND].strip()
     if whole == before.strip() or not any(whole in text for text in held):
         return ""
-    return f"one of {sorted(added)} would end it after {count} of {len(ids)} tokens, and the old code let it go on"
-
-
-BEHIND = 8  # characters that tell whether a text goes on
+    went_on = f"after {count} of {len(ids)} tokens, and the old code let it go on"
+    return f"one of {sorted(added)} would end it {went_on}"
 
 
 def goes_on(old: Row, new: Row, tools: Tools) -> str:
-    """Of draws, which are others: whether the new stops would let an old answer go on that a stop had ended."""
-    ids, strings = old["output_ids"], entry(new, "stop", "strings") or ()
-    ends = {*(entry(old, "stop", "end_ids") or ()), *(entry(new, "stop", "end_ids") or ())}
-    ends |= {*(entry(new, "stop", "string_ids") or ())}
-    asked = tools.decode and "stop" in old and "stop" in new and is_drawn(old) and is_drawn(new)
-    stopped = asked and ids and len(ids) < (entry(old, "stop", "max_new_tokens") or 0) and ids[-1] not in ends
-    told = may_end_by_criterion(old) or entry(old, "stop", "strings")
-    if not stopped or not told or tools.decode is None or entry(new, "stop", "criteria") or ids == new["output_ids"]:
+    """Whether the new stops would let an old answer go on that a stop had ended."""
+    ids = old["output_ids"]
+    if tools.decode is None or criteria(new) or ids == new["output_ids"]:
         return ""
-    if completed(ids, strings, tools.decode) is not None:
+    if not (is_stopped_sample(old, new) and (may_end_by_criterion(old) or stop_strings(old))):
         return ""
-    return f"a stop ended it at {brief(tools.decode(ids, True, False)[-12:])}, which is none of {list(strings)}"
+    stops = stop_strings(new)
+    if completed(ids, stops, tools.decode) is not None:
+        return ""
+    last = brief(tools.decode(ids, True, False)[-12:])
+    return f"a stop ended it at {last}, which is none of {list(stops)}"
+
+
+def is_stopped_sample(old: Row, new: Row) -> bool:
+    """Whether an old sample ended before its length, and with no id that ends a row."""
+    ids = old["output_ids"]
+    if "stop" not in old or "stop" not in new or not (is_drawn(old) and is_drawn(new)):
+        return False
+    ends = {*end_ids(old), *ending_ids(new)}
+    return bool(ids) and len(ids) < (max_tokens(old) or 0) and ids[-1] not in ends
 
 
 # == The stage ==
 
 
 def weigh_strings(difference: Difference, comparison: Compared) -> Difference | None:
-    """Stops at which the old code cuts by itself are among its arguments: nothing differs. Those that it tells its
-    library for other rows it does not cut at by hand in this one: they count."""
+    """Stops at which the old code cuts by itself are among its arguments: nothing differs. Those
+    that it tells its library for other rows it does not cut at by hand in this one: they count."""
     if difference.field != "strings":
         return difference
     given = {*difference.new}
-    if not difference.old and any({*stops} == given for stops in string_lists(comparison.old.arguments)):
+    is_argument = any({*stops} == given for stops in string_lists(comparison.old.arguments))
+    if not difference.old and is_argument:
         return None
     return replace(difference, counts=difference.counts or given <= told_stops(comparison.old))
 
 
 def ends_across(comparison: Compared) -> Iterator[Broken]:
-    """Of samples, which are others: where the new stops would have ended the golden's answers."""
+    """Of samples: the first row that the new stops would have ended elsewhere."""
     tools = comparison.tools
     for number, (old, new) in enumerate(comparison.pairs):
         if said := ends_early(old, new, comparison.old_texts, tools):
             yield Broken("end", "stop.strings", number, said, "output_ids")
             return
         if said := goes_on(old, new, tools):
-            before, after = ({*(entry(row, "stop", "strings") or ())} for row in (old, new))
-            name = "stop.rule" if before and before == after else "stop.strings"  # the same: it began in the prompt
+            before, after = {*stop_strings(old)}, {*stop_strings(new)}
+            # Of the same stops, the one that ended it began in the prompt.
+            name = "stop.rule" if before and before == after else "stop.strings"
             yield Broken("end", name, number, said, "output_ids")
             return
 

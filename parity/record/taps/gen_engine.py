@@ -44,9 +44,16 @@ def is_engine(module: ModuleType) -> bool:
 # == Settings ==
 
 
+def listed_plugins(plugins: Any) -> Sequence[Any]:
+    """The plugins that a call was given; none of what is no list of them, which the engine
+    refuses."""
+    return plugins if isinstance(plugins, (list, tuple)) else ()
+
+
 def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     """Names of the plugins that have one of these hooks."""
-    return [plugin.name for plugin in plugins if any(getattr(plugin, hook, None) for hook in hooks)]
+    hooked = (one for one in plugins if any(getattr(one, hook, None) for hook in hooks))
+    return [getattr(one, "name", "plugin") for one in hooked]
 
 
 def settings_below(events: Sequence[Event]) -> dict[str, Any]:
@@ -362,7 +369,7 @@ def read_engine_call(
         for index, sample in enumerate(result.samples or (result,))
     ]
     options = given.get("options")
-    plugins = given.get("plugins", ())
+    plugins = listed_plugins(given.get("plugins"))
     effective = samples[-1][2].effective if samples else engine.effective(options)
     sampling = engine_sampling(effective, events, plugins)
     lengths = dict[Ids, list[tuple[int, int]]]()

@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge import align
-from parity.judge.comparison import NO_TOOLS, Comparison
+from parity.judge import followers as follow
+from parity.judge.align import paired
+from parity.judge.comparison import Comparison
 from parity.judge.endings import Decode
-from parity.judge.explain import Inquiry, Rerun
+from parity.judge.inquiry import Inquiry, Rerun
 from parity.judge.row import Row
 from parity.judge.stages.order import OF_FIELD
-from parity.judge.stages.stage import Broken, Tools
+from parity.judge.stages.stage import NO_TOOLS, Broken, Tools
 from parity.verdict import Difference
 
 
@@ -26,7 +27,7 @@ def suspects(old: Case, new: Case, found: Iterable[Difference]) -> list[tuple[st
 
 
 def cause_name(difference: Difference, old: Row, new: Row) -> str:
-    return OF_FIELD[difference.stage].cause(difference, old, new)
+    return OF_FIELD[difference.stage].cause(difference, old, new, NO_TOOLS)
 
 
 def broken_by_new(old: Case, new: Case, tools: Tools) -> list[Broken]:
@@ -34,7 +35,7 @@ def broken_by_new(old: Case, new: Case, tools: Tools) -> list[Broken]:
 
 
 def followers(old: Sequence[Row], new: Sequence[Row]) -> dict[int, dict[int, tuple[str, str]]]:
-    return align.followers(align.paired(old, new))
+    return follow.followers(paired(old, new))
 
 
 def inquiry_of(

@@ -14,20 +14,19 @@ import pytest
 from parity.golden import Case, GoldenError, Store
 from parity.judge import case as check
 from parity.judge import own_loops
+from parity.judge.after_model import by_endings
 from parity.judge.align import paired
+from parity.judge.changed_places import permuted
 from parity.judge.comparison import Comparison
-from parity.judge.endings import ADDED, strange_text
-from parity.judge.explain import (
+from parity.judge.counterfactual import (
     answers_of_others,
     beside_rounding,
     by_cache,
-    by_endings,
-    cause_of,
     from_other_ids,
-    permuted,
-    possible,
-    replays,
+    put_backs,
 )
+from parity.judge.endings import ADDED, strange_text
+from parity.judge.explain import cause_of, is_possible
 from parity.judge.numerics import answers, golden_rows, samples, surprise
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED, Engines, PartedAlone, Replay
 from parity.judge.stages.batch import input_differences
@@ -40,7 +39,7 @@ from parity.record import rows
 from parity.record.taps.gen_engine import adapter_stage
 from parity.record.taps.transformers import read_forward
 from parity.record.taps.vllm import adapters_received, pictures_received, read_request
-from parity.verdict import Cause
+from parity.verdict import Cause, Difference
 
 from .inquiries import broken_by_new, cause_name, differences, inquiry_of
 from .test_laws import TOOLS, decode, row
@@ -141,7 +140,7 @@ def test_a_template_that_is_told_something_else_comes_before_the_laws_of_prompts
     old, new = case(thinks, SECOND), case({**cut, "prompt_text": "b", "output_ids": [6, 7, 9], "text": "fg"}, SECOND)
     found = differences(old, new)
     inquiry = inquiry_of(old, new, found, TOOLS.decode, lambda *_: old, replace(TOOLS, render=None))
-    assert [broken.cause for broken in inquiry.broken] == ["prompt.tokenization"]
+    assert [broken.cause for broken in inquiry.comparison.broken] == ["prompt.tokenization"]
     cause = cause_of(inquiry)
     assert cause is not None and cause.name == "prompt.template"
 
@@ -629,13 +628,14 @@ def test_no_stop_makes_a_model_choose_another_word() -> None:
     old, far, near = (row(output_ids=ids) for ids in ([4, 5, 9], [4, 6, 9], [4, 9]))
     for new, can_be in ((far, False), (near, True)):
         inquiry = inquiry_of(case(old), case(new), ())
-        assert {possible(f"stop.{name}", inquiry) for name in ("strings", "length", "rule", "eos_set")} == {can_be}
-        assert possible("sampling.mode", inquiry)
+        assert {is_possible(f"stop.{name}", inquiry) for name in ("strings", "length", "rule", "eos_set")} == {can_be}
+        assert is_possible("sampling.mode", inquiry)
 
 
 def test_a_batch_of_one_puts_back_no_other_tensors() -> None:
     names = ["batch.inputs", "batch.padding_side"]
-    assert [name for name, _, _ in replays(names, OLD, "hf")] == names[1:]
+    nothing = Difference("batch", "", None, None)
+    assert [one.name for one in put_backs([(name, nothing) for name in names], OLD, "hf")] == names[1:]
 
 
 @pytest.mark.parametrize(("more", "cause"), [([7, 7], "double_bos"), ([2], "double_bos"), ([7], "tokenization")])

@@ -12,9 +12,11 @@ import pytest
 from parity.golden import Case, Store
 from parity.judge import case as check
 from parity.judge import own_loops
-from parity.judge.align import paired, up_to_draws
+from parity.judge.align import paired
+from parity.judge.counterfactual import of_another
 from parity.judge.endings import explain_text
-from parity.judge.explain import cause_of, of_another
+from parity.judge.explain import cause_of
+from parity.judge.followers import up_to_draws
 from parity.judge.numerics import samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.stages.model import adapter_differences

@@ -12,8 +12,10 @@ import pytest
 from parity.golden import Case, Store
 from parity.judge import case as check
 from parity.judge import endings, site
+from parity.judge.after_model import by_endings
+from parity.judge.changed_places import answers_moved
 from parity.judge.comparison import Comparison
-from parity.judge.explain import answers_moved, by_endings, cause_of, equal_when_shortened
+from parity.judge.explain import cause_of, equal_when_shortened
 from parity.judge.numerics import samples
 from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stage import KEPT
@@ -44,7 +46,7 @@ def test_answers_that_change_places_in_lists_of_lists_are_in_another_order() -> 
         found = caused(old, replace(old, value=moved))
         assert found is not None and found.name == "batch.order"
     parts = case(FIRST, SECOND, value=[["d", "e"], ["fg"]])
-    assert not answers_moved(inquiry_of(parts, replace(parts, value=[["e", "d"], ["fg"]]), ()))  # within an answer
+    assert not answers_moved(parts, replace(parts, value=[["e", "d"], ["fg"]]))  # within an answer
 
 
 def test_a_row_with_anothers_pixel_budget_is_no_other_rows_answer() -> None:

@@ -58,6 +58,24 @@ def test_texts_for_people_annotations_and_versions_are_left_out(made: list[Mutan
     assert not any("XXstrXX" in mutant.mutated() for mutant in made)
 
 
+def test_sentences_are_left_out_and_what_texts_are_compared_with_is_not() -> None:
+    source = """
+PLACES = {"key": "load it with more room"}
+FULL = re.compile("out of memory|no room")
+IS_FULL = "not enough room" in told
+"""
+    mutated = "".join(mutant.mutated() for mutant in all_mutants(source))
+    assert "XXkeyXX" in mutated and "XXload it" not in mutated
+    assert "XXout of memory|no roomXX" in mutated and "XXnot enough roomXX" in mutated
+
+
+def test_the_slots_of_dataclasses_are_left_out() -> None:
+    source = "@dataclass(frozen=True, slots=True)\nclass Row:\n    ids: tuple = ()\n"
+    heads = {mutant.mutated().splitlines()[0] for mutant in all_mutants(source)}
+    assert "@dataclass(frozen=False, slots=True)" in heads
+    assert not [head for head in heads if head.endswith(("(frozen=True)", "slots=None)", "slots=False)"))]
+
+
 def test_mutants_know_where_they_are(made: list[Mutant]) -> None:
     [limit] = [one for one in made if one.mutated() == "LIMITS = {'short': 4, 'long': lambda: 5}"]
     [inner] = [one for one in made if one.mutated() == "LIMITS = {'short': 3, 'long': lambda: 6}"]

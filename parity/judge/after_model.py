@@ -1,0 +1,407 @@
+"""What was done with ids after the model: how they became text, and texts the value.
+
+`by_endings` asks which way to decode, cut and strip gives both texts from recorded ids
+(endings.py); `after_decoding` names what else was made of equal ids, by the first of `VALUE_RULES`
+that answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
+from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
+from parity.judge.inquiry import Inquiry, sentence
+from parity.judge.questions import candidates, number_gap
+from parity.judge.row import Row, decodes_of, entry, is_prefix, unseen
+from parity.judge.stages.sampling import done_to_logits
+from parity.judge.stages.stop import may_end_by_criterion, told_stops
+from parity.verdict import CAUSES, Cause, Certainty, Difference, equal
+
+SAME_IDS = "the ids are the same"
+
+# == From ids to text ==
+
+
+def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
+    """Another way from the same (or longer, or shorter) ids to text.   drawn: the ids are other
+    samples, each text is to come from its own in the way that the old text came from the old
+    ones."""
+    texts = dict(leaves(inquiry.old.value))
+    if texts and texts == dict(leaves(inquiry.new.value)):
+        return None  # what differs is no text
+    is_alike = drawn or all(is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs)
+    if inquiry.decode is None or not is_alike:
+        return None
+    found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
+    # Rows of other samples may well be decoded in another way than values.
+    if found is None or (drawn and not found.of_value) or is_marker_cut_by_hand(inquiry, found):
+        return None
+    certainty, proof = certainty_of(inquiry, found)
+    name = name_of_ending(inquiry, found)
+    return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
+
+
+def is_marker_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
+    """Whether a marker that is no special token was cut by hand: both were seen to decode alike."""
+    ways = {found.old.skip_special, found.new.skip_special}
+    if found.cause != "decode.skip_special" or ADDED not in ways:
+        return False
+    return all("text" in a and a["text"] == b.get("text") for a, b in inquiry.pairs)
+
+
+def name_of_ending(inquiry: Inquiry, found: Found) -> str:
+    """The cause of two ways; one rule is broken, where both sides were told the same stops."""
+    name = found.cause
+    if name in ("post.trim", "decode.skip_special"):
+        is_by_stop = within_stops(inquiry) or by_a_stop(inquiry)
+        name = "stop.rule" if is_by_stop else name
+    if name == "stop.strings":
+        moved, told = {*found.old.stops} ^ {*found.new.stops}, told_stops(inquiry.new)
+        stops = told_or_cut_stops(inquiry.old)
+        is_same = told == stops or moved <= told & stops
+        name = "stop.rule" if told and is_same else name
+    return "post.trim" if name.startswith("stop.") and is_behind_texts(inquiry) else name
+
+
+def is_behind_texts(inquiry: Inquiry) -> bool:
+    """Whether both sides were seen to make the same texts of the same ids, and were told the same
+    stops: what differs was made of those texts. A stop that is named is none of them."""
+    stops = told_stops(inquiry.new)
+    if not inquiry.comparison.has_same_ids or told_stops(inquiry.old) != stops:
+        return False
+    if all({*pair} <= stops for pair in inquiry.other_texts):
+        return False
+    return bool(inquiry.pairs) and all(has_same_texts(*pair) for pair in inquiry.pairs)
+
+
+def has_same_texts(old: Row, new: Row) -> bool:
+    mine, theirs = ([how.get("text") for how in decodes_of(row)] for row in (old, new))
+    return None not in mine and mine == theirs
+
+
+def certainty_of(inquiry: Inquiry, found: Found) -> tuple[Certainty, str]:
+    proof = (
+        "of all ways to decode, cut and strip the recorded ids, the two that give both texts differ"
+        " in this alone"
+    )
+    if any(map(may_end_by_criterion, inquiry.old.rows)):
+        return "likely", f"{proof}; what the old code's own criterion stops at is not seen"
+    if found.cause == "post.strip" and lost_tokens(inquiry):
+        return "likely", f"{proof}; so would a last token that is blank and lost"
+    return ("confirmed" if len(found.fields) == 1 and found.of_value else "likely"), proof
+
+
+def within_stops(inquiry: Inquiry) -> bool:
+    """Whether texts differ by the beginnings of stops only, which both sides were told."""
+    stops = told_stops(inquiry.new)
+    if not stops or stops != told_or_cut_stops(inquiry.old):
+        return False
+    texts = inquiry.other_texts
+    return bool(texts) and all({*pair} <= stops or begins_stop(pair, stops) for pair in texts)
+
+
+def begins_stop(pair: tuple[str, str], stops: set[str]) -> bool:
+    short, long = sorted(pair, key=len)
+    return long.startswith(short) and any(stop.startswith(long[len(short) :]) for stop in stops)
+
+
+def by_a_stop(inquiry: Inquiry) -> bool:
+    """Whether each text differs by a whole stop at its end, that the new code was told, where both
+    decode alike."""
+    texts = inquiry.other_texts
+    stops = told_stops(inquiry.new) | texts_of_told_ends(inquiry)
+    for old, new in texts:
+        if not any(old + stop == new or new + stop == old for stop in stops):
+            return False
+    return bool(texts) and all(is_decoded_alike(*pair) for pair in inquiry.pairs)
+
+
+def texts_of_told_ends(inquiry: Inquiry) -> set[str]:
+    """Texts of the end ids that the new code gave to a call that keeps them."""
+    if inquiry.decode is None:
+        return set()
+    kept = [
+        row["stop"]["end_ids"] for row in inquiry.new.rows if entry(row, "stop", "include_stop")
+    ]
+    ids = {i for told in kept if told["from"] == "caller" for i in told["value"]}
+    return {inquiry.decode([i], False, False) for i in ids}
+
+
+def is_decoded_alike(old: Row, new: Row) -> bool:
+    flag = old.get("decode", {}).get("skip_special_tokens")
+    return flag is not None and flag == new.get("decode", {}).get("skip_special_tokens")
+
+
+def lost_tokens(inquiry: Inquiry) -> bool:
+    """Whether each of the new texts that differs is also what all ids but the last would give."""
+    decode = inquiry.decode
+    pairs = [(a, b) for a, b in inquiry.pairs if a.get("text") != b.get("text") and b["output_ids"]]
+    if decode is None or not pairs:
+        return False
+    return all(b.get("text") == decode(b["output_ids"][:-1], True, False) for _, b in pairs)
+
+
+def told_or_cut_stops(case: Case) -> set[str]:
+    """Those, or the ones among its arguments, where it cuts by hand."""
+    return told_stops(case) or set(by_hand(case))
+
+
+# == From equal ids to values ==
+
+
+def after_decoding(inquiry: Inquiry) -> Cause:
+    """The ids are the same, so the difference was made after the model."""
+    difference = inquiry.value_difference
+    if difference is None:
+        raise AssertionError("after_decoding is asked about a value")
+    answers = (rule(inquiry, difference) for rule in VALUE_RULES)
+    return next(cause for cause in answers if cause is not None)
+
+
+def of_places(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    """Answers, or parts of them, in other places; best tokens of one answer have no order."""
+    old, new = inquiry.old, inquiry.new
+    if len(old.rows) == 1 and equal(by_token(old.value), by_token(new.value)):
+        return None
+    has_unseen = any(unseen(a, b) for a, b in inquiry.pairs)
+    if len(old.rows) > 1 or not has_unseen:
+        places = permuted(old.value, new.value)
+        if places is not None:
+            return of_order(places, IN_ORDER)
+    return in_other_places(inquiry)
+
+
+def of_unseen_choice(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    if not any(unseen(a, b) for a, b in inquiry.pairs):
+        return None
+    proof = (
+        "nothing else that was seen differs; of the old code only what it reads was seen, not what"
+        " it chose"
+    )
+    return Cause("post.other", "likely", sentence("post.other", difference), proof)
+
+
+def of_endings(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    cause = by_endings(inquiry)
+    if cause is not None:
+        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
+    return cause
+
+
+def of_blanks(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    texts = common_texts(difference)
+    if not texts or any(a.strip() != b.strip() for a, b in texts):
+        return None
+    return of_texts_alone("post.strip", ONE_HOLDS_THE_OTHER, inquiry, difference)
+
+
+def of_parts(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    """One text holds the other."""
+    texts = common_texts(difference)
+    if not texts or not all(holds_other(*pair) for pair in texts):
+        return None
+    if within_stops(inquiry) and not is_behind_texts(inquiry):
+        return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry, difference)
+    if is_another_answer(inquiry):
+        proof = f"{SAME_IDS}, and each text is that of some answer"
+        return Cause("post.other", "likely", sentence("post.other", difference), proof)
+    if are_cut_by_hand(inquiry):
+        said = f"{CAUSES['stop.strings']}: {difference.sentence()}"
+        return Cause("stop.strings", "likely", said, f"{SAME_IDS}, and the old code cuts by hand")
+    if marker := marker_between(inquiry):
+        proof = f"{SAME_IDS}, and {marker} is all that texts differ by"
+        return of_texts_alone("decode.skip_special", proof, inquiry, difference)
+    proof = UNFINISHED if are_unfinished(difference) else ONE_HOLDS_THE_OTHER
+    return of_texts_alone("post.trim", proof, inquiry, difference)
+
+
+def holds_other(old: str, new: str) -> bool:
+    return bool(old and new) and (old in new or new in old)
+
+
+def are_cut_by_hand(inquiry: Inquiry) -> bool:
+    """Whether the old code may cut by hand what the new code's stops cut: what texts differ by is
+    in what the ids become, and not put behind it."""
+    if not told_stops(inquiry.new) or told_stops(inquiry.old):
+        return False
+    decode = inquiry.decode
+    if decode is None:
+        return True
+    rows = [*inquiry.old.rows, *inquiry.new.rows]
+    wholes = [decode(row["output_ids"], skip, False) for row in rows for skip in (True, False)]
+    longer = [max(pair, key=len).strip() for pair in inquiry.other_texts]
+    return all(any(text in whole for whole in wholes) for text in longer)
+
+
+def of_token_order(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    if not equal(by_token(difference.old), by_token(difference.new)):
+        return None
+    said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
+    return Cause("post.other", "likely", said, f"{SAME_IDS}, and put in order so are the values")
+
+
+def of_processed_logits(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    """Numbers of tokens are others, where something is done to the logits."""
+    values = difference.old, difference.new
+    done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
+    rows = [*inquiry.old.rows, *inquiry.new.rows]
+    longest = max((len(row["output_ids"]) for row in rows), default=0)
+    if not (done and number_gap(*values) and of_tokens(*values, longest)):
+        return None
+    what = f"numbers among the values are others, where there is {', '.join(done)}"
+    said = f"{CAUSES['sampling.processors']}: {what}"
+    proof = f"{SAME_IDS}, and so is all that is no number"
+    return Cause("sampling.processors", "likely", said, proof)
+
+
+def of_reason(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    reasons = other_reason(difference.old, difference.new)
+    if reasons is None:
+        return None
+    ended = f"an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
+    proof = f"{SAME_IDS}, and the reason that is told is another one"
+    return Cause("stop.rule", "likely", f"{CAUSES['stop.rule']}: {ended}", proof)
+
+
+def of_numbers(inquiry: Inquiry, difference: Difference) -> Cause | None:
+    """The same texts, and other numbers, or another number of them."""
+    sides = difference.old, difference.new
+    texts = [list(leaves(side)) for side in sides]
+    has_numbers = any(list(leaves(side, kind=float)) for side in sides)
+    if texts[0] != texts[1] or not has_numbers:
+        return None
+    said = f"what is made of the model's numbers differs: {difference.sentence()}"
+    proof = f"{SAME_IDS}, and so are all texts of the value"
+    return Cause("post.other", "likely", said, proof)
+
+
+def of_anything(inquiry: Inquiry, difference: Difference) -> Cause:
+    proof = f"{SAME_IDS}, and no way of decoding, cutting and stripping them gives both values"
+    return Cause("post.other", "likely", sentence("post.other", difference), proof)
+
+
+VALUE_RULES: tuple[Callable[[Inquiry, Difference], Cause | None], ...] = (
+    of_places,
+    of_unseen_choice,
+    of_endings,
+    of_blanks,
+    of_parts,
+    of_token_order,
+    of_processed_logits,
+    of_reason,
+    of_numbers,
+    of_anything,
+)
+
+ONE_HOLDS_THE_OTHER = f"{SAME_IDS}, and one text holds the other"
+UNFINISHED = (
+    f"{SAME_IDS}, and end within a character: vLLM's own text leaves out what a tokenizer decodes "
+    "as U+FFFD; leave out last tokens until the text ends in none, where no stop string ended it"
+)
+
+
+def of_texts_alone(name: str, proof: str, inquiry: Inquiry, difference: Difference) -> Cause:
+    """Confirmed, where nothing but texts differs."""
+    bare = without_texts(difference.old), without_texts(difference.new)
+    is_alone = equal(*bare) and bool(inquiry.old.rows)
+    certainty: Certainty = "confirmed" if is_alone else "likely"
+    return Cause(name, certainty, sentence(name, difference), proof)
+
+
+def common_texts(difference: Difference) -> list[tuple[str, str]]:
+    """Texts that stand at one path of both values, and differ."""
+    theirs = dict(leaves(difference.new))
+    texts = [(text, theirs.get(path, text)) for path, text in leaves(difference.old)]
+    return [(old, new) for old, new in texts if old != new]
+
+
+def of_tokens(old: Any, new: Any, most: int) -> bool:
+    """Whether numbers that differ stand in lists, or beside tokens, as those of tokens do, and not
+    those of answers, or of a hidden state, which are more.   most: tokens of an answer."""
+    is_best = candidates(old) is not None
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and not is_best:
+        return any(of_tokens(old[key], new[key], most) for key in old.keys() & new.keys())
+    if not isinstance(old, (Mapping, list, tuple)):
+        return False
+    if is_best or any(isinstance(part, float) for part in old):
+        return len(old) <= most + 1 and not equal(old, new)
+    return any(of_tokens(one, other, most) for one, other in zip(old, new))
+
+
+def is_another_answer(inquiry: Inquiry) -> bool:
+    """Whether texts that differ are those of other answers of the same case."""
+    texts = {row.get("text") for row in inquiry.new.rows}
+    return all({one, other} <= texts for one, other in inquiry.other_texts)
+
+
+def without_texts(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: without_texts(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_texts(part) for part in value]
+    return "" if isinstance(value, str) else value
+
+
+def by_token(value: Any) -> Any:
+    """A value in which best tokens stand in the order of their names."""
+    if isinstance(value, Mapping):
+        return {key: by_token(part) for key, part in value.items()}
+    found = candidates(value)
+    if found is not None:
+        return sorted(found.items(), key=str)
+    return [by_token(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+REASONS = {
+    "eos", "eos_token", "stop", "stop_sequence", "end_turn", "length", "max_tokens", "plugin",
+}  # fmt: skip
+
+
+def other_reason(old: Any, new: Any) -> tuple[str, str] | None:
+    """The first reason for an end that is another one, where values tell such reasons."""
+    theirs = dict(leaves(new))
+    for path, text in leaves(old):
+        other = theirs.get(path, text)
+        if other != text and {text, other} <= REASONS:
+            return text, other
+    return None
+
+
+def marker_between(inquiry: Inquiry) -> str:
+    """A special token of the answers by which texts differ, where nothing else is left of any
+    difference."""
+    markers = special_texts(inquiry)
+    found = ""
+    for pair in inquiry.other_texts:
+        bare, whole = sorted(pair, key=len)
+        left = whole
+        for marker in markers:
+            if marker in whole and marker not in bare:
+                left, found = left.replace(marker, ""), marker
+        if left != bare:
+            return ""
+    return found
+
+
+def special_texts(inquiry: Inquiry) -> list[str]:
+    """The special tokens of all answers, as text."""
+    decode = inquiry.decode
+    if decode is None:
+        return []
+    rows = [*inquiry.old.rows, *inquiry.new.rows]
+    ids = {i for row in rows for i in row["output_ids"]}
+    texts = [decode([i], False, False) for i in ids if not decode([i], True, False)]
+    return [text for text in texts if text]
+
+
+def are_unfinished(difference: Difference) -> bool:
+    """Whether texts differ by nothing but a character at the new one's end that is not whole."""
+    theirs = dict(leaves(difference.new))
+    for path, text in leaves(difference.old):
+        other = theirs.get(path, "")
+        if text not in (other, other.rstrip("\ufffd")):
+            return False
+    return True

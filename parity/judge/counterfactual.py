@@ -1,0 +1,446 @@
+"""Runs of the new code with something as it was, and what they prove.
+
+A cause is confirmed where its old value, put back, brings the old answer back. Suspects are put
+back one at a time, in causal order; where none is enough alone, all together, and then the first k
+of them, by bisection, down to the fewest that are. Each run takes place once (`Inquiry.run`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parity.causes import named as entry_of
+from parity.golden import Case
+from parity.judge.after_model import after_decoding, by_endings
+from parity.judge.align import paired, same_ids
+from parity.judge.changed_places import of_order, permuted
+from parity.judge.comparison import Named
+from parity.judge.endings import leaves, strange_text
+from parity.judge.inquiry import Inquiry, Parts, are_other_samples, counted, no_run, sentence
+from parity.judge.questions import checkpoint_of, number_gap
+from parity.judge.replay import ALONE, ANSWERS, UNCACHED
+from parity.judge.row import (
+    Row,
+    criteria,
+    entry,
+    is_drawn,
+    is_prefix,
+    placeholder_in,
+    request_of,
+    seeds_of,
+)
+from parity.judge.stages.prompt import may_be_written
+from parity.record.rows import BUT_THE_LAST, collapsed
+from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, equal
+
+ON_BOTH = {"dtype", "model"}  # load settings that every backend has
+
+
+def backend_of(case: Case) -> str:
+    if not case.rows:
+        return "hf"
+    return str(case.rows[0].get("model", {}).get("backend", "hf"))
+
+
+# == One old value at a time ==
+
+
+@dataclass(frozen=True)
+class PutBack:
+    """What would undo one suspect alone.   load: load settings.   parts: of requests."""
+
+    name: str
+    difference: Difference
+    load: Mapping[str, Any]
+    parts: Parts
+
+    @property
+    def what(self) -> str:
+        return " and ".join(sorted(self.parts)) or ", ".join(self.load)
+
+
+def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
+    model = old.rows[0].get("model", {}) if old.rows else {}
+    settings: dict[str, Any] = {
+        "dtype": model.get("dtype"),
+        "model": checkpoint_of(old),
+        "hf_kwargs": {},
+        "attn_implementation": model.get("attention"),
+        "max_batch_size": 1,
+    }
+    found = []
+    for name, difference in dict(named).items():
+        known = entry_of(name).put_back
+        fields = [part.removeprefix("load.") for part in known if part.startswith("load.")]
+        if known and (backend == "hf" or {*fields} <= ON_BOTH):
+            parts = frozenset(part for part in known if not part.startswith("load."))
+            load = {field: settings[field] for field in fields}
+            found.append(PutBack(name, difference, load, parts))
+    return found
+
+
+def by_replay(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+    """The first suspect whose old value alone brings the old answer back; or the fewest that do
+    together."""
+    if inquiry.rerun is None or not inquiry.new.rows:
+        return None
+    known = put_backs(named, inquiry.old, backend_of(inquiry.new))
+    if inquiry.narrowed:
+        # Without stops that the old code cut at by hand, its text is always the whole one.
+        known = [one for one in known if one.difference.counts]
+    for one in known:
+        again = inquiry.run(one.load, one.parts)
+        # Of stops that the old code cut at by hand, equal ids prove nothing: they always are.
+        if inquiry.realigned(again, by_ids=one.difference.counts):
+            return alone(inquiry, one, again, named)
+        note_failure(inquiry, one, again)
+    return together(inquiry, known)
+
+
+def alone(inquiry: Inquiry, one: PutBack, again: Case | None, named: Sequence[Named]) -> Cause:
+    rows = again.rows if again else ()
+    if one.name == "batch.order" and answers_of_others(inquiry.new.rows, rows) is None:
+        return in_company(inquiry, "a request at a time, the old answer comes back", named)
+    proof = f"with the old {one.what} put back, the old answer comes back"
+    is_unsure = may_be_written(one.name, *inquiry.pairs[one.difference.row or 0])
+    certainty: Certainty = "likely" if is_unsure else "confirmed"
+    return Cause(one.name, certainty, sentence(one.name, one.difference), proof)
+
+
+def note_failure(inquiry: Inquiry, one: PutBack, again: Case | None) -> None:
+    if why := no_run(again, inquiry):
+        inquiry.untried[one.name] = why
+        inquiry.steps.append(f"putting {one.name} back was not tried, because {why}")
+    else:
+        said = "putting it back does not bring the old answer back"
+        inquiry.steps.append(f"not {one.name} alone: {said}")
+
+
+def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
+    """Suspects that only together bring the old answer back: the first k, for the least k."""
+    if len(known) < 2 or not is_back(inquiry, known):
+        return None
+    least, most = 2, len(known)
+    while least < most:
+        middle = (least + most) // 2
+        if is_back(inquiry, known[:middle]):
+            most = middle
+        else:
+            least = middle + 1
+    names = ", ".join(one.name for one in known[:most])
+    proof = f"only {names} together, put back, bring the old answer back"
+    first = known[0]
+    return Cause(first.name, "confirmed", sentence(first.name, first.difference), proof)
+
+
+def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
+    load = {key: value for one in known for key, value in one.load.items()}
+    parts = frozenset[str]().union(*(one.parts for one in known))
+    by_ids = all(one.difference.counts for one in known)
+    return inquiry.realigned(inquiry.run(load, parts), by_ids)
+
+
+def put_back_result(name: str, inquiry: Inquiry) -> str:
+    """What became of putting a cause's old value back."""
+    if inquiry.rerun is None:
+        return "putting it back was not tried, because the case cannot be run again"
+    if why := inquiry.untried.get(name):
+        return f"putting it back was not tried, because {why}"
+    nothing = Difference("value", "", None, None)
+    if not put_backs([(name, nothing)], inquiry.old, backend_of(inquiry.new)):
+        return "putting it back was not tried, because nothing does so"
+    return "putting it back does not bring the old answer back"
+
+
+# == Without the cache ==
+
+
+def by_cache(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
+    """An answer out of a cache that the model would not give."""
+    rows = [k for k, (_, row) in enumerate(inquiry.pairs) if request_of(row).get("cached")]
+    if not rows:
+        return None
+    again = inquiry.run({}, frozenset({UNCACHED}))
+    if inquiry.realigned(again):
+        said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
+        proof = "without the cache the old answer comes back"
+        return Cause("cache.key", "confirmed", said, proof)
+    if again is None or again.raised is not None:
+        return None
+    taken = of_another(inquiry.new, again)
+    if not taken:
+        return None
+    by_whom = "was answered by the cache as another model, or another setting, had answered before"
+    said = f"{CAUSES['cache.key']}: row {taken[0]} {by_whom}"
+    return Cause("cache.key", "likely", said, "without the cache it gets another answer")
+
+
+def of_another(new: Case, again: Case) -> list[int]:
+    """Rows out of a cache whose answers are not their own, by a run without the cache, but all
+    those of others that asked the same of another model or with other settings: between two dtypes
+    rounding might explain the ids. Of samples, those with a seed say it."""
+    found = []
+    for position, (row, own) in enumerate(paired(new.rows, again.rows)):
+        if not is_taken_from_cache(row) or row["output_ids"] == own["output_ids"]:
+            continue
+        if not any(is_same_answer(one, row) for one in new.rows[:position]):
+            return []
+        found.append(position)
+    return found
+
+
+def is_taken_from_cache(row: Row) -> bool:
+    return bool(request_of(row).get("cached")) and (not is_drawn(row) or bool(seeds_of(row)))
+
+
+def is_same_answer(one: Row, row: Row) -> bool:
+    """Whether a row that was asked otherwise has the same prompt and answer."""
+    is_same = all(one[name] == row[name] for name in ("prompt_ids", "output_ids"))
+    return is_same and how_asked(one) != how_asked(row)
+
+
+def how_asked(row: Row) -> Any:
+    model = row.get("model", {})
+    return model.get("path"), model.get("dtype"), row.get("sampling"), row.get("stop")
+
+
+# == Each request by itself ==
+
+SAME_MODEL = 1e-3  # nats: other rows of a batch move float32 sums by 1e-5
+
+
+def by_company(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
+    """Each request by itself, nothing from a cache: is it the rest of the batch? In half precision
+    rounding depends on it, so there the numerics are asked first (without `named`)."""
+    if not can_be_company(inquiry, named):
+        return None
+    alone = inquiry.run({}, frozenset({ALONE}))
+    if alone is None or not inquiry.realigned(alone):
+        return None
+    proof = "each request by itself gives the old answer"
+    places = permuted(inquiry.old.value, inquiry.new.value)
+    if places is not None:
+        return of_order(places, proof)
+    rows = inquiry.new.rows
+    once = next((k for k, row in enumerate(rows) if request_of(row).get("shared")), None)
+    if once is not None:
+        said = f"row {once} and an unlike one with this prompt were computed once"
+        return Cause("cache.key", "confirmed", f"{CAUSES['cache.key']}: {said}", proof)
+    # A row that was given what is another one's, such as its pixel budget, answers as that one
+    # does, and is no other's.
+    taken = None if upstream_of_batch(named) else answers_of_others(rows, alone.rows)
+    if taken is not None:
+        said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
+        return Cause("batch.order", "confirmed", said, proof)
+    return in_company(inquiry, proof, named)
+
+
+def can_be_company(inquiry: Inquiry, named: Sequence[Named]) -> bool:
+    rows = inquiry.new.rows
+    if inquiry.rerun is None or len(rows) < 2:
+        return False
+    if named != () and not all(map(is_float32, (*inquiry.old.rows, *rows))):
+        return False
+    # Other samples may be the old ones by chance, where something is declared otherwise.
+    apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]] or rows
+    is_chance = any(is_drawn(row) and not seeds_of(row) for row in apart)
+    return not (counted(named) and is_chance)
+
+
+def is_float32(row: Row) -> bool:
+    return bool(row.get("model", {}).get("dtype", "float32") == "float32")
+
+
+def in_company(inquiry: Inquiry, proof: str, named: Sequence[Named] = ()) -> Cause:
+    """Where the rest of a batch comes in: by its images, in the model, or in what is done with its
+    logits."""
+    if upstream := upstream_of_batch(named):
+        name, difference = upstream[0]
+        said = f"{sentence(name, difference)}; only beside others"
+        return Cause(name, "confirmed", said, proof)
+    count = len(inquiry.new.rows)
+    gap = None if inquiry.comparison.has_same_ids else inquiry.company()
+    told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
+    read = "the model's log-probabilities of the golden, beside others and alone"
+    inquiry.steps.append(f"{read}: {told}")
+    if gap is None or gap > SAME_MODEL:
+        said = f"{CAUSES['batch.composition']}: the case has {count} rows"
+        return Cause("batch.composition", "confirmed", said, proof)
+    name = cause_beside_others(inquiry)
+    said = f"{CAUSES[name]}, only beside others: {count} rows"
+    same = f"reading the golden, the model says the same beside others, within {gap:.1e} nats"
+    return Cause(name, "likely", said, f"{proof}; {same}")
+
+
+def cause_beside_others(inquiry: Inquiry) -> str:
+    """What the rest of a batch changes where the model says the same."""
+    apart = [new for old, new in inquiry.pairs if new["output_ids"] != old["output_ids"]]
+    if any(is_drawn(row) and not entry(row, "sampling", "processors") for row in apart):
+        return "rng"
+    is_end = all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
+    return "stop.rule" if is_end else "sampling.processors"
+
+
+def upstream_of_batch(named: Sequence[Named]) -> list[Named]:
+    batch = STAGES.index("batch")
+    return [(name, d) for name, d in counted(named) if STAGES.index(d.stage) < batch]
+
+
+def asked_as(row: Row) -> tuple[Any, Any]:
+    images = [(image.get("sha256"), image.get("budget")) for image in row.get("images", ())]
+    return collapsed(row["prompt_ids"], placeholder_in(row)), images
+
+
+def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
+    """(row, whose answer it got), where rows that are asked alone get other ones' answers among the
+    others. That a row answers as one of the same prompt does says nothing."""
+    lengths, own = ({len(row["prompt_ids"]) for row in rows} for rows in (beside, alone))
+    if len(alone) != len(beside) or lengths != own:  # what is exchanged is there all the same
+        return None
+    for number, row in enumerate(beside):
+        if row["output_ids"] == alone[number]["output_ids"]:
+            continue
+        for other, one in enumerate(alone):
+            is_answer = one["output_ids"] == row["output_ids"]
+            if is_answer and asked_as(one) != asked_as(alone[number]):
+                return number, other
+    return None
+
+
+# == The golden's ids, forced ==
+
+FORCED = "the golden's ids were forced, to see what the new code makes of them"
+
+
+def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause | None, float]:
+    """Where ids are others, as they may be: the golden's own ids, forced, are to become the
+    golden's value. Where they cannot be forced, each text is to come from its own ids in the way
+    that the golden's did. With it, where nothing but numbers differ: how far they do, at most; they
+    come of the model's scores, and rounding may explain it.   followed: the new code asked on with
+    other ids, so that its own rows say nothing of the golden's."""
+    if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
+        return None, 0.0
+    forced = inquiry.run({}, frozenset({ANSWERS}))
+    if forced is not None and forced.raised is None:
+        is_whole = said_as_far(inquiry.old, forced)
+        if is_whole is not None:
+            return from_forced(inquiry, forced, is_whole=is_whole)
+    return from_asking_on(inquiry, forced) if followed else from_own_ids(inquiry), 0.0
+
+
+def from_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> tuple[Cause | None, float]:
+    """What the new code makes of the golden's ids.   is_whole: of all of them."""
+    far = "" if is_whole else ", as far as the new stops let them go"
+    what = "to see what the new code makes of them"
+    inquiry.steps.append(f"the golden's ids were forced{far}, {what}")
+    made = inquiry.beside(inquiry.old, forced)
+    asked = STAGES[: STAGES.index("batch")]
+    named = [one for one in made.comparison.counted if one[1].stage in asked]
+    if named:
+        proof = "with the golden's ids forced, this differs still"
+        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
+    if equal(inquiry.old.value, forced.value):
+        return None, 0.0
+    gap = number_gap(inquiry.old.value, forced.value) or 0.0
+    if is_whole:
+        return after_decoding(made), gap
+    if lacks_only_ends(inquiry, forced):
+        return None, 0.0
+    unsure = after_decoding(inquiry.beside(up_to_forced(inquiry.old, forced), forced))
+    return dataclasses.replace(unsure, certainty="likely"), gap
+
+
+def from_asking_on(inquiry: Inquiry, forced: Case | None) -> Cause | None:
+    """Whether code that is given the golden's answers, as far as it asks for any, asks for more or
+    fewer."""
+    if forced is None or forced.raised is not None:
+        return None
+    old = inquiry.old
+    counts = len(old.rows), len(forced.rows)
+    pairs = paired(old.rows, forced.rows)
+    is_given = all(a["output_ids"] == b["output_ids"] for a, b in pairs)
+    changes_nothing = counts[1] > counts[0] and equal(old.value, forced.value)
+    if counts[0] == counts[1] or not is_given or changes_nothing:
+        return None
+    said = f"of the same answers the old code asked for {counts[0]}, the new code for {counts[1]}"
+    name = "sampling.processors" if are_other_samples(old, forced) else "post.other"
+    return Cause(name, "likely", said, FORCED)
+
+
+def from_own_ids(inquiry: Inquiry) -> Cause | None:
+    """Each text is to come from its own ids in the way that the golden's did."""
+    if inquiry.new.raised is not None:
+        said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
+        return Cause("error", "likely", said, "the golden's own ids could not be forced")
+    cause = by_endings(inquiry, drawn=True)
+    if cause is not None or inquiry.decode is None:
+        return cause
+    strange = strange_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
+    if not strange:
+        return None
+    proof = "the golden's texts come from their ids"
+    return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", proof)
+
+
+def said_as_far(old: Case, forced: Case) -> bool | None:
+    """Whether forced ids are the golden's, whole (True), or as far as the new stops let them go
+    where a criterion of the old code's own kept rows until all had ended (False)."""
+    if same_ids(old, forced):
+        return True
+    pairs = paired(old.rows, forced.rows)
+    if not pairs or len(old.rows) != len(forced.rows):
+        return None
+    return False if all(is_forced_part(*pair) for pair in pairs) else None
+
+
+def is_forced_part(old: Row, forced: Row) -> bool:
+    ids, wanted = forced["output_ids"], old["output_ids"]
+    return bool(ids == (wanted[: len(ids)] if criteria(old) else wanted))
+
+
+def lacks_only_ends(inquiry: Inquiry, forced: Case) -> bool:
+    """Whether texts lack nothing but what the golden's rows went on with behind the new stops."""
+    theirs = dict(leaves(forced.value))
+    if inquiry.decode is None or not theirs:
+        return False
+    more = {""}
+    for old, new in paired(inquiry.old.rows, forced.rows):
+        more |= set(rests(inquiry, old, new))
+    for path, text in leaves(inquiry.old.value):
+        ways = {text.removesuffix(rest) for rest in more if text.endswith(rest)}
+        if text == text.strip():
+            ways |= {way.strip() for way in ways}
+        if theirs.get(path) not in ways:
+            return False
+    return True
+
+
+def rests(inquiry: Inquiry, old: Row, new: Row) -> Iterator[str]:
+    """What the text of the old ids has behind that of the new ones."""
+    assert inquiry.decode is not None
+    for skip in (True, False):
+        whole, part = (inquiry.decode(row["output_ids"], skip, False) for row in (old, new))
+        if whole.startswith(part):
+            yield whole[len(part) :]
+            yield whole[len(part) :].rstrip()
+
+
+def up_to_forced(old: Case, forced: Case) -> Case:
+    """The golden, whose rows end where the forced ones do."""
+    pairs = paired(old.rows, forced.rows)
+    return dataclasses.replace(
+        old, rows=tuple({**a, "output_ids": b["output_ids"]} for a, b in pairs)
+    )
+
+
+def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
+    """What else differs where ids part, and may do so by rounding: no near tie is to hide it. How
+    far, as above."""
+    named = inquiry.comparison.counted
+    if named:
+        proof = "seen directly; where the ids part it has no say"
+        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
+    return from_other_ids(inquiry)

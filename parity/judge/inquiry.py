@@ -1,0 +1,153 @@
+"""One case whose value or ids differ, and what is found out about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from parity.golden import Case
+from parity.judge.align import same_ids
+from parity.judge.comparison import Comparison, Named
+from parity.judge.endings import Decode, leaves
+from parity.judge.row import Pairs, is_drawn
+from parity.verdict import CAUSES, Difference, brief, equal
+
+Parts = frozenset[str]
+Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, parts put back -> what
+# comes out; None where the case cannot be run so
+
+BESIDE = ("request", "inputs", "decodes")  # which invariants read; no stages for a reader
+
+
+@dataclass
+class Inquiry:
+    """steps: for `explain`, one line each.   company: how far the rest of its batch moves the
+    model's log-probabilities, in nats.   narrowed: to the answers that later prompts hold.
+    untried: cause -> why no run with its old value took place."""
+
+    comparison: Comparison
+    rerun: Rerun | None = None
+    steps: list[str] = field(default_factory=list)
+    company: Callable[[], float | None] = lambda: None
+    narrowed: bool = False
+    untried: dict[str, str] = field(default_factory=dict)
+    runs: dict[tuple[str, Parts], Case | None] = field(default_factory=dict)
+
+    @property
+    def old(self) -> Case:
+        return self.comparison.old
+
+    @property
+    def new(self) -> Case:
+        return self.comparison.new
+
+    @property
+    def decode(self) -> Decode | None:
+        return self.comparison.tools.decode
+
+    @property
+    def pairs(self) -> Pairs:
+        return self.comparison.pairs
+
+    @property
+    def value_difference(self) -> Difference | None:
+        found = self.comparison.differences
+        return next((difference for difference in found if difference.stage == "value"), None)
+
+    @property
+    def other_texts(self) -> list[tuple[str, str]]:
+        """Texts of the value that differ, old and new."""
+        theirs = dict(leaves(self.new.value))
+        texts = [(text, theirs.get(path, text)) for path, text in leaves(self.old.value)]
+        return [(old, new) for old, new in texts if old != new]
+
+    def run(self, load: Mapping[str, Any], parts: Parts) -> Case | None:
+        """A counterfactual run, once for all that ask for it."""
+        if self.rerun is None:
+            return None
+        key = repr(sorted(load.items())), parts
+        if key not in self.runs:
+            self.runs[key] = self.rerun(load, parts)
+        return self.runs[key]
+
+    def beside(self, old: Case, new: Case) -> Inquiry:
+        """The same inquiry of two other recordings."""
+        comparison = Comparison(old, new, self.comparison.tools)
+        return dataclasses.replace(self, comparison=comparison)
+
+    def realigned(self, again: Case | None, by_ids: bool = True) -> bool:
+        """Whether a run gives the old answer.   by_ids: the old ids are proof enough; what is done
+        with them after the model may differ, too."""
+        if again is None or again.raised is not None:
+            return False
+        if by_ids and not same_ids(self.old, self.new) and same_ids(self.old, again):
+            return True
+        return equal(self.old.value, again.value)
+
+    def note_agreement(self) -> None:
+        """Note what is the same and what is the first difference."""
+        found = self.comparison.differences
+        unequal = {difference.stage for difference in found}
+        present = dict.fromkeys(key for row, _ in self.pairs for key in row)
+        same = [key for key in present if key not in unequal and key not in BESIDE]
+        if same:
+            self.steps.append(f"the same on both sides: {', '.join(same)}")
+        counted = [difference for difference in found if difference.counts] or found
+        if counted:
+            self.steps.append(f"first difference: {counted[0].sentence()}")
+
+
+def sentence(name: str, difference: Difference) -> str:
+    return f"{CAUSES[name]}: {difference.sentence()}"
+
+
+def are_other_samples(old: Case, new: Case) -> bool:
+    """Whether the same prompts are sampled from, and another number of times."""
+    mine, theirs = ({tuple(row["prompt_ids"]) for row in case.rows} for case in (old, new))
+    return mine == theirs and all(is_drawn(row) for row in (*old.rows, *new.rows))
+
+
+def up_to_followers(inquiry: Inquiry) -> Inquiry:
+    """Where prompts follow from answers that are other ones: the inquiry of those answers, which
+    have the cause. Their texts stand for the value."""
+    follow = inquiry.comparison.followers
+    if not follow:
+        return inquiry
+    kept = {}
+    for number, (old_row, new_row) in enumerate(inquiry.pairs):
+        has_texts = "text" in old_row and "text" in new_row
+        if number not in follow:
+            kept[number] = "text" if has_texts else "output_ids"
+    held = {number: texts for cut in follow.values() for number, texts in cut.items()}
+
+    def narrow(case: Case, texts: Mapping[int, str]) -> Case:
+        rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
+        value = [texts.get(k, row.get(kept[k])) for k, row in rows.items()]
+        return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
+
+    def rerun(load: Mapping[str, Any], parts: Parts) -> Case | None:
+        again = inquiry.run(load, parts)
+        return again and narrow(again, {})
+
+    old = narrow(inquiry.old, {k: texts[0] for k, texts in held.items()})
+    new = narrow(inquiry.new, {k: texts[1] for k, texts in held.items()})
+    count = f"{len(follow)} of {len(inquiry.pairs)}"
+    inquiry.steps.append(f"{count} prompts hold answers that differ: those are judged")
+    again = rerun if inquiry.rerun else None
+    beside = inquiry.beside(old, new)
+    return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
+
+
+def no_run(again: Case | None, inquiry: Inquiry) -> str:
+    """Why a run says nothing: it did not take place, or ended in an error that putting a value back
+    made."""
+    if again is None:
+        return "the case cannot be run again with it"
+    is_made = again.raised not in (None, inquiry.old.raised, inquiry.new.raised)
+    return f"the run with it ended in {brief(again.raised)}" if is_made else ""
+
+
+def counted(named: Sequence[Named]) -> list[Named]:
+    return [(name, difference) for name, difference in named if difference.counts]

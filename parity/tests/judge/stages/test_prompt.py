@@ -1,0 +1,46 @@
+"""The prompt's stage: why two prompts differ, and what must hold of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from parity.judge.stages.prompt import may_be_written, prompt_cause, tokenization
+from parity.judge.stages.stage import Tools
+
+TEXT = "abcdefghijklmnop"
+
+
+def encode(text: str, special: bool) -> Sequence[int]:
+    return [*map(ord, text)]
+
+
+def row(ids: Sequence[int], text: str | None = None) -> dict[str, Any]:
+    return {"prompt_ids": list(ids), "prompt_text": text, "template": None, "messages": None}
+
+
+@pytest.mark.parametrize("known", ["old", "new", "both"])
+def test_prompt_cause_two_windows_of_one_text_are_a_truncation(known: str) -> None:
+    ids = encode(TEXT, True)
+    old = row(ids[-5:], TEXT if known != "new" else None)
+    new = row(ids[:5], TEXT if known != "old" else None)
+    assert prompt_cause(old, new, tools=Tools(encode=encode)) == "prompt.truncation"
+
+
+def test_prompt_cause_of_another_text_is_no_window_of_the_known_one() -> None:
+    old, new = row(encode(TEXT, True)[-5:], TEXT), row(encode("qrstu", True))
+    assert prompt_cause(old, new, tools=Tools(encode=encode)) == "prompt.messages"
+
+
+def test_may_be_written_a_cut_that_nobody_declared_is_not_certain() -> None:
+    old, new = row(encode(TEXT, True)[-5:], TEXT), row(encode(TEXT, True)[:5])
+    assert may_be_written("prompt.truncation", old, new)
+
+
+def test_tokenization_of_half_a_character_is_not_seen() -> None:
+    def refuse(text: str, special: bool) -> Sequence[int]:
+        raise TypeError("a tokenizer takes no lone surrogate")
+
+    assert tokenization(row([1, 2], "a\ud800"), Tools(encode=refuse)) is None

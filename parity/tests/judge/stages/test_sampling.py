@@ -1,0 +1,37 @@
+"""The sampling's stage: settings, seeds, forms of structured output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parity.judge.stages.sampling import both_structures, structure
+from parity.judge.stages.stage import KEPT, Tools
+
+
+def asking(form: str, value: Any) -> dict[str, Any]:
+    return {"request": {"structure": {form: value}}, "output_ids": [65, 0], "stop": {"end_ids": {"value": [0]}}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("((a|b))", "(a|b)", True),
+        ("(a)(b)", "ab", True),
+        ("(a|b)+", "((a|b)+)", True),
+        ("(a|b)+", "a|b+", False),
+        (r"((a)b)\1", r"(a)b\1", False),
+        ("(a|b)", "(a|c)", False),
+        ("((", "(", False),
+    ],
+)
+def test_both_structures_groups_that_only_group_are_no_difference(old: str, new: str, is_same: bool) -> None:
+    before, after = both_structures(asking("regex", old), asking("regex", new))["regex"]
+    assert (before == after) is is_same
+
+
+@pytest.mark.parametrize(("form", "value", "is_kept"), [("regex", "[A-Z]", True), ("choice", ["B"], False)])
+def test_structure_reads_the_text_before_the_end(form: str, value: Any, is_kept: bool) -> None:
+    tools = Tools(decode=lambda ids, skip, clean: "".join(map(chr, ids)))
+    assert (structure(asking(form, value), tools) == KEPT) is is_kept

@@ -1,0 +1,40 @@
+"""What was done with ids after the model: names of the value's causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from parity.judge.explain import cause_of
+from parity.verdict import Cause
+
+from .inquiries import differences, inquiry_of
+from .test_company import case
+from .test_laws import TOOLS, row
+
+ENDS_WITH_E = [4, 5, 9]  # "de", and the end
+
+
+def caused(old: dict[str, Any], new: dict[str, Any], value: Any, now: Any) -> Cause:
+    before, after = case(old, value=value), case(new, value=now)
+    found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("stops", [[], ["."], ["e"], [".f"]])
+@pytest.mark.parametrize("told", ["old and new", "new"])
+def test_after_decoding_an_appended_character_is_no_stop(stops: Sequence[str], told: str) -> None:
+    """Whatever stops there are: neither side's ids become the character that was appended."""
+    new = row(output_ids=ENDS_WITH_E, stop={"strings": stops})
+    old = new if told == "old and new" else row(output_ids=ENDS_WITH_E)
+    cause = caused(old, new, "de", "de.")
+    assert cause.name.startswith("post."), cause
+
+
+def test_after_decoding_a_stop_that_was_appended_to_equal_texts_is_no_stop() -> None:
+    """The library cut the text at its stop on both sides; the new code puts it back by itself."""
+    stopped = row(output_ids=[4, 5], stop={"strings": ["e"]}, text="d", decode={"ids": "cut"})
+    assert caused(stopped, stopped, "d", "de").name.startswith("post.")

@@ -1,0 +1,24 @@
+"""A site's open questions: what one case is told does not depend on which others were chosen."""
+
+from __future__ import annotations
+
+from parity.golden import Store
+from parity.judge.check import check_sites
+from parity.tests.conftest import ROOT
+from parity.verdict import Outcome
+
+SITE = "rollout"
+CASES = ("cold-sampling", "sampled-with-seed", "several-samples")  # with questions over the site
+
+
+def told(outcome: Outcome) -> tuple[str, str, tuple[str, ...]]:
+    return outcome.verdict, str(outcome.cause), outcome.also
+
+
+def test_check_sites_of_one_case_tells_what_the_whole_site_tells() -> None:
+    store = Store(ROOT / "golden")
+    whole = check_sites(store, sites=[SITE], backends=["hf"])
+    known = {outcome.case: told(outcome) for outcome in whole.outcomes}
+    for case in CASES:
+        [alone] = check_sites(store, sites=[SITE], cases=[case], backends=["hf"]).outcomes
+        assert told(alone) == known[case], case
