@@ -156,7 +156,7 @@ def test_the_tables_name_every_field() -> None:
 def named_files() -> Iterator[tuple[str, str]]:
     """(document, file) of each Python file that a maintainers' page names, of ours by its folder."""
     for document in (ROOT / "CONTRIBUTING.md", *(ROOT / "parity").glob("*/README.md")):
-        for name in re.findall(r"`((?:parity/)?(?:\w+/)*\w+\.py)`", document.read_text(encoding="utf-8")):
+        for name in re.findall(r"`((?:parity/)?(?:\w+/)*[a-z_]+\.py)`", document.read_text(encoding="utf-8")):
             yield document.relative_to(ROOT).as_posix(), name
 
 
