@@ -54,13 +54,12 @@ import re
 import reprlib
 import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 __version__ = "0.2.0"
 
@@ -80,13 +79,13 @@ __all__ = [
     "lazy_import",
     "takes",
     "companion",
+    "installed",
     "ModelLoadConfig",
     "StopOptions",
     "DecodeOptions",
     "GenerationOptions",
     "ChatTemplateOptions",
     "VlmPreprocessOptions",
-    "StructuredOptions",
     "TextGenerationRequest",
     "VlmGenerationRequest",
     "GenerationResult",
@@ -94,29 +93,38 @@ __all__ = [
     "Capabilities",
     "Contract",
     "build",
+    "ruled",
     "whole",
     "one_of",
+    "is_text",
+    "as_sequence",
     "TOKEN_IDS",
     "are_ids",
+    "batch_of",
     "at_request",
     "load_image",
     "image_parts",
     "render",
     "truncate_at_stops",
     "Plugin",
-    "adopt_plugin",
+    "adopt_plugins",
     "Checkpoint",
     "Plan",
     "make_plan",
     "Prompt",
     "encode",
+    "check_known",
     "check_ids",
     "prompt_of",
     "RowWatch",
+    "find_ending",
     "finish",
     "Observer",
     "NOBODY",
     "Asked",
+    "vllm_is_on_cpu",
+    "OTHER_VLLM",
+    "WITH_HOOK",
     "Refusal",
     "refusal_of",
     "Decoder",
@@ -125,6 +133,7 @@ __all__ = [
     "oom_error",
     "free_memory",
     "no_token",
+    "own_logits",
     "collate",
     "Batch",
     "Row",
@@ -368,8 +377,7 @@ def build(kind: type[T], value: Any) -> T:
         return value
     if value is None:
         return kind()
-    family = {base.__name__ for base in (*inspect.getmro(type(value)), *inspect.getmro(kind))}
-    if dataclasses.is_dataclass(value) and {kind.__name__, type(value).__name__} <= family:
+    if dataclasses.is_dataclass(value):
         value = fields_of(value)
     if not isinstance(value, Mapping):
         problem = f"{kind.__name__} cannot be made from {type(value).__name__}"
@@ -546,8 +554,10 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
 
 
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
-BACKEND_NAMES = ("hf", "vllm", "auto")
-DTYPES = ("float32", "bfloat16", "float16")
+Backend = Literal["hf", "vllm", "auto"]
+DType = Literal["float32", "bfloat16", "float16"]
+BACKEND_NAMES = get_args(Backend)
+DTYPES = get_args(DType)
 OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that sets it
     "dtype": "dtype",
     "torch_dtype": "dtype",
@@ -591,7 +601,8 @@ class ModelLoadConfig(Contract):
 
     model: a checkpoint directory or a hub name.   revision: the hub revision.
     backend: "hf" (transformers), "vllm" (fast), or "auto": vllm where it can run what this config
-        asks for, else hf; `engine.describe()` says which and why. Default "hf".
+        asks for, else hf; `engine.describe()` says which and why; needs the companion fallback.py.
+        Default "hf".
     dtype: "float32", "bfloat16" or "float16". Default None: the checkpoint's own, on both backends.
     device: hf only, e.g. "cpu" or "cuda:1". Default None: cuda if there is one, else cpu.
     attn_implementation: hf only, transformers' name. Default None: transformers' choice.
@@ -600,22 +611,23 @@ class ModelLoadConfig(Contract):
     max_batch_tokens, max_batch_size: hf only, >= 1: padded prompt + new tokens, and rows, that may
         run at a time. Default None: 32,768 tokens, any number of rows.
     adapters: name -> directory of a LoRA adapter in PEFT's format; a request names the one it
-        wants. Default: none.
+        wants. Needs the companion adapters.py. Default: none.
     logits_hooks: vllm only: load with the hook that logits plugins and full logits need. It makes
-        vLLM use its older model runner on a GPU. Default False; hf always has it.
+        vLLM use its older model runner on a GPU. Needs the companion vllm_hooks.py. Default False;
+        hf always has it.
     decoder: another decoding method (see Decoder; speculation.py has one). Default None.
     cache: a MutableMapping of str to str that keeps answers of equal requests, greedy or seeded: a
         dict, an LRU, an SQLite file. Needs the companion answer_cache.py. Engines may share it,
         also of other models; the caller closes it. Default None.
     fallback_backend: "hf" runs there what "vllm" cannot do, with a warning and `fallback_from` on
-        the result. Default None: what it cannot do is refused.
+        the result. Needs the companion fallback.py. Default None: what it cannot do is refused.
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
         or that would change what a result means (MEANING), are refused. Default: none."""
 
     model: str = ""  # refused by its rule: there is no default
-    backend: str = one_of("hf", "backend", BACKEND_NAMES)
-    dtype: str | None = one_of(None, "dtype", DTYPES)
+    backend: Backend = one_of("hf", "backend", BACKEND_NAMES)
+    dtype: DType | None = one_of(None, "dtype", DTYPES)
     device: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
@@ -635,7 +647,7 @@ class ModelLoadConfig(Contract):
     logits_hooks: bool = False
     decoder: Any = None
     cache: MutableMapping[str, str] | None = field(default=None, repr=False, compare=False)
-    fallback_backend: str | None = one_of(None, "fallback_backend", ("hf",))
+    fallback_backend: Literal["hf"] | None = one_of(None, "fallback_backend", ("hf",))
     progress: bool = True
     hf_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -708,40 +720,6 @@ class DecodeOptions(Contract):
     strip: bool = False
 
 
-def schema_text(value: Any) -> Any:
-    """A JSON schema as a string. What cannot be JSON stays as it is, for the rule to refuse."""
-    if isinstance(value, Mapping):
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            return json.dumps(value)
-    return value
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredOptions(Contract):
-    """What the text must look like: exactly one of these forms. Needs the companion structured.py.
-
-    json: a JSON schema (mapping or string).   json_object: any JSON object.
-    regex: a regular expression.   choice: one of these strings.   grammar: EBNF with a rule `root`.
-    xgrammar constrains both backends. JSON has no white space between its tokens."""
-
-    json: Any = ruled(
-        None, "a JSON schema as a mapping or a string", str, holds=is_text, made=schema_text
-    )
-    json_object: bool = False
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    grammar: str | None = None
-
-    def check(self) -> None:
-        if len(self.forms()) != 1:
-            problem = f"StructuredOptions has {len(self.forms())} forms"
-            raise OptionError(problem, fix="give exactly one")
-
-    def forms(self) -> dict[str, Any]:
-        fields = fields_of(self)
-        return {name: fields[name] for name in fields if fields[name] not in (None, False, ())}
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationOptions(Contract):
     """How to generate. Each field is passed to the backend as it is: a checkpoint fills in nothing.
@@ -764,7 +742,8 @@ class GenerationOptions(Contract):
         Default None: none.
     logits: also the full raw logits of each step, float32 [tokens, vocabulary] on the CPU.
     replay: forced decoding: for each request the token ids that it shall answer. Sampling and
-        penalties are off, and logprobs of the ids are reported. Default None.
+        penalties are off, and logprobs of the ids are reported. Needs the companion forcing.py.
+        Default None.
     stop: StopOptions, or stop strings.   decode: DecodeOptions.
     max_prompt_tokens: most tokens of a prompt, >= 1. Default None: the window less max_new_tokens.
     truncate_prompt: cut the beginning of a longer prompt in place of refusing it. Default False."""
@@ -801,12 +780,8 @@ class GenerationOptions(Contract):
         if self.min_new_tokens > self.max_new_tokens:
             problem = f"min_new_tokens is {self.min_new_tokens}, above max_new_tokens"
             raise OptionError(problem, fix="lower it")
-        if self.replay is None:
-            return
-        set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
-        if self.n > 1:
-            fix = "give each sample as a request of its own"
-            raise OptionError(f"replay does not go with n {self.n}", fix=fix)
+        if self.replay is not None:
+            set_frozen(self, replay=tuple(map(tuple, self.replay)), logprobs=self.logprobs or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -846,11 +821,14 @@ class VlmPreprocessOptions(Contract):
 
     min_pixels, max_pixels: pixels after resizing, >= 1. Default None: the checkpoint's own.
     do_resize: False takes the image as it is; its sides must be multiples of the model's patch
-        grid. Default True."""
+        grid. Default True.
+    background: the colour behind what is transparent, as PIL names it. None shows the colours that
+        were hidden, as PIL's convert("RGB") does. Default "white", as in vLLM."""
 
     min_pixels: int | None = whole(None, 1)
     max_pixels: int | None = whole(None, 1)
     do_resize: bool = True
+    background: str | None = ruled("white", "a colour or None", str, type(None))
 
     def check(self) -> None:
         if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
@@ -859,6 +837,10 @@ class VlmPreprocessOptions(Contract):
         if not self.do_resize and (self.min_pixels or self.max_pixels):
             problem = "a pixel budget with do_resize=False does nothing"
             raise OptionError(problem, fix="drop one of the two")
+        if self.background not in (None, "white"):
+            fix = "give a colour such as 'white' or '#808080', or None"
+            with wrapping_errors(OptionError, "VlmPreprocessOptions.background", fix):
+                lazy_import("PIL.ImageColor").getrgb(self.background)
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -917,7 +899,8 @@ class TextGenerationRequest(Contract):
     continue_final: go on inside the last assistant message. Default False: a new turn.
     seed: this request's own. Default None: GenerationOptions.seed.
     adapter: the name of one of ModelLoadConfig.adapters. Default None: the base model.
-    structured: what the answer must look like. Default None: anything."""
+    structured: what the answer must look like: structured.py's StructuredOptions, or a mapping of
+        its fields. Needs that companion. Default None: anything."""
 
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | None = ruled(None, "a string", str)
@@ -927,7 +910,7 @@ class TextGenerationRequest(Contract):
     continue_final: bool = False
     seed: int | None = whole(None, 0, MOST_SEED)
     adapter: str | None = None
-    structured: StructuredOptions | None = nested(StructuredOptions, None)
+    structured: Any = None
 
     def check(self) -> None:
         names = ("messages", "prompt", "prompt_token_ids")
@@ -951,16 +934,18 @@ class VlmGenerationRequest(TextGenerationRequest):
     a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order. Other
     fields of a part are refused: `vlm` sets the pixel budget. "detail": "auto" and None mean
     nothing.
-    X is a PIL image, a path, bytes or a data: URL.
+    X is a PIL image, a path, bytes, a data: URL, or a file: URL under image_root.
     vlm: VlmPreprocessOptions.
     image_loader: url -> bytes or PIL image, for remote URLs. Default None: they are refused, since
-        a prompt must not open connections."""
+        a prompt must not open connections.
+    image_root: the folder that file: URLs may name images of. Default None: they are refused."""
 
     images: tuple[Any, ...] = ruled(
         (), "images", tuple, made=lambda value: tuple(as_sequence(value))
     )
     vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions, VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
+    image_root: str | None = None
 
 
 FinishReason = Literal["eos", "stop", "length", "plugin"]
@@ -1085,10 +1070,25 @@ def readable(source: Any) -> Any:
     raise ImageError(f"{type(source).__name__} is no image", fix=fix)
 
 
-def fetched(source: Any, loader: Callable[[str], Any] | None) -> Any:
-    """What a loader returns for a remote URL; anything else as it is. Raises ImageError."""
+def local_path(url: str, root: Any) -> str:
+    """The path of a file: URL, which lies under `root`. Raises ImageError."""
+    if root is None:
+        fix = "pass image_root, a folder that such URLs may name files of"
+        raise ImageError(f"{short_repr(url)} refused", fix=fix)
+    parse = lazy_import("urllib.parse")
+    path = Path(parse.unquote(parse.urlsplit(url).path)).resolve()
+    if not path.is_relative_to(Path(root).resolve()):
+        raise ImageError(f"{short_repr(url)} is outside image_root", fix="move it there")
+    return str(path)
+
+
+def fetched(source: Any, loader: Callable[[str], Any] | None, root: Any) -> Any:
+    """The path of a file: URL, what a loader returns for a remote one; anything else as it is.
+    Raises ImageError."""
     if not isinstance(source, str) or not REMOTE.match(source):
         return source
+    if source.lower().startswith("file:"):
+        return local_path(source, root)
     if loader is None:
         problem = f"remote image {source[:80]!r} refused"
         raise ImageError(problem, fix="pass image_loader, or load the bytes")
@@ -1109,14 +1109,31 @@ def check_size(image: Any) -> None:
         raise ImageError(f"image of mode {image.mode!r}", fix=fix)
 
 
-def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> Any:
+def flattened(image: Any, background: str | None) -> Any:
+    """An image in RGB, with a colour behind what is transparent."""
+    has_alpha = "transparency" in image.info or image.mode.endswith(("A", "a"))
+    if has_alpha and background is not None:
+        behind = lazy_import("PIL.Image").new("RGBA", image.size, background)
+        behind.alpha_composite(image.convert("RGBA"))
+        return behind.convert("RGB")
+    return image.convert("RGB")
+
+
+def load_image(
+    source: Any,
+    *,
+    loader: Callable[[str], Any] | None = None,
+    root: str | os.PathLike[str] | None = None,
+    background: str | None = "white",
+) -> Any:
     """A PIL image, a path, bytes or a data: URL -> an upright RGB PIL image, fully read.
 
-    It is turned by its EXIF orientation; alpha is dropped as PIL's convert("RGB") does. A remote
-    URL is given to `loader`. Raises ImageError."""
+    It is turned by its EXIF orientation. A remote URL is given to `loader`, which returns bytes or
+    a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
+    in VlmPreprocessOptions. Raises ImageError."""
     image_module = lazy_import("PIL.Image")
     image_ops = lazy_import("PIL.ImageOps")
-    source = fetched(source, loader)
+    source = fetched(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
     with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
@@ -1124,7 +1141,7 @@ def load_image(source: Any, *, loader: Callable[[str], Any] | None = None) -> An
         if not isinstance(source, image_module.Image):
             image = image_module.open(readable(source), formats=known)
         check_size(image)
-        return image_ops.exif_transpose(image).convert("RGB")
+        return flattened(image_ops.exif_transpose(image), background)
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
@@ -1144,44 +1161,32 @@ def holds_images(request: Any) -> bool:
     return bool(image_parts(request.messages) or getattr(request, "images", None))
 
 
-def image_field(part: Mapping[str, Any]) -> str:
-    """The field that holds the image of a part of type "image". Raises RequestError for two."""
-    names = [name for name in IMAGE_FIELDS if part.get(name) is not None]
-    if len(names) > 1:
-        problem = f"an image part has {' and '.join(names)}"
-        raise RequestError(problem, fix="give one of them")
-    return names[0] if names else "image"
-
-
-def check_others(fields: Mapping[str, Any], used: Sequence[str]) -> None:
-    """Raise RequestError for a field that nothing reads. None and "auto" mean nothing."""
-    for name, value in fields.items():
-        if name not in used and value is not None and value != "auto":
-            problem = f"{short_repr(name)} in a part does nothing"
-            raise RequestError(problem, fix="drop it, or say vlm={'max_pixels': ...}")
-
-
-def url_source(part: Mapping[str, Any]) -> Any:
-    """The URL of a part of type "image_url", which is OpenAI's."""
-    source = part.get("image_url")
-    if isinstance(source, Mapping):
-        check_others(source, ("url",))
-        source = source.get("url")
-    if source is None:
-        fix = "give it {'image_url': {'url': ...}}"
-        raise RequestError("an image_url part has no url", fix=fix)
-    return source
+def part_fields(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an image part; OpenAI's {"image_url": {"url": X}} is {"url": X}."""
+    fields = dict(part)
+    if fields.pop("type") == "image_url":
+        url = fields.pop("image_url", None)
+        fields.update(url if isinstance(url, Mapping) else {"url": url})
+        if fields.get("url") is None:
+            fix = "give it {'image_url': {'url': ...}}"
+            raise RequestError("an image_url part has no url", fix=fix)
+    return fields
 
 
 def part_source(part: Mapping[str, Any]) -> Any:
-    """The image of a part, or None of a bare one. Raises RequestError for other fields."""
-    if part["type"] == "image_url":
-        check_others(part, ("type", "image_url"))
-        return url_source(part)
-    kind = image_field(part)
-    check_others(part, ("type", kind))
-    source = part.get(kind)
-    return f"data:;base64,{source}" if kind == "base64" else source
+    """The image of a part, or None of a bare one. Raises RequestError for a field that nothing
+    reads; None and "auto" mean nothing."""
+    fields = part_fields(part)
+    sources = {name: fields.pop(name) for name in IMAGE_FIELDS if fields.get(name) is not None}
+    for name, value in fields.items():
+        if name not in IMAGE_FIELDS and value is not None and value != "auto":
+            problem = f"{short_repr(name)} in a part does nothing"
+            raise RequestError(problem, fix="drop it, or say vlm={'max_pixels': ...}")
+    if len(sources) > 1:
+        raise RequestError(f"an image part has {' and '.join(sources)}", fix="give one of them")
+    if "base64" in sources:
+        return f"data:;base64,{sources['base64']}"
+    return next(iter(sources.values()), None)
 
 
 # == 5. Chat: messages -> the text that the checkpoint's own template makes of them ===============
@@ -1223,18 +1228,39 @@ def switches(
     return known, notes
 
 
+def walks_parts(owner: Any, source: str) -> bool:
+    """Whether a template walks over the parts of a content, as a processor's does."""
+    loop = r"for \w+ in \S*content['\"\]]*\s"
+    return hasattr(owner, "image_processor") or re.search(loop, source) is not None
+
+
 def template_content(content: Any, owner: Any, source: str) -> Any:
-    """A message's content as the template wants it: a tokenizer's takes a string, a processor's
-    takes parts."""
-    wants_parts = hasattr(owner, "image_processor")
+    """A message's content as the template wants it: parts where it walks over them, else a
+    string."""
     if isinstance(content, str):
-        if wants_parts and "is string" not in source:  # it would iterate over the characters
+        # A processor's template that does not ask would walk over the characters.
+        if hasattr(owner, "image_processor") and "is string" not in source:
             return [{"type": "text", "text": content}]
         return content
     parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
-    if not wants_parts and all(part["type"] == "text" for part in parts):
-        return "".join(part["text"] for part in parts)
+    if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
+        return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
+
+
+def plain_strings(value: Any) -> Any:
+    """A message without str subclasses: Jinja would write a member of a str Enum by its name."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, Mapping):
+        return {plain_strings(key): plain_strings(item) for key, item in value.items()}
+    return [plain_strings(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def joins_parts(message: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
+    """Whether several text parts of a message became one string."""
+    parts = message.get("content") or ""
+    return isinstance(turn.get("content"), str) and not isinstance(parts, str) and len(parts) > 1
 
 
 def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
@@ -1258,10 +1284,10 @@ def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
     """A message as the template wants it. Without content, the key is left out, unless the
     template asks whether it is none: others would print None."""
-    turn = dict(message)
+    turn = plain_strings(message)
     if turn.get("tool_calls"):
         turn["tool_calls"] = tool_calls_for(turn["tool_calls"], source)
-    content = message.get("content")
+    content = turn.get("content")
     if content is not None:
         return {**turn, "content": template_content(content, owner, source)}
     if re.search(r"content\S* is none", source):
@@ -1300,6 +1326,8 @@ def render_chat(
         wanted = dict(enable_thinking=chat.enable_thinking, **chat.kwargs, **extra)
         known, notes = switches(owner, source, wanted)
         turns = [template_message(message, owner, source) for message in messages]
+        if any(map(joins_parts, messages, turns)):
+            notes += ("text parts of a message were joined with a line end",)
         if chat.special_tokens != "keep":
             escaping = companion("escaping")
             mark = escaping.new_mark() if chat.special_tokens == "escape" else ""
@@ -1368,6 +1396,7 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
 
 class Plugin:
     """What a caller may add to a call: derive from this, or write a class with the same names.
+    Needs the companion plugin_hooks.py.
 
     A hook that is None is not called. Hooks see generated tokens only, never padding. One that
     raises fails its row with an OptionError that names the plugin.
@@ -1390,56 +1419,10 @@ class Plugin:
     hf_logits_processors: Sequence[Any] = ()
 
 
-PLUGIN_HOOKS = ("should_stop", "logits", "post_decode")
-PLUGIN_LISTS = ("backends", "kinds", "hf_stopping_criteria", "hf_logits_processors")
-
-
-def call_hook(plugin: str, what: str, hook: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """What a plugin's hook returns. Raises OptionError, whatever it raises: it is user code."""
-    try:
-        return hook(*args, **named)
-    except Exception as error:
-        problem = f"plugin {plugin!r}: {what} raised {short_repr(error)}"
-        raise OptionError(problem, fix="see the cause") from error
-
-
-def check_hooks(plugin: Plugin, kind: str) -> None:
-    """Raise OptionError for a plugin without a hook, or with one that cannot be called."""
-    hooks = {
-        name: as_sequence(getattr(plugin, name)) for name in (*PLUGIN_HOOKS, *PLUGIN_LISTS[2:])
-    }
-    if not any(hooks.values()):
-        problem = f"{kind} has no hook of a plugin"
-        raise OptionError(problem, fix="give it " + ", ".join(PLUGIN_HOOKS))
-    for name, functions in hooks.items():
-        if not all(map(callable, functions)):
-            problem = f"plugin {plugin.name!r}: {name} cannot be called"
-            raise OptionError(problem, fix="make it a method or None")
-
-
-def adopt_plugin(source: Any) -> Plugin:
-    """Any object with a plugin's names as a Plugin. Raises OptionError for an invalid one."""
-    if isinstance(source, type):
-        problem = f"plugin {source.__name__} is a class"
-        raise OptionError(problem, fix=f"make one: {source.__name__}()")
-    plugin = Plugin()
-    for name in ("name", *PLUGIN_HOOKS, *PLUGIN_LISTS):
-        value = call_hook(plugin.name, name, getattr, source, name, getattr(Plugin, name))
-        if name in PLUGIN_LISTS and not isinstance(value, (list, tuple)):
-            problem = f"plugin {plugin.name!r}: {name} is no list"
-            raise OptionError(problem, fix="make it a list or a tuple")
-        setattr(plugin, name, value)
-    check_hooks(plugin, type(source).__name__)
-    hook = plugin.logits
-    if hook is not None:
-        signature = call_hook(plugin.name, "logits", inspect.signature, hook)
-        if "prompt_token_ids" not in signature.parameters:
-            plugin.logits = lambda token_ids, logits, **_: hook(token_ids, logits)
-    return plugin
-
-
-def adopt_plugins(plugins: Any) -> list[Plugin]:
-    return [adopt_plugin(plugin) for plugin in batch_of(plugins, "plugins")]
+def adopt_plugins(plugins: Any) -> Sequence[Any]:
+    """Plugins as plugin_hooks.py's Hooks: a tuple of them, with the methods that a Plan calls."""
+    given = batch_of(plugins, "plugins")
+    return companion("plugin_hooks").adopt_plugins(given) if given else ()
 
 
 # == 8. Checkpoint: what both backends read from a checkpoint, once ===============================
@@ -1518,15 +1501,8 @@ def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
 
 def loading(what: str, model: str) -> contextlib.AbstractContextManager[None]:
     """Errors raised inside as LoadErrors about a model."""
-    fix = (
-        "see what it says; a model is a checkpoint's directory, or a hub name that this machine "
-        "has or can reach"
-    )
+    fix = "see what it says; give a checkpoint's directory, or a hub name that can be reached"
     return wrapping_errors(LoadError, f"{what} {model[:200]!r}", fix)
-
-
-def adapter_config(path: str) -> Any:
-    return json.loads(Path(path, "adapter_config.json").read_bytes())
 
 
 def check_places(settings: ModelLoadConfig) -> None:
@@ -1536,12 +1512,8 @@ def check_places(settings: ModelLoadConfig) -> None:
             lazy_import("huggingface_hub.utils").validate_repo_id(settings.model)
         except ValueError:  # which speaks of a "repo id"
             raise FileNotFoundError("there is no such directory") from None
-    for path in settings.adapters.values():
-        fix = "give a directory where PEFT saved LoRA weights"
-        with wrapping_errors(LoadError, f"no adapter at {short_repr(path)}", fix):
-            kind = adapter_config(path)["peft_type"]
-            if kind != "LORA":
-                raise ValueError(f"its peft_type is {short_repr(kind)}")
+    if settings.adapters:
+        companion("adapters").check_adapters(settings.adapters)
 
 
 def read_generation_config(settings: ModelLoadConfig) -> Any:
@@ -1647,19 +1619,12 @@ class Plan:
     checkpoint: Checkpoint
     eos_ids: frozenset[int]
     stop_ids: Mapping[int, str | int]
-    plugins: tuple[Plugin, ...] = ()
-
-    def hooks(self, name: str) -> list[tuple[str, Any]]:
-        """(plugin's name, hook) of all hooks of this kind, in order."""
-        found = []
-        for plugin in self.plugins:
-            found += [(plugin.name, hook) for hook in as_sequence(getattr(plugin, name))]
-        return found
+    plugins: Any = ()
 
     @property
     def changes_rows(self) -> bool:
-        """Whether a row's logits are changed by what depends on this row alone."""
-        return bool(self.hooks("logits")) or self.options.no_repeat_ngram_size is not None
+        """Whether a row's logits may be changed by what depends on this row alone."""
+        return bool(self.plugins) or self.options.no_repeat_ngram_size is not None
 
     @functools.cached_property
     def end_ids(self) -> list[int]:
@@ -1698,11 +1663,8 @@ class Plan:
         return decode_ids(tokenizer, ids, how.skip_special_tokens, how.clean_up_tokenization_spaces)
 
 
-def check_plan(options: GenerationOptions, vocabulary: int, has_plugins: bool) -> None:
-    """Raise OptionError for options that this vocabulary, or plugins, cannot go with."""
-    if options.replay is not None and has_plugins:
-        problem = "replay does not go with plugins, which could change it"
-        raise OptionError(problem, fix="drop one of the two")
+def check_plan(options: GenerationOptions, vocabulary: int) -> None:
+    """Raise OptionError for options that this vocabulary cannot go with."""
     if (options.logprobs or 0) > vocabulary:
         problem = f"logprobs {options.logprobs} is more than the {vocabulary} tokens there are"
         raise OptionError(problem, fix="lower it")
@@ -1724,21 +1686,19 @@ def check_stop_string(string: str, options: GenerationOptions, checkpoint: Check
     """Raise OptionError for a stop string that could never match."""
     specials = checkpoint.tokenizer.all_special_tokens
     if options.decode.skip_special_tokens and any(special in string for special in specials):
-        problem = (
-            f"stop {string!r} contains a special token, which skip_special_tokens takes out of "
-            "the text"
-        )
+        problem = f"stop {string!r} contains a special token, which skip_special_tokens leaves out"
         fix = "stop at the token alone, or set decode.skip_special_tokens=False"
         raise OptionError(problem, fix=fix)
 
 
-def make_plan(
-    options: GenerationOptions, checkpoint: Checkpoint, plugins: Iterable[Plugin] = ()
-) -> Plan:
+def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Any = ()) -> Plan:
     """Resolve stops to ids. Raises OptionError for a stop that could never match."""
     stop = options.stop
-    plugins = tuple(plugins)
-    check_plan(options, checkpoint.vocabulary, bool(plugins))
+    check_plan(options, checkpoint.vocabulary)
+    if options.replay is not None:
+        forcing = companion("forcing")
+        forcing.check_options(options, plugins)
+        plugins = forcing.Forced()
     eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
     stop_ids: dict[int, str | int] = {}
     for string in stop.strings:
@@ -1786,8 +1746,8 @@ class Prompt:
     def key(self, plan: Plan) -> tuple[Any, ...] | None:
         """Equal for prompts with equal answers; None where equal prompts may have others."""
         greedy = plan.options.temperature == 0
-        if plan.options.replay is not None or plan.plugins:
-            return None  # forced decoding is for the work itself; plugins may do anything
+        if plan.plugins:
+            return None  # they may do anything; forced decoding is for the work itself
         if not greedy and self.seed is None:
             return None
         sha256 = lazy_import("hashlib").sha256
@@ -1895,7 +1855,7 @@ def counts_patches(checkpoint: Checkpoint) -> bool:
 def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str, Any]:
     """The processor's keywords for a pixel budget. Always `size` with both edges: alone, or as
     min_pixels and max_pixels, releases and backends read, ignore or refuse them."""
-    if vlm == VlmPreprocessOptions():
+    if vlm.do_resize and not vlm.min_pixels and not vlm.max_pixels:
         return {}
     processor = checkpoint.vision.image_processor
     if not counts_patches(checkpoint):
@@ -1926,7 +1886,12 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
     sources += loose
-    images = tuple(load_image(source, loader=request.image_loader) for source in sources)
+    how = {
+        "loader": request.image_loader,
+        "root": request.image_root,
+        "background": request.vlm.background,
+    }
+    images = tuple(load_image(source, **how) for source in sources)
     return images, pixel_budget(request.vlm, checkpoint)
 
 
@@ -2000,7 +1965,8 @@ class Completion:
     """What a backend returns: ids, perhaps a few past the end, which `finish` finds.
 
     logprobs, top_logprobs, logits: one entry per id, where requested.
-    plugin_end: (tokens, name) of a plugin that ended the row.
+    plugin_end: (tokens, name) of a plugin that ended the row; without a name, of the last id that
+        was forced.
     error: why this row alone has no answer."""
 
     token_ids: tuple[int, ...]
@@ -2008,7 +1974,7 @@ class Completion:
     logprobs: tuple[float, ...] | None = None
     top_logprobs: tuple[Mapping[int, float], ...] | None = None
     logits: Any = None
-    plugin_end: tuple[int, str] | None = None
+    plugin_end: tuple[int, str | None] | None = None
     error: GenEngineError | None = None
 
 
@@ -2075,38 +2041,11 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     return Ending(reach, "length", None) if reach == plan.options.max_new_tokens else None
 
 
-def check_replay(replay: Sequence[int], plan: Plan) -> None:
-    """Raise RequestError for ids to force that are no tokens, or of which the options allow only
-    the beginning."""
-    what = "a token id to replay"
-    check_known(replay, plan.checkpoint, what, "replay what this model recorded")
-    ending = find_ending(replay, plan)
-    if ending is not None and ending.count < len(replay):
-        why: str = ending.reason
-        if ending.stop_reason is not None:
-            why += f" at {ending.stop_reason!r}"
-        problem = (
-            f"of {len(replay)} tokens to replay, the options end the answer after "
-            f"{ending.count} ({why})"
-        )
-        raise RequestError(problem, fix="replay with the options that it was recorded with")
-
-
-@contextlib.contextmanager
-def fail_rows_on(watches: Iterable[Any]) -> Iterator[None]:
-    """Make an OptionError raised inside, by a plugin, the error of those rows that still run."""
-    try:
-        yield
-    except OptionError as error:
-        for watch in watches:
-            if not watch.over:
-                watch.fail(error)
-
-
 class RowWatch:
     """Collects the tokens of one row and tells when it is over. It never ends a row early.
 
     ids: generated so far.   over: whether the row has ended.   error: why it failed.
+    replay: ids that are forced.
     drafted, matched: draft tokens that were judged, and accepted ones.
     logprobs, top_logprobs, logits: one entry per id, where requested.
     A stop string of b bytes lies within the last b tokens that have any text, so that most steps
@@ -2115,14 +2054,13 @@ class RowWatch:
     def __init__(self, plan: Plan, prompt: Prompt) -> None:
         self.plan = plan
         self.prompt_tokens = prompt.length
-        self._most = len(prompt.replay) if prompt.replay else plan.options.max_new_tokens
+        self.replay = prompt.replay or ()
         self._ends = frozenset(plan.end_ids)
         self._hidden: frozenset[int] = frozenset()
         if plan.options.decode.skip_special_tokens:
             self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._tail_size = longest + 4 if longest else 0  # a cut character has at most 4 bytes
-        self._stoppers = plan.hooks("should_stop")
         self.restart()
 
     def restart(self) -> None:
@@ -2132,7 +2070,7 @@ class RowWatch:
         self.error: GenEngineError | None = None
         self.drafted = 0
         self.matched = 0
-        self.plugin_end: tuple[int, str] | None = None
+        self.plugin_end: tuple[int, str | None] | None = None
         self.logprobs: list[float] = []
         self.top_logprobs: list[dict[int, float]] = []
         self.logits: list[Any] = []
@@ -2160,27 +2098,16 @@ class RowWatch:
     def push(self, token_id: int) -> bool:
         """Add one token; True if the row is over."""
         self.ids.append(token_id)
-        with fail_rows_on([self]):
-            self.over = self._ends_with(token_id) or self._plugin_stops()
+        self.over = self._ends_with(token_id)
+        if self.plan.plugins and not self.over:
+            self.over = self.plan.plugins.end_row(self)
         return self.over
 
     def _ends_with(self, token_id: int) -> bool:
         """Whether an id, the budget or a stop string ends the row at its newest token."""
-        if token_id in self._ends or len(self.ids) >= self._most:
+        if token_id in self._ends or len(self.ids) >= self.plan.options.max_new_tokens:
             return True
         return self._tail_size > 0 and self._stop_in_tail(token_id)
-
-    def _plugin_stops(self) -> bool:
-        if not self._stoppers or len(self.ids) < self.plan.options.min_new_tokens:
-            return False
-        ids = tuple(self.ids)
-        text = self.plan.decode(self.ids)
-        for name, hook in self._stoppers:
-            answer = call_hook(name, "should_stop", hook, ids, text)
-            if call_hook(name, "should_stop", bool, answer):
-                self.plugin_end = len(ids), name
-                return True
-        return False
 
     def _stop_in_tail(self, token_id: int) -> bool:
         """Whether a stop string ends in the newest token: looked for in the tail's text first,
@@ -2210,15 +2137,6 @@ def cut_text(ids: Sequence[int], ending: Ending, plan: Plan) -> str:
     return body + decode_ids(plan.checkpoint.tokenizer, ids[-1:])
 
 
-def run_post_decode(text: str, plan: Plan) -> str:
-    for name, hook in plan.hooks("post_decode"):
-        text = call_hook(name, "post_decode", hook, text)
-        if not isinstance(text, str):
-            problem = f"plugin {name!r}: post_decode gave {type(text).__name__}"
-            raise OptionError(problem, fix="return the text")
-    return text
-
-
 def no_ending(backend: str, why: str, count: int) -> EngineError:
     problem = f"{backend} {why}: {count} tokens"
     return EngineError(problem, fix="report it with the options used")
@@ -2228,15 +2146,12 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     """Where and why a completion ends. Raises EngineError for one that should not have ended."""
     count = len(completion.token_ids)
     ending = find_ending(completion.token_ids, plan)
-    if prompt.replay is not None:
-        if completion.token_ids != prompt.replay:
-            raise no_ending(backend, "did not follow the replay", count)
-        if ending is None:  # what was recorded had a smaller budget
-            ending = Ending(count, "length", None)
+    if prompt.replay is not None and completion.token_ids != prompt.replay:
+        raise no_ending(backend, "did not follow the replay", count)
     if completion.plugin_end is not None:
         plugin_count, name = completion.plugin_end
         if ending is None or ending.count > plugin_count:
-            ending = Ending(plugin_count, "plugin", name)
+            ending = Ending(plugin_count, "plugin" if name else "length", name)
     if ending is None:
         raise no_ending(backend, "ended a row for no reason of ours", count)
     return ending
@@ -2262,8 +2177,10 @@ def finish(
     text = cut_text(ids, ending, plan)
     if plan.options.decode.strip:
         text = text.strip()
+    if plan.plugins:
+        text = plan.plugins.post_decode(text)
     return GenerationResult(
-        text=run_post_decode(text, plan),
+        text=text,
         raw_text=decode_ids(plan.checkpoint.tokenizer, ids),
         token_ids=ids,
         prompt_token_ids=completion.prompt_token_ids,
@@ -2306,8 +2223,8 @@ class Call:
     """What comes with the prompts of a call; each prompt is known by its position, from 0 on.
 
     done: is given the position and the Completion of each row that is over.
-    more: called at each step for prompts that join (on hf, of the adapter that runs); their
-        positions continue.
+    more: called for prompts that join (of the adapter that runs), on vllm at each step, on hf when
+        a batch is done; their positions continue.
     places: the positions that are left."""
 
     plan: Plan
@@ -2325,15 +2242,11 @@ class Asked(NamedTuple):
 
     config: ModelLoadConfig
     options: GenerationOptions = GenerationOptions()
-    plugins: Sequence[Plugin] = ()
+    plugins: Any = ()
     scoring: bool = False
     grad: bool = False
     pictures: bool = False
     prompts: Sequence[Prompt] = ()
-
-    @property
-    def has_structures(self) -> bool:
-        return any(prompt.structured for prompt in self.prompts)
 
     @property
     def has_logits_plugins(self) -> bool:
@@ -2372,11 +2285,8 @@ def has_no_hook(asked: Asked) -> bool:
 
 
 def vllm_is_on_cpu() -> bool:
+    """Whether vLLM was built for a CPU, or finds nothing else."""
     return bool(lazy_import("vllm.platforms").current_platform.is_cpu())
-
-
-def mixes_structures(asked: Asked) -> bool:
-    return len({prompt.structured is None for prompt in asked.prompts}) == 2
 
 
 def loads_sliding_window(asked: Asked) -> bool:
@@ -2393,31 +2303,16 @@ def holds_back_free_ends(asked: Asked) -> bool:
     return bool(asked.options.min_new_tokens and stop.ignore_eos and stop.token_ids + stop.strings)
 
 
-def loads_other_than_lora(asked: Asked) -> bool:
-    """Whether this is a load, of adapters that hold more than LoRA weights of one rank."""
-    if asked.prompts or asked.scoring:
-        return False
-    for path in asked.config.adapters.values():
-        try:
-            config = adapter_config(path)
-        except (OSError, ValueError):  # an error of the load itself
-            continue
-        has_bias = config.get("bias", "none") != "none"
-        others = ("use_dora", "modules_to_save", "rank_pattern")
-        if has_bias or any(config.get(name) for name in others):
-            return True
-    return False
-
-
-def has_structures_elsewhere(asked: Asked) -> bool:
-    """Whether structures are to be compiled by an engine in a process of its own."""
-    return asked.has_structures and os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0"
-
-
-USE_HF = "use backend='hf'"
 OTHER_VLLM = "install another vllm, or use backend='hf'"
 WITH_HOOK = "load with logits_hooks=True, or use backend='hf'"
 NEEDED = "what gen_engine needs"
+HF_FIELDS = {  # of ModelLoadConfig -> what to do on vllm
+    "device": "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'",
+    "attn_implementation": "give vllm_kwargs={'attention_backend': ...}, or use backend='hf'",
+    "max_batch_tokens": "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}",
+    "max_batch_size": "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}",
+    "hf_kwargs": "drop them, or use backend='hf'",
+}
 UNSUPPORTED = (
     Refusal("both", NEEDED, is_always, "install transformers>=4.57", "transformers<4.57"),
     Refusal(
@@ -2438,59 +2333,17 @@ UNSUPPORTED = (
     ),
     Refusal(
         "vllm",
-        "structures beside free rows on a CPU",  # 0.14.1 pins memory then, which takes a GPU
-        lambda a: mixes_structures(a) and vllm_is_on_cpu(),
-        OTHER_VLLM,
-        "vllm>=0.12,<0.20",
-    ),
-    Refusal(
-        "vllm",
         "a sliding window on a CPU",
         lambda a: vllm_is_on_cpu() and loads_sliding_window(a),
         OTHER_VLLM,
         "vllm>=0.11,<0.12",
     ),
-    Refusal(
-        "vllm",
-        "device",
-        lambda a: a.config.device,
-        "vLLM runs where it was built for; set CUDA_VISIBLE_DEVICES, or use backend='hf'",
+    *(
+        Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix)
+        for name, fix in HF_FIELDS.items()
     ),
-    Refusal(
-        "vllm",
-        "attn_implementation",
-        lambda a: a.config.attn_implementation,
-        "vllm_kwargs={'attention_backend': ...} is vLLM's own, or use backend='hf'",
-    ),
-    Refusal(
-        "vllm",
-        "max_batch_tokens",
-        lambda a: a.config.max_batch_tokens,
-        "vLLM schedules by itself: vllm_kwargs={'max_num_batched_tokens': ...}",
-    ),
-    Refusal(
-        "vllm",
-        "max_batch_size",
-        lambda a: a.config.max_batch_size,
-        "vLLM schedules by itself: vllm_kwargs={'max_num_seqs': ...}",
-    ),
-    Refusal("vllm", "hf_kwargs", lambda a: a.config.hf_kwargs, "drop them, or use backend='hf'"),
     Refusal(
         "hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"
-    ),
-    Refusal(
-        "vllm",
-        "structures in a process of its own",
-        has_structures_elsewhere,
-        "unset VLLM_ENABLE_V1_MULTIPROCESSING, or use backend='hf'",
-        "vllm<0.32",
-    ),
-    Refusal(
-        "vllm",
-        "logits plugins beside structures",
-        lambda a: a.has_logits_plugins and a.has_structures,
-        OTHER_VLLM,
-        "vllm>=0.11,<0.14",
     ),
     Refusal(
         "vllm",
@@ -2515,12 +2368,6 @@ UNSUPPORTED = (
     ),
     Refusal(
         "vllm",
-        "scores beside adapters without its hook",  # LoRA breaks its prompt_logprobs
-        lambda a: a.scoring and a.config.adapters and has_no_hook(a),
-        WITH_HOOK,
-    ),
-    Refusal(
-        "vllm",
         "a temperature that is not 0 or 0.01 to 2",
         lambda a: not 0.01 <= (a.options.temperature or 1) <= 2,
         "vLLM would raise what is below, and takes no more: use one of these, or backend='hf'",
@@ -2535,8 +2382,7 @@ UNSUPPORTED = (
         "vllm",
         "logits with min_new_tokens",
         lambda a: a.options.logits and a.options.min_new_tokens > 0,
-        "its hook sees them with the end ids already masked: drop one of the two, or use "
-        "backend='hf'",
+        "its hook sees the end ids masked: drop one of the two, or use backend='hf'",
     ),
     Refusal(
         "vllm",
@@ -2544,20 +2390,7 @@ UNSUPPORTED = (
         lambda a: a.has_hf_plugins,
         "write should_stop and logits, or use backend='hf'",
     ),
-    Refusal(
-        "hf",
-        "adapters with this peft",
-        lambda a: a.config.adapters and installed("peft<0.22"),
-        "install peft>=0.22, or transformers<5.24",
-        "transformers>=5.24",
-    ),
-    Refusal(
-        "vllm",
-        "adapters with DoRA, bias, modules_to_save or rank_pattern",
-        loads_other_than_lora,
-        "use backend='hf', or merge the adapter into the checkpoint",
-    ),
-    Refusal("vllm", "gradients", lambda a: a.grad, USE_HF),
+    Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
 )
 
 
@@ -2571,24 +2404,33 @@ class Decoder(Protocol):
     hf_loop(model, config, checkpoint): a function that makes, from DecodeLoop's arguments, the loop
         of a call.
     vllm_arguments(): keywords for vllm.LLM.
-    vllm_replay(llm, replays): a context in which each request with one of these internal ids
-        answers its value."""
+    vllm_run(llm, prompts): a context around the steps of a call, with each Prompt by its internal
+        id; one with a replay answers that."""
+
+
+def refusals_for(asked: Asked) -> list[Refusal]:
+    """The decoder's, the table above, and those of the companions that a call needs."""
+    rows = [*getattr(asked.config.decoder, "refusals", ()), *UNSUPPORTED]
+    if asked.config.adapters:
+        rows += companion("adapters").REFUSALS
+    if any(prompt.structured for prompt in asked.prompts):
+        rows += companion("structured").REFUSALS
+    return rows
 
 
 def refusal_of(asked: Asked) -> UnsupportedError | None:
     """The error for the first thing that the backend or a plugin cannot do, or None."""
     backend = asked.config.backend
-    for refusal in (*getattr(asked.config.decoder, "refusals", ()), *UNSUPPORTED):
+    for refusal in refusals_for(asked):
         if refusal.holds(asked):
             problem = f"{refusal.releases or backend} cannot do {refusal.what}"
             return UnsupportedError(problem, fix=refusal.fix)
-    kind = "vlm" if asked.pictures else "text"
-    for plugin in asked.plugins:
-        for wanted, names in ((backend, plugin.backends), (kind, plugin.kinds)):
-            if wanted not in names:
-                fix = f"it is for {short_repr(names)}"
-                return UnsupportedError(f"plugin {plugin.name!r} is not for {wanted}", fix=fix)
-    return None
+    if not asked.plugins:
+        return None
+    refused: UnsupportedError | None = asked.plugins.refusal(
+        backend, "vlm" if asked.pictures else "text"
+    )
+    return refused
 
 
 # == 13. Backend: hf: transformers, one decode loop ===============================================
@@ -2742,27 +2584,6 @@ def collate(
     return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
-def logits_of(
-    plugin: str, what: str, hook: Callable[..., Any], like: Any, *args: Any, **named: Any
-) -> Any:
-    """What a plugin makes of logits. Raises OptionError for what is no such tensor.
-
-    like: [.., vocabulary], the logits before."""
-    torch = lazy_import("torch")
-    logits = call_hook(plugin, what, hook, *args, **named)
-    is_valid = torch.is_tensor(logits) and logits.is_floating_point()
-    for name in ("shape", "device", "layout"):
-        is_valid = is_valid and getattr(logits, name) == getattr(like, name)
-    if is_valid:
-        logits = logits.to(like.dtype)
-        is_valid = bool(logits.amax(-1).isfinite().all())
-    if not is_valid:
-        problem = f"plugin {plugin!r}: {what} gave {short_repr(logits)}"
-        fix = "return a float tensor of the same shape and device, without NaN, not all of it -inf"
-        raise OptionError(problem, fix=fix)
-    return logits
-
-
 def no_token(nan: bool, structured: bool) -> GenEngineError:
     """Why a row has no token to choose."""
     if nan:
@@ -2778,14 +2599,10 @@ def no_token(nan: bool, structured: bool) -> GenEngineError:
 def own_logits(
     watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
 ) -> Any:
-    """One row's logits after its plugins, each of which gets a copy, and without tokens that would
-    repeat an n-gram of its ids. A plugin that fails, fails the row. logits: [vocabulary]."""
-    for name, hook in watch.plan.hooks("logits"):
-        shown = (tuple(token_ids), logits.clone())
-        with fail_rows_on([watch]):
-            logits = logits_of(
-                name, "logits", hook, logits, *shown, prompt_token_ids=tuple(prompt_ids)
-            )
+    """One row's logits after its plugins, and without tokens that would repeat an n-gram of its
+    ids. logits: [vocabulary]."""
+    if watch.plan.plugins:
+        logits = watch.plan.plugins.change_logits(watch, prompt_ids, token_ids, logits)
     size = watch.plan.options.no_repeat_ngram_size
     if size is None:
         return logits
@@ -2832,17 +2649,6 @@ def change_rows(rows: Sequence[Row], scores: Any) -> Any:
     return lazy_import("torch").stack(changed)
 
 
-def plugin_processors(plan: Plan, rows: Sequence[Row]) -> list[Any]:
-    """Processors that call plugins: those of a row's logits, then transformers' objects."""
-    chain: list[Any] = []
-    if plan.changes_rows:
-        chain.append(lambda ids, scores: change_rows(rows, scores))
-    for name, hook in plan.hooks("hf_logits_processors"):
-        own = functools.partial(logits_of, name, "hf_logits_processors", hook)
-        chain.append(lambda ids, scores, own=own: own(scores, ids, scores.clone()))
-    return chain
-
-
 def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     """transformers' processors in vLLM's order, so that combined options mean the same on both.
 
@@ -2852,7 +2658,10 @@ def logits_processors(plan: Plan, rows: Sequence[Row]) -> Any:
     chain: list[Any] = []
     if options.min_new_tokens and plan.end_ids:
         chain.append(lambda ids, scores: mask_eos_below_min(plan, rows, scores))
-    chain += plugin_processors(plan, rows)
+    if plan.changes_rows:
+        chain.append(lambda ids, scores: change_rows(rows, scores))
+    if plan.plugins:
+        chain += plan.plugins.hf_processors(rows)
     if options.repetition_penalty != 1:
         chain.append(kit.RepetitionPenaltyLogitsProcessor(options.repetition_penalty))
     chain += sampling_warpers(options)
@@ -2870,8 +2679,7 @@ COLUMN_INPUTS = ("attention_mask", "position_ids", "token_type_ids")  # [.., row
 
 
 class Batch:
-    """Rows that decode side by side over one cache, padded on the left. Rows leave it; other
-    batches join it.
+    """Rows that decode side by side over one cache, padded on the left. Rows leave it.
 
     ids: [rows, columns], all tokens so far.   logits: [rows, vocabulary] of the latest forward.
     state: what transformers' `generate` passes from one forward to the next.
@@ -2900,17 +2708,6 @@ class Batch:
     def cache(self) -> Any:
         """Named "cache" since transformers 5.24."""
         return self.state.get("cache", self.state.get("past_key_values"))
-
-    @functools.cached_property
-    def elastic(self) -> bool:
-        """Whether padding can come and go, from the first forward on: all that is held of a row is
-        held by column, in plain cache layers, and the model is given its positions."""
-        plain = lazy_import("transformers.cache_utils").DynamicLayer
-        layers = getattr(self.cache, "layers", [None])
-        is_plain = all(type(layer) is plain for layer in layers)
-        tensors = {name for name, value in self.state.items() if hasattr(value, "shape")}
-        by_position = "position_ids" in inspect.signature(self.model.forward).parameters
-        return is_plain and by_position and tensors <= {"cache_position", *COLUMN_INPUTS}
 
     def forward(self, new: int = 1) -> Any:
         """The model's outputs: of the prompts at first, then of each row's last `new` tokens."""
@@ -2941,56 +2738,17 @@ class Batch:
             self.rope = self.rope[places]
         self.ids = self.ids[places]
 
-    def column_inputs(self) -> list[str]:
-        return [name for name in COLUMN_INPUTS if self.state.get(name) is not None]
-
-    def shift(self, columns: int) -> None:
-        """Put so many columns of padding before all rows; below zero, take so many away."""
-        pad = lazy_import("torch").nn.functional.pad
-        self.ids = pad(self.ids, (columns, 0))
-        if columns > 0:  # as `collate` pads: with a token of the row itself
-            self.ids[:, :columns] = self.ids[:, columns, None]
-        for name in self.column_inputs():
-            self.state[name] = pad(self.state[name], (columns, 0))
-        for layer in self.cache.layers:
-            layer.keys = pad(layer.keys, (0, 0, columns, 0))
-            layer.values = pad(layer.values, (0, 0, columns, 0))
-        if "cache_position" in self.state:
-            self.state["cache_position"] = self.state["cache_position"] + columns
-        if self.rope is not None:
-            self.rope = self.rope - columns
-
-    def join(self, other: Batch) -> None:
-        """Take in the rows of another batch. Both are elastic, and have had a forward since their
-        latest tokens."""
-        cat = lazy_import("torch").cat
-        both = (self, other)
-        columns = max(batch.ids.shape[1] for batch in both)
-        for batch in both:
-            rows, own_columns = batch.ids.shape
-            if batch.state.get("attention_mask") is None:  # 5.x drops one without a zero
-                batch.state["attention_mask"] = batch.ids.new_ones((rows, own_columns + 1))
-            batch.shift(columns - own_columns)
-        for name in self.column_inputs():
-            self.state[name] = cat([batch.state[name] for batch in both], dim=-2)
-        for layer, new in zip(self.cache.layers, other.cache.layers):
-            layer.keys = cat([layer.keys, new.keys])
-            layer.values = cat([layer.values, new.values])
-        self.ids = cat([self.ids, other.ids])
-        self.logits = cat([self.logits, other.logits])
-        if self.rope is not None:
-            self.rope = cat([self.rope, other.rope])
-
 
 class DecodeLoop:
-    """One token per row and step; a row that is over leaves the batch, and waiting rows take its
-    place.
+    """One token per row and step; a row that is over leaves the batch, and what waits is the next
+    batch (joining.py lets it join).
 
     Not transformers' own loop: there a finished row computes padding until the last one ends, stop
     strings match in the prompt too, and one global generator serves every row.
     rows: those that run.   places: how many rows of so many tokens may run at a time.
-    waiting: those that do not run yet; of those that came together, the longest first, so that one
-        that joins fits where the row before it did."""
+    waiting: those that do not run yet.   batch_kind: what holds the rows that run."""
+
+    batch_kind = Batch
 
     def __init__(
         self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call
@@ -3003,78 +2761,44 @@ class DecodeLoop:
         self.observer = call.observer
         self.rows: list[Row] = []
         self.waiting = deque(waiting)
-        self.criteria = call.plan.hooks("hf_stopping_criteria")
-        # Those were written for transformers' own loop, where no column comes or goes.
-        self.rigid = bool(self.criteria or call.plan.hooks("hf_logits_processors"))
 
     def run(self) -> None:
         """Decode until no row is left; fills the watch of each."""
         batch = None
-        while self.rows or self.waiting:
+        while batch or self.waiting:
             with self.observer.timed("verify"):
-                batch = self._advance(batch)
+                batch = batch or self.prepare(self.start(self.room()[0]))
+                batch.forward()
             batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
             self.observer.stepped()
             if not kept:
                 batch = None
+                self.waiting.extend(self.call.more())
             elif len(kept) < len(batch.ids):
                 batch.keep(kept)
-                longest = max(len(row.ids) + len(row.watch.ids) for row in self.rows)
-                spare = batch.ids.shape[1] - longest
-                if spare and batch.elastic and not self.rigid:
-                    batch.shift(-spare)
 
-    def _advance(self, batch: Any) -> Any:
-        """The next forward of the rows that run, and the first one of those that join them."""
-        if batch is not None:
-            batch.forward()
-        new = self.admit(batch)
-        if not new:
-            return batch
-        prompts = self.prepare(new)
-        prompts.forward()
-        if batch is None:
-            return prompts
-        batch.join(prompts)
-        return batch
+    def room(self) -> tuple[int, int]:
+        """(how many of the waiting rows may run beside those that do, how many may run in all)."""
+        longest = max(row.prompt.length for row in (*self.waiting, *self.rows))
+        places = self.places(longest + self.options.max_new_tokens)
+        return min(places - len(self.rows), len(self.waiting)), places
 
-    def admit(self, batch: Batch | None) -> list[Row]:
-        """Those of the waiting rows that run from now on. A forward of prompts holds up all other
-        rows: none joins a batch unless a quarter of the places is free."""
-        self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
-        if batch is not None and (self.rigid or not batch.elastic):
-            return []
-        room, places = self._room()
-        if batch is not None and room < min(places // 4 or 1, len(self.waiting)):
-            return []
-        admitted = [self.waiting.popleft() for _ in range(room)]
-        self.rows += admitted
-        return admitted
+    def start(self, room: int) -> list[Row]:
+        """So many of the waiting rows, which run from now on."""
+        started = [self.waiting.popleft() for _ in range(room)]
+        self.rows += started
+        return started
 
-    def _room(self) -> tuple[int, int]:
-        """(how many waiting rows fit beside those that run, how many rows may run in all)."""
-        room = 0
-        places = 0
-        longest = max((row.prompt.length for row in self.rows), default=0)
-        for row in self.waiting:
-            longest = max(longest, row.prompt.length)
-            places = self.places(longest + self.options.max_new_tokens)
-            if len(self.rows) + room >= places:
-                break
-            room += 1
-        return room, places
-
-    def prepare(self, rows: Sequence[Row]) -> Batch:
+    def prepare(self, rows: Sequence[Row]) -> Any:
         """transformers' `generate` on these prompts, up to its first forward."""
-        batch: Batch = self.model.generate(
+        return self.model.generate(
             **collate(rows, self.plan.checkpoint, self.model.device),
             logits_processor=logits_processors(self.plan, self.rows),
             max_new_tokens=self.options.max_new_tokens,
             do_sample=False,  # the processors and this loop sample
             use_cache=True,
-            custom_generate=Batch,
+            custom_generate=self.batch_kind,
         )
-        return batch
 
     def decide(self, logits: Any, logits_processor: Any, input_ids: Any) -> tuple[Any, list[int]]:
         """Choose each row's next token. Returns all ids, and the positions of the rows that go on.
@@ -3084,9 +2808,7 @@ class DecodeLoop:
         logits = logits.to(torch.float32, copy=True)
         if any(row.matcher is not None for row in self.rows):
             companion("structured").mask_logits([row.matcher for row in self.rows], logits)
-        scores = logits
-        with fail_rows_on(row.watch for row in self.rows):
-            scores = logits_processor(input_ids, logits)
+        scores = logits_processor(input_ids, logits)
         chosen = self._choose(self._sound(logits, scores))
         self._record(logits, chosen)
         input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
@@ -3104,12 +2826,9 @@ class DecodeLoop:
         return scores.masked_fill(~sound[:, None], 0.0)
 
     def _choose(self, scores: Any) -> Any:
-        """Forced, greedy, or sampled by each row's own generator. scores: [rows, vocabulary] ->
+        """Greedy, or sampled by each row's own generator. scores: [rows, vocabulary] ->
         [rows]."""
         torch = lazy_import("torch")
-        if self.options.replay is not None:
-            forced = [(row.prompt.replay or ())[len(row.watch.ids)] for row in self.rows]
-            return torch.tensor(forced, device=scores.device)
         if self.rows[0].generator is None:
             return scores.argmax(-1)
         samples = []
@@ -3143,22 +2862,9 @@ class DecodeLoop:
                 row.watch.push(token)
                 if row.matcher is not None and not row.matcher.accept(token):
                     row.watch.fail(no_token(False, True))  # a plugin left no other choice
-        for name, criterion in self.criteria:
-            with fail_rows_on(row.watch for row in self.rows):
-                self._stop_by(name, criterion, input_ids)
+        if self.plan.plugins:
+            self.plan.plugins.stop_rows(self.rows, input_ids)
         return self._take_out()
-
-    def _stop_by(self, name: str, criterion: Any, input_ids: Any) -> None:
-        """End the rows that a plugin's stopping criterion ends."""
-        flags = call_hook(name, "hf_stopping_criteria", criterion, input_ids, None)
-
-        def flags_of_rows() -> list[tuple[Row, bool]]:
-            return list(zip(self.rows, map(bool, flags), strict=True))
-
-        for row, stops in call_hook(name, "hf_stopping_criteria", flags_of_rows):
-            if stops and not row.watch.over:
-                row.watch.over = True
-                row.watch.plugin_end = len(row.watch.ids), name
 
     def _take_out(self) -> list[int]:
         """Take out the rows that are over. Returns the positions of the others."""
@@ -3169,8 +2875,34 @@ class DecodeLoop:
         return kept
 
 
+def auto_class(checkpoint: Checkpoint) -> Any:
+    """transformers' class that finds the model's class."""
+    kind = "AutoModelForCausalLM"
+    if checkpoint.processor is not None:
+        kind = "AutoModelForImageTextToText"
+    return getattr(lazy_import("transformers"), kind)
+
+
+def read_model(checkpoint: Checkpoint, **how: Any) -> Any:
+    """transformers' model of a checkpoint. Raises LoadError where weights are missing."""
+    settings = checkpoint.settings
+    model, info = auto_class(checkpoint).from_pretrained(
+        settings.model,
+        output_loading_info=True,
+        trust_remote_code=settings.trust_remote_code,
+        revision=settings.revision,
+        **how,
+    )
+    # Unexpected weights may be for another use of the checkpoint; missing ones are random now.
+    missing = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
+    if missing:
+        problem = f"the checkpoint is missing {len(missing)} weights: {short_repr(missing)}"
+        raise LoadError(problem, fix="download it again")
+    return model
+
+
 class HfBackend:
-    """transformers, in padded batches that rows leave as they finish and others join."""
+    """transformers, in padded batches that rows leave as they finish."""
 
     name = "hf"
 
@@ -3187,42 +2919,22 @@ class HfBackend:
             self.loop = settings.decoder.hf_loop(self.model, settings, checkpoint)
         self.grammars: Any = None  # structured.py's, made at first use
         self.adapter: str | None = None  # of the call that runs
-        self._load_adapters(settings.adapters)
+        if settings.adapters:
+            companion("adapters").load_hf(self.model, settings.adapters)
         self.adapt(None)
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
         torch = lazy_import("torch")
-        kind = "AutoModelForCausalLM"
-        if self.checkpoint.processor is not None:
-            kind = "AutoModelForImageTextToText"
-        auto = getattr(lazy_import("transformers"), kind)
         how = {
             "dtype": getattr(torch, self.checkpoint.dtype),
             "attn_implementation": settings.attn_implementation,
             **settings.hf_kwargs,
-            "trust_remote_code": settings.trust_remote_code,
-            "revision": settings.revision,
         }
-        model, info = auto.from_pretrained(settings.model, output_loading_info=True, **how)
-        # Unexpected weights may be for another use of the checkpoint; missing ones are random now.
-        missing = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
-        if missing:
-            problem = f"the checkpoint is missing {len(missing)} weights: {short_repr(missing)}"
-            raise LoadError(problem, fix="download it again")
+        model = read_model(self.checkpoint, **how)
         if "device_map" not in how:
             device = "cuda" if torch.cuda.is_available() else "cpu"
             model.to(settings.device or device)
         return model
-
-    def _load_adapters(self, adapters: Mapping[str, str]) -> None:
-        with warnings.catch_warnings():  # PEFT warns of every adapter after the first
-            warnings.filterwarnings("ignore", message="Already found a `peft_config`")
-            for name, path in adapters.items():
-                info = self.model.load_adapter(path, adapter_name=name)  # None before 5.x
-                strays = sorted(getattr(info, "unexpected_keys", ()))
-                if strays:
-                    problem = f"adapter {name!r} fits nowhere: {short_repr(strays)}"
-                    raise LoadError(problem, fix="see which model it was made for")
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -3286,13 +2998,7 @@ class HfBackend:
         """Switch the model to an adapter, or to none."""
         self.adapter = adapter
         if self.checkpoint.settings.adapters:
-            layer = lazy_import("peft.tuners.tuners_utils").BaseTunerLayer
-            saved = lazy_import("peft.utils").ModulesToSaveWrapper
-            for module in self.model.modules():
-                if isinstance(module, (layer, saved)):  # transformers' own leaves out the second
-                    module.enable_adapters(adapter is not None)
-        if adapter is not None:
-            self.model.set_adapter(adapter)
+            companion("adapters").switch_hf(self.model, adapter)
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing."""
@@ -3355,18 +3061,6 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
         yield
 
 
-def row_hooks_class() -> Any:
-    """A class of vLLM's logits processors that calls the hook of each request."""
-    members = {
-        "is_argmax_invariant": lambda self: False,
-        "new_req_logits_processor": lambda self, params: (params.extra_args or {}).get(
-            "gen_engine"
-        ),
-    }
-    base = lazy_import("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
-    return type("RowHooks", (base,), members)
-
-
 def restore_groups(vllm_config: Any) -> None:
     """Set up the process groups again, which closing a vLLM engine tears down for all others."""
     worker = lazy_import("vllm.v1.worker.gpu_worker")
@@ -3375,19 +3069,6 @@ def restore_groups(vllm_config: Any) -> None:
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     with lazy_import("vllm.config").set_current_vllm_config(vllm_config):
         worker.init_worker_distributed_environment(vllm_config, 0, address, 0, backend)
-
-
-def lora_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
-    """vllm.LLM's keywords for adapters."""
-    if not adapters:
-        return {}
-    longest = max(8, *(adapter_config(path)["r"] for path in adapters.values()))
-    return {
-        "enable_lora": True,
-        # On a CPU, vLLM 0.32 computes rows without an adapter with the last slot's: one is spare.
-        "max_loras": len(adapters) + 1,
-        "max_lora_rank": 1 << (longest - 1).bit_length(),  # it takes powers of two
-    }
 
 
 def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -3404,52 +3085,37 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "enforce_eager": vllm_is_on_cpu(),  # compiling takes 30 s on a CPU
         "use_tqdm_on_load": settings.progress and sys.stderr.isatty(),
         "structured_outputs_config": {"backend": "xgrammar"},
-        **lora_arguments(settings.adapters),
     }
+    if settings.adapters:
+        arguments.update(companion("adapters").vllm_arguments(settings.adapters))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
     arguments.update(settings.vllm_kwargs)
     if settings.logits_hooks:
         own = settings.vllm_kwargs.get("logits_processors") or ()
-        arguments["logits_processors"] = [row_hooks_class(), *own]
+        arguments["logits_processors"] = [companion("vllm_hooks").row_hooks_class(), *own]
     return arguments
 
 
-def logits_hook(
-    plan: Plan, watch: RowWatch, replay: Sequence[int] | None
-) -> Callable[..., Any] | None:
-    """A function for vLLM to call with a row's logits: keeps them where they are requested, then
-    runs the plugins, or leaves only the token to force. None where it has nothing to do.
-
-    A function and no object: vLLM copies parameters deeply, and functions not at all."""
-    if not plan.changes_rows and not plan.options.logits and replay is None:
-        return None
-
-    def act(prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
-        if plan.options.logits:
-            # vLLM calls it for each part of a long prompt: the last call counts.
-            watch.logits[len(token_ids) :] = [logits.float().cpu().clone()]
-        logits = own_logits(watch, prompt_ids, token_ids, logits)
-        if replay is not None:
-            logits = lazy_import("torch").full_like(logits, -math.inf)
-            logits[replay[len(token_ids)]] = 0
-        return logits
-
-    return act
+def check_weights(checkpoint: Checkpoint) -> None:
+    """Raise LoadError where weights are missing: vLLM takes what is in memory. transformers
+    compares their names, without reading them, for a model that it knows."""
+    config = checkpoint.config
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    is_known = type(config) in auto_class(checkpoint)._model_mapping
+    if is_quantized or not is_known or "load_format" in checkpoint.settings.vllm_kwargs:
+        return
+    if find_spec("accelerate") is None:
+        log.warning("weights that are missing cannot be found without accelerate; install it")
+        return
+    read_model(checkpoint, device_map="meta")
 
 
 def is_watched(plan: Plan, prompt: Prompt) -> bool:
     """Whether more than ids and lengths may end a row on vLLM, so that each token must be seen."""
-    if plan.options.stop.strings or plan.hooks("should_stop") or plan.hooks("logits"):
+    if plan.options.stop.strings or plan.plugins:
         return True
     return prompt.structured is not None and bool(plan.stop_ids)
-
-
-def forced_options(options: GenerationOptions) -> GenerationOptions:
-    """Options under which sampling has no say."""
-    return dataclasses.replace(
-        options, temperature=0, top_p=1, top_k=None, min_p=0, repetition_penalty=1
-    )
 
 
 def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bool) -> Any:
@@ -3457,21 +3123,20 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
     strings are watched here."""
     kit = lazy_import("vllm.sampling_params")
     options = plan.options
-    max_tokens = options.max_new_tokens
     min_tokens = options.min_new_tokens if plan.end_ids else 0  # it masks ignored EOS ids too
     if prompt.replay is not None:
-        options = forced_options(options)
-        max_tokens = len(prompt.replay)
-        min_tokens = 0
+        options = companion("forcing").without_sampling(options)
     end_ids = plan.end_ids
     structure = None
     if prompt.structured is not None:
         structure = kit.StructuredOutputsParams(grammar=prompt.structured)
         end_ids = sorted(plan.eos_ids)  # 0.32 lets no stop id stand inside a structure
-    hook = logits_hook(plan, watch, prompt.replay)  # beside a decoder it is not called
+    hook = None
+    if plan.checkpoint.settings.logits_hooks:
+        hook = companion("vllm_hooks").logits_hook(plan, watch)
     kind = kit.RequestOutputKind
     params = kit.SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=options.max_new_tokens,
         min_tokens=min_tokens,
         temperature=float(options.temperature),
         top_k=options.top_k or 0,
@@ -3483,7 +3148,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         ignore_eos=True,  # its EOS set differs from ours in some releases: ours are stop ids
         stop_token_ids=end_ids,
         structured_outputs=structure,
-        extra_args={"gen_engine": hook} if hook else None,
+        extra_args=hook,
         detokenize=False,
         output_kind=kind.DELTA if stepwise or is_watched(plan, prompt) else kind.FINAL_ONLY,
     )
@@ -3558,15 +3223,15 @@ class VllmBackend:
         self.checkpoint = checkpoint
         self.decoder = settings.decoder
         self.corrupt = False  # NaNs are in the KV cache
+        check_weights(checkpoint)
         with in_process(first_runner=settings.logits_hooks):
             self.model = lazy_import("vllm").LLM(**vllm_arguments(settings, checkpoint))
         groups = lazy_import("vllm.distributed.parallel_state")
         self.grouped = groups.model_parallel_is_initialized()
         self.names = itertools.count()  # of requests
-        lora = lazy_import("vllm.lora.request").LoRARequest
-        self.adapters = {}
-        for number, (name, path) in enumerate(settings.adapters.items(), start=1):
-            self.adapters[name] = lora(name, number, path)
+        self.adapters: Mapping[str, Any] = {}
+        if settings.adapters:
+            self.adapters = companion("adapters").vllm_requests(settings.adapters)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -3637,7 +3302,7 @@ class VllmBackend:
         running: dict[str, VllmRow] = {}
         with self.healthy() as engine:
             self._add(engine, rows, running, take)
-            with self._forcing(running):
+            with self._decoding(running):
                 while running and engine.has_unfinished_requests():
                     for name, output in self._step(engine, running):
                         if name in running and self._take(running[name], output, take):
@@ -3654,16 +3319,12 @@ class VllmBackend:
             output = no_token(True, False)
         return take(own.row, output)
 
-    def _forcing(self, running: Mapping[str, VllmRow]) -> contextlib.AbstractContextManager[Any]:
-        """A decoder judges its draft tokens by the ids to force; else the logits hook forces
-        them."""
-        forced = {own.internal: own.row.prompt.replay for own in running.values()}
-        forced = {name: ids for name, ids in forced.items() if ids}
-        if self.decoder is None or not forced:
-            return contextlib.nullcontext()
-        context: contextlib.AbstractContextManager[Any] = self.decoder.vllm_replay(
-            self.model, forced
-        )
+    def _decoding(self, running: Mapping[str, VllmRow]) -> contextlib.AbstractContextManager[Any]:
+        """What a decoder does around the steps of a call."""
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.decoder is not None:
+            prompts = {own.internal: own.row.prompt for own in running.values()}
+            context = self.decoder.vllm_run(self.model, prompts)
         return context
 
     def _step(self, engine: Any, running: Iterable[str]) -> list[tuple[str, Any]]:
@@ -3730,38 +3391,8 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     return samples
 
 
-def on_hf(config: ModelLoadConfig) -> ModelLoadConfig:
-    return dataclasses.replace(
-        config, backend="hf", fallback_backend=None, vllm_kwargs={}, logits_hooks=False
-    )
-
-
-def fallback_for(error: UnsupportedError, config: ModelLoadConfig) -> ModelLoadConfig:
-    """What to load in place of a config that cannot do something. Raises the error where there is
-    nothing."""
-    if config.fallback_backend is None or refusal_of(Asked(on_hf(config))):
-        raise error
-    log.warning("%s; falling back to %s", error, config.fallback_backend)
-    return on_hf(config)
-
-
 def random_version() -> str:
     return os.urandom(8).hex()
-
-
-def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
-    """(config, why) for "auto": vLLM where it is installed, finds its device and can do what the
-    config wants; else hf."""
-    if find_spec("vllm") is None:
-        return on_hf(config), "auto: vllm is not installed"
-    device = lazy_import("vllm.platforms").current_platform.device_type
-    if not device:
-        return on_hf(config), "auto: vllm finds no device that it was built for"
-    fast = dataclasses.replace(config, backend="vllm")
-    refused = refusal_of(Asked(fast))
-    if refused is not None:
-        return on_hf(config), f"auto: {refused.problem}"
-    return fast, f"auto: vllm is installed and runs on {device}"
 
 
 class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
@@ -3859,6 +3490,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         boundary: Literal["ids", "text"] = "ids",
     ) -> list[ScoreResult]:
         """Raw log-probabilities of responses: items are (prompt, response) pairs, results in order.
+        Needs the companion scoring.py.
 
         A prompt is a raw string, messages, token ids or a request (also with images). A response is
         token ids, or a string.
@@ -3869,23 +3501,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         logits: also [response tokens, vocabulary] for each item (on vllm: load with
             logits_hooks=True).
         grad: hf only: tensors that carry gradient, for training."""
-        items = batch_of(items, "items")
-        grad = BOOL.applied("grad", grad)
-        check_name(boundary, "no boundary", ("ids", "text"))
         with self._open():
-            options = GenerationOptions(logits=logits)
-            refused = refusal_of(Asked(self.config, options, scoring=True, grad=grad))
-            if refused is not None:
-                other = self._fall_back(refused)
-                scores = other.score_batch(items, logits=logits, grad=grad, boundary=boundary)
-                name = self.backend.name
-                return [dataclasses.replace(score, fallback_from=name) for score in scores]
-            scoring = companion("scoring")
-            pairs = scoring.scored_pairs(items, self.checkpoint, self.backend.name, boundary)
-            if not pairs:
-                return []
-            scores = self.backend.score(pairs, logits=logits, grad=grad)
-            return list(scoring.with_numbers(scores))
+            how = {"logits": logits, "grad": grad, "boundary": boundary}
+            scores: list[ScoreResult] = companion("scoring").score_batch(self, items, **how)
+            return scores
 
     def effective(
         self, options: Options = None, *, plugins: Sequence[Any] = ()
@@ -3952,8 +3571,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             random one. Raises OptionError for weights that do not fit, UnsupportedError beside
             adapters; a fallback backend is refused from then on."""
         with self._open():
-            updates = {"hf": "update_hf", "vllm": "update_vllm"}
-            getattr(companion("weights"), updates[self.backend.name])(self.backend, weights)
+            companion("weights").update(self.backend, weights)
             self.weight_version = version or random_version()
             self._forget(self.weight_version)
 
@@ -3999,11 +3617,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         check_name(on_error, "no on_error", ("raise", "return"))
         options = build(GenerationOptions, options)
         adopted = adopt_plugins(plugins)
-        if options.replay is not None and len(options.replay) != len(requests):
-            problem = f"{len(requests)} requests, but replays for {len(options.replay)}"
-            raise OptionError(problem, fix="give one each")
         with self._open():
             plan = self._plan(options, adopted)
+            if options.replay is not None:
+                companion("forcing").check_count(options.replay, requests)
             prompts = list[Any](requests)
             errors = prompts if on_error == "return" else None
             for index, request in enumerate(requests):
@@ -4014,22 +3631,23 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             asked = Asked(self.config, options, adopted, pictures=pictures, prompts=good)
             refused = refusal_of(asked)
             if refused is not None:
-                other = self._fall_back(refused)
+                other = self.fall_back(refused)
                 return other._generate(requests, kind, options, adopted, on_error, cache)
             results = self._answer(prompts, plan, on_error, cache)
             self.observer.answered(prompts, results)
             return results
 
-    def _plan(self, options: GenerationOptions, plugins: Sequence[Plugin]) -> Plan:
+    def _plan(self, options: GenerationOptions, plugins: Sequence[Any]) -> Plan:
         if plugins or options.replay is not None:
             return make_plan(options, self.checkpoint, plugins)
         return self._plan_of(options)
 
-    def _fall_back(self, error: UnsupportedError) -> GenerationEngine:
+    def fall_back(self, error: UnsupportedError) -> GenerationEngine:
         """The engine that does what this one cannot. Raises the error where there is none."""
-        config = fallback_for(error, self.config)
-        if self.weight_version is not None:  # it would have the checkpoint's weights
+        # The other engine would have the checkpoint's weights.
+        if self.config.fallback_backend is None or self.weight_version is not None:
             raise error
+        config = companion("fallback").config_for(error, self.config)
         if self._fallback is None:
             why = f"fallback: {error.problem}"
             self._fallback = GenerationEngine(config, why, self.backend.name)
@@ -4043,11 +3661,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         if kind is VlmGenerationRequest:
             _ = self.checkpoint.vision  # or an UnsupportedError
         prompt = prompt_of(checked_request(source, kind), plan)
-        if plan.options.replay is None:
-            return prompt
-        replay = plan.options.replay[index]
-        check_replay(replay, plan)
-        return dataclasses.replace(prompt, replay=replay)
+        if plan.options.replay is not None:
+            prompt = companion("forcing").forced_prompt(prompt, plan.options.replay[index], plan)
+        return prompt
 
     def _answer(self, prompts: list[Any], plan: Plan, on_error: str, cache: bool) -> list[Any]:
         """The result of each prompt; what is no Prompt, an error, stays in its place."""
@@ -4111,8 +3727,8 @@ if TYPE_CHECKING:
     class LoadFields(TypedDict, total=False):
         """Fields of ModelLoadConfig, so that a type checker finds `bakend=`."""
 
-        backend: str
-        dtype: str | None
+        backend: Backend
+        dtype: DType | None
         device: str | None
         attn_implementation: str | None
         trust_remote_code: bool
@@ -4124,7 +3740,7 @@ if TYPE_CHECKING:
         logits_hooks: bool
         decoder: Any
         cache: MutableMapping[str, str] | None
-        fallback_backend: str | None
+        fallback_backend: Literal["hf"] | None
         progress: bool
         hf_kwargs: Mapping[str, Any]
         vllm_kwargs: Mapping[str, Any]
@@ -4146,10 +3762,12 @@ def load(
     config = build(ModelLoadConfig, {**fields, **overrides})
     why = "asked for"
     if config.backend == "auto":
-        config, why = choose_backend(config)
+        config, why = companion("fallback").choose_backend(config)
     refused = refusal_of(Asked(config))
     if refused is not None:
-        fallback = fallback_for(refused, config)
+        if config.fallback_backend is None:
+            raise refused
+        fallback = companion("fallback").config_for(refused, config)
         return GenerationEngine(fallback, f"fallback: {refused.problem}", config.backend)
     return GenerationEngine(config, why)
 

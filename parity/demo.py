@@ -99,7 +99,7 @@ def ask(engine: GenerationEngine, asked: Sequence[Question]) -> list[GenerationR
     return [by_question[id(question)] for question in asked]
 
 
-def run(backend: str, asked: Sequence[Question]) -> tuple[list[GenerationResult], str]:
+def run(backend: Any, asked: Sequence[Question]) -> tuple[list[GenerationResult], str]:
     """Load, warm up, ask: the answers and a line of figures."""
     print(f"loading {MODEL.name} on {backend} ...", file=sys.stderr)
     began = time.perf_counter()
@@ -166,7 +166,7 @@ def ask_tiny() -> bool:
 
 # == The real model ==
 
-DTYPE = "bfloat16"
+DTYPE: Any = "bfloat16"
 REAL: dict[str, dict[str, Any]] = {
     "hf": {},
     "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 160, "max_num_seqs": 16}},
@@ -217,7 +217,7 @@ def ask_real(path: Path, asked: Sequence[str]) -> Compared:
     return Compared(tuple(asked), old, new, partings.judge_pairs(pairs, rows, reference, read, dtype=DTYPE))
 
 
-def open_real(path: Path, backend: str) -> GenerationEngine:
+def open_real(path: Path, backend: Any) -> GenerationEngine:
     say_step(f"loading {path.name} on {backend}")
     return load(path, backend=backend, dtype=DTYPE, max_model_len=1024, progress=False, **REAL[backend])
 

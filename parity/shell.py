@@ -19,6 +19,7 @@ import gen_engine
 from gen_engine import GenEngineError, GenerationOptions, OptionError, load
 from parity.golden import environment
 from parity.record.inventory import run_list
+from parity.refusals import REFUSALS
 
 PROBES = {  # library -> (backends that need it, what prints its version and its device)
     "torch": ("hf vllm", "import torch as m; print(m.__version__, '|', 'cuda' if m.cuda.is_available() else 'cpu')"),
@@ -83,7 +84,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     verdicts = {backend: backend_verdict(backend, found, args.model) for backend in backends}
     print(table([(f"backend {b}", "works" if works else "does not work", why) for b, (works, why) in verdicts.items()]))
     print("what a backend, or a release of a library, refuses before anything runs:")
-    print(table([(f"  {r.releases or r.backend}", r.what, r.fix) for r in gen_engine.UNSUPPORTED]))
+    print(table([(f"  {r.releases or r.backend}", r.what, r.fix) for r in REFUSALS]))
     for name in ("torch", "transformers"):
         with contextlib.suppress(ImportError):
             __import__(name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gen_engine import Observer, load, truncate_at_stops
 
@@ -14,7 +14,7 @@ TEXT, VL, LLAMA = (f"golden/models/{name}" for name in ("tiny-qwen3", "tiny-qwen
 
 
 @functools.cache
-def engine(model_path: str, places: int | None = None, spare: str | None = None, hooks: bool = False) -> Any:
+def engine(model_path: str, places: int | None = None, spare: Literal["hf"] | None = None, hooks: bool = False) -> Any:
     return load(model_path, max_batch_size=places, fallback_backend=spare, logits_hooks=hooks, dtype="float32")
 
 

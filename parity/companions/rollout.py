@@ -1,5 +1,6 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
-"""What a rollout did, step by step, and recorded answers that are forced again: a companion of gen_engine.py.
+"""What a rollout did, step by step, and recorded answers that are forced again: a companion of
+gen_engine.py.
 
 Copy both into your repository, `make vendor DEST=acme/llm WITH="rollout"`, and
 
@@ -8,8 +9,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="rollout"`, and
     rollout.save_cases("cases.parquet")                         # Parquet; needs pyarrow
     replay(engine, "cases.parquet", options)                    # the same ids again, token by token
 
-Steps are seen from outside: the engine tells an Observer of its loop, and on vLLM methods of the running engine are
-wrapped for as long as a trace lasts.
+Steps are seen from outside: the engine tells an Observer of its loop, and on vLLM methods of the
+running engine are wrapped for as long as a trace lasts.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ __all__ = ["trace", "Trace", "replay", "Case", "read_cases", "write_cases",
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A recorded answer, to be forced again: the prompt as the model saw it, with its special tokens, and the ids.
+    """A recorded answer, to be forced again: the prompt as the model saw it, with its special
+    tokens, and the ids.
 
     messages: what it was rendered from, where it was; for readers, a replay takes `prompt`.
     """
@@ -94,7 +96,8 @@ def remove(paths: Iterable[Path]) -> None:
 
 
 def put_back(paths: Sequence[Path], parts: Sequence[Path], olds: Sequence[Path]) -> None:
-    """What stood there before a process was killed in the midst of its renames; all of `parts` were whole by then."""
+    """What stood there before a process was killed in the midst of its renames; all of `parts`
+    were whole by then."""
     if not any(old.exists() for old in olds):
         return
     done = not any(part.exists() for part in parts) and all(path.exists() for path in paths)
@@ -107,11 +110,41 @@ def put_back(paths: Sequence[Path], parts: Sequence[Path], olds: Sequence[Path])
             path.unlink(missing_ok=True)
 
 
+def take_places(
+    paths: Sequence[Path],
+    parts: Sequence[Path],
+    olds: Sequence[Path],
+    moved: list[tuple[Path, Path]],
+) -> None:
+    """Rename what stands at `paths` to `olds`, and `parts` to `paths`; `moved` tells how far it
+    came."""
+    standing = [(path, old) for path, old in zip(paths, olds) if path.exists()]
+    for source, target in [*standing, *zip(parts, paths)]:
+        os.replace(source, target)
+        moved.append((source, target))
+    remove(olds)
+
+
+def undo(
+    moved: Sequence[tuple[Path, Path]], parts: Sequence[Path], olds: Sequence[Path]
+) -> list[str]:
+    """Take renames back. Returns the names of files that could not be brought back."""
+    for source, target in reversed(moved):
+        with contextlib.suppress(OSError):
+            os.replace(target, source)
+    kept = [old.name for old in olds if old.exists()]
+    if not kept:  # else the next one has to see how far this one came
+        remove(parts)
+    return kept
+
+
 @contextlib.contextmanager
 def written_whole(*paths: Path) -> Iterator[list[Path]]:
-    """Names beside `paths` to write to, which take their places all together when the block ends well, or not at all.
+    """Names beside `paths` to write to, which take their places all together when the block ends
+    well, or not at all.
 
-    The names are always the same: what a killed process left is put back, or written over, by the next one.
+    The names are always the same: what a killed process left is put back, or written over, by the
+    next one.
     """
     parts = [path.with_name(f".{path.name}.part") for path in paths]
     olds = [path.with_name(f".{path.name}.old") for path in paths]
@@ -122,35 +155,36 @@ def written_whole(*paths: Path) -> Iterator[list[Path]]:
             if path.exists() and not path.is_file():
                 raise FileExistsError(f"{path.name} is there, and is no file")
         yield parts
-        for source, target in [*((p, o) for p, o in zip(paths, olds) if p.exists()), *zip(parts, paths)]:
-            os.replace(source, target)
-            moved.append((source, target))
-        remove(olds)
+        take_places(paths, parts, olds, moved)
     except BaseException as error:
-        for source, target in reversed(moved):
-            with contextlib.suppress(OSError):
-                os.replace(target, source)
-        kept = [old.name for old in olds if old.exists()]
-        if not kept:  # else the next one has to see how far this one came
-            remove(parts)
-        if isinstance(error, OSError):
-            problem = f"{short_repr(str(paths[0].parent))} cannot be written to: {error}"
-            state = f"what stood there is kept as {', '.join(kept)}" if kept else "no file was changed"
-            raise EngineError(problem, fix=f"see to the disk or the permissions; {state}") from error
-        raise
+        kept = undo(moved, parts, olds)
+        if not isinstance(error, OSError):
+            raise
+        state = f"what stood there is kept as {', '.join(kept)}" if kept else "no file was changed"
+        problem = f"{short_repr(str(paths[0].parent))} cannot be written to: {error}"
+        fix = f"see to the disk or the permissions; {state}"
+        raise EngineError(problem, fix=fix) from error
 
 
 def arrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as gone:
-        raise BackendMissing(f"{gone.name} is not installed", fix="run: pip install pyarrow") from gone
+        raise BackendMissing(
+            f"{gone.name} is not installed", fix="run: pip install pyarrow"
+        ) from gone
 
 
 def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
     """A Parquet file with the columns of Case; messages as JSON."""
     pyarrow, parquet = arrow()
-    kinds = (pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.list_(pyarrow.int64()), pyarrow.string())
+    kinds = (
+        pyarrow.int64(),
+        pyarrow.string(),
+        pyarrow.string(),
+        pyarrow.list_(pyarrow.int64()),
+        pyarrow.string(),
+    )
     try:
         rows = [{name: getattr(case, name) for name in COLUMNS} for case in cases]
         for row in rows:
@@ -158,7 +192,10 @@ def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
         table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, kinds))))
     except NOT_AS_PROMISED as error:
         raise RequestError(f"no cases to write: {error}", fix="give a list of Case") from error
-    with written_whole(place_of(path)) as [part], part.open("wb") as stream:  # not by name: it might be s3://...
+    with (
+        written_whole(place_of(path)) as [part],
+        part.open("wb") as stream,
+    ):  # not by name: it might be s3://...
         parquet.write_table(table, stream)
 
 
@@ -174,16 +211,23 @@ def place_of(path: Any) -> Path:
 
 
 def read_cases(path: str | os.PathLike[str]) -> list[Case]:
-    """What write_cases wrote, from a file on this machine. Raises RequestError for a file that is none."""
+    """What write_cases wrote, from a file on this machine. Raises RequestError for a file that is
+    none."""
     pyarrow, parquet = arrow()
     if not os.path.isfile(place_of(path)):  # nor a pipe, which might never end
-        raise RequestError(f"there is no case file {short_repr(path)}", fix="give one that was saved here")
+        raise RequestError(
+            f"there is no case file {short_repr(path)}", fix="give one that was saved here"
+        )
     try:
-        with open(path, "rb") as stream:  # not by name: pyarrow would take s3://... and open the network
+        with open(
+            path, "rb"
+        ) as stream:  # not by name: pyarrow would take s3://... and open the network
             rows = parquet.read_table(stream, columns=COLUMNS).to_pylist()
         return [case_of(row) for row in rows]
     except (OSError, pyarrow.ArrowException, *NOT_AS_PROMISED) as error:
-        raise RequestError(f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here") from error
+        raise RequestError(
+            f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here"
+        ) from error
 
 
 def case_of(row: Mapping[str, Any]) -> Case:
@@ -205,19 +249,29 @@ def replay(
     options: GenerationOptions | Mapping[str, Any] | None = None,
     **how: Any,
 ) -> list[GenerationResult]:
-    """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per case, in order.
+    """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per
+    case, in order.
 
     how: on_error, as generate_text_batch takes it.
     Raises what generate_text_batch raises, and RequestError for a file that holds no cases.
     """
-    recorded = cases if isinstance(cases, (list, tuple)) else read_cases(cases)  # type: ignore[arg-type]  # or refused
+    recorded: Any = cases
+    if not isinstance(recorded, (list, tuple)):
+        recorded = read_cases(recorded)
     given = build(GenerationOptions, options)
     try:
         most = max(given.max_new_tokens, *(len(case.token_ids) for case in recorded))
-        prompts = [engine.tokenizer(case.prompt, add_special_tokens=False)["input_ids"] for case in recorded]
+        prompts = [
+            engine.tokenizer(case.prompt, add_special_tokens=False)["input_ids"]
+            for case in recorded
+        ]
     except NOT_AS_PROMISED as error:
-        raise RequestError(f"no cases to replay: {error}", fix="give a case file, or a list of Case") from error
-    given = dataclasses.replace(given, replay=tuple(case.token_ids for case in recorded), max_new_tokens=most)
+        raise RequestError(
+            f"no cases to replay: {error}", fix="give a case file, or a list of Case"
+        ) from error
+    given = dataclasses.replace(
+        given, replay=tuple(case.token_ids for case in recorded), max_new_tokens=most
+    )
     return engine.generate_text_batch([{"prompt_token_ids": ids} for ids in prompts], given, **how)
 
 
@@ -225,7 +279,8 @@ def replay(
 
 
 class Advance(NamedTuple):
-    """What one request got in one step: tokens, guesses that were judged, guesses that the model agreed with."""
+    """What one request got in one step: tokens, guesses that were judged, guesses that the model
+    agreed with."""
 
     delivered: int
     drafted: int = 0
@@ -237,9 +292,11 @@ NOTHING = Advance(0)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or since the call began.
+    """One step. ended: seconds of perf_counter.   interval: seconds since the step before it, or
+    since the call began.
 
-    spent: seconds by "draft" and "verify", where they were measured; "idle", where that was, too: guesses that are made
+    spent: seconds by "draft" and "verify", where they were measured; "idle", where that was, too:
+    guesses that are made
         elsewhere take no time from the step.   view: what the scheduler saw.
     """
 
@@ -256,6 +313,7 @@ class Step:
     def row(self, first: float) -> dict[str, Any]:
         served = sum(advance.delivered > 0 for advance in self.advances.values())
         ms = {what: 1e3 * seconds for what, seconds in self.spent.items()}
+        unspent = 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None
         return {
             "step_tgs": self.tokens / served / self.interval if served else None,
             "step_tokens": self.tokens,
@@ -266,8 +324,11 @@ class Step:
             "draft_nstep": max((advance.drafted for advance in self.advances.values()), default=0),
             "draft_time": ms.get("draft"),
             "verify_time": ms.get("verify"),
-            "idle_time": ms.get("idle", 1e3 * self.interval - sum(ms.values()) if "verify" in ms else None),
-            **{name: self.view.get(name) for name in ("running", "waiting", "preempted", "kv_cache_usage")},
+            "idle_time": ms.get("idle", unspent),
+            **{
+                name: self.view.get(name)
+                for name in ("running", "waiting", "preempted", "kv_cache_usage")
+            },
         }
 
 
@@ -279,7 +340,8 @@ class TracedRequest:
     so_far: Advance = NOTHING
 
     def row(self, number: int, advances: Sequence[Advance]) -> dict[str, Any]:
-        drafted, matched = sum(a.drafted for a in advances), sum(a.matched for a in advances)
+        drafted = sum(a.drafted for a in advances)
+        matched = sum(a.matched for a in advances)
         return {
             "req_id": number,
             "rollout_time": (self.ended or self.arrived) - self.arrived,
@@ -293,12 +355,38 @@ class TracedRequest:
         }
 
 
-PERF_COLUMNS = ("step_tgs", "step_tokens", "cur_acc_len", "step_batchsize", "step_ts", "step_interval", "draft_nstep",
-                "draft_time", "verify_time", "idle_time", "running", "waiting", "preempted",
-                "kv_cache_usage")  # fmt: skip
-REQUEST_COLUMNS = ("req_id", "rollout_time", "rollout_step", "prompt_length", "response_length", "spec_accept_rate",
-                   "spec_matched_total", "spec_draft_total", "spec_accepted_total")  # fmt: skip
+PERF_COLUMNS = (
+    "step_tgs",
+    "step_tokens",
+    "cur_acc_len",
+    "step_batchsize",
+    "step_ts",
+    "step_interval",
+    "draft_nstep",
+    "draft_time",
+    "verify_time",
+    "idle_time",
+    "running",
+    "waiting",
+    "preempted",
+    "kv_cache_usage",
+)
+REQUEST_COLUMNS = (
+    "req_id",
+    "rollout_time",
+    "rollout_step",
+    "prompt_length",
+    "response_length",
+    "spec_accept_rate",
+    "spec_matched_total",
+    "spec_draft_total",
+    "spec_accepted_total",
+)
 MARKOV_COLUMNS = ("acc_token_num", "draft_token_num", "verify_token_num", "cur_step", "req_id")
+
+
+def rounded(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value
 
 
 def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -308,7 +396,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, 
         writer = csv.writer(stream)
         writer.writerow(kept)
         for row in rows:
-            writer.writerow([round(v, 6) if isinstance(v := row[name], float) else v for name in kept])
+            writer.writerow([rounded(row[name]) for name in kept])
 
 
 # == The trace ==
@@ -317,34 +405,50 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, 
 class Trace(Observer):
     """What the generate calls inside `with trace(engine, directory) as rollout:` did, step by step.
 
-    At the block's end, if that is reached without an exception, the directory holds (times in s or ms, see README)
-    worker_<id>_perf.csv      a row per step: tokens, how many requests got some, times, the scheduler's view
+    At the block's end, if that is reached without an exception, the directory holds (times in s or
+    ms, see README)
+    worker_<id>_perf.csv      a row per step: tokens, how many requests got some, times, the
+    scheduler's view
     worker_<id>_request.csv   a row per request, by response_length, then req_id
-    worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts the rows of perf.csv
-    Requests are numbered as they come to the backend: answers from a cache, and the equals of a greedy one, do not.
-    Counts are always there; what cannot be measured is a column less, never a zero.
+    worker_<id>_markov.csv    a row per request and step, by req_id, then cur_step, which counts
+    the rows of perf.csv Requests are numbered as they come to the backend: answers from a cache,
+    and the equals of a greedy one, do not. Counts are always there; what cannot be measured is a
+    column less, never a zero.
     idle: the loop times how long it waits; else that is what guesses and model leave of a step.
     joins: rows that arrive join those that run, and begin no call.
     """
 
     def __init__(
-        self, engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int, *, idle: bool = False
+        self,
+        engine: GenerationEngine,
+        directory: str | os.PathLike[str],
+        worker_id: int,
+        *,
+        idle: bool = False,
     ) -> None:
-        self.engine, self.directory, self.worker_id = engine, Path(directory), worker_id
-        self.idle, self.joins = idle, False
+        self.engine = engine
+        self.directory = Path(directory)
+        self.worker_id = worker_id
+        self.idle = idle
+        self.joins = False
         self.steps: list[Step] = []
         self.requests: list[TracedRequest] = []
         self.cases: list[Case] = []
         self.unwritable: list[int] = []
         self.spent: dict[str, float] = {}
-        self.probe = StepProbe(engine.model, self.timed) if engine.config.backend == "vllm" else None
+        self.probe = (
+            StepProbe(engine.model, self.timed) if engine.config.backend == "vllm" else None
+        )
         self._live: StepProbe | None = None
         self._inner, self._last = 0.0, 0.0
         self._open: dict[int, RowWatch] = {}  # of the call that runs: those that are not over
 
     @property
     def files(self) -> list[Path]:
-        return [self.directory / f"worker_{self.worker_id}_{kind}.csv" for kind in ("perf", "request", "markov")]
+        return [
+            self.directory / f"worker_{self.worker_id}_{kind}.csv"
+            for kind in ("perf", "request", "markov")
+        ]
 
     def now(self) -> float:
         """Seconds, once the accelerator has done what it was given."""
@@ -356,7 +460,9 @@ class Trace(Observer):
     @contextlib.contextmanager
     def timed(self, what: str) -> Iterator[None]:
         """Count the block's time as `what`, less what is timed inside it."""
-        began, outer, self._inner = self.now(), self._inner, 0.0
+        began = self.now()
+        outer = self._inner
+        self._inner = 0.0
         try:
             yield
         finally:
@@ -369,9 +475,12 @@ class Trace(Observer):
         self.spent[what] = self.spent.get(what, 0.0) + seconds
 
     def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None:
-        now, first = self.now(), len(self.requests)
+        now = self.now()
+        first = len(self.requests)
         if not self.joins:
-            self._live, self._last, self._open = self.probe if backend == "vllm" else None, now, {}
+            self._live = self.probe if backend == "vllm" else None
+            self._last = now
+            self._open = {}
             self.spent.clear()
         self.requests += [TracedRequest(row.prompt_tokens, now) for row in rows]
         self._open.update(enumerate(rows, first))
@@ -382,13 +491,16 @@ class Trace(Observer):
         ended = self.now()
         if self._live is not None:
             self._live.count_guesses()
-        advances = {number: got for number in self._open if any(got := self._advance(number))}
+        advances = {number: self._advance(number) for number in self._open}
+        advances = {number: got for number, got in advances.items() if any(got)}
         waiting = sum(not watch.ids for watch in self._open.values())
         hf = {"running": len(self._open) - waiting, "waiting": waiting}
         view = hf if self._live is None else self._live.viewed()
         spent = {what: self.spent.get(what, 0.0) for what in self._clocks()}
         self.steps.append(Step(ended, ended - self._last, spent, view, advances))
-        for number, watch in [(number, watch) for number, watch in self._open.items() if watch.over]:
+        for number, watch in list(self._open.items()):
+            if not watch.over:
+                continue
             if watch.error is None:
                 self.requests[number].ended = ended
             else:
@@ -410,20 +522,31 @@ class Trace(Observer):
 
     def advances(self) -> list[tuple[int, int, Advance]]:
         """(request, step, what it got), of the requests that are over, in this order."""
-        kept = ((number, k, got) for k, step in enumerate(self.steps) for number, got in step.advances.items())
-        return sorted((row for row in kept if self.requests[row[0]].ended is not None), key=lambda row: row[:2])
+        kept = []
+        for k, step in enumerate(self.steps):
+            for number, got in step.advances.items():
+                if self.requests[number].ended is not None:
+                    kept.append((number, k, got))
+        return sorted(kept, key=lambda row: row[:2])
 
     def tables(self) -> list[tuple[Sequence[str], list[dict[str, Any]]]]:
         """(columns, rows) of the three files."""
-        self._retract(number for number, request in enumerate(self.requests) if request.ended is None)
+        self._retract(
+            number for number, request in enumerate(self.requests) if request.ended is None
+        )
         markov = self.advances()
-        own: dict[int, list[Advance]] = {number: [] for number, r in enumerate(self.requests) if r.ended is not None}
+        own: dict[int, list[Advance]] = {}
+        for number, request in enumerate(self.requests):
+            if request.ended is not None:
+                own[number] = []
         for number, _, got in markov:
             own[number].append(got)
         requests = [self.requests[number].row(number, gots) for number, gots in own.items()]
         requests.sort(key=lambda row: (row["response_length"], row["req_id"]))
         first = self.steps[0].ended if self.steps else 0.0
-        steps = [(got.delivered, got.drafted, got.drafted + 1, k, number) for number, k, got in markov]
+        steps = [
+            (got.delivered, got.drafted, got.drafted + 1, k, number) for number, k, got in markov
+        ]
         return [
             (PERF_COLUMNS, [step.row(first) for step in self.steps]),
             (REQUEST_COLUMNS, requests),
@@ -431,7 +554,8 @@ class Trace(Observer):
         ]
 
     def write(self) -> None:
-        """The three files, whole or not at all; those of an earlier trace of this worker are replaced."""
+        """The three files, whole or not at all; those of an earlier trace of this worker are
+        replaced."""
         with written_whole(*self.files) as parts:
             for part, (columns, rows) in zip(parts, self.tables()):
                 write_table(part, columns, rows)
@@ -443,7 +567,9 @@ class Trace(Observer):
         """
         if self.unwritable:
             problem = "its prompt's ids are not those of their text"
-            raise RequestError(problem, fix="give the prompt as text or messages", index=self.unwritable[0])
+            raise RequestError(
+                problem, fix="give the prompt as text or messages", index=self.unwritable[0]
+            )
         write_cases(path, self.cases)
 
     def _clocks(self) -> Sequence[str]:
@@ -454,8 +580,10 @@ class Trace(Observer):
         return (*guessed, "idle") if self.idle else guessed
 
     def _advance(self, number: int) -> Advance:
-        watch, request = self._open[number], self.requests[number]
-        now, before = Advance(len(watch.ids), watch.drafted, watch.matched), request.so_far
+        watch = self._open[number]
+        request = self.requests[number]
+        now = Advance(len(watch.ids), watch.drafted, watch.matched)
+        before = request.so_far
         request.so_far = now
         return Advance(*(new - old for new, old in zip(now, before)))
 
@@ -469,28 +597,46 @@ class Trace(Observer):
     def _keep_case(self, messages: Any, sample: GenerationResult) -> None:
         tokenizer = self.engine.tokenizer
         prompt = tokenizer.decode(
-            list(sample.prompt_token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            list(sample.prompt_token_ids),
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
         )
-        if tuple(tokenizer(prompt, add_special_tokens=False)["input_ids"]) != sample.prompt_token_ids:
+        if (
+            tuple(tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            != sample.prompt_token_ids
+        ):
             self.unwritable.append(len(self.cases))
         self.cases.append(Case(len(self.cases), prompt, messages, sample.token_ids, sample.text))
 
 
 @contextlib.contextmanager
-def trace(engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int = 0) -> Iterator[Trace]:
-    """Write what the generate calls inside the block do, step by step, as three CSV files: see Trace.
+def trace(
+    engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int = 0
+) -> Iterator[Trace]:
+    """Write what the generate calls inside the block do, step by step, as three CSV files: see
+    Trace.
 
-    No file is written if the block raises. Raises UnsupportedError where steps cannot be seen, EngineError where the
-    files cannot be written.
+    No file is written if the block raises. Raises UnsupportedError where steps cannot be seen,
+    EngineError where the files cannot be written.
     """
     if type(worker_id) is not int or not 0 <= worker_id <= sys.maxsize:
-        raise OptionError(f"worker_id is {short_repr(worker_id)}", fix=f"it must be a whole number, 0 to {sys.maxsize}")
+        raise OptionError(
+            f"worker_id is {short_repr(worker_id)}",
+            fix=f"it must be a whole number, 0 to {sys.maxsize}",
+        )
     try:
-        place_of(directory).mkdir(parents=True, exist_ok=True)  # before the work: what cannot be is said now
+        place_of(directory).mkdir(
+            parents=True, exist_ok=True
+        )  # before the work: what cannot be is said now
     except OSError as error:
-        raise EngineError(f"no directory for a trace: {str(error)[:300]}", fix="point it elsewhere") from error
+        raise EngineError(
+            f"no directory for a trace: {str(error)[:300]}", fix="point it elsewhere"
+        ) from error
     rollout = Trace(engine, directory, worker_id)
-    with engine.observed(rollout), rollout.probe.attached() if rollout.probe else contextlib.nullcontext():
+    with (
+        engine.observed(rollout),
+        rollout.probe.attached() if rollout.probe else contextlib.nullcontext(),
+    ):
         yield rollout
     rollout.write()
 
@@ -501,32 +647,42 @@ def trace(engine: GenerationEngine, directory: str | os.PathLike[str], worker_id
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     """Wrap a method of one object, for a while."""
-    mine, method = name in vars(owner), getattr(owner, name)
+    is_own = name in vars(owner)
+    method = getattr(owner, name)
     setattr(owner, name, wrap(method))
     try:
         yield
     finally:
-        if mine:
+        if is_own:
             setattr(owner, name, method)
         else:
             delattr(owner, name)
 
 
 class StepProbe:
-    """Watches vLLM's engine core from outside while it steps, by wrapping methods of the running objects.
+    """Watches vLLM's engine core from outside while it steps, by wrapping methods of the running
+    objects.
 
-    "verify" is the executor's time for the model and its sampling, less "draft", the drafter's. The drafter runs at the
-    end of a step, so its time stands in the step before the one in which its guesses are judged.
+    "verify" is the executor's time for the model and its sampling, less "draft", the drafter's.
+    The drafter runs at the end of a step, so its time stands in the step before the one in which
+    its guesses are judged.
     """
 
     def __init__(self, llm: Any, timed: Callable[[str], Any]) -> None:
-        engine, fix = llm.llm_engine, "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
+        engine = llm.llm_engine
         if not hasattr(engine.engine_core, "engine_core"):
-            raise UnsupportedError("vLLM's engine runs in a process of its own, where no step can be traced", fix=fix)
-        if engine.vllm_config.scheduler_config.async_scheduling:  # outputs would lag a step behind what was scheduled
+            problem = "vLLM's engine runs in a process of its own, where no step can be traced"
+            fix = "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
+            raise UnsupportedError(problem, fix=fix)
+        if (
+            engine.vllm_config.scheduler_config.async_scheduling
+        ):  # outputs would lag a step behind what was scheduled
             fix = "load with vllm_kwargs={'async_scheduling': False}"
-            raise UnsupportedError("vLLM schedules ahead, so that steps cannot be told apart", fix=fix)
-        self.core, self.timed = engine.engine_core.engine_core, timed
+            raise UnsupportedError(
+                "vLLM schedules ahead, so that steps cannot be told apart", fix=fix
+            )
+        self.core = engine.engine_core.engine_core
+        self.timed = timed
         self.rows: Sequence[RowWatch] = ()
         self.requests: list[Any] = []
         self.judged: list[int] = []
@@ -535,7 +691,9 @@ class StepProbe:
         worker = getattr(getattr(self.core.model_executor, "driver_worker", None), "worker", None)
         self.drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
         guesses = engine.vllm_config.speculative_config is not None
-        self.clocks = ("draft", "verify") if self.drafter is not None else () if guesses else ("verify",)
+        self.clocks: tuple[str, ...] = () if guesses else ("verify",)
+        if self.drafter is not None:
+            self.clocks = ("draft", "verify")
 
     @contextlib.contextmanager
     def attached(self) -> Iterator[None]:
@@ -549,13 +707,18 @@ class StepProbe:
             yield
 
     def arrived(self, rows: Sequence[RowWatch]) -> None:
-        self.rows, self.requests, self.preemptions, self.view = rows, [], 0, {}
+        self.rows = rows
+        self.requests = []
+        self.preemptions = 0
+        self.view = {}
         self.judged = [0] * len(rows)  # rounds that have been counted
 
     def count_guesses(self) -> None:
-        """Tell each row what was guessed for it and what of that was right, from vLLM's own count."""
+        """Tell each row what was guessed for it and what of that was right, from vLLM's own
+        count."""
         for place, (row, request) in enumerate(zip(self.rows, self.requests)):
-            if (metrics := getattr(request, "spec_decode_metrics", None)) is not None:
+            metrics = getattr(request, "spec_decode_metrics", None)
+            if metrics is not None:
                 row.drafted += sum(metrics.per_step_drafted[self.judged[place] :])
                 row.matched += sum(metrics.per_step_accepted[self.judged[place] :])
                 self.judged[place] = len(metrics.per_step_drafted)
@@ -584,10 +747,16 @@ class StepProbe:
 
         def act(*args: Any, **kwargs: Any) -> Any:
             scheduler = self.core.scheduler
-            if not self.requests:  # in the order of their adding; later they leave the scheduler as they end
+            if (
+                not self.requests
+            ):  # in the order of their adding; later they leave the scheduler as they end
                 self.requests = list(scheduler.requests.values())
             running, waiting = scheduler.get_request_counts()
-            self.view = {"running": running, "waiting": waiting, "kv_cache_usage": scheduler.kv_cache_manager.usage}
+            self.view = {
+                "running": running,
+                "waiting": waiting,
+                "kv_cache_usage": scheduler.kv_cache_manager.usage,
+            }
             return self._timing("verify")(execute)(*args, **kwargs)
 
         return act
@@ -600,9 +769,9 @@ class StepProbe:
 class Mismatch:
     """How far two readings of the same tokens are apart. d = new - old, nats a token; w = exp(d).
 
-    mean, most: of |d|.   k3: mean of w - 1 - d, an estimate of KL(old, new) where tokens were sampled
-    from old.   tmpe: mean exp|d|, which gates at 1.05 use.   ess: effective sample size of the weights
-    w, as a part of the tokens.   worst_row, worst_step: where |d| is largest.
+    mean, most: of |d|.   k3: mean of w - 1 - d, an estimate of KL(old, new) where tokens were
+    sampled from old.   tmpe: mean exp|d|, which gates at 1.05 use.   ess: effective sample size of
+    the weights w, as a part of the tokens.   worst_row, worst_step: where |d| is largest.
     """
 
     tokens: int
@@ -615,7 +784,40 @@ class Mismatch:
     worst_step: int
 
 
-FARTHEST = 80.0  # nats: exp of more has no finite square in float64 sums; such a row is broken anyway
+FARTHEST = (
+    80.0  # nats: exp of more has no finite square in float64 sums; such a row is broken anyway
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """What a token's log-probability is more on the new side, clipped to FARTHEST."""
+
+    nats: float
+    row: int
+    step: int
+
+    @property
+    def size(self) -> float:
+        return abs(self.nats)
+
+
+def gaps_between(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> list[Gap]:
+    """The gap of each token. Raises RequestError for a number that is not finite."""
+    gaps = []
+    for row, (before, after) in enumerate(zip(old, new)):
+        for step, (a, b) in enumerate(zip(before, after)):
+            nats = b - a
+            if not math.isfinite(nats):
+                problem = "a log-probability is no finite number"
+                raise RequestError(problem, fix="leave such rows out")
+            gaps.append(Gap(math.copysign(min(abs(nats), FARTHEST), nats), row, step))
+    return gaps
+
+
+def mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known)
 
 
 def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) -> Mismatch:
@@ -623,23 +825,18 @@ def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) 
     if [len(row) for row in old] != [len(row) for row in new] or not any(old):
         problem = "log-probabilities of other tokens, or of none"
         raise RequestError(problem, fix="give one number for each token of each row, on both sides")
-    gaps = [(b - a, row, step) for row, pair in enumerate(zip(old, new)) for step, (a, b) in enumerate(zip(*pair))]
-    if not all(math.isfinite(gap) for gap, _, _ in gaps):
-        raise RequestError("a log-probability is no finite number", fix="leave such rows out")
-    sizes = [min(abs(gap), FARTHEST) for gap, _, _ in gaps]
-    clipped = [math.copysign(size, gap) for size, (gap, _, _) in zip(sizes, gaps)]
-    weights = [math.exp(gap) for gap in clipped]
-    count = len(gaps)
-    worst = max(range(count), key=sizes.__getitem__)
+    gaps = gaps_between(old, new)
+    weights = [math.exp(gap.nats) for gap in gaps]
+    worst = max(gaps, key=lambda gap: gap.size)
     return Mismatch(
-        tokens=count,
-        mean=sum(sizes) / count,
-        most=sizes[worst],
-        k3=sum(math.expm1(gap) - gap for gap in clipped) / count,
-        tmpe=sum(math.exp(size) for size in sizes) / count,
-        ess=sum(weights) ** 2 / sum(weight**2 for weight in weights) / count,
-        worst_row=gaps[worst][1],
-        worst_step=gaps[worst][2],
+        tokens=len(gaps),
+        mean=mean(gap.size for gap in gaps),
+        most=worst.size,
+        k3=mean(math.expm1(gap.nats) - gap.nats for gap in gaps),
+        tmpe=mean(math.exp(gap.size) for gap in gaps),
+        ess=sum(weights) ** 2 / sum(weight**2 for weight in weights) / len(gaps),
+        worst_row=worst.row,
+        worst_step=worst.step,
     )
 
 
@@ -652,11 +849,15 @@ def rollout_mismatch(
     """A trainer's log-probabilities of rollouts against the engine's own.
 
     results: the rollouts. Where they hold no log-probabilities (`logprobs=0` was not asked for) the
-    engine reads them now.   logprobs: the trainer's, raw as the engine's are: before temperature and cuts.
+    engine reads them now.   logprobs: the trainer's, raw as the engine's are: before temperature
+    and cuts.
     """
     own = [result.logprobs for result in results]
     unread = [k for k, row in enumerate(own) if row is None]
-    pairs = [({"prompt_token_ids": results[k].prompt_token_ids}, results[k].token_ids) for k in unread]
-    for k, scored in zip(unread, engine.score_batch(pairs) if pairs else ()):
+    pairs = [
+        ({"prompt_token_ids": results[k].prompt_token_ids}, results[k].token_ids) for k in unread
+    ]
+    scores = engine.score_batch(pairs) if pairs else []
+    for k, scored in zip(unread, scores):
         own[k] = tuple(scored.logprobs)
     return mismatch_of([row or () for row in own], logprobs)

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,11 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
         NOBODY,
         TOKEN_IDS,
+        Asked,
         Call,
         Checkpoint,
         Completion,
+        Contract,
         GenEngineError,
         GenerationOptions,
         Plan,
@@ -37,6 +40,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         VlmGenerationRequest,
         are_ids,
         at_request,
+        batch_of,
         build,
         check_ids,
         collate,
@@ -47,16 +51,20 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         lazy_import,
         make_plan,
         no_token,
+        one_of,
         oom_error,
         prompt_of,
+        refusal_of,
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
         NOBODY,
         TOKEN_IDS,
+        Asked,
         Call,
         Checkpoint,
         Completion,
+        Contract,
         GenEngineError,
         GenerationOptions,
         Plan,
@@ -69,6 +77,7 @@ else:  # the copy beside this file, whatever others the process has
         VlmGenerationRequest,
         are_ids,
         at_request,
+        batch_of,
         build,
         check_ids,
         collate,
@@ -79,13 +88,15 @@ else:  # the copy beside this file, whatever others the process has
         lazy_import,
         make_plan,
         no_token,
+        one_of,
         oom_error,
         prompt_of,
+        refusal_of,
     )
 
 __version__ = "0.2.0"
 
-__all__ = ["hf_scores", "scored_pairs", "vllm_scores", "with_numbers"]
+__all__ = ["hf_scores", "score_batch", "vllm_scores"]
 
 Pairs = Sequence[tuple[Prompt, tuple[int, ...]]]  # prompts with the responses to score
 
@@ -320,3 +331,31 @@ def forced_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]
             )
         )
     return scores
+
+
+# == The call ==
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions(Contract):
+    """How to score, as `GenerationEngine.score_batch` describes it."""
+
+    logits: bool = False
+    grad: bool = False
+    boundary: str = one_of("ids", "boundary", ("ids", "text"))
+
+
+def score_batch(engine: Any, items: Sequence[Any], **how: Any) -> list[ScoreResult]:
+    """What `GenerationEngine.score_batch` returns, with its keywords."""
+    items = batch_of(items, "items")
+    options = ScoreOptions(**how)
+    generation = GenerationOptions(logits=options.logits)
+    refused = refusal_of(Asked(engine.config, generation, scoring=True, grad=options.grad))
+    if refused is not None:
+        scores = engine.fall_back(refused).score_batch(items, **how)
+        name = engine.backend.name
+        return [dataclasses.replace(score, fallback_from=name) for score in scores]
+    pairs = scored_pairs(items, engine.checkpoint, engine.backend.name, options.boundary)
+    if not pairs:
+        return []
+    return with_numbers(engine.backend.score(pairs, logits=options.logits, grad=options.grad))

@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """Draft tokens, verified together; answers are as without them: a companion of gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="speculation"`, and
+Copy it, joining.py, which it needs, and gen_engine.py into your repository, `make vendor
+DEST=acme/llm WITH="speculation" WITH="joining"`, and
 
     engine = load("Qwen/Qwen3-8B", decoder=Speculation("ngram"))
     draft = Speculation("draft_model", model="Qwen/Qwen3-0.6B")
@@ -28,16 +29,16 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
         COLUMN_INPUTS,
         Asked,
-        Batch,
         Checkpoint,
         Contract,
-        DecodeLoop,
         LoadError,
         ModelLoadConfig,
         OptionError,
+        Prompt,
         Refusal,
         Row,
         UnsupportedError,
+        companion,
         one_of,
         whole,
     )
@@ -45,19 +46,26 @@ else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
         COLUMN_INPUTS,
         Asked,
-        Batch,
         Checkpoint,
         Contract,
-        DecodeLoop,
         LoadError,
         ModelLoadConfig,
         OptionError,
+        Prompt,
         Refusal,
         Row,
         UnsupportedError,
+        companion,
         one_of,
         whole,
     )
+
+if TYPE_CHECKING:
+    from parity.companions.joining import ElasticBatch, JoiningLoop
+else:
+    joining = companion("joining")
+    ElasticBatch = joining.ElasticBatch
+    JoiningLoop = joining.JoiningLoop
 
 __version__ = "0.2.0"
 
@@ -179,7 +187,7 @@ class Speculation(Contract):
         model: Any,
         config: ModelLoadConfig,
         checkpoint: Checkpoint,
-    ) -> Callable[..., DecodeLoop]:
+    ) -> Callable[..., JoiningLoop]:
         """What makes the loop of a call, with DecodeLoop's arguments; the draft model is loaded
         beside the model."""
         if self.model is None:
@@ -219,13 +227,16 @@ class Speculation(Contract):
             how["model"] = self.model
         return {"speculative_config": how, "per_request_spec_decode_metrics": "detailed"}
 
-    def vllm_replay(
+    def vllm_run(
         self,
         llm: Any,
-        replays: Mapping[str, Sequence[int]],
+        prompts: Mapping[str, Prompt],
     ) -> contextlib.AbstractContextManager[None]:
         """A replay while vLLM drafts, which is for the model runner whose samplers we know.
-        replays: by request id."""
+        prompts: by request id."""
+        replays = {name: prompt.replay for name, prompt in prompts.items() if prompt.replay}
+        if not replays:
+            return contextlib.nullcontext()
         runner = llm.llm_engine.engine_core
         for name in ("engine_core", "model_executor", "driver_worker", "worker", "model_runner"):
             runner = getattr(runner, name, None)
@@ -295,7 +306,7 @@ class RaggedBatch:
     the round began.   rigid: columns must stay where they are, although the batch's could be moved.
     """
 
-    def __init__(self, batch: Batch, rows: Sequence[Row], rigid: bool = False) -> None:
+    def __init__(self, batch: ElasticBatch, rows: Sequence[Row], rigid: bool = False) -> None:
         self.batch = batch
         self.rows = list(rows)
         self.rigid = rigid
@@ -420,7 +431,7 @@ class RaggedBatch:
         self.width = self.batch.ids.shape[1]
 
 
-def held_by_column(batch: Batch) -> list[str]:
+def held_by_column(batch: ElasticBatch) -> list[str]:
     return [name for name in COLUMN_INPUTS if batch.state.get(name) is not None]
 
 
@@ -495,7 +506,7 @@ class DraftModel:
         assert running is not None and running.rows == list(rows)
         return running
 
-    def _prepare(self, rows: Sequence[Row]) -> Batch:
+    def _prepare(self, rows: Sequence[Row]) -> ElasticBatch:
         """transformers' `generate` on all ids of the rows, up to its first forward. An image is its
         placeholders."""
         known = [[*row.ids, *row.watch.ids] for row in rows]
@@ -507,18 +518,18 @@ class DraftModel:
             padded.append(ids[:1] * pads + ids)
             masks.append([0] * pads + [1] * len(ids))
         tensor = functools.partial(torch().tensor, device=self.model.device)
-        batch: Batch = self.model.generate(
+        batch: ElasticBatch = self.model.generate(
             input_ids=tensor(padded),
             attention_mask=tensor(masks),
             max_new_tokens=self.how.num_tokens,
             do_sample=False,
             use_cache=True,
-            custom_generate=Batch,
+            custom_generate=ElasticBatch,
         )
         return batch
 
 
-class SpeculativeLoop(DecodeLoop):
+class SpeculativeLoop(JoiningLoop):
     """Drafts for all rows pass through the model together; then each token is decided as DecodeLoop
     does it, for the rows whose drafts were right so far. So every option means what it means there,
     and a seed draws the same sample.

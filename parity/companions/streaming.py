@@ -49,7 +49,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         RowWatch,
         TextGenerationRequest,
         VlmGenerationRequest,
-        adopt_plugin,
+        adopt_plugins,
         at_request,
         build,
         did_you_mean,
@@ -76,7 +76,7 @@ else:  # the copy beside this file, whatever others the process has
         RowWatch,
         TextGenerationRequest,
         VlmGenerationRequest,
-        adopt_plugin,
+        adopt_plugins,
         at_request,
         build,
         did_you_mean,
@@ -157,7 +157,7 @@ class Visible:
 
     def _without_open_end(self, text: str) -> str:
         options = self.plan.options
-        if self.plan.hooks("post_decode"):
+        if any(plugin.post_decode for plugin in self.plan.plugins):
             return ""  # which may rewrite all of it at the end
         text = text.rstrip(BROKEN)
         if options.decode.clean_up_tokenization_spaces:
@@ -465,7 +465,7 @@ class Plans:
         key = own, *map(id, plugins)
         if key not in self._plans:
             check_options(own)
-            adopted = [adopt_plugin(plugin) for plugin in plugins]
+            adopted = adopt_plugins(plugins)
             plan = make_plan(own, self.engine.checkpoint, adopted)
             while len(self._plans) >= MOST_PLANS:
                 del self._plans[next(iter(self._plans))]

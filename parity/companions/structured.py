@@ -10,39 +10,134 @@ gen_engine finds this file beside itself. A schema keyword that xgrammar ignores
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        OTHER_VLLM,
+        Asked,
         Checkpoint,
+        Contract,
         OptionError,
         Plan,
+        Refusal,
         RequestError,
-        StructuredOptions,
         UnsupportedError,
+        build,
+        is_text,
         lazy_import,
+        ruled,
+        vllm_is_on_cpu,
         wrapping_errors,
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        OTHER_VLLM,
+        Asked,
         Checkpoint,
+        Contract,
         OptionError,
         Plan,
+        Refusal,
         RequestError,
-        StructuredOptions,
         UnsupportedError,
+        build,
+        is_text,
         lazy_import,
+        ruled,
+        vllm_is_on_cpu,
         wrapping_errors,
     )
 
 __version__ = "0.2.0"
 
-__all__ = ["Grammars", "grammar_for", "grammar_of", "mask_logits", "set_compiler"]
+__all__ = [
+    "Grammars",
+    "StructuredOptions",
+    "grammar_for",
+    "grammar_of",
+    "mask_logits",
+    "set_compiler",
+]
+
+# == What a request asks for, and where it is refused ==
+
+
+def schema_text(value: Any) -> Any:
+    """A JSON schema as a string. What cannot be JSON stays as it is, for the rule to refuse."""
+    if isinstance(value, Mapping):
+        with contextlib.suppress(TypeError, ValueError, RecursionError):
+            return json.dumps(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOptions(Contract):
+    """What the text must look like: exactly one of these forms.
+
+    json: a JSON schema (mapping or string).   json_object: any JSON object.
+    regex: a regular expression.   choice: one of these strings.   grammar: EBNF with a rule `root`.
+    xgrammar constrains both backends. JSON has no white space between its tokens."""
+
+    json: Any = ruled(
+        None, "a JSON schema as a mapping or a string", str, holds=is_text, made=schema_text
+    )
+    json_object: bool = False
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+
+    def check(self) -> None:
+        if len(self.forms()) != 1:
+            problem = f"StructuredOptions has {len(self.forms())} forms"
+            raise OptionError(problem, fix="give exactly one")
+
+    def forms(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {name: values[name] for name in values if values[name] not in (None, False, ())}
+
+
+def mixes_structures(asked: Asked) -> bool:
+    return len({prompt.structured is None for prompt in asked.prompts}) == 2
+
+
+def has_own_process(asked: Asked) -> bool:
+    """Whether vLLM's engine, which compiles structures, is in a process of its own."""
+    return os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0"
+
+
+REFUSALS = (
+    Refusal(
+        "vllm",
+        "structures beside free rows on a CPU",  # 0.14.1 pins memory then, which takes a GPU
+        lambda asked: mixes_structures(asked) and vllm_is_on_cpu(),
+        OTHER_VLLM,
+        "vllm>=0.12,<0.20",
+    ),
+    Refusal(
+        "vllm",
+        "structures in a process of its own",
+        has_own_process,
+        "unset VLLM_ENABLE_V1_MULTIPROCESSING, or use backend='hf'",
+        "vllm<0.32",
+    ),
+    Refusal(
+        "vllm",
+        "logits plugins beside structures",
+        lambda asked: asked.has_logits_plugins,
+        OTHER_VLLM,
+        "vllm>=0.11,<0.14",
+    ),
+)
 
 # == Schemas: what xgrammar ignores is refused ==
 
@@ -174,9 +269,10 @@ def grammar_of(structured: StructuredOptions) -> str:
     return fix_hex_escapes(ebnf)
 
 
-def grammar_for(structured: StructuredOptions, plan: Plan) -> str:
-    """The EBNF of a structure under these options. Raises GenEngineError where they contradict
-    it."""
+def grammar_for(structured: Any, plan: Plan) -> str:
+    """The EBNF of StructuredOptions, or of a mapping of their fields, under these options. Raises
+    GenEngineError where they contradict it."""
+    structured = build(StructuredOptions, structured)
     options = plan.options
     if not plan.checkpoint.eos_ids:
         problem = "a structure needs an EOS id, and the checkpoint has none"

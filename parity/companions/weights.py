@@ -38,7 +38,7 @@ else:  # the copy beside this file, whatever others the process has
 
 __version__ = "0.2.0"
 
-__all__ = ["update_hf", "update_vllm"]
+__all__ = ["update"]
 
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
@@ -96,3 +96,9 @@ def update_vllm(backend: Any, weights: Weights) -> None:
     ):
         backend.model.collective_rpc(reload)
         backend.model.reset_prefix_cache()
+
+
+def update(backend: Any, weights: Weights) -> None:
+    """Replace the weights of an engine's backend."""
+    updates = {"hf": update_hf, "vllm": update_vllm}
+    updates[backend.name](backend, weights)

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from gen_engine import GenerationEngine, load
+from gen_engine import DType, GenerationEngine, load
 
 __all__ = ["SamplingDefaults", "SavedSampling", "engine", "sampling_defaults", "saved_sampling"]
 
@@ -16,7 +16,7 @@ TOP_K_OF_TRANSFORMERS = (
 
 
 @functools.cache
-def engine(model_path: str, dtype: str) -> GenerationEngine:
+def engine(model_path: str, dtype: DType) -> GenerationEngine:
     """The engine of a checkpoint. logits_hooks: scores need full logits on vLLM, too."""
     return load(model_path, dtype=dtype, logits_hooks=True, progress=False)
 

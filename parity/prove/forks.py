@@ -56,7 +56,7 @@ class Died:
 _kept: list[Any] = []  # an engine that is closed, or forgotten, takes vLLM's with it
 
 
-def prepare(store: Store, cases: Iterable[str], backend: str) -> None:
+def prepare(store: Store, cases: Iterable[str], backend: Any) -> None:
     """Load what the sites of these cases load, and ask it once: what that imports and compiles no
     fork does again."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -27,7 +27,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import gen_engine
-from parity.companions.speculation import REFUSALS
+from parity.refusals import REFUSALS
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("matrix.md")
@@ -178,7 +178,7 @@ def refusals(installed: Mapping[str, str]) -> list[str]:
     """The beginnings of the errors that the releases in an environment are refused with."""
     requirement = gen_engine.lazy_import("packaging.requirements").Requirement
     said = []
-    for refusal in (*gen_engine.UNSUPPORTED, *REFUSALS):
+    for refusal in REFUSALS:
         wanted = requirement(refusal.releases) if refusal.releases else None
         version = wanted and installed.get("vllm" if wanted.name == "vllm" else wanted.name)
         if wanted and version and wanted.specifier.contains(version, prereleases=True):

@@ -226,7 +226,7 @@ def read_others(paths: Paths, folder: Path, scratch: Path) -> None:
 def read_vllm(paths: Paths, folder: Path, scratch: Path) -> None:
     import gen_engine
 
-    def read(place: Path, dtype: str, rows: Sequence[TokenRow]) -> list[Scored]:
+    def read(place: Path, dtype: Any, rows: Sequence[TokenRow]) -> list[Scored]:
         with gen_engine.load(str(place), dtype=dtype, **ENGINE) as engine:
             return read_engine(engine, rows)
 

@@ -394,7 +394,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def demo_run(backend: str, method: str, out: Path) -> list[GenerationResult]:
+def demo_run(backend: Any, method: str, out: Path) -> list[GenerationResult]:
     """Trace one setting into `out`, after a warm-up, and draw it."""
     asked = {repr(task.messages): {"messages": task.messages, "tools": task.tools} for task in text_tasks(26, seed=1)}
     requests = list(asked.values())  # equal ones would be generated once

@@ -18,8 +18,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gen_engine
 from parity import real_model
-from parity.companions.speculation import Speculation
 from parity.judge.worker import settle
+from parity.refusals import REFUSALS
 
 from .browser import NO_BROWSER
 
@@ -32,8 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "vllm": {"vllm_kwargs": {"num_gpu_blocks_override": 96, "max_num_seqs": 64}},
 }
 
-RELEASES = {f"{r.releases} cannot do {r.what}": r.fix for r in (*gen_engine.UNSUPPORTED, *Speculation("ngram").refusals)
-            if r.releases}  # fmt: skip
+RELEASES = {f"{r.releases} cannot do {r.what}": r.fix for r in REFUSALS if r.releases}
 
 PROMPT = gen_engine.Prompt((5,), (), {}, 1, None, None, None, (), None)
 
@@ -71,7 +70,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def open_engine(model: Path, backend: str, **overrides: Any) -> gen_engine.GenerationEngine:
+def open_engine(model: Path, backend: Any, **overrides: Any) -> gen_engine.GenerationEngine:
     return gen_engine.load(model, backend=backend, **{"max_model_len": WINDOW, **SMALL[backend], **overrides})
 
 

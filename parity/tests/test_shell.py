@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-import gen_engine
 from parity import shell
 from parity.__main__ import main
+from parity.refusals import REFUSALS
 from parity.tasks import drawing
 
 from .conftest import TEXT, VL
@@ -75,7 +75,7 @@ def test_doctor_tells_what_works_here_by_trying(capsys: Capture) -> None:
     for library in ("torch", "transformers", "PIL", "vllm"):
         assert re.search(rf"^{library} +\d+\.\d+", said, re.MULTILINE)
     assert re.search(r"^backend hf +works +generated with", said, re.MULTILINE)
-    assert all(refusal.what in said and refusal.fix in said for refusal in gen_engine.UNSUPPORTED)
+    assert all(refusal.what in said and refusal.fix in said for refusal in REFUSALS)
     assert re.search(r"^backend vllm +works +generated with", said, re.MULTILINE)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from gen_engine import GenerationEngine, ModelLoadConfig, PromptTooLongError, load
+from gen_engine import GenerationEngine, ModelLoadConfig, PromptTooLongError, companion, load
 
 WINDOW = 512  # of every checkpoint here
 PLACES = 3  # rows at a time, so that rows of a case join those that are under way
@@ -32,7 +32,7 @@ LOADED: dict[tuple[Any, ...], GenerationEngine] = {}
 
 def engine(
     model_path: str,
-    dtype: str | None,
+    dtype: Any,
     hooks: bool = False,
     cached: bool = False,
     adapters: tuple[str, ...] = (),
@@ -48,6 +48,7 @@ def engine(
         config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES, max_model_len=window)
         adapted = {name: path for path, name in names_of(adapters).items()}
         how: dict[str, Any] = {"logits_hooks": hooks, "adapters": adapted, "fallback_backend": spare}
+        how["decoder"] = companion("joining").Joining()
         model = load(config, cache=ANSWERS if cached else None, **how)
     LOADED[key] = model
     return model
@@ -65,7 +66,8 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Se
         chat = {"enable_thinking": how.get("thinking", False), "add_generation_prompt": how.get("opening", True)}
         chat |= {"template": how.get("template"), "kwargs": how.get("variables", {})}
         chat |= {"special_tokens": "escape"} if how.get("markers_as_text") else {}
-        request |= {"messages": row["messages"], "chat": chat}
+        messages = list(map(joined, row["messages"])) if how.get("joined") else row["messages"]
+        request |= {"messages": messages, "chat": chat}
         request |= {"tools": row.get("tools"), "continue_final": bool(row.get("continue"))}
     elif "ids" in row:
         request["prompt_token_ids"] = row["ids"]
@@ -74,13 +76,19 @@ def request_of(row: Mapping[str, Any], settings: Mapping[str, Any], adapters: Se
     if row.get("images"):
         images = [picture_as(how.get("given_as"), path) for path in row["images"]]
         request |= {"messages": filled(row["messages"], images)} if row.get("inside") else {"images": images}
+        request["vlm"] = {"background": None}  # alpha is dropped, as convert("RGB") does
         if how.get("as_it_is"):
-            request["vlm"] = {"do_resize": False}
+            request["vlm"]["do_resize"] = False
         if pixels := how.get("pixels"):
-            request["vlm"] = {PIXELS[edge]: size for edge, size in pixels.items() if size > 1}  # no least is none
+            request["vlm"] |= {PIXELS[edge]: size for edge, size in pixels.items() if size > 1}  # no least is none
     if how.get("form"):
         request["structured"] = how["form"]
     return request
+
+
+def joined(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The old code wrote the parts of a message without anything between them."""
+    return {**message, "content": "".join(part["text"] for part in message["content"])}
 
 
 def filled(messages: Sequence[Any], images: Sequence[Any]) -> list[Any]:

@@ -31,7 +31,7 @@ def speculation(spec_tokens: int, draft: str | None) -> Speculation | None:
 
 
 def config(
-    model_path: str, backend: str, spec_tokens: int, draft: str | None, fixed: bool, batch: int
+    model_path: str, backend: Any, spec_tokens: int, draft: str | None, fixed: bool, batch: int
 ) -> ModelLoadConfig:
     """Fixed results need vLLM's logits hook, which it neither takes nor needs while it guesses."""
     own = {"vllm_kwargs": {"max_num_seqs": batch, "num_gpu_blocks_override": 64}}

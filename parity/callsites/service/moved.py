@@ -7,7 +7,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -26,7 +26,7 @@ ANSWERS: dict[str, str] = {}  # of all engines; only `record` reads and writes i
 
 
 @functools.cache
-def engine(model_path: str, spare: str | None = None) -> GenerationEngine:
+def engine(model_path: str, spare: Literal["hf"] | None = None) -> GenerationEngine:
     return load(model_path, dtype="float32", fallback_backend=spare, cache=ANSWERS)
 
 

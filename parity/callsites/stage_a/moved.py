@@ -26,7 +26,7 @@ def _request(
     return {
         "messages": messages,
         "chat": {"enable_thinking": thinking},
-        "vlm": {"min_pixels": min_pixels, "max_pixels": max_pixels},
+        "vlm": {"min_pixels": min_pixels, "max_pixels": max_pixels, "background": None},
     }
 
 

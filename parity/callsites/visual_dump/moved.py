@@ -73,7 +73,8 @@ def dump(
     max_new_tokens: int = 64,
     no_repeat: int = 0,
 ) -> dict[str, Any]:
-    images = [load_image(path) for path in image_paths]  # upright, as EXIF says; the old tool let them lie
+    # Upright, as EXIF says; the old tool let them lie. Alpha is dropped, as it was.
+    images = [load_image(path, background=None) for path in image_paths]
     content = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": question}]
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if system is not None:

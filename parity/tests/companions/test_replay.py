@@ -98,7 +98,7 @@ def test_vllm_refuses_a_replay_that_it_could_not_follow(shared: Load) -> None:
         ({"replay": [["5"]]}, "one token id or more"),
         ({"replay": [[5]], "n": 2}, "replay does not go with n"),
         ({"replay": [[10**7]]}, "outside the vocabulary"),
-        ({"replay": [[5, 6]], "max_new_tokens": 1}, "the options end the answer after 1"),
+        ({"replay": [[5, 6]], "max_new_tokens": 1}, "the options end a replay of .* after 1"),
         ({"replay": [[5, 6, 7]], "stop": {"token_ids": [6]}}, "after 2 \\(stop at 6\\)"),
     ],
 )
@@ -112,7 +112,7 @@ def test_what_cannot_be_followed_is_refused_before_anything_runs(
 
 def test_an_end_inside_the_recording_is_refused_unless_it_is_ignored(hooked: GenerationEngine) -> None:
     eos = hooked.checkpoint.eos_ids[0]
-    with pytest.raises(RequestError, match="request 0: of 3 tokens to replay, the options end the answer after 2"):
+    with pytest.raises(RequestError, match="request 0: the options end a replay of 3 tokens after 2"):
         hooked.generate_text_batch([chat("Hi")], {"replay": [[5, eos, 6]]})
     [result] = hooked.generate_text_batch([chat("Hi")], {"replay": [[5, eos, 6]], "stop": {"ignore_eos": True}})
     assert result.token_ids == (5, eos, 6)

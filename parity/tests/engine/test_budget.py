@@ -16,11 +16,23 @@ import pytest
 from ..conftest import ROOT
 
 CORE = "gen_engine.py"
-FOUND_BY_ENGINE = ("answer_cache", "escaping", "scoring", "structured", "weights")
-PLAIN = ("penalties", "streaming")  # of those that callers import, the ones that are held to the same
+FOUND_BY_ENGINE = (
+    "adapters",
+    "answer_cache",
+    "escaping",
+    "fallback",
+    "forcing",
+    "joining",
+    "plugin_hooks",
+    "scoring",
+    "structured",
+    "vllm_hooks",
+    "weights",
+)
+PLAIN = ("penalties", "rollout", "streaming")  # of those that callers import, the ones that are held to the same
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
-MOST_TOKENS = 25_810  # of the core
+MOST_TOKENS = 23_010  # of the core
 MOST_TOKENS_PER_LINE = 10.0
 COLUMNS = 100
 MOST_BRANCHES = 10

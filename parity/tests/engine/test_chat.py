@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import importlib
 import json
@@ -349,3 +350,23 @@ def test_tool_call_arguments_as_json_text_are_a_mapping_for_a_template_that_walk
     broken = {**call, "function": {"name": "f", "arguments": "{"}}
     with pytest.raises(RequestError, match="the arguments of a tool call are no JSON"):
         render(owner, [*HELLO, {"role": "assistant", "tool_calls": [broken]}], chat={"template": WALKS})
+
+
+def test_text_parts_are_joined_with_a_line_end_where_a_template_takes_a_string(text: GenerationEngine) -> None:
+    """As vLLM's LLM.chat joins them; they were joined with nothing."""
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    message = {"role": "user", "content": parts}
+    how = {"template": NO_SWITCH}
+    assert render(checkpoint(TEXT).tokenizer, [message], chat=how) == "[user] Hel\nlo\n[assistant]"
+    request = {"messages": [message], "chat": how}
+    [result] = text.generate_text_batch([request], {"max_new_tokens": 2})
+    assert "text parts of a message were joined with a line end" in result.notes
+
+
+class Question(str, enum.Enum):  # Jinja writes a member of StrEnum by its value
+    FIRST = "Hello"
+
+
+def test_a_str_enum_in_a_message_is_its_value() -> None:
+    for owner in (checkpoint(TEXT).tokenizer, checkpoint(VL).processor):
+        assert render(owner, [{"role": "user", "content": Question.FIRST}]) == render(owner, HELLO)

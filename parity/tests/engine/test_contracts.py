@@ -29,12 +29,12 @@ from gen_engine import (
     PromptTooLongError,
     RequestError,
     StopOptions,
-    StructuredOptions,
     TextGenerationRequest,
     UnsupportedError,
     VlmPreprocessOptions,
     load,
 )
+from parity.companions.structured import StructuredOptions
 
 from ..conftest import ROOT, TEXT, chat, open_engine
 
@@ -195,7 +195,7 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
     assert result.prompt_tokens == 1000 and result.completion_tokens > 0
 
 
-def test_what_a_library_cannot_load_is_a_load_error(backend: str, tmp_path: Path) -> None:
+def test_what_a_library_cannot_load_is_a_load_error(backend: Any, tmp_path: Path) -> None:
     shutil.copytree(TEXT, tmp_path / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(LoadError, match=f"{backend} cannot load"):
         load(tmp_path / "empty", backend=backend)
@@ -208,12 +208,12 @@ def test_an_unknown_device_is_a_load_error() -> None:
         load(TEXT, device="cpuu")
 
 
-def test_a_missing_checkpoint_is_a_load_error(backend: str) -> None:
+def test_a_missing_checkpoint_is_a_load_error(backend: Any) -> None:
     with pytest.raises(LoadError, match="cannot read the checkpoint '/no/such/model'"):
         load("/no/such/model", backend=backend)
 
 
-def test_a_window_wider_than_the_checkpoints_is_refused(backend: str) -> None:
+def test_a_window_wider_than_the_checkpoints_is_refused(backend: Any) -> None:
     with pytest.raises(OptionError, match="max_model_len 1000000 is above the checkpoint's 2048"):
         load(TEXT, backend=backend, max_model_len=1_000_000)
 
@@ -246,7 +246,7 @@ def test_temperatures_that_vllm_would_change_are_refused_there(shared: Any) -> N
     ("torch", "hf", "pip install torch"),
 ])  # fmt: skip
 def test_a_missing_library_names_its_install_line(
-    module: str, backend: str, install: str, monkeypatch: pytest.MonkeyPatch
+    module: str, backend: Any, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # what import then raises is what a missing module raises
     with pytest.raises(BackendMissing, match=f"{module} is not installed.*{install}"):

@@ -271,7 +271,7 @@ def test_the_fallback_uses_the_same_store_with_keys_of_its_own() -> None:
     store: dict[str, str] = {}
     with open_engine(TEXT, "vllm", fallback_backend="hf", cache=store) as engine:
         engine.generate_text_batch([COUNT])
-        engine._fall_back(gen_engine.UnsupportedError("as if")).generate_text_batch([COUNT])
+        engine.fall_back(gen_engine.UnsupportedError("as if")).generate_text_batch([COUNT])
         assert engine._fallback is not None and engine._fallback.cache is store
     assert len(store) == 2
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import gen_engine
 
-from ..conftest import ROOT
+from ..conftest import ROOT, TEXT
 
 SOURCE = (ROOT / "gen_engine.py").read_text(encoding="utf-8")
 TREE = ast.parse(SOURCE)
@@ -67,3 +69,41 @@ def test_nothing_in_the_project_names_a_registry_host() -> None:
     hosts = re.compile("py" + r"pi\.org|python" + "hosted|index" + "-url|find" + "-links")
     text = [ROOT / name for name in files.stdout.split() if not name.endswith((".safetensors", ".png", ".jpg"))]
     assert [file.name for file in text if file.exists() and hosts.search(file.read_text(encoding="utf-8"))] == []
+
+
+ALONE = """
+import sys
+from pathlib import Path
+sys.modules["parity"] = None
+from gen_engine import BackendMissing, Plugin, load
+
+ask = {"messages": [{"role": "user", "content": "a"}]}
+with load(sys.argv[1]) as engine:
+    answer = engine.generate_text_batch
+    calls = {
+        "adapters": lambda: load(sys.argv[1], adapters={"a": "b"}),
+        "answer_cache": lambda: load(sys.argv[1], cache={}),
+        "escaping": lambda: answer([{**ask, "chat": {"special_tokens": "refuse"}}]),
+        "fallback": lambda: load(sys.argv[1], backend="auto"),
+        "forcing": lambda: answer([ask], {"replay": [[5]]}),
+        "plugin_hooks": lambda: answer([ask], plugins=[Plugin()]),
+        "scoring": lambda: engine.score_batch([("a", "b")]),
+        "structured": lambda: answer([{**ask, "structured": {"json_object": True}}]),
+        "weights": lambda: engine.update_weights({}),
+    }
+    for name, call in calls.items():
+        try:
+            call()
+        except BackendMissing as error:
+            print(error.fix)
+    print(answer([ask], {"max_new_tokens": 2})[0].completion_tokens)
+"""
+
+
+def test_the_file_alone_names_the_companion_that_a_call_needs(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "gen_engine.py", tmp_path)
+    command = [sys.executable, "-c", ALONE, str(TEXT)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    names = ["adapters", "answer_cache", "escaping", "fallback", "forcing", "plugin_hooks", "scoring", "structured"]
+    fixes = [f"copy parity/companions/{name}.py there" for name in (*names, "weights")]
+    assert done.stdout.splitlines() == [*fixes, "2"], done.stderr

@@ -133,7 +133,7 @@ def test_an_unknown_adapter_is_refused_with_the_index(backend: str, adapters: di
         shared(TEXT, backend).generate_text_batch([{**of_task(TASKS[0]), "adapter": "one"}])
 
 
-def test_a_missing_adapter_is_a_load_error(backend: str) -> None:
+def test_a_missing_adapter_is_a_load_error(backend: Any) -> None:
     with pytest.raises(LoadError, match="no adapter at '/no/such'"):
         load(TEXT, backend=backend, adapters={"one": "/no/such"})
 
@@ -180,7 +180,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no kind": (lambda folder: (folder / "adapter_config.json").write_text("{}"), "no adapter at"),
     "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "no adapter at"),
     "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "cannot load"),
-    "broken weights": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 100), "cannot load"),
+    "broken weights": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x" * 100), "no adapter at"),
+    "another rank": (configure(r=2), "its config says rank 2, .*lora_A.weight has 4"),
     "names of another model": (rename, "adapter 'bad' fits nowhere: .*selfattn"),
 }
 
@@ -194,6 +195,15 @@ def test_a_damaged_adapter_is_a_load_error(name: str, adapters: dict[str, str], 
     damage(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
     with pytest.raises(LoadError, match=words):
         open_engine(TEXT, "hf", adapters={"good": adapters["two"], "bad": str(tmp_path / "bad")})
+
+
+def test_an_adapter_of_another_rank_than_its_config_says_is_a_load_error(
+    backend: str, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """vLLM answered without a word."""
+    configure(r=8)(Path(shutil.copytree(adapters["one"], tmp_path / "bad")))
+    with pytest.raises(LoadError, match="its config says rank 8, .* has 4"):
+        open_engine(TEXT, backend, adapters={"bad": str(tmp_path / "bad")})
 
 
 BEYOND_LORA: list[dict[str, Any]] = [

@@ -13,11 +13,13 @@ import pytest
 
 from gen_engine import GenerationEngine
 from parity.bench.workloads import ragged_ends
+from parity.companions.joining import Joining
 from parity.tasks import drawing, text_tasks
 
 from ..conftest import TEXT, VL, Load, chat, endings, of_task, open_engine
 from .test_breadth import SIZE, TEXT_MODELS, qwen2_5_vl, save, vlm_checkpoint, vocabulary
 
+JOINING = Joining()
 TASKS = [of_task(task) for task in text_tasks(2)]
 RAGGED = [chat(f"Count to {n}.") for n in (3, 16, 2, 9, 4, 19, 5, 7, 12, 6, 10, 8)]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -57,7 +59,7 @@ def told(result: Any) -> Any:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_row_that_joins_is_the_row_alone(shared: Load, name: str) -> None:
-    few, many = shared(TEXT, "hf", max_batch_size=4), shared(TEXT, "hf")
+    few, many = shared(TEXT, "hf", max_batch_size=4, decoder=JOINING), shared(TEXT, "hf")
     options = {"max_new_tokens": 120, **SETTINGS[name]}
     with forwards(few) as seen:
         together = few.generate_text_batch(RAGGED + TASKS, options, cache=False)
@@ -80,7 +82,7 @@ def test_structures_and_hooks_stay_with_their_rows(shared: Load) -> None:
         def logits(self, token_ids: Any, logits: Any) -> Any:
             return logits + len(token_ids)
 
-    few, many = shared(TEXT, "hf", max_batch_size=2), shared(TEXT, "hf")
+    few, many = shared(TEXT, "hf", max_batch_size=2, decoder=JOINING), shared(TEXT, "hf")
     shaped = [{**chat("What is the capital of France?"), "structured": {"choice": ["Paris", "Rome, far away"]}}]
     shaped += [{**request, "structured": {"regex": f"(1, ){{{n}}}2"}} for n, request in enumerate(RAGGED[:5], 1)]
     mixed = [request for pair in zip(shaped, RAGGED[5:]) for request in pair]
@@ -93,7 +95,7 @@ def test_structures_and_hooks_stay_with_their_rows(shared: Load) -> None:
 
 @pytest.mark.parametrize("grows", [True, False])
 def test_rows_with_pictures_join_others(shared: Load, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
-    few, many = shared(VL, "hf", max_batch_size=3), shared(VL, "hf")
+    few, many = shared(VL, "hf", max_batch_size=3, decoder=JOINING), shared(VL, "hf")
     update, name = few.model._update_model_kwargs_for_generation, "mm_token_type_ids"
     if not grows:  # transformers 5.3 leaves it as long as the prompt
         monkeypatch.setattr(
@@ -142,7 +144,8 @@ def test_places_change_nothing_for_other_architectures(name: str, tmp_path: Path
         options = some_ends(engine, requests)
         alone = [engine.generate_text_batch([request], options)[0] for request in requests]
     assert len({result.completion_tokens for result in alone}) > 3
-    with open_engine(model, "hf", max_model_len=512, max_batch_size=3) as engine, forwards(engine) as seen:
+    settings = {"max_model_len": 512, "max_batch_size": 3, "decoder": JOINING}
+    with open_engine(model, "hf", **settings) as engine, forwards(engine) as seen:
         together = engine.generate_text_batch(requests, options)
     assert (len(prompts(seen)) > 4) == (name not in ("gemma2", "gemma3"))
     assert [result.token_ids for result in together] == [result.token_ids for result in alone]
@@ -151,7 +154,7 @@ def test_places_change_nothing_for_other_architectures(name: str, tmp_path: Path
 
 
 def test_columns_stay_few_however_many_rows_pass(shared: Load) -> None:
-    engine = shared(TEXT, "hf", max_batch_size=4)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=JOINING)
     widths: list[int] = []
     layer = next(module for module in engine.model.modules() if type(module).__name__ == "Qwen3Attention")
     hook = layer.register_forward_pre_hook(
@@ -171,7 +174,7 @@ def test_what_was_written_for_the_librarys_loop_sees_no_row_join(shared: Load) -
         name = "watches"
         hf_logits_processors = (lambda ids, scores: scores,)
 
-    engine = shared(TEXT, "hf", max_batch_size=4)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=JOINING)
     plain = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
     with forwards(engine) as seen:
         found = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, plugins=[Watches()], cache=False)
@@ -180,7 +183,7 @@ def test_what_was_written_for_the_librarys_loop_sees_no_row_join(shared: Load) -
 
 
 def test_no_row_joins_where_the_model_counts_places_by_itself(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = shared(TEXT, "hf", max_batch_size=4)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=JOINING)
     expected = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
     forward = engine.model.forward
     monkeypatch.setattr(engine.model, "forward", lambda *args, **kwargs: forward(*args, **kwargs))
@@ -192,7 +195,7 @@ def test_no_row_joins_where_the_model_counts_places_by_itself(shared: Load, monk
 def test_memory_that_is_short_while_rows_join_loses_nothing(
     shared: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = shared(TEXT, "hf", max_batch_size=4)
+    engine = shared(TEXT, "hf", max_batch_size=4, decoder=JOINING)
     expected = engine.generate_text_batch(RAGGED, {"max_new_tokens": 120}, cache=False)
     forward, joined = engine.model.forward, [0]
     after: list[int] = []  # rows of each forward since

@@ -15,10 +15,10 @@ from gen_engine import (
     OptionError,
     Plugin,
     RequestError,
-    StructuredOptions,
     UnsupportedError,
     build,
 )  # fmt: skip
+from parity.companions.structured import StructuredOptions
 
 from ..conftest import TEXT, Load, chat, open_engine
 

@@ -12,7 +12,7 @@ import pytest
 import gen_engine
 from gen_engine import Asked, GenerationEngine, LoadError, ModelLoadConfig, Plugin, UnsupportedError, load, refusal_of
 from parity.companions.speculation import Speculation
-from parity.companions.structured import Grammars, grammar_of
+from parity.companions.structured import Grammars, StructuredOptions, grammar_of
 
 from ..conftest import PROMPT, ROOT, TEXT, Load, chat
 
@@ -176,7 +176,7 @@ def test_a_stop_id_inside_a_structure_ends_the_row_there_on_both(shared: Load) -
 
 def writes(engine: GenerationEngine, structured: dict[str, Any], text: str) -> bool:
     """Whether an answer with this structure may begin with this text."""
-    grammar = grammar_of(gen_engine.build(gen_engine.StructuredOptions, structured))
+    grammar = grammar_of(gen_engine.build(StructuredOptions, structured))
     compiled = Grammars(engine.checkpoint).compiler.compile_grammar(grammar)
     return bool(gen_engine.lazy_import("xgrammar").GrammarMatcher(compiled).accept_string(text))
 

@@ -387,3 +387,49 @@ def test_the_file_alone_takes_images(tmp_path: Path) -> None:
     command = [sys.executable, "-c", COPIED, str(VL)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.stdout.split() == [copy, "4", "False"], done.stderr
+
+
+def transparent(mode: str) -> Image.Image:
+    """A black pixel that does not show."""
+    if mode == "P":
+        image = Image.new("P", (2, 2), 0)
+        image.info["transparency"] = 0
+        return image
+    return Image.new(mode, (2, 2), 0)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P"])
+@pytest.mark.parametrize("background, shown", [("white", (255,) * 3), ("#ff0000", (255, 0, 0)), (None, (0, 0, 0))])
+def test_load_image_of_transparent_pixels_shows_the_background(
+    mode: str, background: str | None, shown: tuple[int, ...]
+) -> None:
+    image = load_image(transparent(mode), background=background)
+    assert image.mode == "RGB" and image.getpixel((0, 0)) == shown
+
+
+def test_a_request_sets_the_background_on_both_backends(vl: GenerationEngine) -> None:
+    hidden = drawing("red", "circle").convert("RGBA")
+    hidden.putalpha(0)
+    white = Image.new("RGB", hidden.size, "white")
+    options = {"max_new_tokens": 8, "logprobs": 0}
+    on_white, plain, shown, red = vl.generate_vlm_batch(
+        [look(hidden), look(white), look(hidden, vlm={"background": None}), look(drawing("red", "circle"))], options
+    )
+    assert on_white.logprobs == plain.logprobs and shown.logprobs == red.logprobs
+    with pytest.raises(gen_engine.OptionError, match="background"):
+        vl.generate_vlm_batch([look(white, vlm={"background": "whit"})])
+
+
+def test_a_file_url_is_read_under_the_root_only(tmp_path: Path) -> None:
+    root = tmp_path / "images"
+    root.mkdir()
+    for folder in (root, tmp_path):
+        (folder / "a b.png").write_bytes(png(drawing("red", "circle")))
+    assert load_image((root / "a b.png").as_uri(), root=root).mode == "RGB"
+    outside = [(tmp_path / "a b.png").as_uri(), f"file://{root}/../a%20b.png", "file:///etc/hostname"]
+    (root / "link.png").symlink_to(tmp_path / "a b.png")
+    for url in [*outside, (root / "link.png").as_uri()[:7] + f"{root}/link.png"]:
+        with pytest.raises(ImageError, match="is outside image_root"):
+            load_image(url, root=root)
+    with pytest.raises(ImageError, match="pass image_root|Pass image_root"):
+        load_image((root / "a b.png").as_uri())

@@ -1,0 +1,173 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""LoRA adapters in PEFT's format, on both backends: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="adapters"`, and write
+
+    engine = load("Qwen/Qwen3-8B", adapters={"law": "adapters/law"})
+    engine.generate_text_batch([{"messages": chat, "adapter": "law"}])
+
+gen_engine finds this file beside itself. Adapters are read when the engine is loaded; requests of
+one call may name different ones.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        WITH_HOOK,
+        Asked,
+        LoadError,
+        Refusal,
+        installed,
+        lazy_import,
+        short_repr,
+        wrapping_errors,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        WITH_HOOK,
+        Asked,
+        LoadError,
+        Refusal,
+        installed,
+        lazy_import,
+        short_repr,
+        wrapping_errors,
+    )
+
+__version__ = "0.2.0"
+
+__all__ = [
+    "check_adapters",
+    "load_hf",
+    "switch_hf",
+    "vllm_arguments",
+    "vllm_requests",
+]
+
+WEIGHTS = "adapter_model.safetensors"
+
+# == What is on disk ==
+
+
+def adapter_config(path: str) -> Any:
+    return json.loads(Path(path, "adapter_config.json").read_bytes())
+
+
+def check_rank(path: str, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for weights of another rank than the config says: vLLM would read the wrong
+    part of them."""
+    if config.get("rank_pattern") or not Path(path, WEIGHTS).is_file():
+        return
+    read = lazy_import("transformers.modeling_utils").load_state_dict
+    for name, weight in read(str(Path(path, WEIGHTS)), map_location="meta").items():
+        if name.endswith("lora_A.weight") and weight.shape[0] != config["r"]:
+            raise ValueError(f"its config says rank {config['r']}, {name} has {weight.shape[0]}")
+
+
+def check_adapters(adapters: Mapping[str, str]) -> None:
+    """Raise LoadError for what is no LoRA adapter, or contradicts its own config."""
+    for path in adapters.values():
+        fix = "give a directory where PEFT saved LoRA weights"
+        with wrapping_errors(LoadError, f"no adapter at {short_repr(path)}", fix):
+            config = adapter_config(path)
+            kind = config["peft_type"]
+            if kind != "LORA":
+                raise ValueError(f"its peft_type is {short_repr(kind)}")
+            check_rank(path, config)
+
+
+def is_beyond_lora(path: str) -> bool:
+    """Whether an adapter holds more than LoRA weights of one rank."""
+    try:
+        config = adapter_config(path)
+    except (OSError, ValueError):  # an error of the load itself
+        return False
+    has_bias = config.get("bias", "none") != "none"
+    others = ("use_dora", "modules_to_save", "rank_pattern")
+    return has_bias or any(config.get(name) for name in others)
+
+
+def loads_beyond_lora(asked: Asked) -> bool:
+    """Whether this is a load, of adapters that vLLM cannot serve."""
+    if asked.prompts or asked.scoring:
+        return False
+    return any(map(is_beyond_lora, asked.config.adapters.values()))
+
+
+REFUSALS = (
+    Refusal(
+        "hf",
+        "adapters with this peft",
+        lambda asked: installed("peft<0.22"),
+        "install peft>=0.22, or transformers<5.24",
+        "transformers>=5.24",
+    ),
+    Refusal(
+        "vllm",
+        "adapters with DoRA, bias, modules_to_save or rank_pattern",
+        loads_beyond_lora,
+        "use backend='hf', or merge the adapter into the checkpoint",
+    ),
+    Refusal(
+        "vllm",
+        "scores beside adapters without its hook",  # LoRA breaks its prompt_logprobs
+        lambda asked: asked.scoring and not asked.config.logits_hooks,
+        WITH_HOOK,
+    ),
+)
+
+# == transformers ==
+
+
+def load_hf(model: Any, adapters: Mapping[str, str]) -> None:
+    """Load adapters into a transformers model. Raises LoadError for one of another model."""
+    with warnings.catch_warnings():  # PEFT warns of every adapter after the first
+        warnings.filterwarnings("ignore", message="Already found a `peft_config`")
+        for name, path in adapters.items():
+            info = model.load_adapter(path, adapter_name=name)  # None before 5.x
+            strays = sorted(getattr(info, "unexpected_keys", ()))
+            if strays:
+                problem = f"adapter {name!r} fits nowhere: {short_repr(strays)}"
+                raise LoadError(problem, fix="see which model it was made for")
+
+
+def switch_hf(model: Any, name: str | None) -> None:
+    """Switch the model to an adapter, or to none."""
+    layer = lazy_import("peft.tuners.tuners_utils").BaseTunerLayer
+    saved = lazy_import("peft.utils").ModulesToSaveWrapper
+    for module in model.modules():
+        if isinstance(module, (layer, saved)):  # transformers' own leaves out the second
+            module.enable_adapters(name is not None)
+    if name is not None:
+        model.set_adapter(name)
+
+
+# == vLLM ==
+
+
+def vllm_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
+    """vllm.LLM's keywords for adapters."""
+    longest = max(8, *(adapter_config(path)["r"] for path in adapters.values()))
+    return {
+        "enable_lora": True,
+        # On a CPU, vLLM 0.32 computes rows without an adapter with the last slot's: one is spare.
+        "max_loras": len(adapters) + 1,
+        "max_lora_rank": 1 << (longest - 1).bit_length(),  # it takes powers of two
+    }
+
+
+def vllm_requests(adapters: Mapping[str, str]) -> dict[str, Any]:
+    """Adapters as vLLM's requests name them."""
+    lora = lazy_import("vllm.lora.request").LoRARequest
+    requests = {}
+    for number, (name, path) in enumerate(adapters.items(), start=1):
+        requests[name] = lora(name, number, path)
+    return requests

@@ -1,0 +1,60 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Another backend where one cannot do something: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="fallback"`, and write
+
+    engine = load("Qwen/Qwen3-8B", backend="vllm", fallback_backend="hf")
+    engine = load("Qwen/Qwen3-8B", backend="auto")
+
+gen_engine finds this file beside itself. The first runs on transformers what vLLM cannot do, with a
+warning and `fallback_from` on the result; the second is vLLM where it can run what is asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import Asked, ModelLoadConfig, UnsupportedError, lazy_import, refusal_of
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import Asked, ModelLoadConfig, UnsupportedError, lazy_import, refusal_of
+
+__version__ = "0.2.0"
+
+__all__ = ["choose_backend", "config_for"]
+
+log = logging.getLogger("gen_engine")
+
+
+def on_hf(config: ModelLoadConfig) -> ModelLoadConfig:
+    """A config for transformers, without what is vLLM's alone."""
+    return dataclasses.replace(
+        config, backend="hf", fallback_backend=None, vllm_kwargs={}, logits_hooks=False
+    )
+
+
+def config_for(error: UnsupportedError, config: ModelLoadConfig) -> ModelLoadConfig:
+    """What to load in place of a config that cannot do something. Raises the error where
+    transformers cannot do it either."""
+    if refusal_of(Asked(on_hf(config))):
+        raise error
+    log.warning("%s; falling back to %s", error, config.fallback_backend)
+    return on_hf(config)
+
+
+def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
+    """(config, why) for "auto": vLLM where it is installed, finds its device and can do what the
+    config wants; else hf."""
+    if find_spec("vllm") is None:
+        return on_hf(config), "auto: vllm is not installed"
+    device = lazy_import("vllm.platforms").current_platform.device_type
+    if not device:
+        return on_hf(config), "auto: vllm finds no device that it was built for"
+    fast = dataclasses.replace(config, backend="vllm")
+    refused = refusal_of(Asked(fast))
+    if refused is not None:
+        return on_hf(config), f"auto: {refused.problem}"
+    return fast, f"auto: vllm is installed and runs on {device}"
