@@ -96,10 +96,23 @@ def distance(a: str, b: str) -> int:
     return sum(((mine - theirs) + (theirs - mine)).values())
 
 
+def unlike(a: str, b: str) -> float:
+    """The part of two texts' lines that they do not share, 0 to 1; a short file is not near for being short."""
+    return distance(a, b) / max(1, len(a.splitlines()) + len(b.splitlines()))
+
+
 def original_of(path: Path, text: str) -> Path:
-    """Which of our files this is a copy of: the one of its name, else the one that shares the most lines."""
+    """Which of our files this is a copy of: the one of its name, the one whose release it is, else the one that shares
+    the largest part of both."""
     ours = {source.name: source for source in (SOURCE, *companions().values())}
-    return ours.get(path.name) or min(ours.values(), key=lambda source: distance(text_of(source), text))
+    if path.name in ours:
+        return ours[path.name]
+    digest = digest_of(text)
+    for files in released().values():
+        for name, known in files.items():
+            if known == digest and name in ours:
+                return ours[name]
+    return min(ours.values(), key=lambda source: unlike(text_of(source), text))
 
 
 def released() -> dict[str, dict[str, str]]:

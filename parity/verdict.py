@@ -166,6 +166,7 @@ class Check:
 
     left_out: sites that are not for a backend that was asked for, and why.   unused_acceptances: those of these cases
     that cover nothing, and why.   changes: what has become of the goldens since a git revision, if that was asked for.
+    asked_with: words that `explain` and `accept` need as this check did, such as "--moved old=new".
     """
 
     outcomes: tuple[Outcome, ...]
@@ -176,6 +177,7 @@ class Check:
     numerics: tuple[Numerics, ...] = ()
     unused_acceptances: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    asked_with: str = ""
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""

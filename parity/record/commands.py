@@ -134,7 +134,12 @@ def count_lines(done: Recorded) -> Iterator[str]:
     for kind, cases in kinds.items():
         for site, own in by_site(cases).items():
             rows = sum(len(case.rows) for case in own)
-            yield f"{kind:>12}  {site}: {len(own)} cases, {rows} model rows"
+            names = (
+                f": {', '.join(sorted(case.case for case in own))}"
+                if kind == "NOT replaced"
+                else ""
+            )
+            yield f"{kind:>12}  {site}: {len(own)} cases, {rows} model rows{names}"
 
 
 def recorder_lines(done: Recorded) -> Iterator[str]:

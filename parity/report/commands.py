@@ -273,12 +273,11 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         changes = tuple(changes_since(args.since, Path(args.goldens)))
         changes = changes or (f"none is new, changed or gone since {args.since}",)
         check = dataclasses.replace(check, changes=changes)
+    if args.moved:
+        check = dataclasses.replace(check, asked_with=moved_words(args))
     print(console(check, colour=colour()))
     if check.failing() and args.moved:
-        print(
-            f"give {moved_words(args)} to explain and accept, too, or write it into"
-            f" {store.root / 'sites.json'}"
-        )
+        print(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
     write_reports(
         check,
         junit=args.junit,

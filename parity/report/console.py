@@ -95,19 +95,19 @@ def verdict_text(outcome: Outcome, colour: bool) -> str:
     return paint(outcome.verdict, hue(outcome.verdict), colour)
 
 
-def explain_line(outcome: Outcome, colour: bool) -> list[str]:
+def explain_line(outcome: Outcome, asked_with: str, colour: bool) -> list[str]:
     if outcome.verdict in ("MISSING", "UNUSED"):
         return []
-    return ["  " + paint(explain_command(outcome), "dim", colour)]
+    return ["  " + paint(explain_command(outcome, asked_with), "dim", colour)]
 
 
-def case_text(outcome: Outcome, *, colour: bool = False) -> str:
+def case_text(outcome: Outcome, *, asked_with: str = "", colour: bool = False) -> str:
     """One case: verdict and cause, the evidence, and the command that explains it."""
     name = paint(printable(outcome.label), "bold", colour)
     cause = f"  {outcome.cause}" if outcome.cause else ""
     head = f"{verdict_text(outcome, colour)}  {name} on {outcome.backend}{cause}"
     lines = [head, evidence_text(outcome, colour)]
-    return "\n".join([*lines, *explain_line(outcome, colour)])
+    return "\n".join([*lines, *explain_line(outcome, asked_with, colour)])
 
 
 # == One cause ==
@@ -149,10 +149,16 @@ def places_text(same: Sequence[Outcome]) -> str:
 
 
 def others_text(same: Sequence[Outcome]) -> str:
-    """The other cases of a cause: the first with their sentences, where these differ; all named."""
+    """The other cases of a cause: those of other sentences, or where more differs, with these; all
+    named."""
     first, *others = same
-    own = [o for o in others if sentence(o) != sentence(first)][:LISTED]
-    lines = [elided(f"{o.label} on {o.backend}: {sentence(o)}") for o in own]
+    shown = sentence(first), first.also
+    own = [o for o in others if (sentence(o), o.also) != shown][:LISTED]
+    lines = []
+    for outcome in own:
+        lines.append(elided(f"{outcome.label} on {outcome.backend}: {sentence(outcome)}"))
+        if outcome.also:
+            lines.append(wrapped(f"also differs: {', '.join(outcome.also)}", "    "))
     if named := [o for o in others if o not in own]:
         several = len({o.backend for o in same}) > 1
         names = [f"{o.label} on {o.backend}" if several else o.label for o in named]
@@ -160,15 +166,16 @@ def others_text(same: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def cause_text(same: Sequence[Outcome], colour: bool) -> str:
+def cause_text(same: Sequence[Outcome], asked_with: str, colour: bool) -> str:
     """All failing cases of one verdict and cause: the first in full, the others in a line."""
     first = same[0]
     if len(same) == 1:
-        return case_text(first, colour=colour)
+        return case_text(first, asked_with=asked_with, colour=colour)
     lines = [f"{verdict_text(first, colour)}  {cause_of_all(same)}", wrapped(places_text(same))]
     name = paint(printable(first.label), "bold", colour)
     lines.append(f"  {name} on {first.backend}:")
-    lines += [evidence_text(first, colour), *explain_line(first, colour), others_text(same)]
+    lines += [evidence_text(first, colour), *explain_line(first, asked_with, colour)]
+    lines.append(others_text(same))
     return "\n".join(lines)
 
 
@@ -200,7 +207,7 @@ def console(check: Check, *, colour: bool = False) -> str:
     parts = [sites_text(check, colour)] if check.outcomes else []
     if check.numerics:
         parts.append(numerics_text(check, colour))
-    parts += [cause_text(same, colour) for same in by_cause(check.failing())]
+    parts += [cause_text(same, check.asked_with, colour) for same in by_cause(check.failing())]
     if named := accepted_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in named))
     if unseen := uncompared_lines(check):

@@ -27,7 +27,7 @@ def markdown_text(text: str, most: int = 300) -> str:
     return LIVE.sub(lambda m: f"&#{ord(m[0])};", printable(text.replace("\n", " ⏎ ")))
 
 
-def markdown_cause(name: str, outcomes: Sequence[Outcome]) -> str:
+def markdown_cause(name: str, outcomes: Sequence[Outcome], asked_with: str) -> str:
     certainty = ", ".join(sorted({o.cause.certainty for o in outcomes if o.cause}))
     told = f" ({certainty})" if certainty else ""
     lines = [f"### {markdown_text(name)}: {len(outcomes)}{told}", "", CAUSES.get(name, ""), ""]
@@ -38,7 +38,8 @@ def markdown_cause(name: str, outcomes: Sequence[Outcome]) -> str:
         lines.append("| " + " | ".join(cells) + also + " |")
     if len(outcomes) > MOST_CASES:
         lines.append(f"\n… and {len(outcomes) - MOST_CASES} more.")
-    return "\n".join([*lines, "", f"`{explain_command(outcomes[0]).replace('`', '')}`", ""])
+    command = explain_command(outcomes[0], asked_with).replace("`", "")
+    return "\n".join([*lines, "", f"`{command}`", ""])
 
 
 def markdown_summary(check: Check) -> str:
@@ -73,4 +74,5 @@ def markdown_summary(check: Check) -> str:
             outcome
         )
     by_size = sorted(causes.items(), key=lambda entry: -len(entry[1]))
-    return "\n".join([*lines, "", *(markdown_cause(name, outcomes) for name, outcomes in by_size)])
+    causes_told = (markdown_cause(name, some, check.asked_with) for name, some in by_size)
+    return "\n".join([*lines, "", *causes_told])

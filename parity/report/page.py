@@ -184,7 +184,7 @@ def stage_states(outcome: Outcome) -> list[list[str]]:
     ]
 
 
-def case_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
+def case_json(outcome: Outcome, fails: bool, asked_with: str) -> dict[str, Any]:
     """What the page shows of one case; of an identical one, a line."""
     said = outcome_json(outcome, fails)
     value = next(
@@ -209,7 +209,7 @@ def case_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
             row_json(number, *pair, outcome.differences) for number, pair in chosen[:MOST_ROWS]
         ],
         "more_rows": max(0, len(chosen) - MOST_ROWS),
-        "explain": explain_command(outcome),
+        "explain": explain_command(outcome, asked_with),
     }
 
 
@@ -232,7 +232,7 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
     """One page with everything in it. blobs: the folder of the goldens' pictures; failing cases
     show them."""
     failing = {id(o) for o in check.failing()}
-    cases = [case_json(o, id(o) in failing) for o in check.outcomes]
+    cases = [case_json(o, id(o) in failing, check.asked_with) for o in check.outcomes]
     named = {
         name
         for case in cases

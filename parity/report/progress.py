@@ -75,7 +75,7 @@ class CheckProgress:
     def _line(self, outcome: Outcome) -> str:
         parts = [f"{self.done} of {self.total} cases"]
         if self.differing:
-            parts.append(f"{self.differing} differ")
+            parts.append(f"{self.differing} differ before acceptances")
         left = self.total - self.done
         if self.done >= FEWEST and left > 0:
             each = (self.clock() - self.started) / self.done

@@ -56,9 +56,11 @@ def sentence(outcome: Outcome) -> str:
     return "; ".join(outcome.notes) or alone.get(outcome.verdict, "nothing differs")
 
 
-def explain_command(outcome: Outcome) -> str:
+def explain_command(outcome: Outcome, asked_with: str = "") -> str:
+    """asked_with: of the check that found it."""
     case = shlex.quote(printable(outcome.label))
-    return f"python -m parity explain {case} --backend {outcome.backend}"
+    command = f"python -m parity explain {case} --backend {outcome.backend}"
+    return f"{command} {printable(asked_with)}" if asked_with else command
 
 
 def final_line(check: Check) -> str:

@@ -153,3 +153,16 @@ def test_the_tables_name_every_field() -> None:
         fields = {f.name for f in dataclasses.fields(contract)}
         fields -= inherited if name == "VlmGenerationRequest" else set()
         assert fields <= set(re.findall(r"\w+", rows[name])), name
+
+
+def named_files() -> Iterator[tuple[str, str]]:
+    """(document, file) of each Python file that a maintainers' page names, of ours by its folder."""
+    for document in (ROOT / "CONTRIBUTING.md", *(ROOT / "parity").glob("*/README.md")):
+        for name in re.findall(r"`((?:parity/)?(?:\w+/)*[a-z_]+\.py)`", document.read_text(encoding="utf-8")):
+            yield document.relative_to(ROOT).as_posix(), name
+
+
+@pytest.mark.parametrize(("document", "name"), sorted(set(named_files())))
+def test_a_file_that_a_maintainers_page_names_exists(document: str, name: str) -> None:
+    places = (ROOT, (ROOT / document).parent, ROOT / "parity")
+    assert any((place / name).is_file() for place in places), f"{document} names {name}"

@@ -98,6 +98,15 @@ def test_without_its_own_version_it_is_told_against_ours_with_a_note(project: Pa
     assert "the text of 0.1.0 is not known here" in vendor.describe(found)
 
 
+def test_a_copy_of_another_name_is_of_the_file_that_shares_most_of_it(project: Path, tmp_path: Path) -> None:
+    """Not of a companion that is merely short."""
+    long = NEW + "\n".join(f"x{k} = {k}" for k in range(300))
+    (project / "gen_engine.py").write_text(long)
+    rewritten = long.replace("x1", "y1")
+    assert vendor.original_of(copy(tmp_path, rewritten), rewritten).name == "gen_engine.py"
+    assert vendor.original_of(copy(tmp_path, OLD), OLD).name == "gen_engine.py"  # released
+
+
 def test_another_layout_of_the_same_code_is_no_edit(project: Path, tmp_path: Path) -> None:
     path = copy(tmp_path, NEW.replace("return 42", "return (42)"))
     found = vendor.status(path)

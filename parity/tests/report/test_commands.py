@@ -28,4 +28,6 @@ def test_a_failing_check_repeats_moved_for_the_next_command(
     outcome = Outcome("answers", "one", "hf", verdict, (), Cause("post.strip", "likely", "blanks"))  # type: ignore[arg-type]
     args = argparse.Namespace(moved=moved, junit=None, markdown=None, json=None, html=None, since=None)
     reported(args, Check((outcome,)), Store(tmp_path))
-    assert (f"give --moved '{PLACE}' to explain and accept, too" in capsys.readouterr().out) == note
+    said = capsys.readouterr().out
+    assert (f"explain answers/one --backend hf --moved '{PLACE}'\n" in said) == note
+    assert (f"accept needs --moved '{PLACE}', too" in said) == note

@@ -40,7 +40,7 @@ def test_progress_without_a_terminal_is_a_line_a_minute() -> None:
         "3 of 12 cases; site/case2 on hf",
         "6 of 12 cases, about 2 min left; site/case5 on hf",
         "9 of 12 cases, about 60 s left; site/case8 on hf",
-        "12 of 12 cases, 1 differ; site/case11 on hf",
+        "12 of 12 cases, 1 differ before acceptances; site/case11 on hf",
     ]
 
 
@@ -48,7 +48,7 @@ def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
     written = told(rewrites=True, each=1.0)
     assert "\n" not in written
     assert written.endswith("\r\033[K")
-    assert "11 of 12 cases, 1 differ, about 1 s left; site/case10 on hf" in written
+    assert "11 of 12 cases, 1 differ before acceptances, about 1 s left; site/case10 on hf" in written
 
 
 def test_progress_passes_no_terminal_escape_of_a_name() -> None:

@@ -219,6 +219,12 @@ def test_other_sentences_of_a_cause_are_listed() -> None:
     assert "stop.eos_set; 1 confirmed, 1 likely" in said
 
 
+def test_what_else_differs_in_a_case_is_not_hidden_behind_the_first_of_its_cause() -> None:
+    other = dataclasses.replace(babbler("other"), also=("sampling.leak",))
+    said = console(Check((babbler(), babbler("third"), other)))
+    assert "    also differs: sampling.leak\n  and 1 more: summaries/third" in said
+
+
 def test_drift_stands_before_latent_and_errors_are_last() -> None:
     wanted = ["DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING"]
     heads = [block.split()[0] for block in console(mixed()).split("\n\n")]
