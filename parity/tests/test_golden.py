@@ -392,6 +392,6 @@ def test_a_golden_makes_no_other_object(said: dict[str, Any]) -> None:
 def test_store_a_lone_surrogate_in_a_text_is_kept(tmp_path: Path) -> None:
     """A text that was cut within a character is a value like any other."""
     store = Store(tmp_path)
-    kept = Case("site", "case", "m:f", {}, [], value=["a\ud800\nb", "\udfff"])
+    kept = Case("site", "case", "m:f", {}, (), value=["a\ud800\nb", "\udfff"])
     store.write(kept)
     assert store.read(kept.site, kept.case).value == kept.value
