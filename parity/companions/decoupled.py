@@ -53,6 +53,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         Prompt,
         Refusal,
         UnsupportedError,
+        adopt_plugins,
         load,
         make_plan,
     )
@@ -72,6 +73,7 @@ else:  # the copy beside this file, whatever others the process has
         Prompt,
         Refusal,
         UnsupportedError,
+        adopt_plugins,
         load,
         make_plan,
     )
@@ -276,7 +278,7 @@ class Verifier:
     def run(self, call: int, options: GenerationOptions, plugins: Sequence[Any]) -> None:
         """Answer what comes until the call is over."""
         self.call = call
-        self.plan = make_plan(options, self.engine.checkpoint, plugins)
+        self.plan = make_plan(options, self.engine.checkpoint, adopt_plugins(plugins))
         try:
             with contextlib.suppress(Ended), self.engine.bare(read_only=True):
                 while True:
@@ -672,7 +674,7 @@ class Coordinator:
         assert self.call is not None  # or there is no call
         plan = self.call.plan
         actor = self.verifiers[number]
-        self.runs[actor.run.remote(self.calls, plan.options, plan.plugins)] = number
+        self.runs[actor.run.remote(self.calls, plan.options, [*plan.plugins])] = number
         self.takes[actor.take.remote()] = number
         self.heard[number] = time.monotonic()
 

@@ -59,11 +59,17 @@ def name_of_ending(inquiry: Inquiry, found: Found) -> str:
         is_by_stop = within_stops(inquiry) or by_a_stop(inquiry)
         name = "stop.rule" if is_by_stop else name
     if name == "stop.strings":
-        moved, told = {*found.old.stops} ^ {*found.new.stops}, told_stops(inquiry.new)
-        stops = told_or_cut_stops(inquiry.old)
-        is_same = told == stops or moved <= told & stops
-        name = "stop.rule" if told and is_same else name
+        return name_of_stops(inquiry, {*found.old.stops} ^ {*found.new.stops})
     return "post.trim" if name.startswith("stop.") and is_behind_texts(inquiry) else name
+
+
+def name_of_stops(inquiry: Inquiry, moved: set[str]) -> str:
+    """The cause where stops that one side cuts at are not the other's."""
+    told, stops = told_stops(inquiry.new), told_or_cut_stops(inquiry.old)
+    is_rule = told and (told == stops or moved <= told & stops)
+    if is_behind_texts(inquiry) and (is_rule or not moved <= stops):  # not the old code's own
+        return "post.trim"
+    return "stop.rule" if is_rule else "stop.strings"
 
 
 def is_behind_texts(inquiry: Inquiry) -> bool:

@@ -24,19 +24,21 @@ ROOMS: dict[str, str] = {
     "bench": "judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
     "diff": "judge record ground companions gen_engine",
-    "prove": "foreign diff callsites judge record ground companions gen_engine",
+    "prove": "refusals foreign diff callsites judge record ground companions gen_engine",
     "demo": "judge record ground companions gen_engine",  # it says why two answers part
     "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
-    "shell": "record ground gen_engine",
+    "refusals": "companions gen_engine",
+    "shell": "refusals record ground gen_engine",
     "door": "shell demo diff bench report rollout judge record ground companions gen_engine",
-    "tests": "door shell demo foreign prove diff callsites bench rollout report judge record ground companions "
-    "gen_engine",
+    "tests": "door refusals shell demo foreign prove diff callsites bench rollout report judge record ground "
+    "companions gen_engine",
 }
 PLACES = {
     **dict.fromkeys(("acceptance", "causes", "golden", "real_model"), "ground"),
     **dict.fromkeys(("libraries", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",
+    "refusals": "refusals",
     **dict.fromkeys(("shell", "laws"), "shell"),
 }
 

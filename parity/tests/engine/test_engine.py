@@ -14,6 +14,7 @@ import pytest
 
 import gen_engine
 from gen_engine import GenerationEngine, GenerationOptions, LoadError, OptionError, RequestError, UnsupportedError, load
+from parity.companions import fallback
 from parity.tasks import drawing, text_tasks, vision_tasks
 
 from ..conftest import SMALL, TEXT, VL, WINDOW, Load, chat, of_task, open_engine, spy
@@ -136,7 +137,7 @@ def test_auto_takes_vllm_where_it_can_and_says_which_and_why(monkeypatch: pytest
         assert engine.describe()["backend_why"] == "auto: vllm cannot do device"
     with load(TEXT, backend="auto", device="cpu", fallback_backend="hf") as engine:
         assert engine.describe()["backend"] == "hf"
-    monkeypatch.setattr(gen_engine, "find_spec", lambda name: None)
+    monkeypatch.setattr(fallback, "find_spec", lambda name: None)
     with load(TEXT, backend="auto") as engine:
         assert (engine.describe()["backend"], engine.describe()["backend_why"]) == ("hf", "auto: vllm is not installed")
 

@@ -92,10 +92,10 @@ def test_plugins_that_could_break_a_structure_are_refused_where_vllm_goes_on(
     pretend("vllm", version)
     config = ModelLoadConfig(str(TEXT), backend="vllm", logits_hooks=True)
     shaped = dataclasses.replace(PROMPT, structured='root ::= "a"')
-    said = refusal_of(Asked(config, plugins=[Silent()], prompts=[shaped]))
+    said = refusal_of(Asked(config, plugins=gen_engine.adopt_plugins([Silent()]), prompts=[shaped]))
     assert ("logits plugins beside structures" in str(said)) == refused
     assert refusal_of(Asked(config, prompts=[shaped])) is None
-    assert refusal_of(Asked(config, plugins=[Silent()], prompts=[PROMPT])) is None
+    assert refusal_of(Asked(config, plugins=gen_engine.adopt_plugins([Silent()]), prompts=[PROMPT])) is None
 
 
 @pytest.mark.parametrize(("peft", "refused"), [("0.21.2", True), ("0.22.0", False)])

@@ -31,7 +31,7 @@ class Budget:
 
 
 BUDGETS = {
-    "judge": Budget(tokens=79_920, per_line=10.17, branchy=16, wide=19),
+    "judge": Budget(tokens=79_960, per_line=10.17, branchy=16, wide=19),
     "record": Budget(tokens=36_450, per_line=9.82, branchy=0, wide=1),
 }
 MOST_SHARED_NAMES = 17  # at the top level of two modules of these rooms

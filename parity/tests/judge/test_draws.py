@@ -329,5 +329,5 @@ def test_ids_are_forced_up_to_the_new_stop_where_a_criterion_kept_the_row(shared
         [result] = replay.call(type(engine).generate_text_batch, engine, *asked)
         assert (result.text, result.stop_reason) == ("1, 2", ".") and ids[: len(result.token_ids)] == result.token_ids
         replay = Replay(engines, put_back=frozenset({ANSWERS}), rows=[{**answer, "stop": {}}])
-        with pytest.raises(gen_engine.RequestError, match="the options end the answer"):
+        with pytest.raises(gen_engine.RequestError, match="the options end a replay"):
             replay.call(type(engine).generate_text_batch, engine, *asked)
