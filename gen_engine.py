@@ -61,7 +61,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = [
     "GenEngineError",

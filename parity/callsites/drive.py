@@ -16,7 +16,7 @@ from typing import Any
 from parity.record.observe import case
 
 SITES = (
-    "stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker", "plain",
+    "stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker", "selftest",
     "service", "refusals",
 )  # fmt: skip
 WAYS = ("old", "moved")

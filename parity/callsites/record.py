@@ -27,7 +27,7 @@ LOAD: dict[str, Any] = {
 
 # Fewer places than a case has rows, so that rows join others.
 FEW = {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3, "gpu_memory_utilization": 0.3}  # several engines at once
-LOADS = {name: {"vllm": {"vllm_kwargs": FEW}} for name in ("plain", "service")}
+LOADS = {name: {"vllm": {"vllm_kwargs": FEW}} for name in ("selftest", "service")}
 
 # In bfloat16 vLLM's kernels do not round on every CPU (numerics.cuts_bfloat16), which many unsure tokens show.
 COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")
@@ -47,7 +47,7 @@ ONE_BACKEND = {
     )
 }
 ONE_BACKEND |= {name: ["vllm"] for name in ("log-of-the-spare", "gradient-by-the-spare", "not-for-the-fast-library")}
-CASES = {"plain": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
+CASES = {"selftest": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
 # What is refused is refused before a backend has a say.

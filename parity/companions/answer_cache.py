@@ -54,7 +54,7 @@ else:  # the copy beside this file, whatever others the process has
         short_repr,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["AnswerCache", "Answers", "cache_key", "fingerprint"]
 

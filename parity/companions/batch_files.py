@@ -113,7 +113,7 @@ else:  # the copy beside this file, whatever others the process has
         samples_of,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["answer_file", "Summary"]
 

@@ -78,7 +78,7 @@ else:  # the copy beside this file, whatever others the process has
         make_plan,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["Decoupled", "Verifier", "Drafter", "placed", "moving"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import Asked, ModelLoadConfig, UnsupportedError, lazy_import, refusal_of
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["choose_backend", "config_for"]
 

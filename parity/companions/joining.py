@@ -44,7 +44,7 @@ else:  # the copy beside this file, whatever others the process has
         lazy_import,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["ElasticBatch", "Joining", "JoiningLoop"]
 

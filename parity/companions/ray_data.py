@@ -47,7 +47,7 @@ else:  # the copy beside this file, whatever others the process has
         load,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["Generate", "without"]
 

@@ -94,7 +94,7 @@ else:  # the copy beside this file, whatever others the process has
         refusal_of,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["hf_scores", "score_batch", "vllm_scores"]
 

@@ -67,7 +67,7 @@ else:
     ElasticBatch = joining.ElasticBatch
     JoiningLoop = joining.JoiningLoop
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["Speculation", "SpeculativeLoop"]
 

@@ -87,7 +87,7 @@ else:  # the copy beside this file, whatever others the process has
         wrapping_errors,
     )
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["Answer", "Live", "Piece", "Visible", "stream"]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import Plan, RowWatch, lazy_import, own_logits
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __all__ = ["logits_hook", "row_hooks_class"]
 

@@ -5,7 +5,7 @@ cause, its certainty and what else differs, of every golden, every mutation, eve
 and other people's libraries. `frozen_answers.json` holds the right answers where a frozen one is wrong, and why: a run
 that gives one of them has mended it.
 
-    frozen goldens/plain/zero/hf      "IDENTICAL"
+    frozen goldens/selftest/zero/hf      "IDENTICAL"
     frozen mutations/NAME/SITE/CASE   "DRIFT stop.eos_set; confirmed | also stop.length"
     frozen foreign/trl/float32/hf/SITE/CASE   "DRIFT rng; likely"
 """

@@ -101,7 +101,7 @@ def add_probe(store: Store, folder: Path) -> None:
                 getattr(probe, function)(**arguments)
     for case in found:
         store.write(case)
-    store.set_site(PROBE, functions=[site.function for site in sites], load=LOADS["plain"])
+    store.set_site(PROBE, functions=[site.function for site in sites], load=LOADS["selftest"])
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from parity.tasks import drawing, text_tasks
 from ..conftest import ROOT, TEXT, VL, Load, chat
 
 MOST = {"max_new_tokens": 24}
-KILLED = int(os.environ.get("KILLED_LINES", "120")), int(os.environ.get("KILLS", "4"))  # by hand: 3000 and 20
+KILLED = int(os.environ.get("KILLED_LINES", "120")), int(os.environ.get("KILLS", "2"))  # by hand: 3000 and 20
 CAPITAL = "What is the capital of France?"
 
 

@@ -85,9 +85,9 @@ def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> N
 def test_a_picture_that_is_scored_again_is_seen_again(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM keeps what it made of a picture, and does not process it a second time."""
     monkeypatch.chdir(ROOT)
-    store, function = Store("golden"), "parity.callsites.plain.moved:score"
-    old, load = store.read("plain", "scores-pictures"), store.settings()["plain"]["load"]
-    with Session(store, {function: "plain"}) as session:
+    store, function = Store("golden"), "parity.callsites.selftest.moved:score"
+    old, load = store.read("selftest", "scores-pictures"), store.settings()["selftest"]["load"]
+    with Session(store, {function: "selftest"}) as session:
         for _ in range(2):  # on one engine, which the site keeps
             new = session.call(old, function, {"backend": backend}, load, frozenset())
             assert not [d for d in differences(old, new) if d.stage in ("prompt_ids", "images")]
