@@ -32,8 +32,8 @@ from parity.report.console import case_text, console, numerics_text
 from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
-from parity.report.words import sentence
-from parity.verdict import Check, Outcome, Policy
+from parity.report.words import log_safe, sentence
+from parity.verdict import Check, Outcome, Policy, printable
 
 ACCEPTED_DAYS = 90
 
@@ -312,14 +312,14 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def chain_text(outcome: Outcome, store: Store) -> str:
     """How the cause was found, and how to see it again."""
-    lines = [f"  {number}. {step}" for number, step in enumerate(outcome.steps, 1)]
+    lines = [f"  {number}. {step}" for number, step in enumerate(map(printable, outcome.steps), 1)]
     function = (outcome.old or {}).get("function")
     if function:
         lines.append(
-            f"  reproduce: {function} with the arguments in"
+            f"  reproduce: {printable(function)} with the arguments in"
             f" {store.path(outcome.site, outcome.case)}"
         )
-    return "\n".join(lines)
+    return log_safe("\n".join(lines))
 
 
 def until_of(args: argparse.Namespace) -> str:
@@ -354,7 +354,7 @@ def run_accept(args: argparse.Namespace) -> int:
         return 0
     for entry in entries:
         store.accept(entry)
-        label = f"{entry.site}/{entry.case}"
+        label = printable(f"{entry.site}/{entry.case}")
         print(f"accepted {label} on {entry.backend}: {entry.cause}, until {until}: {args.reason}")
     print(covered_text(check, open_ones))
     return 0
@@ -365,7 +365,8 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     lines = [f"{outcome.label} on {outcome.backend}: {outcome.verdict} {entry.cause}"]
     lines += [f"  {change}" for change in entry.changes]
     lines.append(f"  {sentence(outcome)}")
-    return "\n".join([*lines, f"  and this value alone, {entry.gives}"])
+    lines.append(f"  and this value alone, {entry.gives}")
+    return log_safe("\n".join(map(printable, lines)))
 
 
 def is_agreed() -> bool:
@@ -383,9 +384,8 @@ def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
         + ", ".join(f"{n} {c}" for c, n in causes.items())
     ]
     left = [o for o in check.failing() if o not in accepted]
-    return "\n".join(
-        lines + [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left]
-    )
+    lines += [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left]
+    return log_safe("\n".join(map(printable, lines)))
 
 
 def positive(text: str) -> int:

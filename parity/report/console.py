@@ -15,6 +15,7 @@ from parity.report.words import (
     explain_command,
     final_line,
     groups,
+    log_safe,
     sentence,
     uncompared_lines,
 )
@@ -107,7 +108,7 @@ def case_text(outcome: Outcome, *, asked_with: str = "", colour: bool = False) -
     cause = f"  {outcome.cause}" if outcome.cause else ""
     head = f"{verdict_text(outcome, colour)}  {name} on {outcome.backend}{cause}"
     lines = [head, evidence_text(outcome, colour)]
-    return "\n".join([*lines, *explain_line(outcome, asked_with, colour)])
+    return log_safe("\n".join([*lines, *explain_line(outcome, asked_with, colour)]))
 
 
 # == One cause ==
@@ -220,4 +221,4 @@ def console(check: Check, *, colour: bool = False) -> str:
     if not check.outcomes and not check.left_out:
         parts.append(NEXT_STEP)
     how = "green" if check.exit_code == 0 else "red"
-    return "\n\n".join([*parts, paint(final_line(check), how, colour)])
+    return log_safe("\n\n".join([*parts, paint(final_line(check), how, colour)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ ENDINGS = {
     4: "missing or unused",
     5: "nothing was compared",
 }
+COLOUR = re.compile(r"(\x1b\[(?:[0-2]|3[1-3])m)")  # those of the console's `paint`
 Row = Mapping[str, Any]
 MOST_LINES = 20  # of one kind; a repository that records all goldens again has thousands
 
@@ -54,6 +56,21 @@ def sentence(outcome: Outcome) -> str:
         "UNSTABLE": "the old code does not repeat itself",
     }
     return "; ".join(outcome.notes) or alone.get(outcome.verdict, "nothing differs")
+
+
+def log_safe(text: str) -> str:
+    """Text of which a terminal and a CI log obey nothing but our colours: other control characters
+    are written as their escapes, and no line is a command of a runner (`::`, `##[`)."""
+    return "\n".join(map(safe_line, text.split("\n")))
+
+
+def safe_line(line: str) -> str:
+    pieces = COLOUR.split(line)
+    shown = "".join(p if COLOUR.fullmatch(p) else printable(p) for p in pieces)
+    shown = shown.replace("##[", "#\\x23[")
+    if COLOUR.sub("", shown).lstrip().startswith("::"):
+        return shown.replace("::", "\\x3a:", 1)
+    return shown
 
 
 def explain_command(outcome: Outcome, asked_with: str = "") -> str:

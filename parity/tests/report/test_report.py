@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from parity.golden import Case, image_bytes
+from parity.golden import Case, Store, image_bytes
+from parity.report.commands import chain_text
 from parity.report.console import case_text, console
 from parity.report.data import json_text
 from parity.report.files import write_reports
@@ -223,6 +224,29 @@ def test_what_else_differs_in_a_case_is_not_hidden_behind_the_first_of_its_cause
     other = dataclasses.replace(babbler("other"), also=("sampling.leak",))
     said = console(Check((babbler(), babbler("third"), other)))
     assert "    also differs: sampling.leak\n  and 1 more: summaries/third" in said
+
+
+@pytest.mark.parametrize("attack", ["::stop-commands::pwn", "x ##[add-mask]y"])
+@pytest.mark.parametrize("pad", range(60, 100, 5))
+def test_no_line_of_a_report_is_a_command_of_a_ci_runner(attack: str, pad: int) -> None:
+    """Where a line is wrapped, too."""
+    told = "a" * pad + " " + attack
+    cause = Cause("post.other", "likely", told, told)
+    evil = dataclasses.replace(babbler(), cause=cause, notes=(told,), also=(told,))
+    check = Check((evil,), left_out=(told,), unused_acceptances=(told,), changes=(told,))
+    said = console(check, colour=True) + "\n" + console(check) + "\n" + case_text(evil)
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in said.split("\n")]
+    assert [line for line in lines if line.startswith("::") or "##[" in line] == []
+    assert "stop-commands::pwn" in said or "add-mask]y" in said
+
+
+def test_explain_writes_no_control_character_of_a_golden(tmp_path: Path) -> None:
+    evil = dataclasses.replace(
+        babbler(), steps=("a\x1b]0;x\x07\u202e\n::error::x",), old={"function": "m:f\n::error::y"}
+    )
+    said = chain_text(evil, Store(tmp_path))
+    assert all(line.isprintable() and not line.strip().startswith("::") for line in said.split("\n"))
+    assert len(said.split("\n")) == 2
 
 
 def test_drift_stands_before_latent_and_errors_are_last() -> None:
