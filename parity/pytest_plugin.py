@@ -70,11 +70,12 @@ class Parity:
     def _run(
         self, site: str, cases: list[str] | None, backends: tuple[str, ...] | None, policy: Policy | None
     ) -> Check:
-        from parity.golden import GoldenError
+        from parity.golden import GoldenError, keep_offline
         from parity.judge.check import check_sites
         from parity.report.console import console
         from parity.verdict import Policy
 
+        keep_offline()
         backends = backends or self.backends
         try:
             check = check_sites(self.store, sites=[site], cases=cases, backends=backends, policy=policy or Policy())

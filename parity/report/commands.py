@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.acceptance import OPEN, Accepted, acceptance_of
-from parity.golden import GoldenError, Store, split_cases
+from parity.golden import GoldenError, Store, keep_offline, split_cases
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
@@ -102,12 +102,6 @@ def known_names(store: Store, names: Sequence[str]) -> list[str]:
             raise ValueError(f"there is no {name!r} under {store.root}; did you mean {close[0]!r}?")
         found.append(name)
     return list(dict.fromkeys(found))
-
-
-def keep_offline() -> None:
-    """No golden makes this process, or one that it starts, ask a hub: what it names is here or is
-    refused. HF_HUB_OFFLINE=0 in the environment allows it."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:

@@ -57,6 +57,11 @@ def test_drift(parity):
 def test_case(parity, case):
     parity.case("summaries", case)
 
+def test_no_hub_is_asked(parity):
+    import os
+    parity.check("capitals")
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+
 def test_missing_case(parity):
     parity.case("summaries", "franc")
 
@@ -108,6 +113,7 @@ def test_it_passes_and_fails_with_the_console_text(repository: Path) -> None:
     assert {name.partition("::")[2]: verdict for name, verdict in verdicts.items()} == {
         "test_the_vendored_file_is_there": "PASSED",
         "test_site": "PASSED",
+        "test_no_hub_is_asked": "PASSED",
         "test_drift": "FAILED",
         "test_case[france]": "FAILED",
         "test_case[it]": "PASSED",
