@@ -48,6 +48,12 @@ def command(begin: str) -> str:
     return found
 
 
+@pytest.fixture(autouse=True)
+def width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documents show what a terminal of 100 columns shows."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The stranger's repository, with parity importable and nothing of acme left loaded."""

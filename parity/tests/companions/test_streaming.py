@@ -281,9 +281,10 @@ def test_two_streams_at_once_are_right(text: GenerationEngine) -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from gen_engine import load
 from parity.companions.streaming import stream
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 engine = load(sys.argv[1])
 chats = [{"messages": [{"role": "user", "content": "Count to 30."}]}]
 try:
