@@ -121,7 +121,7 @@ def asked(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     drawing("green", "triangle", width=96, height=72, seed=3).save(picture)
     greedy = {"max_new_tokens": 64}
     text = {"model_path": TEXT, "options": greedy}
-    yield "selftest", {**text, "questions": [capital]}
+    yield "plain", {**text, "questions": [capital]}
     yield "ragged", {**text, "questions": [capital, count, "Is 17 even?"]}
     yield "two-stops", {**text, "questions": [count], "options": {**greedy, "stop": [", 7", ", 4"]}}
     yield "stop-first", {**text, "questions": [count], "options": {**greedy, "stop": ["1,", ", 5"]}}
