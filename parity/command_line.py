@@ -54,7 +54,10 @@ COMMANDS = (
     demo.add_demo,
 )
 PROVING = "parity.prove"  # what proves this project itself: in a clone, no part of the package
-USES_MODEL = {"check", "explain", "accept", "diff", "bench", "generate", "batch", "demo"}
+NEEDED = {  # command -> the libraries without which it can do nothing
+    **dict.fromkeys(("check", "explain", "accept", "diff", "bench", "generate", "batch"), libraries.MODEL),
+    "demo": libraries.EXTRA,
+}
 USAGE = 2
 CANNOT = 3  # judge, read, or run
 NOBODY_READS = 141  # what a shell says of a program whose reader went away: `parity list | head`; no verdict of ours
@@ -163,10 +166,15 @@ def print_error(program: str, error: Exception) -> None:
 def run(program: Program, argv: Sequence[str] | None) -> int:
     mine, command = split_at_dashes(sys.argv[1:] if argv is None else argv)
     args = Parsers(program).parse(mine)
-    if args.command_name in USES_MODEL and (problem := libraries.problem_of(libraries.MODEL)):
+    if problem := libraries.problem_of(NEEDED.get(args.command_name, ()), libraries.EXTRA):
         print(f"{program.name} {args.command_name}: {problem}", file=sys.stderr)
         return CANNOT
     args.command = command or getattr(args, "command", [])
+    return exit_code_of(program.name, args)
+
+
+def exit_code_of(program: str, args: argparse.Namespace) -> int:
+    """Carry the command out; what it raises is printed without a traceback."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     if sys.path[0] != os.getcwd():
@@ -176,14 +184,14 @@ def run(program: Program, argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        print(f"{program.name}: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
         return NOBODY_READS
     except (GoldenError, ValueError, LookupError) as error:
-        print_error(program.name, error)
+        print_error(program, error)
         return USAGE if isinstance(error, (ValueError, LookupError)) else CANNOT
     except OSError as error:
-        print_error(program.name, error)
+        print_error(program, error)
         return CANNOT

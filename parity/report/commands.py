@@ -267,8 +267,7 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         changes = tuple(changes_since(args.since, Path(args.goldens)))
         changes = changes or (f"none is new, changed or gone since {args.since}",)
         check = dataclasses.replace(check, changes=changes)
-    if args.moved:
-        check = dataclasses.replace(check, asked_with=moved_words(args))
+    check = dataclasses.replace(check, asked_with=moved_words(args))
     print(console(check, colour=colour()))
     if check.failing() and args.moved:
         print(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
@@ -285,7 +284,7 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
 
 def moved_words(args: argparse.Namespace) -> str:
     """--moved as it was given: a later command without it runs the old code."""
-    return " ".join(f"--moved {shlex.quote(text)}" for text in args.moved)
+    return " ".join(f"--moved {shlex.quote(text)}" for text in args.moved or ())
 
 
 def run_explain(args: argparse.Namespace) -> int:
@@ -297,7 +296,7 @@ def run_explain(args: argparse.Namespace) -> int:
         )
     check = checked(args, store, [args.case])
     for outcome in check.outcomes:
-        print(case_text(outcome, colour=colour()))
+        print(case_text(outcome, asked_with=moved_words(args), colour=colour()))
         print(chain_text(outcome, store))
     if check.numerics:
         print(numerics_text(check, colour()))

@@ -100,7 +100,8 @@ def repository(tmp_path: Path) -> Path:
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     """pytest there, with nothing of this project on the path but tools/parity."""
-    environment = {**os.environ, "PYTHONPATH": f"{folder}/tools{os.pathsep}{folder}", "PYTEST_ADDOPTS": ""}
+    inherited = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+    environment = {**inherited, "PYTHONPATH": f"{folder}/tools{os.pathsep}{folder}", "PYTEST_ADDOPTS": ""}
     command = [sys.executable, "-m", "pytest", "-p", "parity.pytest_plugin", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
