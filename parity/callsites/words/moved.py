@@ -268,11 +268,12 @@ def companions() -> Any:
             sys.path.remove(folder)
             for name in ("acme_llm.gen_engine", "acme_llm.beside_me", "acme_llm", "alone_engine", "beside_me"):
                 sys.modules.pop(name, None)
-    lacking = module("parity.companions.lacking")
-    parts: dict[str, Any] = {"parity__companions": None, "parity__companions__forcing": None}
+    place = own.companion("forcing").__name__.rpartition(".")[0]
+    lacking = module(f"{place}.lacking")
+    parts: dict[str, Any] = {place: None, f"{place}.forcing": None}
     with modules(**parts):
         absent = said(own.companion, "forcing")
-    with modules(parity__companions__lacking=lacking):
+    with modules(**{f"{place}.lacking": lacking}):
         known = own.companion("lacking") is lacking
     return {
         "found": names,
