@@ -242,6 +242,10 @@ def leaves(
             yield from leaves(part, (*path, place), kind)
 
 
+def numbers_in(value: Any) -> set[int]:
+    return {number for _, number in leaves(value, kind=int)}
+
+
 def by_hand(case: Case) -> tuple[str, ...]:
     """Stops that a call was given, where it may cut by itself; of several arguments, those of the
     longest list."""

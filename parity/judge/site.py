@@ -29,7 +29,7 @@ from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
-from parity.judge.endings import leaves
+from parity.judge.endings import numbers_in
 from parity.judge.numerics.samples import Ledgers, is_sampled, settle_samples
 from parity.judge.numerics.seeds import seed_source
 from parity.judge.row import is_drawn, seeds_of
@@ -91,7 +91,7 @@ class GivenSeeds:
     cases: dict[str, tuple[Outcome, Case, Case, set[int]]] = field(default_factory=dict)
 
     def add(self, outcome: Outcome, old: Case, new: Case) -> None:
-        arguments = {number for _, number in leaves(dict(old.arguments), kind=int)}
+        arguments = numbers_in(old.arguments)
         pairs = (pair for pair in paired(old.rows, new.rows) if all(map(is_drawn, pair)))
         asked = [b for a, b in pairs if (seed_source(a), seed_source(b)) == ("script", "caller")]
         given = {seed for row in asked for seed in seeds_of(row) - arguments}
