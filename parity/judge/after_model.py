@@ -14,8 +14,8 @@ from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
 from parity.judge.inquiry import Inquiry, sentence
-from parity.judge.numerics.numbers import candidates, number_gap
-from parity.judge.row import Row, decodes_of, entry, is_prefix, unseen
+from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
+from parity.judge.row import Row, are_prefixes, decodes_of, entry, unseen
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
 from parity.verdict import CAUSES, Cause, Certainty, Difference, equal
@@ -32,8 +32,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     texts = dict(leaves(inquiry.old.value))
     if texts and texts == dict(leaves(inquiry.new.value)):
         return None  # what differs is no text
-    is_alike = drawn or all(is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs)
-    if inquiry.decode is None or not is_alike:
+    if inquiry.decode is None or not (drawn or are_prefixes(inquiry.pairs)):
         return None
     found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
     # Rows of other samples may well be decoded in another way than values.
@@ -327,14 +326,21 @@ def common_texts(difference: Difference) -> list[tuple[str, str]]:
 def of_tokens(old: Any, new: Any, most: int) -> bool:
     """Whether numbers that differ stand in lists, or beside tokens, as those of tokens do, and not
     those of answers, or of a hidden state, which are more.   most: tokens of an answer."""
-    is_best = candidates(old) is not None
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and not is_best:
-        return any(of_tokens(old[key], new[key], most) for key in old.keys() & new.keys())
-    if not isinstance(old, (Mapping, list, tuple)):
-        return False
-    if is_best or any(isinstance(part, float) for part in old):
+    if candidates(old) is not None or is_list_with_floats(old):
         return len(old) <= most + 1 and not equal(old, new)
-    return any(of_tokens(one, other, most) for one, other in zip(old, new))
+    return any(of_tokens(*parts, most) for parts in parts_of_both(old, new))
+
+
+def is_list_with_floats(value: Any) -> bool:
+    return isinstance(value, SEQUENCES) and any(isinstance(part, float) for part in value)
+
+
+def parts_of_both(old: Any, new: Any) -> list[tuple[Any, Any]]:
+    """Parts of two values that stand at one place."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return [(old[key], new[key]) for key in old.keys() & new.keys()]
+    are_lists = isinstance(old, SEQUENCES) and isinstance(new, SEQUENCES)
+    return list(zip(old, new)) if are_lists else []
 
 
 def is_another_answer(inquiry: Inquiry) -> bool:

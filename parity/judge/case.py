@@ -472,9 +472,7 @@ def script_seed(row: Mapping[str, Any]) -> int | None:
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
     before, after = asked_prompts(old), asked_prompts(new)
-    # Processors read what they like.
-    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
-    if before == after or (has_processors and own_loops.of_own_loop(old)):
+    if before == after or may_read_anything(old, new):
         return ""
     read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
     # Not one that was only read, and is read as the beginning of another one.
@@ -487,6 +485,12 @@ def asked_otherwise(old: Case, new: Case) -> str:
 
 
 Prompt = tuple[int, ...]
+
+
+def may_read_anything(old: Case, new: Case) -> bool:
+    """Whether a loop became logits processors, which read what they like."""
+    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
+    return has_processors and own_loops.of_own_loop(old)
 
 
 def asked_prompts(case: Case) -> set[Prompt]:

@@ -25,10 +25,10 @@ from parity.judge.numerics.weights import checkpoint_of
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.judge.row import (
     Row,
+    are_prefixes,
     criteria,
     entry,
     is_drawn,
-    is_prefix,
     placeholder_in,
     request_of,
     seeds_of,
@@ -281,8 +281,7 @@ def cause_beside_others(inquiry: Inquiry) -> str:
     apart = [new for old, new in inquiry.pairs if new["output_ids"] != old["output_ids"]]
     if any(is_drawn(row) and not entry(row, "sampling", "processors") for row in apart):
         return "rng"
-    is_end = all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
-    return "stop.rule" if is_end else "sampling.processors"
+    return "stop.rule" if are_prefixes(inquiry.pairs) else "sampling.processors"
 
 
 def upstream_of_batch(named: Sequence[Named]) -> list[Named]:

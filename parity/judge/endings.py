@@ -469,25 +469,54 @@ def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decode) -> Became
     return Became(old["output_ids"] == new["output_ids"], texts, wholes)
 
 
+@dataclass(frozen=True)
+class StrangeTexts:
+    """Texts of a new value that do not come from their rows' ids.   rows: what each became."""
+
+    old: Case
+    new: Case
+    rows: Sequence[Became]
+
+    @functools.cached_property
+    def values(self) -> list[tuple[Any, str]]:
+        return list(leaves(self.old.value))
+
+    @functools.cached_property
+    def new_texts(self) -> dict[Any, str]:
+        return dict(leaves(self.new.value))
+
+    @functools.cached_property
+    def right(self) -> set[str]:
+        """Texts of the golden whose new one comes from its ids at some path."""
+        found = set()
+        for path, text in self.values:
+            if any(row.gives(text, self.new_texts.get(path)) for row in self.rows):
+                found.add(text)
+        return found
+
+    def is_of_same_ids(self, path: Any) -> bool:
+        """Whether a text is one of a list, one for each row, and its row's ids are the same."""
+        value = self.old.value
+        return isinstance(value, list) and len(value) == len(self.rows) and self.rows[path[0]].same
+
+    def fault(self, path: Any, text: str) -> str:
+        """What is wrong with what stands in a text's place; "" if nothing is."""
+        new = self.new_texts.get(path)
+        if not any(row.explains(text) for row in self.rows):
+            is_other = new != text and self.is_of_same_ids(path)
+            return "is another one, and its ids are the same" if is_other else ""
+        if text in self.right or (new is None and is_label(text)):
+            return ""
+        return "is missing" if new is None else f"is not what its ids become: {new[:40]!r}"
+
+
 def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode) -> str:
     """Which new text does not come from its row's ids in any way in which the golden's came from
     its; "" if none is strange, or nothing of ours makes the golden's. Rows whose ids are the same
     are to have the same texts."""
     ways = list(recipes(stop_lists(old, new)))
-    rows = [became(a, b, ways, decode) for a, b in pairs]
-    theirs, values = dict(leaves(new.value)), list(leaves(old.value))
-    right = {t for path, t in values if any(row.gives(t, theirs.get(path)) for row in rows)}
-    is_listed = isinstance(old.value, list) and len(old.value) == len(pairs)
-    for path, text in values:
-        where = ".".join(map(str, path)) or "the value"
-        is_found = any(row.explains(text) for row in rows)
-        if is_found and text not in right and (path in theirs or not is_label(text)):
-            return f"{where} {what_is_strange(theirs.get(path))}"
-        is_same_row = is_listed and rows[path[0]].same
-        if not is_found and is_same_row and theirs.get(path) != text:
-            return f"{where} is another one, and its ids are the same"
+    found = StrangeTexts(old, new, [became(a, b, ways, decode) for a, b in pairs])
+    for path, text in found.values:
+        if fault := found.fault(path, text):
+            return f"{'.'.join(map(str, path)) or 'the value'} {fault}"
     return ""
-
-
-def what_is_strange(text: str | None) -> str:
-    return "is missing" if text is None else f"is not what its ids become: {text[:40]!r}"

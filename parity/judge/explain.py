@@ -21,11 +21,11 @@ from parity.judge.after_model import after_decoding, by_endings
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.comparison import OF_PROMPTS, Comparison, Named
 from parity.judge.counterfactual import asked_as, by_cache, by_company, by_replay, put_back_result
-from parity.judge.endings import leaves
+from parity.judge.endings import Decode, leaves
 from parity.judge.inquiry import Inquiry, are_other_samples, counted, sentence
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
-from parity.judge.row import Row, end_ids, is_drawn, is_prefix, max_tokens, request_of, unseen
+from parity.judge.row import Row, are_prefixes, end_ids, is_drawn, max_tokens, request_of, unseen
 from parity.verdict import CAUSES, STAGES, Cause, Difference, brief, first_divergence
 
 ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
@@ -108,12 +108,18 @@ def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
     is_rendered = bool(old.get("template") and new.get("template"))
     if not name.startswith("prompt.") or (difference.stage == "template" and is_rendered):
         return name
-    if inquiry.decode is not None and old["prompt_ids"] != new["prompt_ids"]:
-        texts = [inquiry.decode(row["prompt_ids"], False, False) for row in (old, new)]
-        if texts[0] == texts[1]:
-            return "prompt.tokenization"
+    if has_same_text_of_other_ids(old, new, inquiry.decode):
+        return "prompt.tokenization"
     broken = inquiry.comparison.broken
     return next((b.cause for b in broken if b.law in OF_PROMPTS), name)
+
+
+def has_same_text_of_other_ids(old: Row, new: Row, decode: Decode | None) -> bool:
+    """Whether prompts of other ids are one text."""
+    before, after = old["prompt_ids"], new["prompt_ids"]
+    if decode is None or before == after:
+        return False
+    return decode(before, False, False) == decode(after, False, False)
 
 
 def is_possible(name: str, inquiry: Inquiry) -> bool:
@@ -246,7 +252,7 @@ def by_value(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     """The same texts in another order, of answers that are the old ones as far as both go."""
     if counted(named) or inquiry.comparison.has_same_ids:
         return None
-    if not all(is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs):
+    if not are_prefixes(inquiry.pairs):
         return None
     if not any(text for _, text in leaves(inquiry.old.value)):
         return None

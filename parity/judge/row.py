@@ -149,6 +149,11 @@ def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
     return long[: len(short)] == short
 
 
+def are_prefixes(pairs: Pairs) -> bool:
+    """Whether of each pair one answer is the beginning of the other."""
+    return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in pairs)
+
+
 def begins_call(row: Row) -> bool:
     """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
     request = row.get("request") or {}
