@@ -24,6 +24,7 @@ from parity.judge.followers import up_to_draws
 from parity.judge.inquiry import Inquiry, sentence, up_to_followers
 from parity.judge.numerics.golden_rows import moved_by_batch
 from parity.judge.numerics.questions import (
+    NOT_SHOWN,
     Judged,
     Question,
     could_not,
@@ -425,10 +426,7 @@ def seen_directly(comparison: Comparison) -> Cause | None:
     is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
     is_unsure = is_own_choice or is_criterion or is_written
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    return Cause(name, certainty, sentence(name, difference), NOT_SHOWN)
-
-
-NOT_SHOWN = "seen directly; on this case the value does not show it"
+    return Cause(name, certainty, sentence(name, difference), f"seen directly; {NOT_SHOWN}")
 
 
 def broken_unseen(comparison: Comparison) -> Cause | None:

@@ -21,7 +21,7 @@ from parity.golden import Case
 from parity.judge.row import Row, end_ids, stop_strings
 from parity.record.rows import string_lists
 
-Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
+Decoder = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
 ADDED = "all added tokens"  # are skipped, also those that are not special
 
 
@@ -258,7 +258,7 @@ class RowTexts:
     before it."""
 
     row: Row
-    decode: Decode
+    decode: Decoder
     whole: bool = False
     made: dict[tuple[bool, bool | str, bool], str] = dataclasses.field(default_factory=dict)
 
@@ -284,7 +284,7 @@ class RowTexts:
         return {**self.row.get("decode", {}), "strings": stops}
 
 
-Texts = tuple[str, str]  # an old one and the new one in its place
+TextPair = tuple[str, str]  # an old one and the new one in its place
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Explainer:
     old: Case
     new: Case
     pairs: Sequence[tuple[Row, Row]]
-    decode: Decode
+    decode: Decoder
 
     @functools.cached_property
     def ways(self) -> list[Recipe]:
@@ -317,20 +317,20 @@ class Explainer:
         return {row.text(way) for row, _ in self.rows for way in self.ways}
 
     @functools.cached_property
-    def of_values(self) -> list[tuple[Any, Texts]]:
+    def of_values(self) -> list[tuple[Any, TextPair]]:
         theirs = dict(leaves(self.new.value))
         given = [text for _, text in leaves(dict(self.old.arguments))]
         texts = [(path, text) for path, text in leaves(self.old.value) if path in theirs]
         return [(path, without(text, theirs[path], given)) for path, text in texts]
 
     @functools.cached_property
-    def recorded(self) -> list[Texts]:
+    def recorded(self) -> list[TextPair]:
         return [(a["text"], b["text"]) for a, b in self.pairs if "text" in a and "text" in b]
 
     @functools.cached_property
-    def names(self) -> dict[Texts, set[Any]]:
+    def names(self) -> dict[TextPair, set[Any]]:
         """Under which names of a value texts stand; recorded ones stand under none."""
-        found: dict[Texts, set[Any]] = {texts: {()} for texts in self.recorded}
+        found: dict[TextPair, set[Any]] = {texts: {()} for texts in self.recorded}
         for path, texts in self.of_values:
             names = tuple(name for name in path if isinstance(name, str))
             found.setdefault(texts, set()).add(names)
@@ -346,7 +346,7 @@ class Explainer:
         found = self.explain_texts(self.recorded)
         return found and dataclasses.replace(found, of_value=False)
 
-    def explain_texts(self, texts: Sequence[Texts]) -> Found | None:
+    def explain_texts(self, texts: Sequence[TextPair]) -> Found | None:
         for pair, (old, new) in itertools.product(texts, self.rows):
             if pair[0] != pair[1]:
                 found = self.explain_pair(pair, old, new, texts)
@@ -355,7 +355,7 @@ class Explainer:
         return None
 
     def explain_pair(
-        self, pair: Texts, old: RowTexts, new: RowTexts, texts: Sequence[Texts]
+        self, pair: TextPair, old: RowTexts, new: RowTexts, texts: Sequence[TextPair]
     ) -> Found | None:
         before = {text for text, _ in texts}
         wanted = {one for one in texts if self.is_made_alike(one, pair)}
@@ -369,7 +369,7 @@ class Explainer:
         sides = old.ways_to(pair[0], self.ways), new.ways_to(pair[1], self.ways)
         return smallest(*sides, hints, fits)
 
-    def is_made_alike(self, texts: Texts, pair: Texts) -> bool:
+    def is_made_alike(self, texts: TextPair, pair: TextPair) -> bool:
         """What stands under the same names of a value was made in the same way."""
         if texts[0] == texts[1] or texts[0] not in self.made:
             return False
@@ -377,7 +377,7 @@ class Explainer:
 
 
 def explain_text(
-    old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode
+    old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decoder
 ) -> Found | None:
     """The smallest step that turns the old texts into the new ones, or None if none of ours
     does."""
@@ -456,7 +456,7 @@ def begins(text: str, whole: str) -> bool:
     return whole.strip().startswith(text.strip())
 
 
-def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decode) -> Became:
+def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decoder) -> Became:
     texts: dict[str, list[str]] = {}
     before, after = RowTexts(old, decode), RowTexts(new, decode)
     for way in ways:
@@ -510,7 +510,7 @@ class StrangeTexts:
         return "is missing" if new is None else f"is not what its ids become: {new[:40]!r}"
 
 
-def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode) -> str:
+def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decoder) -> str:
     """Which new text does not come from its row's ids in any way in which the golden's came from
     its; "" if none is strange, or nothing of ours makes the golden's. Rows whose ids are the same
     are to have the same texts."""

@@ -21,12 +21,21 @@ from parity.judge.after_model import after_decoding, by_endings
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.comparison import OF_PROMPTS, Comparison, Named
 from parity.judge.counterfactual import asked_as, by_cache, by_company, by_replay, put_back_result
-from parity.judge.endings import Decode, leaves
+from parity.judge.endings import Decoder, leaves
 from parity.judge.inquiry import Inquiry, are_other_samples, counted, sentence
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
-from parity.judge.row import Row, are_prefixes, end_ids, is_drawn, max_tokens, request_of, unseen
-from parity.verdict import CAUSES, STAGES, Cause, Difference, brief, first_divergence
+from parity.judge.row import (
+    Row,
+    are_prefixes,
+    end_ids,
+    is_drawn,
+    max_tokens,
+    parting_step,
+    request_of,
+    unseen,
+)
+from parity.verdict import CAUSES, STAGES, Cause, Difference, brief
 
 ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
 
@@ -114,7 +123,7 @@ def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
     return next((b.cause for b in broken if b.law in OF_PROMPTS), name)
 
 
-def has_same_text_of_other_ids(old: Row, new: Row, decode: Decode | None) -> bool:
+def has_same_text_of_other_ids(old: Row, new: Row, decode: Decoder | None) -> bool:
     """Whether prompts of other ids are one text."""
     before, after = old["prompt_ids"], new["prompt_ids"]
     if decode is None or before == after:
@@ -129,11 +138,9 @@ def is_possible(name: str, inquiry: Inquiry) -> bool:
         return True
     for old, new in inquiry.pairs:
         before, after = old["output_ids"], new["output_ids"]
-        step = first_divergence(before, after)
-        if step is None or step >= min(len(before), len(after)):
-            continue
+        step = parting_step(before, after)
         # An end may be held back by a least number of tokens.
-        if not {before[step], after[step]} & {*end_ids(old), *end_ids(new)}:
+        if step is not None and not {before[step], after[step]} & {*end_ids(old), *end_ids(new)}:
             where = f"at step {step}, where the ids part, neither token is an end"
             inquiry.steps.append(f"not {name}: {where}")
             return False

@@ -10,8 +10,8 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
-from parity.judge.endings import Decode, leaves
-from parity.judge.row import Pairs, is_drawn
+from parity.judge.endings import Decoder, leaves
+from parity.judge.row import Pairs, Row, is_drawn
 from parity.verdict import CAUSES, Difference, brief, equal
 
 Parts = frozenset[str]
@@ -44,7 +44,7 @@ class Inquiry:
         return self.comparison.new
 
     @property
-    def decode(self) -> Decode | None:
+    def decode(self) -> Decoder | None:
         return self.comparison.tools.decode
 
     @property
@@ -115,11 +115,8 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     follow = inquiry.comparison.followers
     if not follow:
         return inquiry
-    kept = {}
-    for number, (old_row, new_row) in enumerate(inquiry.pairs):
-        has_texts = "text" in old_row and "text" in new_row
-        if number not in follow:
-            kept[number] = "text" if has_texts else "output_ids"
+    pairs = enumerate(inquiry.pairs)
+    kept = {number: name_of_answer(*pair) for number, pair in pairs if number not in follow}
     held = {number: texts for cut in follow.values() for number, texts in cut.items()}
 
     def narrow(case: Case, texts: Mapping[int, str]) -> Case:
@@ -138,6 +135,11 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     again = rerun if inquiry.rerun else None
     beside = inquiry.beside(old, new)
     return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
+
+
+def name_of_answer(old: Row, new: Row) -> str:
+    """What of two rows stands for a value."""
+    return "text" if "text" in old and "text" in new else "output_ids"
 
 
 def no_run(again: Case | None, inquiry: Inquiry) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import paired
-from parity.judge.endings import Decode, leaves, numbers_in
+from parity.judge.endings import Decoder, leaves, numbers_in
 from parity.judge.row import (
     Pairs,
     Row,
@@ -26,6 +26,7 @@ from parity.judge.row import (
     is_prefix,
     max_tokens,
     min_tokens,
+    parting_step,
     request_of,
     same_prompt,
     stop_strings,
@@ -164,18 +165,14 @@ def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]
         other = beside.get(id(row))
         if not row.get("loop") or other is None:
             return row
-        is_parted = greedy if is_drawn(other) else parted(row, other)
+        step = parting_step(row["output_ids"], other["output_ids"])
+        is_parted = greedy if is_drawn(other) else step is not None
         is_plain = row["loop"] == LIKELIEST and is_parted
         settings = CHOSE_THE_LIKELIEST if is_plain else settings_of(row, other)
         return {**row, "sampling": settings}
 
     rows, new_rows = (tuple(map(declared, case.rows)) for case in (old, new))
     return replace(old, rows=rows), replace(new, rows=new_rows)
-
-
-def parted(old: Row, new: Row) -> bool:
-    """Whether another id was chosen somewhere; one answer may be the beginning of the other."""
-    return any(one != other for one, other in zip(old["output_ids"], new["output_ids"]))
 
 
 CHOSE_THE_LIKELIEST = {"temperature": {"value": 0, "from": "default"}}
@@ -202,7 +199,7 @@ class Ends:
 
     old: Case
     new: Case
-    decode: Decode | None
+    decode: Decoder | None
 
     @functools.cached_property
     def pairs(self) -> Pairs:
@@ -292,7 +289,7 @@ class Ends:
         return any(whole and whole in text for whole in wholes for text in texts)
 
 
-def ended_by(old: Case, new: Case, decode: Decode | None) -> Cause | None:
+def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     """Why each answer that goes on on one side alone ends on the other, as far as it is declared or
     a loop's ids show it."""
     ends = Ends(old, new, decode)
@@ -303,7 +300,7 @@ def ended_by(old: Case, new: Case, decode: Decode | None) -> Cause | None:
     return likely(reasons[0], "one answer is the beginning of the other")
 
 
-def own_ends(old: Case, new: Case, decode: Decode | None) -> Cause | None:
+def own_ends(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     """Why answers that are sampled end elsewhere than the new settings let them, where ids or texts
     show it."""
     ends = Ends(old, new, decode)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
+from parity.record.rows import Row as Row
+from parity.verdict import first_divergence
 
-Row = Mapping[str, Any]
-Ids = Sequence[int]
+TokenIds = Sequence[int]
 Pairs = Sequence[tuple[Row, Row]]
 
 
@@ -51,6 +52,10 @@ def max_tokens(row: Row) -> int | None:
 
 def min_tokens(row: Row) -> int:
     return entry(row, "stop", "min_new_tokens") or 0
+
+
+def has_beams(row: Row) -> bool:
+    return (entry(row, "sampling", "num_beams") or 1) > 1
 
 
 def is_drawn(row: Row) -> bool:
@@ -137,7 +142,7 @@ def prompt_around_pictures(row: Row) -> Any:
     return collapsed(row["prompt_ids"], placeholder_in(row))
 
 
-# == Ids ==
+# == TokenIds ==
 
 
 def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -147,6 +152,13 @@ def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
 def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
     short, long = sorted((list(one), list(other)), key=len)
     return long[: len(short)] == short
+
+
+def parting_step(old: Sequence[int], new: Sequence[int]) -> int | None:
+    """The first step at which two answers choose another id; None where one is the beginning of the
+    other."""
+    step = first_divergence(old, new)
+    return None if step is None or step >= min(len(old), len(new)) else step
 
 
 def are_prefixes(pairs: Pairs) -> bool:

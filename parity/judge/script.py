@@ -204,7 +204,7 @@ class ScriptRun:
             made = dataclasses.replace(as_recorded(old, new), case=old.case)
             outcome = judge.outcome(old, made)
             self.seeds.setdefault((old.site, backend), GivenSeeds()).add(outcome, old, made)
-        except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
+        except Exception as error:  # noqa: BLE001 - it ends one case, not the others
             outcome = error_outcome(old.site, old.case, backend, of_one_case(error))
         self.outcomes.append(outcome)
 

@@ -161,7 +161,7 @@ class SiteCheck:
             self.seeds.add(outcome, old, new)
             if self.pending.numerics.wants(old, self.backend, self.engines):
                 self.engines[name] = ran
-        except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
+        except Exception as error:  # noqa: BLE001 - it ends one case, not the others
             return error_outcome(self.site, name, self.backend, of_one_case(error))
         return outcome
 

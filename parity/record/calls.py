@@ -172,7 +172,7 @@ class Listener:
         started = time.perf_counter()
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - the observed run goes on, and the record says so
+        except Exception as error:  # noqa: BLE001 - the run goes on, the record says so
             last = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(last.filename).name}:{last.lineno}"
             self.failures.append(f"{doing}: {type(error).__name__}: {error} ({where})")
@@ -250,10 +250,10 @@ class Listener:
 # == Taps ==
 
 ListenerTap = Callable[[Listener, Invocation], Any]
-Reader = Callable[[Invocation, Any, Sequence[Event]], Event | None]
+EventReader = Callable[[Invocation, Any, Sequence[Event]], Event | None]
 
 
-def event_tap(kind: str, doing: str, reader: Reader, unless: str = "") -> ListenerTap:
+def event_tap(kind: str, doing: str, reader: EventReader, unless: str = "") -> ListenerTap:
     """A tap that notes at most one event of the outermost call.
 
     reader: of the invocation, its result and the events meanwhile.   unless: not within this kind.

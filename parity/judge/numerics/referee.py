@@ -25,7 +25,7 @@ from parity.judge.numerics.estimates import (
     Estimates,
     Interval,
     Margins,
-    Outcome,
+    StatisticOutcome,
     estimates_of,
 )
 from parity.judge.numerics.noise import Noise
@@ -49,7 +49,7 @@ class Verdict:
     exact: against float32, or only against plain transformers in the golden's own dtype.
     """
 
-    outcome: Outcome
+    outcome: StatisticOutcome
     estimates: tuple[Estimate, ...]
     noise: Noise
     rows: int
@@ -129,7 +129,7 @@ def noise_of(e: Errors) -> Noise:
     return Noise(robust_size(old), robust_size(e.new[e.is_open]), largest, len(old))
 
 
-def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> Outcome:
+def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> StatisticOutcome:
     """is_blind: whether a fault of SEEN_TIMES times rounding would have passed."""
     outcomes = [estimate.outcome for estimate in found.all]
     if "shifted" in outcomes:

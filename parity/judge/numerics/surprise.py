@@ -41,9 +41,9 @@ from parity.judge.numerics.processed import (
     slack_of,
 )
 from parity.judge.row import Row
+from parity.record.events import Ids
 
 Stream = tuple[Any, ...]  # rows of one stream have the same random numbers
-Ids = tuple[int, ...]
 Texts = Sequence[Sequence[str]]  # of each prompt
 
 ALPHA = 1e-3  # of all samples of a site, whatever the number of its cases

@@ -10,7 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity.judge.row import Row, drew, end_ids, entry, is_drawn, min_tokens, request_of, seeds_of
+from parity.golden import GoldenError
+from parity.judge.row import (
+    Row,
+    drew,
+    end_ids,
+    entry,
+    has_beams,
+    is_drawn,
+    min_tokens,
+    request_of,
+    seeds_of,
+)
 from parity.judge.stages.stage import (
     KEPT,
     Broken,
@@ -21,7 +32,7 @@ from parity.judge.stages.stage import (
     Tools,
     cause_of_table,
 )
-from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL
+from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, PENALTIES
 from parity.verdict import Difference, brief, equal
 
 with warnings.catch_warnings():
@@ -88,9 +99,6 @@ def is_other_setting(name: str, old: Row, new: Row) -> bool:
 def is_same_setting(name: str, before: Any, after: Any) -> bool:
     is_off = name == "top_k" and {before, after} <= {0, -1, None}
     return is_off or equal(before, after, 1e-9)
-
-
-PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
 
 
 def processors(row: Row) -> list[str]:
@@ -278,6 +286,26 @@ def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
     return None
 
 
+# == Put back ==
+
+
+def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say
+    them."""
+    if has_beams(row):
+        raise GoldenError("the old code searched with beams, which GenerationOptions cannot say")
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
+    values = {name: entry(row, "sampling", name) for name in names}
+    or_none = {
+        name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")
+    }
+    return {**options, **values, **or_none}
+
+
+def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return {**options, "seed": entry(row, "sampling", "seed")}
+
+
 # == The stage ==
 
 
@@ -319,4 +347,5 @@ STAGE = Stage(
     invariants=(Invariant("structure", "output_ids", structure),),
     across=seeds_across,
     cause=cause_of_sampling,
+    restore={"sampling": old_sampling, "seed": old_seed},
 )
