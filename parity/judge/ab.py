@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,8 +14,9 @@ from typing import Any
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases
 from parity.judge.check import TIME_LIMIT, check_sites, merged_settings, named_function, pairs_asked
 from parity.judge.endings import leaves
+from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
 from parity.judge.revision import Revision
-from parity.judge.session import COULD_NOT_JUDGE, Session, loaded
+from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
 from parity.judge.worker import Died, Worker
 from parity.record import observe
@@ -166,7 +166,7 @@ def recorded_again(job: Again) -> Iterator[str]:
                 refuse_itself(old, job)
                 put_again(session, old, job, into)
                 yield ""
-            except COULD_NOT_JUDGE as error:
+            except (*COULD_NOT_JUDGE, HarnessFault) as error:
                 yield str(error)
 
 
@@ -204,9 +204,7 @@ def refuse_itself(old: Case, job: Again) -> None:
             )
         return
     new = None
-    with contextlib.suppress(
-        *COULD_NOT_JUDGE
-    ):  # the check itself will say what is wrong with the new one
+    with skip_unjudgeable():  # the check itself will say what is wrong with the new one
         new = source_of(loaded(named_function(old, job.settings[old.site])))
     if code is not None and code == new:
         raise GoldenError(ITSELF.format(old.function))

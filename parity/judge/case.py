@@ -20,6 +20,7 @@ from parity.judge.comparison import Comparison
 from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
 from parity.judge.endings import ADDED
 from parity.judge.explain import also_differs, cause_of, declared_end
+from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault
 from parity.judge.followers import up_to_draws
 from parity.judge.inquiry import Inquiry, sentence, up_to_followers
 from parity.judge.numerics.golden_rows import moved_by_batch
@@ -46,7 +47,7 @@ from parity.judge.row import (
     stop_strings,
     unseen,
 )
-from parity.judge.session import COULD_NOT_JUDGE, Run
+from parity.judge.session import Run
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stage import Tools
 from parity.record import observe
@@ -339,16 +340,12 @@ class Judge:
         """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not
         to be had."""
         try:
-            self.run(
-                old, {}, frozenset()
-            )  # on the site's own engine: that of a replay may have one place only
+            # On the site's own engine: that of a replay may have one place only.
+            self.run(old, {}, frozenset())
             engine = self.engine()
             return None if engine is None else moved_by_batch(engine, old.rows, self.store)
-        except (
-            *COULD_NOT_JUDGE,
-            ValueError,
-            RuntimeError,
-        ):  # an engine's own errors are these, too
+        except (*COULD_NOT_JUDGE, ValueError, RuntimeError) as error:  # an engine's are these, too
+            raise_own_fault(error)
             return None
 
     def rounding(self, inquiry: Inquiry, whole: Inquiry) -> Judged:

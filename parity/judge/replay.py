@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from parity import golden
+from parity.judge.faults import noting_faults
 from parity.judge.numerics.weights import LOADED
 from parity.judge.options import as_fields
 from parity.judge.row import Row, entry, parting_step, placeholder_in, prompt_with_pictures
@@ -89,6 +90,7 @@ class Replay:
     put_back: frozenset[str] = frozenset()
     rows: Sequence[Row] = ()
     store: golden.Store | None = None
+    faults: list[str] = field(default_factory=list)  # of ours, which the moved code may catch
     ran: dict[tuple[str, str], Any] = field(
         default_factory=dict
     )  # the last engine of each model, as they were asked
@@ -141,6 +143,7 @@ class Replay:
             }
         return dataclasses.replace(config, **wanted)
 
+    @noting_faults
     def opening(self, config: Any) -> Any:
         """config() of an engine that is about to be loaded, whose libraries are not to be looked
         through each time."""
@@ -151,6 +154,7 @@ class Replay:
                 LOADED.setdefault(folder.name, set()).add(str(folder.resolve()))
         return wanted
 
+    @noting_faults
     def engine(self, engine: Any, *, hooked: bool = False) -> Any:
         """This engine, or one like it that is loaded as this replay wants it."""
         config = self.config(engine.config)
@@ -160,6 +164,7 @@ class Replay:
             return engine
         return self.engines.get(sys.modules[type(engine).__module__], config)
 
+    @noting_faults
     def call(
         self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any
     ) -> Any:
@@ -269,12 +274,14 @@ class Replay:
         same = [row["output_ids"] for row in rows if tuple(row["prompt_ids"]) == prompt]
         return bool(same) and all(parting_step(answer, ids) is not None for answer in same)
 
+    @noting_faults
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
         self.asks(engine)
         together = [[item] for item in items] if ALONE in self.put_back else [items]
         return [score for some in together for score in original(engine, some, **how)]
 
+    @noting_faults
     def prompt(self, engine: Any, made: Any) -> Any:
         """A Prompt, changed. made may be the error that stands in its place."""
         place, self.asked = self.asked, self.asked + 1

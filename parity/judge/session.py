@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Case, GoldenError, Store, objects_in
+from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
 from parity.judge.replay import Engines, Replay, readable
 from parity.record import observe
 from parity.record.changing import as_recorded
@@ -26,9 +27,6 @@ NOT_RUN = {
     "LoadError",
     "BackendMissing",
 }  # of an engine: says something of this machine, nothing of the moved code
-
-
-COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
 
 
 def new_function(function: str, moved: Mapping[str, str]) -> str:
@@ -114,8 +112,8 @@ class Session:
         per_backend: Any,
         parts: frozenset[str],
     ) -> Case:
-        """One golden's arguments through `function`. Raises GoldenError if that cannot be done or
-        seen."""
+        """One golden's arguments through `function`. Raises GoldenError if that cannot be done, and
+        HarnessFault if it could not be seen."""
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
         called = loaded(function)
@@ -133,12 +131,12 @@ class Session:
                 ) from None
         finally:
             self.observer.replay = None  # the judge asks the engine, too
-        if self.observer.failures or not self.found:
+        faults = [*self.observer.failures, *self.replay.faults]
+        if faults or not self.found:
             why = (
-                "; ".join(self.observer.failures)
-                or "its call was not seen (was it wrapped by another decorator?)"
+                "; ".join(faults) or "its call was not seen (was it wrapped by another decorator?)"
             )
-            raise GoldenError(f"{function} could not be observed: {why}")
+            raise HarnessFault(f"{function} could not be observed: {why}")
         new = self.found[-1]
         refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())

@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
@@ -30,10 +28,12 @@ from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
 from parity.judge.endings import numbers_in
+from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
 from parity.judge.numerics.samples import Ledgers, is_sampled, settle_samples
 from parity.judge.numerics.seeds import seed_source
 from parity.judge.row import is_drawn, seeds_of
-from parity.judge.session import COULD_NOT_JUDGE, Session, new_function
+from parity.judge.session import Session, new_function
+from parity.record.calls import words_and_place
 from parity.verdict import Cause, Difference, Outcome
 
 if TYPE_CHECKING:
@@ -214,7 +214,5 @@ def error_outcome(site: str, case: str, backend: str, error: BaseException | str
 def of_one_case(error: Exception) -> str:
     """What is said of an error that ends one case: its words where they are meant for this, else
     also where it was."""
-    if isinstance(error, COULD_NOT_JUDGE):
-        return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+    is_meant = isinstance(error, (*COULD_NOT_JUDGE, HarnessFault)) and not own_fault(error)
+    return str(error) if is_meant else words_and_place(error)

@@ -5,7 +5,6 @@ The statistics are in surprise.py; here is which rows are asked, and the verdict
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from parity.golden import Case, GoldenError, Store, environment
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.endings import leaves
+from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault, skip_unjudgeable
 from parity.judge.numerics import seeds
 from parity.judge.numerics.golden_rows import (
     engine_logits,
@@ -42,7 +42,6 @@ from parity.judge.numerics.surprise import (
 )
 from parity.judge.numerics.weights import NO_ADAPTER, OF_SEVERAL, models_of, weights_of
 from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
-from parity.judge.session import COULD_NOT_JUDGE
 from parity.record.rows import STRUCTURED
 from parity.verdict import Cause, Outcome, Verdict, first_divergence
 
@@ -85,6 +84,7 @@ class Samples:
             golden = self.samples_of(old, new, old)
             moved = self.samples_of(old, new, new)
         except COULD_NOT_JUDGE as error:
+            raise_own_fault(error)
             off = self.off_seed(old, new)
             return ("DRIFT", off, ()) if off else self.judge_texts(old, new, str(error))
         ledger = self.ledger(old.site)
@@ -145,7 +145,7 @@ class Samples:
         Code without an engine is judged by its samples alone."""
         if not in_float32(old, new):
             return None
-        with contextlib.suppress(*COULD_NOT_JUDGE):
+        with skip_unjudgeable():
             sentence = next(self.unlike_distributions(old, new), "")
             if not sentence:
                 return None
@@ -196,7 +196,7 @@ class Samples:
         if is_same or seed is None or why_not_sampled(golden):
             return None
         steps: list[int | None] = []
-        with contextlib.suppress(*COULD_NOT_JUDGE):
+        with skip_unjudgeable():
             for asked in (golden, with_ids(golden, row)):
                 logits = self.old_logits(old, new, golden, asked)
                 steps.append(seeds.first_off_seed(asked, logits, seed))
