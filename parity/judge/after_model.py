@@ -13,12 +13,12 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
-from parity.judge.inquiry import Inquiry, sentence
+from parity.judge.inquiry import Inquiry
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
 from parity.judge.row import Row, are_prefixes, decodes_of, entry, unseen
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
-from parity.verdict import CAUSES, Cause, Certainty, Difference, equal
+from parity.verdict import CAUSES, Cause, Certainty, equal
 
 SAME_IDS = "the ids are the same"
 
@@ -159,14 +159,16 @@ def told_or_cut_stops(case: Case) -> set[str]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
-    difference = inquiry.value_difference
-    if difference is None:
-        raise AssertionError("after_decoding is asked about a value")
-    answers = (rule(inquiry, difference) for rule in VALUE_RULES)
+    answers = (rule(inquiry) for rule in VALUE_RULES)
     return next(cause for cause in answers if cause is not None)
 
 
-def of_places(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def value_cause(name: str, certainty: Certainty, inquiry: Inquiry, proof: str) -> Cause:
+    """A cause of how the values differ."""
+    return Cause(name, certainty, f"{CAUSES[name]}: {inquiry.value_sentence}", proof)
+
+
+def of_places(inquiry: Inquiry) -> Cause | None:
     """Answers, or parts of them, in other places; best tokens of one answer have no order."""
     old, new = inquiry.old, inquiry.new
     if len(old.rows) == 1 and equal(by_token(old.value), by_token(new.value)):
@@ -179,48 +181,48 @@ def of_places(inquiry: Inquiry, difference: Difference) -> Cause | None:
     return in_other_places(inquiry)
 
 
-def of_unseen_choice(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_unseen_choice(inquiry: Inquiry) -> Cause | None:
     if not any(unseen(a, b) for a, b in inquiry.pairs):
         return None
     proof = (
         "nothing else that was seen differs; of the old code only what it reads was seen, not what"
         " it chose"
     )
-    return Cause("post.other", "likely", sentence("post.other", difference), proof)
+    return value_cause("post.other", "likely", inquiry, proof)
 
 
-def of_endings(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_endings(inquiry: Inquiry) -> Cause | None:
     cause = by_endings(inquiry)
     if cause is not None:
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
     return cause
 
 
-def of_blanks(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    texts = common_texts(difference)
+def of_blanks(inquiry: Inquiry) -> Cause | None:
+    texts = inquiry.other_texts
     if not texts or any(a.strip() != b.strip() for a, b in texts):
         return None
-    return of_texts_alone("post.strip", ONE_HOLDS_THE_OTHER, inquiry, difference)
+    return of_texts_alone("post.strip", ONE_HOLDS_THE_OTHER, inquiry)
 
 
-def of_parts(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_parts(inquiry: Inquiry) -> Cause | None:
     """One text holds the other."""
-    texts = common_texts(difference)
+    texts = inquiry.other_texts
     if not texts or not all(holds_other(*pair) for pair in texts):
         return None
     if within_stops(inquiry) and not is_behind_texts(inquiry):
-        return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry, difference)
+        return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry)
     if is_another_answer(inquiry):
         proof = f"{SAME_IDS}, and each text is that of some answer"
-        return Cause("post.other", "likely", sentence("post.other", difference), proof)
+        return value_cause("post.other", "likely", inquiry, proof)
     if are_cut_by_hand(inquiry):
-        said = f"{CAUSES['stop.strings']}: {difference.sentence()}"
-        return Cause("stop.strings", "likely", said, f"{SAME_IDS}, and the old code cuts by hand")
+        proof = f"{SAME_IDS}, and the old code cuts by hand"
+        return value_cause("stop.strings", "likely", inquiry, proof)
     if marker := marker_between(inquiry):
         proof = f"{SAME_IDS}, and {marker} is all that texts differ by"
-        return of_texts_alone("decode.skip_special", proof, inquiry, difference)
-    proof = UNFINISHED if are_unfinished(difference) else ONE_HOLDS_THE_OTHER
-    return of_texts_alone("post.trim", proof, inquiry, difference)
+        return of_texts_alone("decode.skip_special", proof, inquiry)
+    proof = UNFINISHED if are_unfinished(inquiry) else ONE_HOLDS_THE_OTHER
+    return of_texts_alone("post.trim", proof, inquiry)
 
 
 def holds_other(old: str, new: str) -> bool:
@@ -241,16 +243,16 @@ def are_cut_by_hand(inquiry: Inquiry) -> bool:
     return all(any(text in whole for whole in wholes) for text in longer)
 
 
-def of_token_order(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    if not equal(by_token(difference.old), by_token(difference.new)):
+def of_token_order(inquiry: Inquiry) -> Cause | None:
+    if not equal(by_token(inquiry.old.value), by_token(inquiry.new.value)):
         return None
     said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
     return Cause("post.other", "likely", said, f"{SAME_IDS}, and put in order so are the values")
 
 
-def of_processed_logits(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_processed_logits(inquiry: Inquiry) -> Cause | None:
     """Numbers of tokens are others, where something is done to the logits."""
-    values = difference.old, difference.new
+    values = inquiry.old.value, inquiry.new.value
     done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
     rows = [*inquiry.old.rows, *inquiry.new.rows]
     longest = max((len(row["output_ids"]) for row in rows), default=0)
@@ -262,8 +264,9 @@ def of_processed_logits(inquiry: Inquiry, difference: Difference) -> Cause | Non
     return Cause("sampling.processors", "likely", said, proof)
 
 
-def of_reason(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    reasons = other_reason(difference.old, difference.new)
+def of_reason(inquiry: Inquiry) -> Cause | None:
+    texts = inquiry.other_texts
+    reasons = next((pair for pair in texts if {*pair} <= REASONS), None)
     if reasons is None:
         return None
     ended = f"an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
@@ -271,24 +274,24 @@ def of_reason(inquiry: Inquiry, difference: Difference) -> Cause | None:
     return Cause("stop.rule", "likely", f"{CAUSES['stop.rule']}: {ended}", proof)
 
 
-def of_numbers(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_numbers(inquiry: Inquiry) -> Cause | None:
     """The same texts, and other numbers, or another number of them."""
-    sides = difference.old, difference.new
+    sides = inquiry.old.value, inquiry.new.value
     texts = [list(leaves(side)) for side in sides]
     has_numbers = any(list(leaves(side, kind=float)) for side in sides)
     if texts[0] != texts[1] or not has_numbers:
         return None
-    said = f"what is made of the model's numbers differs: {difference.sentence()}"
+    said = f"what is made of the model's numbers differs: {inquiry.value_sentence}"
     proof = f"{SAME_IDS}, and so are all texts of the value"
     return Cause("post.other", "likely", said, proof)
 
 
-def of_anything(inquiry: Inquiry, difference: Difference) -> Cause:
+def of_anything(inquiry: Inquiry) -> Cause:
     proof = f"{SAME_IDS}, and no way of decoding, cutting and stripping them gives both values"
-    return Cause("post.other", "likely", sentence("post.other", difference), proof)
+    return value_cause("post.other", "likely", inquiry, proof)
 
 
-VALUE_RULES: tuple[Callable[[Inquiry, Difference], Cause | None], ...] = (
+VALUE_RULES: tuple[Callable[[Inquiry], Cause | None], ...] = (
     of_places,
     of_unseen_choice,
     of_endings,
@@ -308,19 +311,11 @@ UNFINISHED = (
 )
 
 
-def of_texts_alone(name: str, proof: str, inquiry: Inquiry, difference: Difference) -> Cause:
+def of_texts_alone(name: str, proof: str, inquiry: Inquiry) -> Cause:
     """Confirmed, where nothing but texts differs."""
-    bare = without_texts(difference.old), without_texts(difference.new)
-    is_alone = equal(*bare) and bool(inquiry.old.rows)
-    certainty: Certainty = "confirmed" if is_alone else "likely"
-    return Cause(name, certainty, sentence(name, difference), proof)
-
-
-def common_texts(difference: Difference) -> list[tuple[str, str]]:
-    """Texts that stand at one path of both values, and differ."""
-    theirs = dict(leaves(difference.new))
-    texts = [(text, theirs.get(path, text)) for path, text in leaves(difference.old)]
-    return [(old, new) for old, new in texts if old != new]
+    is_alone = equal(without_texts(inquiry.old.value), without_texts(inquiry.new.value))
+    certainty: Certainty = "confirmed" if is_alone and inquiry.old.rows else "likely"
+    return value_cause(name, certainty, inquiry, proof)
 
 
 def of_tokens(old: Any, new: Any, most: int) -> bool:
@@ -372,16 +367,6 @@ REASONS = {
 }  # fmt: skip
 
 
-def other_reason(old: Any, new: Any) -> tuple[str, str] | None:
-    """The first reason for an end that is another one, where values tell such reasons."""
-    theirs = dict(leaves(new))
-    for path, text in leaves(old):
-        other = theirs.get(path, text)
-        if other != text and {text, other} <= REASONS:
-            return text, other
-    return None
-
-
 def marker_between(inquiry: Inquiry) -> str:
     """A special token of the answers by which texts differ, where nothing else is left of any
     difference."""
@@ -409,11 +394,6 @@ def special_texts(inquiry: Inquiry) -> list[str]:
     return [text for text in texts if text]
 
 
-def are_unfinished(difference: Difference) -> bool:
+def are_unfinished(inquiry: Inquiry) -> bool:
     """Whether texts differ by nothing but a character at the new one's end that is not whole."""
-    theirs = dict(leaves(difference.new))
-    for path, text in leaves(difference.old):
-        other = theirs.get(path, "")
-        if text not in (other, other.rstrip("\ufffd")):
-            return False
-    return True
+    return all(old == new.rstrip("\ufffd") for old, new in inquiry.other_texts)

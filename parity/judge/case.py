@@ -34,8 +34,7 @@ from parity.judge.numerics.questions import (
     place_of,
     steps_of,
 )
-from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
-from parity.judge.numerics.seeds import seed_source
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32
 from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of
 from parity.judge.row import (
     Row,
@@ -43,6 +42,9 @@ from parity.judge.row import (
     drew,
     entry,
     is_drawn,
+    request_of,
+    script_seed,
+    seed_source,
     seeds_of,
     stop_strings,
     unseen,
@@ -408,7 +410,7 @@ def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
     old, new = comparison.old, comparison.new
-    drawn = is_sampled(old) and is_sampled(new) and not comparison.has_same_ids
+    drawn = own_loops.is_sampled(old) and own_loops.is_sampled(new) and not comparison.has_same_ids
     return drawn and len(old.rows) == len(new.rows)
 
 
@@ -459,11 +461,6 @@ def other_flag(comparison: Comparison) -> Cause | None:
 SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
 
 
-def script_seed(row: Mapping[str, Any]) -> int | None:
-    found: int | None = (row.get("request") or {}).get("script_seed")
-    return found
-
-
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
     before, after = asked_prompts(old), asked_prompts(new)
@@ -498,7 +495,7 @@ def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
 
 def read_in_vain(row: Row) -> bool:
     """Whether a loss was asked for of which no token counts."""
-    return bool((row.get("request") or {}).get("labels") == "none")
+    return bool(request_of(row).get("labels") == "none")
 
 
 def is_skip_special(difference: Difference) -> bool:

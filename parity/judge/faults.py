@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from parity.golden import GoldenError
 from parity.record.calls import words_and_place
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 Given = ParamSpec("Given")
 
 COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
@@ -54,12 +54,12 @@ def skip_unjudgeable() -> Iterator[None]:
         raise_own_fault(error)
 
 
-def noting_faults(method: Callable[Given, Result]) -> Callable[Given, Result]:
+def noting_faults(method: Callable[Given, Returned]) -> Callable[Given, Returned]:
     """A method that the moved code calls without knowing it, and whose errors it may catch: those
     that are the harness's are noted in the object's `faults`."""
 
     @functools.wraps(method)
-    def noted(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def noted(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
         try:
             return method(*args, **kwargs)
         except Exception as error:

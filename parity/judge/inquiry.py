@@ -52,9 +52,10 @@ class Inquiry:
         return self.comparison.pairs
 
     @property
-    def value_difference(self) -> Difference | None:
+    def value_sentence(self) -> str:
+        """How the values differ."""
         found = self.comparison.differences
-        return next((difference for difference in found if difference.stage == "value"), None)
+        return next(difference.sentence() for difference in found if difference.stage == "value")
 
     @property
     def other_texts(self) -> list[tuple[str, str]]:

@@ -150,6 +150,14 @@ def of_own_loop(case: Case) -> bool:
     return any(row.get("loop") for row in case.rows)
 
 
+def is_sampled(case: Case) -> bool:
+    return any(is_drawn(row) for row in case.rows)
+
+
+def may_be_sampled(case: Case) -> bool:
+    return is_sampled(case) or of_own_loop(case)
+
+
 def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]:
     """Rows of a loop of the code's own have the settings that the other side declares for its
     requests, by which their ids are then judged; but where it took the likeliest, and the other

@@ -64,18 +64,32 @@ def is_drawn(row: Row) -> bool:
 
 def drew(row: Row) -> bool:
     """Whether random numbers were taken while a loop of one's own chose."""
-    return bool((row.get("request") or {}).get("process"))
+    return bool(request_of(row).get("process"))
 
 
 def seeds_of(row: Row) -> set[int]:
     """The seed that a row was given: that of its request, or, of one of several samples, its
     own."""
-    said = row["sampling"].get("seed") or {}
-    found = [
-        (row.get("request") or {}).get("seed"),
-        said.get("value") if said.get("from") != "nobody" else None,
-    ]
-    return {seed for seed in found if seed is not None}
+    own = None if seed_source(row) == "nobody" else recorded_seed(row)
+    return {seed for seed in (request_of(row).get("seed"), own) if seed is not None}
+
+
+def recorded_seed(row: Row) -> int | None:
+    """None where none was seen."""
+    found: int | None = entry(row, "sampling", "seed")
+    return found
+
+
+def seed_source(row: Row) -> str | None:
+    """Who gave it: "caller", "process", "script", or "nobody" but the recorder."""
+    found: str | None = (row.get("sampling", {}).get("seed") or {}).get("from")
+    return found
+
+
+def script_seed(row: Row) -> int | None:
+    """The seed that a script gave before a row's call, in whose place the recorder gave its own."""
+    found: int | None = request_of(row).get("script_seed")
+    return found
 
 
 def decodes_of(row: Row) -> list[Mapping[str, Any]]:
@@ -168,5 +182,5 @@ def are_prefixes(pairs: Pairs) -> bool:
 
 def begins_call(row: Row) -> bool:
     """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
-    request = row.get("request") or {}
+    request = request_of(row)
     return not request.get("number") and not request.get("sample")

@@ -29,9 +29,8 @@ from parity.judge.align import paired
 from parity.judge.case import Judge
 from parity.judge.endings import numbers_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
-from parity.judge.numerics.samples import Ledgers, is_sampled, settle_samples
-from parity.judge.numerics.seeds import seed_source
-from parity.judge.row import is_drawn, seeds_of
+from parity.judge.numerics.samples import Ledgers, settle_samples
+from parity.judge.row import is_drawn, seed_source, seeds_of
 from parity.judge.session import Session, new_function
 from parity.record.calls import words_and_place
 from parity.verdict import Cause, Difference, Outcome
@@ -110,10 +109,6 @@ class GivenSeeds:
                 yield judge.outcome(old, new, outcome.seconds, (again,))
 
 
-def is_sampled_case(old: Case) -> bool:
-    return is_sampled(old) or own_loops.of_own_loop(old)
-
-
 @dataclass
 class SiteCheck:
     """One site on one backend, while its engines are loaded."""
@@ -175,7 +170,9 @@ class SiteCheck:
         questions = list(asked)
         for name in store.names(self.site):
             try:
-                is_asked = name not in names and is_sampled_case(store.read(self.site, name))
+                is_asked = name not in names and own_loops.may_be_sampled(
+                    store.read(self.site, name)
+                )
             except GoldenError:
                 continue  # it is reported where it is chosen
             if is_asked:

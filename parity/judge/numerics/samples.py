@@ -41,7 +41,16 @@ from parity.judge.numerics.surprise import (
     sample_of,
 )
 from parity.judge.numerics.weights import NO_ADAPTER, OF_SEVERAL, models_of, weights_of
-from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
+from parity.judge.row import (
+    Row,
+    backends_of,
+    entry,
+    is_drawn,
+    request_of,
+    same_backend,
+    same_prompt,
+    seeds_of,
+)
 from parity.record.rows import STRUCTURED
 from parity.verdict import Cause, Outcome, Verdict, first_divergence
 
@@ -52,10 +61,6 @@ LEAST_SAMPLES = 20  # of each text
 ALPHA_OF_TEXTS = 0.01  # twice in a row
 
 Ledgers = dict[tuple[str, str], Ledger]  # (site, backend) -> its samples so far
-
-
-def is_sampled(case: Case) -> bool:
-    return any(is_drawn(row) for row in case.rows)
 
 
 def in_float32(*cases: Case) -> bool:
@@ -214,8 +219,8 @@ class Samples:
         key = (site, self.backend)
         if key not in self.ledgers:
             goldens, _ = self.store.read_all([site])
-            cases = [g for g in goldens if is_sampled(g) or own_loops.of_own_loop(g)]
-            self.ledgers[key] = Ledger(len(cases))
+            cases = sum(map(own_loops.may_be_sampled, goldens))
+            self.ledgers[key] = Ledger(cases)
         return self.ledgers[key]
 
     def judge_texts(self, old: Case, new: Case, why: str) -> Judged:
@@ -306,7 +311,7 @@ def is_seeded_alike(old: Case, new: Case) -> bool:
 
 
 def is_cached(case: Case) -> bool:
-    return any((row.get("request") or {}).get("cached") for row in case.rows)
+    return any(request_of(row).get("cached") for row in case.rows)
 
 
 def cause_of_samples(evidence: Evidence, is_cached: bool = False) -> Cause:

@@ -20,6 +20,7 @@ from parity.judge.row import (
     is_drawn,
     min_tokens,
     request_of,
+    seed_source,
     seeds_of,
 )
 from parity.judge.stages.stage import (
@@ -178,7 +179,7 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
 def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     """known: seeds of the rows so far, old and new."""
     mine, theirs = seeds_of(old), seeds_of(new)
-    of_process = [seed_from(row) == "process" for row in (old, new)]
+    of_process = [seed_source(row) == "process" for row in (old, new)]
     if of_process == [True, False]:
         theirs = known[1]
     elif of_process == [False, True]:
@@ -186,18 +187,12 @@ def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     return bool(mine & theirs)
 
 
-def seed_from(row: Row) -> str | None:
-    """Who gave a row's seed."""
-    found: str | None = (row["sampling"].get("seed") or {}).get("from")
-    return found
-
-
 def is_unsure_seed(old: Row, new: Row) -> bool:
     """What a script gave before a call says nothing of the call, and in older goldens 0 may be the
     recorder's."""
-    if "script" in (seed_from(old), seed_from(new)):
+    if "script" in (seed_source(old), seed_source(new)):
         return True
-    return not seeds_of(new) and seed_from(old) == "process" and seeds_of(old) == {0}
+    return not seeds_of(new) and seed_source(old) == "process" and seeds_of(old) == {0}
 
 
 def leaks(difference: Difference, old: Row, new: Row) -> bool:
