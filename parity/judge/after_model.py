@@ -14,11 +14,12 @@ from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
 from parity.judge.inquiry import Inquiry
+from parity.judge.naming import named_cause
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
 from parity.judge.row import Row, are_prefixes, decodes_of, entry, unseen
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
-from parity.verdict import CAUSES, Cause, Certainty, equal
+from parity.verdict import Cause, Certainty, equal
 
 SAME_IDS = "the ids are the same"
 
@@ -40,7 +41,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
         return None
     certainty, proof = certainty_of(inquiry, found)
     name = name_of_ending(inquiry, found)
-    return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
+    return named_cause(name, certainty, found.sentence(), proof)
 
 
 def is_marker_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
@@ -165,7 +166,7 @@ def after_decoding(inquiry: Inquiry) -> Cause:
 
 def value_cause(name: str, certainty: Certainty, inquiry: Inquiry, proof: str) -> Cause:
     """A cause of how the values differ."""
-    return Cause(name, certainty, f"{CAUSES[name]}: {inquiry.value_sentence}", proof)
+    return named_cause(name, certainty, inquiry.value_sentence, proof)
 
 
 def of_places(inquiry: Inquiry) -> Cause | None:
@@ -246,8 +247,9 @@ def are_cut_by_hand(inquiry: Inquiry) -> bool:
 def of_token_order(inquiry: Inquiry) -> Cause | None:
     if not equal(by_token(inquiry.old.value), by_token(inquiry.new.value)):
         return None
-    said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
-    return Cause("post.other", "likely", said, f"{SAME_IDS}, and put in order so are the values")
+    said = "the same best tokens stand in another order"
+    proof = f"{SAME_IDS}, and put in order so are the values"
+    return named_cause("post.other", "likely", said, proof)
 
 
 def of_processed_logits(inquiry: Inquiry) -> Cause | None:
@@ -258,10 +260,9 @@ def of_processed_logits(inquiry: Inquiry) -> Cause | None:
     longest = max((len(row["output_ids"]) for row in rows), default=0)
     if not (done and number_gap(*values) and of_tokens(*values, longest)):
         return None
-    what = f"numbers among the values are others, where there is {', '.join(done)}"
-    said = f"{CAUSES['sampling.processors']}: {what}"
+    said = f"numbers among the values are others, where there is {', '.join(done)}"
     proof = f"{SAME_IDS}, and so is all that is no number"
-    return Cause("sampling.processors", "likely", said, proof)
+    return named_cause("sampling.processors", "likely", said, proof)
 
 
 def of_reason(inquiry: Inquiry) -> Cause | None:
@@ -271,7 +272,7 @@ def of_reason(inquiry: Inquiry) -> Cause | None:
         return None
     ended = f"an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
     proof = f"{SAME_IDS}, and the reason that is told is another one"
-    return Cause("stop.rule", "likely", f"{CAUSES['stop.rule']}: {ended}", proof)
+    return named_cause("stop.rule", "likely", ended, proof)
 
 
 def of_numbers(inquiry: Inquiry) -> Cause | None:

@@ -22,7 +22,8 @@ from parity.judge.endings import ADDED
 from parity.judge.explain import also_differs, cause_of, declared_end
 from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault
 from parity.judge.followers import up_to_draws
-from parity.judge.inquiry import Inquiry, sentence, up_to_followers
+from parity.judge.inquiry import Inquiry, up_to_followers
+from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.golden_rows import moved_by_batch
 from parity.judge.numerics.questions import (
     NOT_SHOWN,
@@ -34,8 +35,8 @@ from parity.judge.numerics.questions import (
     place_of,
     steps_of,
 )
-from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32
-from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples
+from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of, in_float32
 from parity.judge.row import (
     Row,
     criteria,
@@ -55,7 +56,7 @@ from parity.judge.stages.stage import Tools
 from parity.record import observe
 from parity.record.changing import changing, place_name, unchanged
 from parity.record.rows import LIKELIEST
-from parity.verdict import CAUSES, Cause, Certainty, Difference, Outcome, equal
+from parity.verdict import Cause, Certainty, Difference, Outcome, equal
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics
@@ -137,7 +138,8 @@ class Judge:
         """With what the release of transformers, chance and the site say of the differences."""
         old, new = comparison.old, comparison.new
         found = self.without_chance(old, new, self.of_this_release(old, comparison.differences))
-        return comparison.with_differences((*found, *more, *self.seeds_of_the_script(comparison)))
+        found = (*found, *more, *self.seeds_of_the_script(comparison))
+        return dataclasses.replace(comparison, found=found)
 
     def only_the_likeliest(self, site: str) -> bool:
         """Whether a loop of the old code's own never took any other token, over enough of them to
@@ -389,11 +391,7 @@ class Judge:
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
         verdict = "DRIFT" if name.startswith("stop.") else "LATENT"
-        return (
-            verdict,
-            Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof),
-            notes,
-        )
+        return verdict, difference_cause(name, "confirmed", difference, proof), notes
 
 
 def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
@@ -425,7 +423,7 @@ def seen_directly(comparison: Comparison) -> Cause | None:
     is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
     is_unsure = is_own_choice or is_criterion or is_written
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    return Cause(name, certainty, sentence(name, difference), f"seen directly; {NOT_SHOWN}")
+    return difference_cause(name, certainty, difference, f"seen directly; {NOT_SHOWN}")
 
 
 def broken_unseen(comparison: Comparison) -> Cause | None:
@@ -436,8 +434,8 @@ def broken_unseen(comparison: Comparison) -> Cause | None:
     if broken is None:
         return None
     law = f"the law of the stage '{broken.law}' is broken by the new side alone"
-    said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
-    return Cause(broken.cause, "likely", said, f"{law}; the value does not show it")
+    proof = f"{law}; the value does not show it"
+    return named_cause(broken.cause, "likely", f"row {broken.row}: {broken.sentence}", proof)
 
 
 def other_prompts(comparison: Comparison) -> Cause | None:
@@ -506,13 +504,11 @@ def flag_that_shows_elsewhere(difference: Difference) -> Cause:
     """Special tokens that only one side drops, where no answer of the case holds any. Code that
     takes an engine's raw text has them whatever its options say, so where they went it is
     likely."""
-    name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
-    said = f"{CAUSES[name]}: {difference.sentence()}"
-    if difference.new:
-        return Cause(
-            name, "likely", said, f"{proof}; unless the new code takes the engine's raw text"
-        )
-    return Cause(name, "confirmed", said, proof)
+    proof = f"seen directly; {NOT_SHOWN}"
+    if not difference.new:
+        return difference_cause("decode.skip_special", "confirmed", difference, proof)
+    unless = f"{proof}; unless the new code takes the engine's raw text"
+    return difference_cause("decode.skip_special", "likely", difference, unless)
 
 
 def decoded_once(comparison: Comparison) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.endings import leaves
 from parity.judge.inquiry import Inquiry
-from parity.verdict import CAUSES, Cause, equal
+from parity.judge.naming import named_cause
+from parity.verdict import Cause, equal
 
 IN_ORDER = "put back in order, the values are the same"
 
@@ -101,9 +102,7 @@ def begins_some(text: str, answers: Sequence[str]) -> bool:
 
 
 def of_order(places: Sequence[int] | None, proof: str) -> Cause:
-    return Cause(
-        "batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof
-    )
+    return named_cause("batch.order", "confirmed", f"they come as {places}", proof)
 
 
 def in_other_places(inquiry: Inquiry) -> Cause | None:
@@ -111,6 +110,5 @@ def in_other_places(inquiry: Inquiry) -> Cause | None:
     old, new = inquiry.old, inquiry.new
     if len(old.rows) < 2 or not (shuffled(old.value, new.value) or answers_moved(old, new)):
         return None
-    said = f"{CAUSES['batch.order']}: parts of the value have changed places"
     proof = "all that the value held is there, and stands elsewhere"
-    return Cause("batch.order", "likely", said, proof)
+    return named_cause("batch.order", "likely", "parts of the value have changed places", proof)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,9 +42,6 @@ class Comparison:
     tools: Tools = NO_TOOLS
     found: tuple[Difference, ...] | None = None
 
-    def with_differences(self, found: Sequence[Difference]) -> Comparison:
-        return replace(self, found=tuple(found))
-
     @functools.cached_property
     def pairs(self) -> Pairs:
         return paired(self.old.rows, self.new.rows)
@@ -58,10 +55,6 @@ class Comparison:
         return len(self.old.rows) == len(self.new.rows) and has_same_ids(self.pairs)
 
     @functools.cached_property
-    def has_same_value(self) -> bool:
-        return equal(self.old.value, self.new.value)
-
-    @functools.cached_property
     def old_texts(self) -> list[str]:
         """Every text of the golden's value."""
         return [text for _, text in leaves(self.old.value)]
@@ -70,7 +63,8 @@ class Comparison:
     def read_for_asked(self) -> frozenset[int]:
         """Pairs of which one side reads the token that the other asks for, where numbers among the
         values, which that token would move, are equal."""
-        if not (self.has_same_value and holds_numbers(self.old.value)):
+        value = self.old.value
+        if not (holds_numbers(value) and equal(value, self.new.value)):
             return frozenset()
         pairs = enumerate(self.pairs)
         return frozenset(

@@ -19,9 +19,10 @@ from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, permuted
 from parity.judge.comparison import Named
 from parity.judge.endings import leaves, strange_text
-from parity.judge.inquiry import Inquiry, Parts, are_other_samples, counted, no_run, sentence
+from parity.judge.inquiry import Inquiry, Parts, are_other_samples, counted, no_run
+from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
-from parity.judge.numerics.weights import checkpoint_of
+from parity.judge.numerics.weights import checkpoint_of, in_float32
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.judge.row import (
     Row,
@@ -108,7 +109,7 @@ def alone(inquiry: Inquiry, one: PutBack, again: Case | None, named: Sequence[Na
     proof = f"with the old {one.what} put back, the old answer comes back"
     is_unsure = may_be_written(one.name, *inquiry.pairs[one.difference.row or 0])
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    return Cause(one.name, certainty, sentence(one.name, one.difference), proof)
+    return difference_cause(one.name, certainty, one.difference, proof)
 
 
 def note_failure(inquiry: Inquiry, one: PutBack, again: Case | None) -> None:
@@ -134,7 +135,7 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
     names = ", ".join(one.name for one in known[:most])
     proof = f"only {names} together, put back, bring the old answer back"
     first = known[0]
-    return Cause(first.name, "confirmed", sentence(first.name, first.difference), proof)
+    return difference_cause(first.name, "confirmed", first.difference, proof)
 
 
 def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
@@ -166,17 +167,17 @@ def by_cache(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
         return None
     again = inquiry.run({}, frozenset({UNCACHED}))
     if inquiry.realigned(again):
-        said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
         proof = "without the cache the old answer comes back"
-        return Cause("cache.key", "confirmed", said, proof)
+        said = f"row {rows[0]} was answered by the cache"
+        return named_cause("cache.key", "confirmed", said, proof)
     if again is None or again.raised is not None:
         return None
     taken = of_another(inquiry.new, again)
     if not taken:
         return None
     by_whom = "was answered by the cache as another model, or another setting, had answered before"
-    said = f"{CAUSES['cache.key']}: row {taken[0]} {by_whom}"
-    return Cause("cache.key", "likely", said, "without the cache it gets another answer")
+    proof = "without the cache it gets another answer"
+    return named_cause("cache.key", "likely", f"row {taken[0]} {by_whom}", proof)
 
 
 def of_another(new: Case, again: Case) -> list[int]:
@@ -229,13 +230,13 @@ def by_company(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
     once = next((k for k, row in enumerate(rows) if request_of(row).get("shared")), None)
     if once is not None:
         said = f"row {once} and an unlike one with this prompt were computed once"
-        return Cause("cache.key", "confirmed", f"{CAUSES['cache.key']}: {said}", proof)
+        return named_cause("cache.key", "confirmed", said, proof)
     # A row that was given what is another one's, such as its pixel budget, answers as that one
     # does, and is no other's.
     taken = None if upstream_of_batch(named) else answers_of_others(rows, alone.rows)
     if taken is not None:
-        said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
-        return Cause("batch.order", "confirmed", said, proof)
+        said = f"row {taken[0]} got row {taken[1]}'s"
+        return named_cause("batch.order", "confirmed", said, proof)
     return in_company(inquiry, proof, named)
 
 
@@ -243,7 +244,7 @@ def can_be_company(inquiry: Inquiry, named: Sequence[Named]) -> bool:
     rows = inquiry.new.rows
     if inquiry.rerun is None or len(rows) < 2:
         return False
-    if named != () and not all(map(is_float32, (*inquiry.old.rows, *rows))):
+    if named != () and not in_float32(inquiry.old, inquiry.new):
         return False
     # Other samples may be the old ones by chance, where something is declared otherwise.
     apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]] or rows
@@ -251,25 +252,20 @@ def can_be_company(inquiry: Inquiry, named: Sequence[Named]) -> bool:
     return not (counted(named) and is_chance)
 
 
-def is_float32(row: Row) -> bool:
-    return bool(row.get("model", {}).get("dtype", "float32") == "float32")
-
-
 def in_company(inquiry: Inquiry, proof: str, named: Sequence[Named] = ()) -> Cause:
     """Where the rest of a batch comes in: by its images, in the model, or in what is done with its
     logits."""
     if upstream := upstream_of_batch(named):
         name, difference = upstream[0]
-        said = f"{sentence(name, difference)}; only beside others"
-        return Cause(name, "confirmed", said, proof)
+        said = f"{difference.sentence()}; only beside others"
+        return named_cause(name, "confirmed", said, proof)
     count = len(inquiry.new.rows)
     gap = None if inquiry.comparison.has_same_ids else inquiry.company()
     told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
     read = "the model's log-probabilities of the golden, beside others and alone"
     inquiry.steps.append(f"{read}: {told}")
     if gap is None or gap > SAME_MODEL:
-        said = f"{CAUSES['batch.composition']}: the case has {count} rows"
-        return Cause("batch.composition", "confirmed", said, proof)
+        return named_cause("batch.composition", "confirmed", f"the case has {count} rows", proof)
     name = cause_beside_others(inquiry)
     said = f"{CAUSES[name]}, only beside others: {count} rows"
     same = f"reading the golden, the model says the same beside others, within {gap:.1e} nats"
@@ -341,7 +337,7 @@ def from_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> tuple[Caus
     named = [one for one in made.comparison.counted if one[1].stage in asked]
     if named:
         proof = "with the golden's ids forced, this differs still"
-        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
+        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
     if equal(inquiry.old.value, forced.value):
         return None, 0.0
     gap = number_gap(inquiry.old.value, forced.value) or 0.0
@@ -373,8 +369,8 @@ def from_asking_on(inquiry: Inquiry, forced: Case | None) -> Cause | None:
 def from_own_ids(inquiry: Inquiry) -> Cause | None:
     """Each text is to come from its own ids in the way that the golden's did."""
     if inquiry.new.raised is not None:
-        said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
-        return Cause("error", "likely", said, "the golden's own ids could not be forced")
+        said = f"of other ids the new code makes {inquiry.new.raised}"
+        return named_cause("error", "likely", said, "the golden's own ids could not be forced")
     cause = by_endings(inquiry, drawn=True)
     if cause is not None or inquiry.decode is None:
         return cause
@@ -382,7 +378,7 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
     if not strange:
         return None
     proof = "the golden's texts come from their ids"
-    return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", proof)
+    return named_cause("post.other", "likely", strange, proof)
 
 
 def said_as_far(old: Case, forced: Case) -> bool | None:
@@ -442,5 +438,5 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
     named = inquiry.comparison.counted
     if named:
         proof = "seen directly; where the ids part it has no say"
-        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
+        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
     return from_other_ids(inquiry)

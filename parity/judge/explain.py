@@ -22,7 +22,8 @@ from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, per
 from parity.judge.comparison import OF_PROMPTS, Comparison, Named
 from parity.judge.counterfactual import asked_as, by_cache, by_company, by_replay, put_back_result
 from parity.judge.endings import Decoder, leaves
-from parity.judge.inquiry import Inquiry, are_other_samples, counted, sentence
+from parity.judge.inquiry import Inquiry, are_other_samples, counted
+from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
 from parity.judge.row import (
@@ -35,7 +36,7 @@ from parity.judge.row import (
     request_of,
     unseen,
 )
-from parity.verdict import CAUSES, STAGES, Cause, Difference, brief
+from parity.verdict import STAGES, Cause, Difference, brief
 
 ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
 
@@ -87,7 +88,7 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         return None
     name, difference = named[0]
     proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
-    return Cause(name, "likely", sentence(name, difference), proof)
+    return difference_cause(name, "likely", difference, proof)
 
 
 def by_number_of_calls(inquiry: Inquiry, *, is_upstream: bool) -> Cause | None:
@@ -162,9 +163,8 @@ def by_invariant(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     ending = by_endings(inquiry)
     if ending is not None and ending.name == first.cause:
         return ending
-    said = f"{CAUSES[first.cause]}: row {first.row}: {first.sentence}"
     proof = f"the law of the stage '{first.law}' is broken by the new side alone"
-    return Cause(first.cause, "likely", said, proof)
+    return named_cause(first.cause, "likely", f"row {first.row}: {first.sentence}", proof)
 
 
 def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def declared_end(inquiry: Inquiry) -> Cause | None:
     for name, difference in inquiry.comparison.counted:
         if difference.stage == "stop":
             proof = "declared, and an answer ends elsewhere"
-            return Cause(name, "likely", sentence(name, difference), proof)
+            return difference_cause(name, "likely", difference, proof)
     return None
 
 
@@ -196,7 +196,7 @@ def by_recorded_ids(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     order = names.get("batch.order")
     if order is not None and order.old != "its own request":
         proof = "put back in order, the recorded ids of both sides are the same"
-        return Cause("batch.order", "confirmed", sentence("batch.order", order), proof)
+        return difference_cause("batch.order", "confirmed", order, proof)
     return by_another_answer(inquiry) or by_cut_ids(inquiry, names)
 
 
@@ -204,11 +204,11 @@ def by_another_answer(inquiry: Inquiry) -> Cause | None:
     taken = given_to_another(inquiry.old.rows, inquiry.new.rows)
     if taken is None:
         return None
-    said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
+    said = f"row {taken[0]} got row {taken[1]}'s"
     if inquiry.realigned(inquiry.run({}, frozenset({ALONE}))):
         proof = "each request by itself gives the old answer"
-        return Cause("batch.order", "confirmed", said, proof)
-    return Cause("batch.order", "likely", said, "it came with that one's prompt")
+        return named_cause("batch.order", "confirmed", said, proof)
+    return named_cause("batch.order", "likely", said, "it came with that one's prompt")
 
 
 def by_cut_ids(inquiry: Inquiry, names: dict[str, Difference]) -> Cause | None:
@@ -216,7 +216,7 @@ def by_cut_ids(inquiry: Inquiry, names: dict[str, Difference]) -> Cause | None:
     for name, is_equal in EQUAL_WHEN.items():
         if name in names and all(is_equal(old, new) for old, new in inquiry.pairs):
             proof = "with this alone undone, the recorded ids of both sides are the same"
-            return Cause(name, "confirmed", sentence(name, names[name]), proof)
+            return difference_cause(name, "confirmed", names[name], proof)
     return None
 
 

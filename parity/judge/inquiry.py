@@ -12,7 +12,7 @@ from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.endings import Decoder, leaves
 from parity.judge.row import Pairs, Row, is_drawn
-from parity.verdict import CAUSES, Difference, brief, equal
+from parity.verdict import brief, equal
 
 Parts = frozenset[str]
 Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, parts put back -> what
@@ -98,10 +98,6 @@ class Inquiry:
         counted = [difference for difference in found if difference.counts] or found
         if counted:
             self.steps.append(f"first difference: {counted[0].sentence()}")
-
-
-def sentence(name: str, difference: Difference) -> str:
-    return f"{CAUSES[name]}: {difference.sentence()}"
 
 
 def are_other_samples(old: Case, new: Case) -> bool:

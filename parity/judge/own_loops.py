@@ -17,6 +17,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import paired
 from parity.judge.endings import Decoder, leaves, numbers_in
+from parity.judge.naming import named_cause
 from parity.judge.row import (
     Pairs,
     Row,
@@ -33,7 +34,7 @@ from parity.judge.row import (
 )
 from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
-from parity.verdict import CAUSES, Cause
+from parity.verdict import Cause
 
 # == Rows beside rows ==
 
@@ -305,7 +306,8 @@ def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     reasons = [reason for pair in apart if (reason := ends.reason(*pair)) is not None]
     if not reasons or len(reasons) < len(apart):
         return None
-    return likely(reasons[0], "one answer is the beginning of the other")
+    name, said = reasons[0]
+    return named_cause(name, "likely", said, "one answer is the beginning of the other")
 
 
 def own_ends(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
@@ -316,12 +318,10 @@ def own_ends(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     told = [reason for reason in reasons if reason is not None]
     if not told and ends.loops and all(ends.is_cut_short(*pair) for pair in ends.loops):
         told = by_counts(ends.loops)
-    return likely(told[0], "the golden's ids and the new settings say so") if told else None
-
-
-def likely(reason: Reason, proof: str) -> Cause:
-    name, said = reason
-    return Cause(name, "likely", f"{CAUSES[name]}: {said}", proof)
+    if not told:
+        return None
+    name, said = told[0]
+    return named_cause(name, "likely", said, "the golden's ids and the new settings say so")
 
 
 def goes_on_behind(end: int) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 
 from parity import verdict
 from parity.golden import Case, Store
+from parity.judge.naming import named_cause
 from parity.judge.numerics.errors import FLOOR
 from parity.judge.numerics.groups import (
     Group,
@@ -30,7 +31,6 @@ from parity.judge.numerics.groups import (
     read_moved,
     read_references,
 )
-from parity.judge.numerics.naming import named_cause
 from parity.judge.numerics.noise import Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS

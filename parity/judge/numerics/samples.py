@@ -15,13 +15,13 @@ from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.endings import leaves
 from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault, skip_unjudgeable
+from parity.judge.naming import named_cause
 from parity.judge.numerics import seeds
 from parity.judge.numerics.golden_rows import (
     engine_logits,
     has_logits_of_its_logprobs,
     token_row_of,
 )
-from parity.judge.numerics.naming import named_cause
 from parity.judge.numerics.processed import (
     Tensor,
     declared_settings,
@@ -40,7 +40,13 @@ from parity.judge.numerics.surprise import (
     permutation_p,
     sample_of,
 )
-from parity.judge.numerics.weights import NO_ADAPTER, OF_SEVERAL, models_of, weights_of
+from parity.judge.numerics.weights import (
+    NO_ADAPTER,
+    OF_SEVERAL,
+    in_float32,
+    models_of,
+    weights_of,
+)
 from parity.judge.row import (
     Row,
     backends_of,
@@ -61,11 +67,6 @@ LEAST_SAMPLES = 20  # of each text
 ALPHA_OF_TEXTS = 0.01  # twice in a row
 
 Ledgers = dict[tuple[str, str], Ledger]  # (site, backend) -> its samples so far
-
-
-def in_float32(*cases: Case) -> bool:
-    rows = [row for case in cases for row in case.rows]
-    return all(row.get("model", {}).get("dtype") == "float32" for row in rows)
 
 
 @dataclass

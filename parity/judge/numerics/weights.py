@@ -56,6 +56,11 @@ def located(case: Case, path: str | None) -> str | None:
     return next(iter(folders))
 
 
+def in_float32(*cases: Case) -> bool:
+    rows = [row for case in cases for row in case.rows]
+    return all(row.get("model", {}).get("dtype", "float32") == "float32" for row in rows)
+
+
 def adapters_of(row: Row) -> tuple[str, ...]:
     """What a row says of its adapters: their fingerprints, or the folder that it asked for."""
     fingerprints = {one for one in row.get("inputs", {}).get("adapters", ()) if one}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from parity.judge.row import Row, is_drawn, prompt_with_pictures, request_of, seeds_of
-from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference
 
 
@@ -57,13 +57,9 @@ def identity(row: Row, tools: Tools) -> Kept:
     return KEPT
 
 
-def compare_order(comparison: Compared) -> Iterator[Difference]:
-    return order_differences(comparison.old.rows, comparison.new.rows)
-
-
 STAGE = Stage(
     "identity",
     fields=(),
-    compare_all=compare_order,
+    compare_all=lambda case: order_differences(case.old.rows, case.new.rows),
     invariants=(Invariant("identity", "batch", identity),),
 )

@@ -304,10 +304,6 @@ def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 # == The stage ==
 
 
-def compare_seeds(comparison: Compared) -> Iterator[Difference]:
-    return seed_differences(comparison.pairs)
-
-
 def weigh_samples(difference: Difference, comparison: Compared) -> Difference | None:
     """n samples of one request are n requests: where the rows are as many, nothing differs."""
     if difference.field != "n":
@@ -337,7 +333,7 @@ STAGE = Stage(
     "sampling",
     fields=("sampling",),
     compare=sampling_differences,
-    compare_all=compare_seeds,
+    compare_all=lambda case: seed_differences(case.pairs),
     weigh=weigh_samples,
     invariants=(Invariant("structure", "output_ids", structure),),
     across=seeds_across,
