@@ -192,13 +192,6 @@ def of_unseen_choice(inquiry: Inquiry) -> Cause | None:
     return value_cause("post.other", "likely", inquiry, proof)
 
 
-def of_endings(inquiry: Inquiry) -> Cause | None:
-    cause = by_endings(inquiry)
-    if cause is not None:
-        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
-    return cause
-
-
 def of_blanks(inquiry: Inquiry) -> Cause | None:
     texts = inquiry.other_texts
     if not texts or any(a.strip() != b.strip() for a, b in texts):
@@ -238,8 +231,9 @@ def are_cut_by_hand(inquiry: Inquiry) -> bool:
     decode = inquiry.decode
     if decode is None:
         return True
-    rows = [*inquiry.old.rows, *inquiry.new.rows]
-    wholes = [decode(row["output_ids"], skip, False) for row in rows for skip in (True, False)]
+    wholes = [
+        decode(row["output_ids"], skip, False) for row in inquiry.rows for skip in (True, False)
+    ]
     longer = [max(pair, key=len).strip() for pair in inquiry.other_texts]
     return all(any(text in whole for whole in wholes) for text in longer)
 
@@ -256,8 +250,7 @@ def of_processed_logits(inquiry: Inquiry) -> Cause | None:
     """Numbers of tokens are others, where something is done to the logits."""
     values = inquiry.old.value, inquiry.new.value
     done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
-    rows = [*inquiry.old.rows, *inquiry.new.rows]
-    longest = max((len(row["output_ids"]) for row in rows), default=0)
+    longest = max((len(row["output_ids"]) for row in inquiry.rows), default=0)
     if not (done and number_gap(*values) and of_tokens(*values, longest)):
         return None
     said = f"numbers among the values are others, where there is {', '.join(done)}"
@@ -295,7 +288,7 @@ def of_anything(inquiry: Inquiry) -> Cause:
 VALUE_RULES: tuple[Callable[[Inquiry], Cause | None], ...] = (
     of_places,
     of_unseen_choice,
-    of_endings,
+    by_endings,
     of_blanks,
     of_parts,
     of_token_order,
@@ -389,8 +382,7 @@ def special_texts(inquiry: Inquiry) -> list[str]:
     decode = inquiry.decode
     if decode is None:
         return []
-    rows = [*inquiry.old.rows, *inquiry.new.rows]
-    ids = {i for row in rows for i in row["output_ids"]}
+    ids = {i for row in inquiry.rows for i in row["output_ids"]}
     texts = [decode([i], False, False) for i in ids if not decode([i], True, False)]
     return [text for text in texts if text]
 

@@ -38,7 +38,6 @@ from parity.judge.numerics.questions import (
 from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples
 from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of, in_float32
 from parity.judge.row import (
-    Row,
     criteria,
     drew,
     entry,
@@ -450,10 +449,10 @@ def other_prompts(comparison: Comparison) -> Cause | None:
 
 def other_flag(comparison: Comparison) -> Cause | None:
     """Special tokens that only one side drops, where each row became text once."""
-    flag = next(filter(is_skip_special, comparison.differences), None)
-    if flag is None or not decoded_once(comparison):
-        return None
-    return flag_that_shows_elsewhere(flag)
+    for flag in comparison.differences:
+        if (flag.stage, flag.field) == ("decode", "skip_special_tokens"):
+            return flag_that_shows_elsewhere(flag) if decoded_once(comparison) else None
+    return None
 
 
 SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
@@ -484,20 +483,13 @@ def may_read_anything(old: Case, new: Case) -> bool:
 
 
 def asked_prompts(case: Case) -> set[Prompt]:
-    return {tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)}
+    """But for those whose loss was asked for, where no token counts."""
+    counted = [row for row in case.rows if request_of(row).get("labels") != "none"]
+    return {tuple(row["prompt_ids"]) for row in counted}
 
 
 def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
     return any(ids == whole[: len(ids)] for whole in prompts)
-
-
-def read_in_vain(row: Row) -> bool:
-    """Whether a loss was asked for of which no token counts."""
-    return bool(request_of(row).get("labels") == "none")
-
-
-def is_skip_special(difference: Difference) -> bool:
-    return (difference.stage, difference.field) == ("decode", "skip_special_tokens")
 
 
 def flag_that_shows_elsewhere(difference: Difference) -> Cause:

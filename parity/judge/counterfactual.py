@@ -30,12 +30,12 @@ from parity.judge.row import (
     criteria,
     entry,
     is_drawn,
-    placeholder_in,
+    prompt_around_pictures,
     request_of,
     seeds_of,
 )
 from parity.judge.stages.prompt import may_be_written
-from parity.record.rows import BUT_THE_LAST, collapsed
+from parity.record.rows import BUT_THE_LAST
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, equal
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
@@ -287,7 +287,7 @@ def upstream_of_batch(named: Sequence[Named]) -> list[Named]:
 
 def asked_as(row: Row) -> tuple[Any, Any]:
     images = [(image.get("sha256"), image.get("budget")) for image in row.get("images", ())]
-    return collapsed(row["prompt_ids"], placeholder_in(row)), images
+    return prompt_around_pictures(row), images
 
 
 def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:

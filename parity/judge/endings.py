@@ -25,33 +25,41 @@ Decoder = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens,
 ADDED = "all added tokens"  # are skipped, also those that are not special
 
 
-def first_complete(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+Span = tuple[int, int]  # where a stop begins in a text, and where it is complete
+Rule = Callable[[str, Sequence[str]], Span | None]  # text, stops -> the one that cuts
+
+
+def spans(text: str, stops: Sequence[str]) -> list[Span]:
+    """Of each stop that occurs, in the order of the list, the first time that it does."""
+    found = [(text.find(stop), stop) for stop in stops]
+    return [(start, start + len(stop)) for start, stop in found if start >= 0]
+
+
+def first_complete(text: str, stops: Sequence[str]) -> Span | None:
     """The stop that is complete first; of several, the longest."""
-    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
-    return (min(found)[1], min(found)[0]) if found else None
+    return min(spans(text, stops), key=lambda span: span[::-1], default=None)
 
 
-def earliest_start(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    found = [(at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
-    return min(found) if found else None
+def earliest_start(text: str, stops: Sequence[str]) -> Span | None:
+    return min(spans(text, stops), default=None)
 
 
-def list_order(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+def list_order(text: str, stops: Sequence[str]) -> Span | None:
     """The first of the list that occurs at all."""
-    return next(((at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0), None)
+    return next(iter(spans(text, stops)), None)
 
 
-def list_order_inside(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+def list_order_inside(text: str, stops: Sequence[str]) -> Span | None:
     """The same with `pos > 0`: a stop at the very beginning does not cut."""
-    return next(((at, at + len(stop)) for stop in stops if (at := text.find(stop)) > 0), None)
+    return next((span for span in spans(text, stops) if span[0]), None)
 
 
-def last_occurrence(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    found = [(at, at + len(stop)) for stop in stops if (at := text.rfind(stop)) >= 0]
-    return max(found) if found else None
+def last_occurrence(text: str, stops: Sequence[str]) -> Span | None:
+    ends = [(text.rfind(stop), stop) for stop in stops if stop in text]
+    return max(((start, start + len(stop)) for start, stop in ends), default=None)
 
 
-RULES: dict[str, Callable[[str, Sequence[str]], tuple[int, int] | None]] = {
+RULES: dict[str, Rule] = {
     "first complete": first_complete,
     "earliest start": earliest_start,
     "list order": list_order,
@@ -82,9 +90,8 @@ class Recipe:
     def text(self, decoded: str) -> str:
         strip = STRIPS[self.strip]
         text = strip(decoded) if self.strip_first else decoded
-        found = RULES[self.rule](text, self.stops) if self.stops else None
-        if found:
-            text = text[: found[1] if self.include_stop else found[0]]
+        if span := RULES[self.rule](text, self.stops):
+            text = text[: span[1] if self.include_stop else span[0]]
         return text if self.strip_first else strip(text)
 
 
@@ -129,15 +136,11 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
         known += [union, union[::-1]]
     for stops in list(known):
         if len(stops) <= MOST_STOPS:
-            known += [without_stop(stops, gone) for gone in stops]
+            known += [tuple(stop for stop in stops if stop != gone) for gone in stops]
     return list(dict.fromkeys(known))
 
 
 MOST_STOPS = 8  # of a list that is tried without each of them
-
-
-def without_stop(stops: Sequence[str], gone: str) -> tuple[str, ...]:
-    return tuple(stop for stop in stops if stop != gone)
 
 
 def argument_stops(case: Case) -> list[tuple[str, ...]]:

@@ -44,6 +44,13 @@ ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
 def cause_of(inquiry: Inquiry) -> Cause | None:
     """The cause; None if nothing but the model's own arithmetic is left to ask."""
     inquiry.note_agreement()
+    cause = find_cause(inquiry)
+    if cause is not None:
+        inquiry.steps.append(f"cause: {cause}: {cause.proof or cause.sentence}")
+    return cause
+
+
+def find_cause(inquiry: Inquiry) -> Cause | None:
     raised = by_error(inquiry)
     if raised is not None:
         return raised
@@ -54,7 +61,6 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
     for step in STEPS:
         cause = step(inquiry, named)
         if cause is not None:
-            inquiry.steps.append(f"cause: {cause}: {cause.proof}")
             return cause
     return without_proof(inquiry, named)
 
@@ -82,7 +88,6 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         if not is_of_model and not (is_upstream and by_endings(inquiry) is None):
             return after_decoding(inquiry)
     if not is_upstream and (cause := by_endings(inquiry)) is not None:
-        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
         return cause
     if not named:
         return None

@@ -52,6 +52,11 @@ class Inquiry:
         return self.comparison.pairs
 
     @property
+    def rows(self) -> tuple[Row, ...]:
+        """Of both sides."""
+        return *self.old.rows, *self.new.rows
+
+    @property
     def value_sentence(self) -> str:
         """How the values differ."""
         found = self.comparison.differences

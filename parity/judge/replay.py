@@ -24,11 +24,10 @@ from parity import golden
 from parity.judge.faults import noting_faults
 from parity.judge.numerics.weights import LOADED
 from parity.judge.options import as_fields
-from parity.judge.row import Row, entry, parting_step, placeholder_in, prompt_with_pictures
+from parity.judge.row import Row, entry, parting_step, prompt_around_pictures, prompt_with_pictures
 from parity.judge.stages import order
 from parity.judge.stages.stage import Restore
 from parity.judge.worker import settle
-from parity.record.rows import collapsed
 from parity.record.taps.gen_engine import listed_plugins
 
 ENGINE_LIBRARIES = {
@@ -293,8 +292,8 @@ class Replay:
         if "pictures" in self.put_back:
             made = self._with_pictures(engine, made, row)
         if "prompts" in self.put_back:
-            ids = collapsed(row["prompt_ids"], placeholder_in(row))
-            made = dataclasses.replace(made, token_ids=tuple(ids), length=len(row["prompt_ids"]))
+            ids = prompt_around_pictures(row)
+            made = dataclasses.replace(made, token_ids=ids, length=len(row["prompt_ids"]))
         return made
 
     def _with_pictures(self, engine: Any, made: Any, row: Row) -> Any:

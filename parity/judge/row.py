@@ -118,9 +118,7 @@ def same_prompt(old: Row, new: Row) -> bool:
     is known."""
     if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
         return True
-    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(
-        new["prompt_ids"], placeholder_in(new)
-    )
+    return bool(prompt_around_pictures(old) == prompt_around_pictures(new))
 
 
 def reads_what_is_asked(one: Row, other: Row) -> bool:
@@ -149,7 +147,7 @@ def whole_prompt(row: Row) -> Any:
 
 def prompt_with_pictures(row: Row) -> Any:
     pictures = tuple(picture.get("sha256") for picture in row.get("images", ()))
-    return collapsed(row["prompt_ids"], placeholder_in(row)), pictures
+    return prompt_around_pictures(row), pictures
 
 
 def prompt_around_pictures(row: Row) -> Any:

@@ -16,13 +16,12 @@ from parity.judge.row import (
     Row,
     TokenIds,
     end_ids,
-    placeholder_in,
+    prompt_around_pictures,
     request_of,
     same_prompt,
     shared_start,
 )
 from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept, Stage, Tools
-from parity.record.rows import collapsed
 from parity.verdict import Difference, brief
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
@@ -78,7 +77,7 @@ def tokenization(row: Row, tools: Tools) -> Kept:
         return None
     if has_lone_surrogate(text):
         return None
-    ids = list(collapsed(row["prompt_ids"], placeholder_in(row)))
+    ids = list(prompt_around_pictures(row))
     wholes = ids_of_text(text, tools)
     if ids in wholes:
         return KEPT
