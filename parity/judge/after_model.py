@@ -16,7 +16,7 @@ from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
-from parity.judge.row import Row, are_prefixes, decodes_of, entry, unseen
+from parity.judge.row import Row, are_prefixes, decodes_of, decoding_of, entry, unseen
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
 from parity.verdict import Cause, Certainty, equal
@@ -137,8 +137,8 @@ def texts_of_told_ends(inquiry: Inquiry) -> set[str]:
 
 
 def is_decoded_alike(old: Row, new: Row) -> bool:
-    flag = old.get("decode", {}).get("skip_special_tokens")
-    return flag is not None and flag == new.get("decode", {}).get("skip_special_tokens")
+    flag = decoding_of(old).get("skip_special_tokens")
+    return flag is not None and flag == decoding_of(new).get("skip_special_tokens")
 
 
 def lost_tokens(inquiry: Inquiry) -> bool:

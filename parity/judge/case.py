@@ -42,11 +42,13 @@ from parity.judge.row import (
     drew,
     entry,
     is_drawn,
+    prompt_of,
     request_of,
     script_seed,
     seed_source,
     seeds_of,
     stop_strings,
+    text_of,
     unseen,
 )
 from parity.judge.session import Run
@@ -463,7 +465,7 @@ def asked_otherwise(old: Case, new: Case) -> str:
     before, after = asked_prompts(old), asked_prompts(new)
     if before == after or may_read_anything(old, new):
         return ""
-    read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
+    read = {prompt_of(row) for row in old.rows if row.get("scored")}
     # Not one that was only read, and is read as the beginning of another one.
     gone = [ids for ids in before - after if ids not in read or not begins_one_of(ids, after)]
     if gone:
@@ -485,7 +487,7 @@ def may_read_anything(old: Case, new: Case) -> bool:
 def asked_prompts(case: Case) -> set[Prompt]:
     """But for those whose loss was asked for, where no token counts."""
     counted = [row for row in case.rows if request_of(row).get("labels") != "none"]
-    return {tuple(row["prompt_ids"]) for row in counted}
+    return {prompt_of(row) for row in counted}
 
 
 def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
@@ -512,7 +514,7 @@ def decoded_once(comparison: Comparison) -> bool:
         for row in case.rows
     ):
         return False
-    texts = [(a.get("text") or "", b.get("text") or "") for a, b in comparison.pairs]
+    texts = [(text_of(a), text_of(b)) for a, b in comparison.pairs]
     return all(one.endswith(other) or other.endswith(one) for one, other in texts)
 
 

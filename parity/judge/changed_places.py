@@ -9,6 +9,7 @@ from parity.golden import Case
 from parity.judge.endings import leaves
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
+from parity.judge.row import text_of
 from parity.verdict import Cause, equal
 
 IN_ORDER = "put back in order, the values are the same"
@@ -90,7 +91,7 @@ def answers_moved(old: Case, new: Case) -> bool:
     answer begins: parts of one answer are not, but for its first."""
     mine, theirs = (dict(leaves(case.value)) for case in (old, new))
     moved = [(text, theirs[path]) for path, text in mine.items() if theirs.get(path, text) != text]
-    told = [(row.get("text") or "").lstrip() for row in old.rows]
+    told = [text_of(row).lstrip() for row in old.rows]
     if not moved or not all(begins_some(text, told) for text, _ in moved):
         return False
     return sorted(a for a, _ in moved) == sorted(b for _, b in moved)

@@ -29,7 +29,9 @@ from parity.judge.row import (
     are_prefixes,
     criteria,
     entry,
+    images_in,
     is_drawn,
+    model_in,
     prompt_around_pictures,
     request_of,
     seeds_of,
@@ -44,7 +46,7 @@ ON_BOTH = {"dtype", "model"}  # load settings that every backend has
 def backend_of(case: Case) -> str:
     if not case.rows:
         return "hf"
-    return str(case.rows[0].get("model", {}).get("backend", "hf"))
+    return str(model_in(case.rows[0]).get("backend", "hf"))
 
 
 # == One old value at a time ==
@@ -65,7 +67,7 @@ class PutBack:
 
 
 def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
-    model = old.rows[0].get("model", {}) if old.rows else {}
+    model = model_in(old.rows[0]) if old.rows else {}
     settings: dict[str, Any] = {
         "dtype": model.get("dtype"),
         "model": checkpoint_of(old),
@@ -205,7 +207,7 @@ def is_same_answer(one: Row, row: Row) -> bool:
 
 
 def how_asked(row: Row) -> Any:
-    model = row.get("model", {})
+    model = model_in(row)
     return model.get("path"), model.get("dtype"), row.get("sampling"), row.get("stop")
 
 
@@ -286,7 +288,7 @@ def upstream_of_batch(named: Sequence[Named]) -> list[Named]:
 
 
 def asked_as(row: Row) -> tuple[Any, Any]:
-    images = [(image.get("sha256"), image.get("budget")) for image in row.get("images", ())]
+    images = [(image.get("sha256"), image.get("budget")) for image in images_in(row)]
     return prompt_around_pictures(row), images
 
 

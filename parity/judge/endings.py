@@ -18,7 +18,7 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.row import Row, end_ids, stop_strings
+from parity.judge.row import Row, decoding_of, end_ids, stop_strings
 from parity.record.rows import string_lists
 
 Decoder = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
@@ -284,7 +284,7 @@ class RowTexts:
     def hints(self, case: Case) -> dict[str, Any]:
         """What was recorded of decoding and stops."""
         stops = stop_strings(self.row) or by_hand(case)
-        return {**self.row.get("decode", {}), "strings": stops}
+        return {**decoding_of(self.row), "strings": stops}
 
 
 TextPair = tuple[str, str]  # an old one and the new one in its place
@@ -307,7 +307,7 @@ class Explainer:
     @functools.cached_property
     def rows(self) -> list[tuple[RowTexts, RowTexts]]:
         """Each pair; where prompts are decoded with their answers, so and alone."""
-        wholes = [old.get("decode", {}).get("ids") == "whole" for old, _ in self.pairs]
+        wholes = [decoding_of(old).get("ids") == "whole" for old, _ in self.pairs]
         found = [self.texts_of(*pair, whole) for pair, whole in zip(self.pairs, wholes)]
         return found + [self.texts_of(*pair) for pair, whole in zip(self.pairs, wholes) if whole]
 
@@ -464,7 +464,7 @@ def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decoder) -> Becam
     before, after = RowTexts(old, decode), RowTexts(new, decode)
     for way in ways:
         texts.setdefault(before.text(way), []).append(after.text(way))
-    is_alike = old.get("decode", {}).get("ids") == new.get("decode", {}).get("ids")
+    is_alike = decoding_of(old).get("ids") == decoding_of(new).get("ids")
     if is_alike and "text" in old and "text" in new:
         texts.setdefault(old["text"], []).append(new["text"])
     plain = [way for way in recipes([()]) if way.strip == "no"]

@@ -19,6 +19,7 @@ from parity.judge.row import (
     is_drawn,
     same_prompt,
     shared_start,
+    text_of,
 )
 from parity.judge.stages.model import model_differences
 from parity.judge.stages.sampling import sampling_differences
@@ -244,7 +245,7 @@ def words(ids: Sequence[int]) -> str:
 def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
     """Texts of two answers, as they were decoded and without blanks around them."""
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
-        one, other = mine.get("text") or "", theirs.get("text") or ""
+        one, other = text_of(mine), text_of(theirs)
         yield from dict.fromkeys([(one, other), (one.strip(), other.strip())])
 
 

@@ -11,7 +11,7 @@ from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.endings import Decoder, leaves
-from parity.judge.row import Pairs, Row, is_drawn
+from parity.judge.row import Pairs, Row, is_drawn, prompt_of
 from parity.verdict import brief, equal
 
 Parts = frozenset[str]
@@ -107,7 +107,7 @@ class Inquiry:
 
 def are_other_samples(old: Case, new: Case) -> bool:
     """Whether the same prompts are sampled from, and another number of times."""
-    mine, theirs = ({tuple(row["prompt_ids"]) for row in case.rows} for case in (old, new))
+    mine, theirs = ({prompt_of(row) for row in case.rows} for case in (old, new))
     return mine == theirs and all(is_drawn(row) for row in (*old.rows, *new.rows))
 
 
@@ -118,7 +118,11 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     if not follow:
         return inquiry
     pairs = enumerate(inquiry.pairs)
-    kept = {number: name_of_answer(*pair) for number, pair in pairs if number not in follow}
+    kept = {
+        number: "text" if all("text" in row for row in pair) else "output_ids"
+        for number, pair in pairs
+        if number not in follow
+    }
     held = {number: texts for cut in follow.values() for number, texts in cut.items()}
 
     def narrow(case: Case, texts: Mapping[int, str]) -> Case:
@@ -137,11 +141,6 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     again = rerun if inquiry.rerun else None
     beside = inquiry.beside(old, new)
     return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
-
-
-def name_of_answer(old: Row, new: Row) -> str:
-    """What of two rows stands for a value."""
-    return "text" if "text" in old and "text" in new else "output_ids"
 
 
 def no_run(again: Case | None, inquiry: Inquiry) -> str:

@@ -27,10 +27,13 @@ from parity.judge.row import (
     is_prefix,
     max_tokens,
     min_tokens,
+    model_in,
     parting_step,
+    prompt_of,
     request_of,
     same_prompt,
     stop_strings,
+    text_of,
 )
 from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
@@ -75,12 +78,12 @@ def asked_alone(row: Row, case: Case, other: Case) -> bool:
     strangers = [one for one in other.rows if one["prompt_ids"] not in known]
     if strangers and all(max_tokens(one) == 1 for one in strangers):
         return True
-    prompt = tuple(row["prompt_ids"])
+    prompt = prompt_of(row)
     return prompt in answered_prompts(other) and prompt not in answered_prompts(case)
 
 
 def answered_prompts(case: Case) -> set[tuple[int, ...]]:
-    return {tuple(row["prompt_ids"]) for row in case.rows if not row.get("scored")}
+    return {prompt_of(row) for row in case.rows if not row.get("scored")}
 
 
 def without_guesses(case: Case, other: Case) -> Case:
@@ -89,10 +92,10 @@ def without_guesses(case: Case, other: Case) -> Case:
     it by the words of several."""
     models = {weights_in(row) for row in other.rows}
     known = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
-    answers, asked = Counter[Any](), Counter(tuple(row["prompt_ids"]) for row in other.rows)
+    answers, asked = Counter[Any](), Counter(prompt_of(row) for row in other.rows)
     rows = []
     for row in known:
-        name = prompt, _ = tuple(row["prompt_ids"]), tuple(row["output_ids"])
+        name = prompt, _ = prompt_of(row), tuple(row["output_ids"])
         answers[name] += bool(row.get("loop"))
         if answers[name] <= max(1, asked[prompt]):
             rows.append(row)
@@ -100,7 +103,7 @@ def without_guesses(case: Case, other: Case) -> Case:
 
 
 def weights_in(row: Row) -> Any:
-    model = row.get("model", {})
+    model = model_in(row)
     return model.get("files") or model.get("path")
 
 
@@ -118,7 +121,7 @@ def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
     logits, or read what a draft guessed: so do its rows, then."""
-    known = {tuple(row["prompt_ids"]) for row in other.rows}
+    known = {prompt_of(row) for row in other.rows}
     return replace(case, rows=tuple(read_as(row, known) for row in case.rows))
 
 
@@ -248,7 +251,7 @@ class Ends:
 
     def reason_of_old_end(self, old: Row, new: Row) -> Reason | None:
         ids = old["output_ids"]
-        if ids[-1] in end_ids(new) or any(stop in (old.get("text") or "") for stop in self.stops):
+        if ids[-1] in end_ids(new) or any(stop in text_of(old) for stop in self.stops):
             return None
         if self.decode and not self.text(ids[-1:]):
             behind = f"the old loop ends at id {ids[-1]}, behind which the new answer goes on"

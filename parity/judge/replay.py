@@ -24,7 +24,15 @@ from parity import golden
 from parity.judge.faults import noting_faults
 from parity.judge.numerics.weights import LOADED
 from parity.judge.options import as_fields
-from parity.judge.row import Row, entry, parting_step, prompt_around_pictures, prompt_with_pictures
+from parity.judge.row import (
+    Row,
+    entry,
+    images_in,
+    parting_step,
+    prompt_around_pictures,
+    prompt_of,
+    prompt_with_pictures,
+)
 from parity.judge.stages import order
 from parity.judge.stages.stage import Restore
 from parity.judge.worker import settle
@@ -270,7 +278,7 @@ class Replay:
         no parting: the old code may have cut by hand."""
         ids, rows = getattr(result, "token_ids", ()), [r for r in self.rows if r["output_ids"]]
         prompt = getattr(result, "prompt_token_ids", None)
-        same = [row["output_ids"] for row in rows if tuple(row["prompt_ids"]) == prompt]
+        same = [row["output_ids"] for row in rows if prompt_of(row) == prompt]
         return bool(same) and all(parting_step(answer, ids) is not None for answer in same)
 
     @noting_faults
@@ -298,7 +306,7 @@ class Replay:
 
     def _with_pictures(self, engine: Any, made: Any, row: Row) -> Any:
         """The old pixels, where the golden kept them, and the old pixel budget."""
-        old = row.get("images", [])
+        old = images_in(row)
         images = made.images
         if self.store is not None and old and all("blob" in picture for picture in old):
             images = tuple(
@@ -353,7 +361,7 @@ def stored_pictures(row: Row, store: golden.Store) -> list[Any]:
 
 def budget_kwargs(row: Row) -> dict[str, Any]:
     """The pixel budget of a row's pictures as keywords of its processor."""
-    old = row.get("images", [])
+    old = images_in(row)
     if not old or not old[0].get("budget"):
         return {}
     least, most = old[0]["budget"]

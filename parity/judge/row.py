@@ -27,6 +27,35 @@ def request_of(row: Row) -> Mapping[str, Any]:
     return row.get("request") or {}
 
 
+def model_in(row: Row) -> Mapping[str, Any]:
+    """What answered a row; nothing where that was not seen. The same of the next ones."""
+    found: Mapping[str, Any] = row.get("model", {})
+    return found
+
+
+def images_in(row: Row) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = row.get("images", ())
+    return found
+
+
+def decoding_of(row: Row) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = row.get("decode", {})
+    return found
+
+
+def text_of(row: Row) -> str:
+    return row.get("text") or ""
+
+
+def adapters_in(row: Row) -> set[str]:
+    """Fingerprints of the adapters that a row's forward went through."""
+    return {one for one in row.get("inputs", {}).get("adapters", ()) if one}
+
+
+def is_float32(row: Row) -> bool:
+    return bool(model_in(row).get("dtype", "float32") == "float32")
+
+
 def end_ids(row: Row) -> tuple[int, ...]:
     return tuple(entry(row, "stop", "end_ids") or ())
 
@@ -95,13 +124,13 @@ def script_seed(row: Row) -> int | None:
 def decodes_of(row: Row) -> list[Mapping[str, Any]]:
     """Each time that a row's ids became text."""
     found: list[Mapping[str, Any]] = row.get("decodes") or [
-        {**row.get("decode", {}), "text": row.get("text")}
+        {**decoding_of(row), "text": row.get("text")}
     ]
     return found
 
 
 def backends_of(*rows: Row) -> set[Any]:
-    return {row.get("model", {}).get("backend") for row in rows}
+    return {model_in(row).get("backend") for row in rows}
 
 
 def same_backend(old: Row, new: Row) -> bool:
@@ -131,7 +160,7 @@ def reads_what_is_asked(one: Row, other: Row) -> bool:
 def placeholder_in(row: Row) -> int | None:
     """The id that stands for images in a row's prompt: the one whose runs are as long as the images
     have tokens; of several, the last of the vocabulary, behind whose text such ids are added."""
-    tokens = [image.get("tokens") for image in row.get("images", ())]
+    tokens = [image.get("tokens") for image in images_in(row)]
     if not tokens:
         return None
     ids = row["prompt_ids"]
@@ -141,12 +170,12 @@ def placeholder_in(row: Row) -> int | None:
 # == Names of a prompt ==
 
 
-def whole_prompt(row: Row) -> Any:
+def prompt_of(row: Row) -> tuple[int, ...]:
     return tuple(row["prompt_ids"])
 
 
 def prompt_with_pictures(row: Row) -> Any:
-    pictures = tuple(picture.get("sha256") for picture in row.get("images", ()))
+    pictures = tuple(picture.get("sha256") for picture in images_in(row))
     return prompt_around_pictures(row), pictures
 
 

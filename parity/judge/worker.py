@@ -23,11 +23,12 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
+
+from parity.record.calls import words_and_place
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # parity comes from beside this file, whatever else is on the path that the observed code is to see.
@@ -246,9 +247,7 @@ def serve(descriptor: int) -> None:
                 pipe.send_bytes(pickle.dumps(("found", found)))
             pipe.send(("over", None))
         except BaseException as error:  # noqa: BLE001 - also an exit: it is told, and ends
-            last = traceback.format_exception_only(type(error), error)[-1].strip()
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            pipe.send(("raised", f"{last} ({Path(place.filename).name}:{place.lineno})"))
+            pipe.send(("raised", words_and_place(error)))
             return
 
 

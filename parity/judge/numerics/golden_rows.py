@@ -9,7 +9,7 @@ from parity.golden import GoldenError, Store
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, stored_pictures
-from parity.judge.row import Row, placeholder_in
+from parity.judge.row import Row, adapters_in, placeholder_in
 from parity.verdict import equal
 
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
@@ -80,7 +80,7 @@ def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
     each alone, nats; rows leave and join as they did. Raises GoldenError where rows went through
     adapters, whose names it does not hold."""
     for row in rows:
-        if any(row.get("inputs", {}).get("adapters", ())):
+        if adapters_in(row):
             raise GoldenError("rows went through adapters")
     has_images = any(row.get("images") for row in rows)
     generate = engine.generate_vlm_batch if has_images else engine.generate_text_batch

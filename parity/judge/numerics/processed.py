@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from parity.judge.row import Row, entry, has_beams
+from parity.judge.row import Row, entry, has_beams, is_float32
 from parity.record.rows import CHOSEN_BY_ITSELF, PENALTIES, STRUCTURED
 
 Tensor = Any  # torch.Tensor
@@ -79,8 +79,7 @@ def why_not_processed(row: Row, but: str = "") -> str:
 
 
 def slack_of(row: Row) -> Slack:
-    dtype = row.get("model", {}).get("dtype", "float32")
-    return OF_FLOAT32 if dtype == "float32" else OF_HALF
+    return OF_FLOAT32 if is_float32(row) else OF_HALF
 
 
 def processed_logits(

@@ -187,5 +187,5 @@ def place_of(old: Case, new: Case, kind: Kind) -> int | None:
     return indices[0] if is_of_one else None
 
 
-def could_not(why: str, notes: tuple[str, ...] = ()) -> Judged:
-    return "ERROR", Cause("error", "unattributed", f"could not judge: {why}"), notes
+def could_not(why: str) -> Judged:
+    return "ERROR", Cause("error", "unattributed", f"could not judge: {why}"), ()

@@ -100,15 +100,13 @@ def nats(size: float) -> str:
     return f"{size:.1e}" if size > 1e-12 else "0"
 
 
-def judge(
-    rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: Margins | None = None
-) -> Verdict:
+def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True) -> Verdict:
     """A site's numerics, from all its tokens at once.
 
     dtype: the golden's.   exact: whether `reference` is float32; else it is plain transformers
     in that dtype, and `old` the same with another attention (see reading.reference_source).
     """
-    allowed = margins or (EXACT if exact else INEXACT)
+    allowed = EXACT if exact else INEXACT
     e = errors_of(rows)
     noise = noise_of(e)
     count = len(set(e.cluster[e.is_open].tolist()))

@@ -24,7 +24,15 @@ from parity.judge.numerics.processed import (
     slack_of,
 )
 from parity.judge.numerics.surprise import Stream
-from parity.judge.row import Row, is_drawn, recorded_seed, request_of, same_prompt, seed_source
+from parity.judge.row import (
+    Row,
+    is_drawn,
+    model_in,
+    recorded_seed,
+    request_of,
+    same_prompt,
+    seed_source,
+)
 
 
 def requested_seed(row: Row, otherwise: int | None) -> int | None:
@@ -63,8 +71,8 @@ def owes_ids(old: Row, new: Row, seed: int) -> bool:
     and what came before it."""
     is_sampled = is_drawn(old) and is_drawn(new)
     is_own = seed_source(new) == "caller" and own_seed(new) == seed
-    old_model = old.get("model", {})
-    new_model = new.get("model", {})
+    old_model = model_in(old)
+    new_model = model_in(new)
     is_alike = old_model.get("backend") == new_model.get("backend")
     is_alike = is_alike and old_model.get("dtype") == new_model.get("dtype")
     return is_sampled and is_own and is_alike and same_prompt(old, new)

@@ -17,8 +17,10 @@ from parity.judge.row import (
     end_ids,
     entry,
     has_beams,
+    images_in,
     is_drawn,
     min_tokens,
+    prompt_of,
     request_of,
     seed_source,
     seeds_of,
@@ -272,7 +274,7 @@ def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
         if seed is None or not is_drawn(row):
             continue
         settings = {**row["sampling"], "seed": None, "n": None}
-        pictures = [picture.get("sha256") for picture in row.get("images", ())]
+        pictures = [picture.get("sha256") for picture in images_in(row)]
         asked = [row["prompt_ids"], pictures, seed, settings, row["stop"], row["model"].get("path")]
         key = json.dumps(asked, sort_keys=True)
         first = known.setdefault(key, number)
@@ -309,7 +311,7 @@ def weigh_samples(difference: Difference, comparison: Compared) -> Difference | 
     if difference.field != "n":
         return difference
     old, new = comparison.old, comparison.new
-    same_prompt = max(Counter(tuple(row["prompt_ids"]) for row in old.rows).values())
+    same_prompt = max(Counter(prompt_of(row) for row in old.rows).values())
     same = len(old.rows) == len(new.rows) or same_prompt == max(difference.old, difference.new)
     return None if same else difference
 
