@@ -19,7 +19,7 @@ from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, permuted
 from parity.judge.comparison import Named
 from parity.judge.endings import leaves, strange_text
-from parity.judge.inquiry import Inquiry, Parts, are_other_samples, counted, no_run
+from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
 from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.weights import checkpoint_of, in_float32
@@ -86,12 +86,12 @@ def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
     return found
 
 
-def by_replay(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_replay(inquiry: Inquiry) -> Cause | None:
     """The first suspect whose old value alone brings the old answer back; or the fewest that do
     together."""
     if inquiry.rerun is None or not inquiry.new.rows:
         return None
-    known = put_backs(named, inquiry.old, backend_of(inquiry.new))
+    known = put_backs(inquiry.suspects, inquiry.old, backend_of(inquiry.new))
     if inquiry.narrowed:
         # Without stops that the old code cut at by hand, its text is always the whole one.
         known = [one for one in known if one.difference.counts]
@@ -99,15 +99,15 @@ def by_replay(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         again = inquiry.run(one.load, one.parts)
         # Of stops that the old code cut at by hand, equal ids prove nothing: they always are.
         if inquiry.realigned(again, by_ids=one.difference.counts):
-            return alone(inquiry, one, again, named)
+            return alone(inquiry, one, again)
         note_failure(inquiry, one, again)
     return together(inquiry, known)
 
 
-def alone(inquiry: Inquiry, one: PutBack, again: Case | None, named: Sequence[Named]) -> Cause:
+def alone(inquiry: Inquiry, one: PutBack, again: Case | None) -> Cause:
     rows = again.rows if again else ()
     if one.name == "batch.order" and answers_of_others(inquiry.new.rows, rows) is None:
-        return in_company(inquiry, "a request at a time, the old answer comes back", named)
+        return in_company(inquiry, "a request at a time, the old answer comes back")
     proof = f"with the old {one.what} put back, the old answer comes back"
     is_unsure = may_be_written(one.name, *inquiry.pairs[one.difference.row or 0])
     certainty: Certainty = "likely" if is_unsure else "confirmed"
@@ -162,7 +162,7 @@ def put_back_result(name: str, inquiry: Inquiry) -> str:
 # == Without the cache ==
 
 
-def by_cache(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
+def by_cache(inquiry: Inquiry) -> Cause | None:
     """An answer out of a cache that the model would not give."""
     rows = [k for k, (_, row) in enumerate(inquiry.pairs) if request_of(row).get("cached")]
     if not rows:
@@ -216,10 +216,15 @@ def how_asked(row: Row) -> Any:
 SAME_MODEL = 1e-3  # nats: other rows of a batch move float32 sums by 1e-5
 
 
-def by_company(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
-    """Each request by itself, nothing from a cache: is it the rest of the batch? In half precision
-    rounding depends on it, so there the numerics are asked first (without `named`)."""
-    if not can_be_company(inquiry, named):
+def by_company_exactly(inquiry: Inquiry) -> Cause | None:
+    """In half precision rounding depends on the rest of the batch: there numerics are asked
+    first."""
+    return by_company(inquiry) if in_float32(inquiry.old, inquiry.new) else None
+
+
+def by_company(inquiry: Inquiry) -> Cause | None:
+    """Each request by itself, nothing from a cache: is it the rest of the batch?"""
+    if not can_be_company(inquiry):
         return None
     alone = inquiry.run({}, frozenset({ALONE}))
     if alone is None or not inquiry.realigned(alone):
@@ -235,29 +240,27 @@ def by_company(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
         return named_cause("cache.key", "confirmed", said, proof)
     # A row that was given what is another one's, such as its pixel budget, answers as that one
     # does, and is no other's.
-    taken = None if upstream_of_batch(named) else answers_of_others(rows, alone.rows)
+    taken = None if upstream_of_batch(inquiry) else answers_of_others(rows, alone.rows)
     if taken is not None:
         said = f"row {taken[0]} got row {taken[1]}'s"
         return named_cause("batch.order", "confirmed", said, proof)
-    return in_company(inquiry, proof, named)
+    return in_company(inquiry, proof)
 
 
-def can_be_company(inquiry: Inquiry, named: Sequence[Named]) -> bool:
+def can_be_company(inquiry: Inquiry) -> bool:
     rows = inquiry.new.rows
     if inquiry.rerun is None or len(rows) < 2:
-        return False
-    if named != () and not in_float32(inquiry.old, inquiry.new):
         return False
     # Other samples may be the old ones by chance, where something is declared otherwise.
     apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]] or rows
     is_chance = any(is_drawn(row) and not seeds_of(row) for row in apart)
-    return not (counted(named) and is_chance)
+    return not (inquiry.counted and is_chance)
 
 
-def in_company(inquiry: Inquiry, proof: str, named: Sequence[Named] = ()) -> Cause:
+def in_company(inquiry: Inquiry, proof: str) -> Cause:
     """Where the rest of a batch comes in: by its images, in the model, or in what is done with its
     logits."""
-    if upstream := upstream_of_batch(named):
+    if upstream := upstream_of_batch(inquiry):
         name, difference = upstream[0]
         said = f"{difference.sentence()}; only beside others"
         return named_cause(name, "confirmed", said, proof)
@@ -282,9 +285,9 @@ def cause_beside_others(inquiry: Inquiry) -> str:
     return "stop.rule" if are_prefixes(inquiry.pairs) else "sampling.processors"
 
 
-def upstream_of_batch(named: Sequence[Named]) -> list[Named]:
+def upstream_of_batch(inquiry: Inquiry) -> list[Named]:
     batch = STAGES.index("batch")
-    return [(name, d) for name, d in counted(named) if STAGES.index(d.stage) < batch]
+    return [(name, d) for name, d in inquiry.counted if STAGES.index(d.stage) < batch]
 
 
 def asked_as(row: Row) -> tuple[Any, Any]:

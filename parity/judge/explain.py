@@ -19,10 +19,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from parity.judge.after_model import after_decoding, by_endings
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
-from parity.judge.comparison import OF_PROMPTS, Comparison, Named
-from parity.judge.counterfactual import asked_as, by_cache, by_company, by_replay, put_back_result
+from parity.judge.comparison import OF_PROMPTS, Comparison
+from parity.judge.counterfactual import (
+    asked_as,
+    by_cache,
+    by_company_exactly,
+    by_replay,
+    put_back_result,
+)
 from parity.judge.endings import Decoder, leaves
-from parity.judge.inquiry import Inquiry, are_other_samples, counted
+from parity.judge.inquiry import Inquiry, are_other_samples
 from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
@@ -38,7 +44,7 @@ from parity.judge.row import (
 )
 from parity.verdict import STAGES, Cause, Difference, brief
 
-ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
+ExplainStep = Callable[[Inquiry], Cause | None]
 
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
@@ -54,15 +60,17 @@ def find_cause(inquiry: Inquiry) -> Cause | None:
     raised = by_error(inquiry)
     if raised is not None:
         return raised
-    named = []
-    for name, difference in inquiry.comparison.suspects:
-        if is_possible(name, inquiry):
-            named.append((refined(name, difference, inquiry), difference))
+    suspects = inquiry.comparison.suspects
+    inquiry.suspects = [
+        (refined(name, difference, inquiry), difference)
+        for name, difference in suspects
+        if is_possible(name, inquiry)
+    ]
     for step in STEPS:
-        cause = step(inquiry, named)
+        cause = step(inquiry)
         if cause is not None:
             return cause
-    return without_proof(inquiry, named)
+    return without_proof(inquiry)
 
 
 def by_error(inquiry: Inquiry) -> Cause | None:
@@ -77,9 +85,9 @@ def by_error(inquiry: Inquiry) -> Cause | None:
     return Cause("error", "confirmed", said)
 
 
-def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def without_proof(inquiry: Inquiry) -> Cause | None:
     """What is left to say where no run, no invariant and no id proves anything."""
-    is_upstream = bool(counted(named))
+    is_upstream = bool(inquiry.counted)
     if (cause := by_number_of_calls(inquiry, is_upstream=is_upstream)) is not None:
         return cause
     old, new = inquiry.old, inquiry.new
@@ -89,9 +97,9 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
             return after_decoding(inquiry)
     if not is_upstream and (cause := by_endings(inquiry)) is not None:
         return cause
-    if not named:
+    if not inquiry.suspects:
         return None
-    name, difference = named[0]
+    name, difference = inquiry.suspects[0]
     proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
     return difference_cause(name, "likely", difference, proof)
 
@@ -153,7 +161,7 @@ def is_possible(name: str, inquiry: Inquiry) -> bool:
     return True
 
 
-def by_invariant(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_invariant(inquiry: Inquiry) -> Cause | None:
     """The first invariant that the new side alone breaks, unless an earlier stage differs. A
     finding about where ids end is confirmed where the endings of both sides say the same."""
     broken = inquiry.comparison.broken
@@ -161,7 +169,7 @@ def by_invariant(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         return None
     first = min(broken, key=lambda one: STAGES.index(one.place))
     place = STAGES.index(first.place)
-    if any(STAGES.index(difference.stage) < place for _, difference in counted(named)):
+    if any(STAGES.index(difference.stage) < place for _, difference in inquiry.counted):
         return None
     if inquiry.comparison.has_same_ids and first.law in ("end", "text"):
         return None  # the texts themselves tell it
@@ -192,12 +200,12 @@ def declared_end(inquiry: Inquiry) -> Cause | None:
 # == From the recorded ids alone ==
 
 
-def by_recorded_ids(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_recorded_ids(inquiry: Inquiry) -> Cause | None:
     """Another order, another's answer, a lost end or another budget show in the ids."""
     is_as_long = len(inquiry.old.rows) == len(inquiry.new.rows)
     if inquiry.comparison.has_same_ids or not is_as_long:
         return None
-    names = dict(counted(named))
+    names = dict(inquiry.counted)
     order = names.get("batch.order")
     if order is not None and order.old != "its own request":
         proof = "put back in order, the recorded ids of both sides are the same"
@@ -260,9 +268,9 @@ def equal_when_shortened(old: Row, new: Row) -> bool:
 EQUAL_WHEN = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
 
 
-def by_value(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_value(inquiry: Inquiry) -> Cause | None:
     """The same texts in another order, of answers that are the old ones as far as both go."""
-    if counted(named) or inquiry.comparison.has_same_ids:
+    if inquiry.counted or inquiry.comparison.has_same_ids:
         return None
     if not are_prefixes(inquiry.pairs):
         return None
@@ -279,6 +287,6 @@ STEPS: tuple[ExplainStep, ...] = (
     by_value,
     by_replay,
     by_cache,
-    by_company,
+    by_company_exactly,
     by_invariant,
 )

@@ -25,7 +25,8 @@ BESIDE = ("request", "inputs", "decodes")  # which invariants read; no stages fo
 class Inquiry:
     """steps: for `explain`, one line each.   company: how far the rest of its batch moves the
     model's log-probabilities, in nats.   narrowed: to the answers that later prompts hold.
-    untried: cause -> why no run with its old value took place."""
+    untried: cause -> why no run with its old value took place.   suspects: those of the comparison
+    that can be the cause."""
 
     comparison: Comparison
     rerun: Rerun | None = None
@@ -34,6 +35,7 @@ class Inquiry:
     narrowed: bool = False
     untried: dict[str, str] = field(default_factory=dict)
     runs: dict[tuple[str, Parts], Case | None] = field(default_factory=dict)
+    suspects: Sequence[Named] = ()
 
     @property
     def old(self) -> Case:
@@ -50,6 +52,11 @@ class Inquiry:
     @property
     def pairs(self) -> Pairs:
         return self.comparison.pairs
+
+    @property
+    def counted(self) -> list[Named]:
+        """Suspects that fail a strict check by themselves."""
+        return [(name, difference) for name, difference in self.suspects if difference.counts]
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -150,7 +157,3 @@ def no_run(again: Case | None, inquiry: Inquiry) -> str:
         return "the case cannot be run again with it"
     is_made = again.raised not in (None, inquiry.old.raised, inquiry.new.raised)
     return f"the run with it ended in {brief(again.raised)}" if is_made else ""
-
-
-def counted(named: Sequence[Named]) -> list[Named]:
-    return [(name, difference) for name, difference in named if difference.counts]
