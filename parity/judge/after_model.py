@@ -160,6 +160,8 @@ def told_or_cut_stops(case: Case) -> set[str]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
+    if inquiry.comparison.has_same_value:
+        raise AssertionError("after_decoding is asked about a value")
     answers = (rule(inquiry) for rule in VALUE_RULES)
     return next(cause for cause in answers if cause is not None)
 

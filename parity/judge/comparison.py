@@ -55,6 +55,10 @@ class Comparison:
         return len(self.old.rows) == len(self.new.rows) and has_same_ids(self.pairs)
 
     @functools.cached_property
+    def has_same_value(self) -> bool:
+        return equal(self.old.value, self.new.value)
+
+    @functools.cached_property
     def old_texts(self) -> list[str]:
         """Every text of the golden's value."""
         return [text for _, text in leaves(self.old.value)]
@@ -63,8 +67,7 @@ class Comparison:
     def read_for_asked(self) -> frozenset[int]:
         """Pairs of which one side reads the token that the other asks for, where numbers among the
         values, which that token would move, are equal."""
-        value = self.old.value
-        if not (holds_numbers(value) and equal(value, self.new.value)):
+        if not (self.has_same_value and holds_numbers(self.old.value)):
             return frozenset()
         pairs = enumerate(self.pairs)
         return frozenset(

@@ -131,6 +131,8 @@ class Wording:
         """What both hold of answers that were cut; None where something else differs.
         is_free: behind an answer, anything may follow from it."""
         before, after = self.before, self.after
+        if before == after:
+            return None  # no answer stands in what differs
         held = HeldTexts()
         while before != after:
             found = self.next_answer(before, after)
