@@ -13,7 +13,7 @@ NAMES = (
     "messages", "pictures", "picture-parts", "chats", "templates", "stops", "checkpoints", "checkpoint-files", "plans",
     "prompts", "windows", "picture-budgets", "endings", "watches", "results", "releases", "refusals",
     "out-of-memory", "batches", "processors", "steps", "memory", "hf-loads", "vllm-loads", "vllm-params", "vllm-runs",
-    "engines", "events", "weights", "fallbacks", "command",
+    "engines", "events", "weights", "fallbacks", "command", "declared", "readers", "details",
 )  # fmt: skip
 
 

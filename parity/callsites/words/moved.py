@@ -2352,7 +2352,11 @@ def auto_of(info: Mapping[str, Any], made: list[Any], known: Sequence[type] = ()
 
 @contextlib.contextmanager
 def transformers_with(**named: Any) -> Iterator[None]:
-    library = importlib.import_module("transformers")
+    for part in ("modeling_utils", "models.auto.modeling_auto"):  # which import what stands in its place meanwhile
+        importlib.import_module(f"transformers.{part}")
+    for name in (*named, "AutoProcessor"):
+        getattr(sys.modules["transformers"], name)  # the first look at a name may make the module anew
+    library = sys.modules["transformers"]
     before = {name: getattr(library, name) for name in named}
     vars(library).update(named)
     try:
@@ -3165,3 +3169,212 @@ def command() -> Any:
     finally:
         sys.stdout = stdout
     return {"said": stream.getvalue().replace(own.__version__, "VERSION")}
+
+
+# == What is declared ==
+
+
+def parameters_of(kind: Any) -> list[Any]:
+    """Of each field whether it is printed, compared and an argument, and its default."""
+    rows = []
+    for one in dataclasses.fields(kind):
+        default = None if one.default is dataclasses.MISSING else plain(one.default)
+        rows.append([one.name, str(one.repr), str(one.compare), str(one.init), default])
+    return rows
+
+
+@fills("declared")
+def declared() -> Any:
+    """What whoever reads the declarations sees: fields, defaults, names."""
+    contracts = [*CONTRACTS.values(), own.GenerationResult, own.ScoreResult, own.Capabilities, own.Checkpoint, own.Plan]
+    contracts += [own.Prompt, own.Completion, own.Ending, own.Call, own.Row, own.VllmRow]
+    named = [own.Rule, own.Rendered, own.Asked, own.Refusal]
+    names = ("name", "backends", "kinds", "should_stop", "logits", "post_decode", "hf_stopping_criteria")
+    return {
+        "fields": {kind.__name__: parameters_of(kind) for kind in contracts},
+        "defaults": {kind.__name__: {key: plain(one) for key, one in kind._field_defaults.items()} for kind in named},
+        "plugin": {name: plain(getattr(own.Plugin, name)) for name in (*names, "hf_logits_processors")},
+        "literals": {
+            name: list(getattr(own, name).__args__) for name in ("FinishReason", "OnError", "Backend", "DType")
+        },
+        "logger": own.log.name,
+        "remembered": [own.takes.cache_info().maxsize, own.warn_once.cache_info().maxsize],
+        "backends": {name: kind.__name__ for name, kind in own.BACKENDS.items()},
+        "observer": [
+            type(own.NOBODY).__name__,
+            type(own.NOBODY.timed("verify")).__name__,
+            own.NOBODY.arrived("hf", ()),
+        ],
+        "verbs": [
+            own.generate_text_batch.__name__,
+            own.generate_vlm_batch.__name__,
+            own.score_batch.__name__,
+            own.GenerationEngine.render is own.render,
+        ],
+        "kinds": [own.DecodeLoop.batch_kind.__name__, own.HfBackend.name, own.VllmBackend.name],
+        "words": {"ROLES": list(own.ROLES), "PART_TYPES": list(own.PART_TYPES), "IMAGE_FIELDS": list(own.IMAGE_FIELDS)},
+        "inputs": [list(own.ALIGNED), list(own.IMAGE_INPUTS), list(own.COLUMN_INPUTS)],
+    }
+
+
+# == Readers of a checkpoint ==
+
+
+class Reader(Calls):
+    """One of transformers' classes that read a checkpoint."""
+
+    def __init__(self, gives: Any) -> None:
+        super().__init__()
+        self.gives = gives
+
+    def from_pretrained(self, name: str, **named: Any) -> Any:
+        self.note("read", name, **named)
+        if isinstance(self.gives, Exception):
+            raise self.gives
+        return self.gives
+
+
+class Tokens:
+    """A tokenizer without ids of its own."""
+
+    pad_token_id = eos_token_id = None
+    padding_side = truncation_side = "right"
+
+    def __len__(self) -> int:
+        return 7
+
+
+def readers_of(generation: Any = None, **config: Any) -> Any:
+    inner = config_of(**config.pop("inner", {}))
+    outer = config_of(model_type="llama", get_text_config=lambda: inner, **config)
+    tokens = Tokens()
+    known = {
+        "AutoConfig": Reader(outer),
+        "AutoTokenizer": Reader(tokens),
+        "AutoProcessor": Reader(config_of(tokenizer=tokens)),
+        "GenerationConfig": Reader(generation or OSError("none")),
+    }
+    settings = own.ModelLoadConfig(model="golden", revision="r1", trust_remote_code=True)
+    with transformers_with(**known):
+        try:
+            made = own.read_checkpoint(settings)
+        except own.GenEngineError as error:
+            return told(error)
+    ends = [plain(made.eos_ids), made.pad_id, made.tokenizer.pad_token_id, made.dtype, made.window, made.vocabulary]
+    sides = [made.tokenizer.padding_side, made.tokenizer.truncation_side, made.processor is None, made.config is outer]
+    return [ends, sides, made.settings is settings, {name: one.seen for name, one in known.items()}]
+
+
+@fills("readers")
+def readers() -> Any:
+    broken = OSError("no JSON")
+    broken.__context__ = json.JSONDecodeError("a", "b", 0)
+    undecoded = OSError("no text")
+    undecoded.__context__ = UnicodeDecodeError("utf-8", b"a", 0, 1, "b")
+    return {
+        "nothing": readers_of(),
+        "ends": readers_of(
+            config_of(eos_token_id=[3, 9], pad_token_id=5), eos_token_id=1, inner={"eos_token_id": (2, 1)}
+        ),
+        "an end as a pad": readers_of(inner={"eos_token_id": 4, "vocab_size": 5}),
+        "dtype": readers_of(dtype="float16", inner={"max_position_embeddings": 9}),
+        "dtype inside": readers_of(inner={"dtype": "bfloat16", "vocab_size": 3}),
+        "pictures": readers_of(vision_config=1),
+        "broken": [readers_of(one) for one in (broken, undecoded, OSError("gone"))],
+    }
+
+
+# == Details ==
+
+
+def kinds_in(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [kinds_in(one) for one in value]
+    if isinstance(value, Mapping):
+        return [[type(key).__name__, kinds_in(one)] for key, one in value.items()]
+    return type(value).__name__
+
+
+class Spelling(Cleaning):
+    """Letters with a template, and a placeholder for images."""
+
+    chat_template = "tools enable_thinking"
+
+    def apply_chat_template(self, conversation: Any, **named: Any) -> str:
+        self.seen.append([plain(conversation), plain(named)])
+        return "ab" + "c" * len(named.get("tools", ()))
+
+    def convert_tokens_to_ids(self, token: str) -> int:
+        return {"<i>": 26}[token]
+
+
+def spelled(request: Mapping[str, Any]) -> Any:
+    checkpoint = dataclasses.replace(letters(), tokenizer=Spelling())
+    made = prompt_made(checkpoint, request, max_new_tokens=4)
+    return [made["token_ids"], made["notes"], plain(made["messages"]), checkpoint.tokenizer.seen[:1]]
+
+
+def pictured(window: int, vlm: Mapping[str, Any], **options: Any) -> Any:
+    """A prompt with two pictures, of 32 + 16 tokens by the arithmetic of `Patches`."""
+    checkpoint = dataclasses.replace(seeing(Patches()), tokenizer=Spelling(), window=window)
+    images = [Image.new("RGB", (8, 4)), Image.new("RGB", (4, 4))]
+    request = {"prompt_token_ids": [1, 26, 2, 26], "images": images, "vlm": vlm}
+    return said(prompt_made, checkpoint, request, **{"max_new_tokens": 4, **options})
+
+
+def plugin_ended() -> Any:
+    plan = plan_of(letters(), own.adopt_plugins([Few()]))
+    watch = own.RowWatch(plan, bare_prompt())
+    for token_id in (1, 2, 3):
+        watch.push(token_id)
+    return plain(watch.completion([7]))
+
+
+def adapters_asked() -> Any:
+    """Companions' refusals, beside the engine's own."""
+    rows: list[Any] = []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "use_dora": true}', "utf-8")
+        adapters = {"adapters": {"law": folder}}
+        both = {"prompts": [bare_prompt(), bare_prompt(structured="x")]}
+        for version in ("0.13.0", "0.32.0"):
+            with modules(**fake_vllm(version)):
+                asked = [adapters, {**adapters, "device": "cpu"}, {**adapters, "scoring": True}, both]
+                rows += [refused("vllm", **dict(one)) for one in (*asked, {**both, "device": "cpu"})]
+    return rows
+
+
+@fills("details")
+def details() -> Any:
+    cleaning, plan = Cleaning(), None
+    own.decode_ids(cleaning, [1, 2])
+    own.decode_ids(cleaning, (1,), True, True)
+    plan = dataclasses.replace(plan_of(letters(), decode={"clean_up_tokenization_spaces": True}))
+    plan.decode([1])
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with modules(PIL=None, PIL__ImageColor=None):
+        colours = [said(own.build, own.VlmPreprocessOptions, one) for one in ({}, {"background": "red"})]
+    versions = {}
+    for version in ("0.21.0rc1", "0.23.0rc1"):
+        with modules(odd_library=module("odd_library", __version__=version)):
+            versions[version] = own.installed("odd_library>=0.20,<0.23")
+    return {
+        "decoded": [cleaning.seen, plan.checkpoint.tokenizer.seen],
+        "joined and lost": said(rendered, StrictOwner(), [text_parts("a", "b")]),
+        "no string but strings": kinds_in(own.plain_strings({Mood.CALM: [Mood.CALM, (Mood.CALM, 1)], "a": None})),
+        "colours without a library": colours,
+        "before a release": versions,
+        "spelled": [
+            said(spelled, {"messages": talk, "continue_final": True}),
+            said(spelled, {"messages": talk, "tools": [7, 8], "chat": {"enable_thinking": True}}),
+        ],
+        "pictured": [
+            pictured(99_999, {}),
+            pictured(99_999, {"do_resize": False}),
+            pictured(10, {"do_resize": False}, truncate_prompt=True),
+            pictured(9, {"do_resize": False}),
+            pictured(8, {"do_resize": False}, truncate_prompt=True),
+        ],
+        "ended by a plugin": plugin_ended(),
+        "adapters": adapters_asked(),
+    }
