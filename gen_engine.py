@@ -411,12 +411,14 @@ class Rule(NamedTuple):
     def applied(self, where: str, value: Any) -> Any:
         """The converted value. Raises OptionError where it is invalid."""
         is_array = hasattr(value, "tolist") and not isinstance(value, type)
-        made = self.made(value.tolist() if is_array else value)
+        fix = f"it must be {self.meaning}"
+        with wrapping_errors(OptionError, f"{where} cannot be read", fix):
+            made = self.made(value.tolist() if is_array else value)
         right_kind = isinstance(made, self.kinds)
         if isinstance(made, bool) and bool not in self.kinds:
             right_kind = False
         if not right_kind or not self.holds(made):
-            raise OptionError(f"{where} is {short_repr(made)}", fix=f"it must be {self.meaning}")
+            raise OptionError(f"{where} is {short_repr(made)}", fix=fix)
         return made
 
 
@@ -1903,22 +1905,17 @@ def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: 
     return checkpoint.vision(text=texts, images=[[image] for image in images], **how)
 
 
-def check_sides(image: Any, processor: Any) -> None:
-    """Raise ImageError for an image that is no whole number of patches, without resizing."""
-    side = processor.patch_size * processor.merge_size
-    if image.width % side or image.height % side:
-        problem = f"image of {image.width}x{image.height} pixels with do_resize=False"
-        raise ImageError(problem, fix=f"both sides must be multiples of {side}")
-
-
 def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> int:
-    """How many tokens an image becomes, by arithmetic where the image processor offers it."""
+    """How many tokens an image becomes, by arithmetic where the image processor offers it. Raises
+    ImageError for one that is no whole number of patches, without resizing."""
     processor = checkpoint.vision.image_processor
     if not counts_patches(checkpoint):
         return len(expand_images([image], kwargs, checkpoint)["input_ids"][0])
     if not kwargs.get("do_resize", True):
-        check_sides(image, processor)
         side = processor.patch_size * processor.merge_size
+        if image.width % side or image.height % side:
+            problem = f"image of {image.width}x{image.height} pixels with do_resize=False"
+            raise ImageError(problem, fix=f"both sides must be multiples of {side}")
         return int(image.width // side * (image.height // side))
     size = kwargs.get("size", processor.size)
     budget = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
@@ -3520,19 +3517,20 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         checkpoint = self.checkpoint
         config = checkpoint.config
         decoder = self.config.decoder
-        return {
-            "gen_engine": __version__,
-            "model": self.config.model,
-            "architecture": (config.architectures or [config.model_type])[0],
-            "backend": self.backend.name,
-            "backend_why": self.why,
-            "dtype": checkpoint.dtype,
-            "max_model_len": checkpoint.window,
-            "decoder": None if decoder is None else repr(decoder),
-            "eos_token_ids": list(checkpoint.eos_ids),
-            "pad_token_id": checkpoint.pad_id,
-            **fields_of(self.capabilities),
-        }
+        with self._open():
+            return {
+                "gen_engine": __version__,
+                "model": self.config.model,
+                "architecture": (config.architectures or [config.model_type])[0],
+                "backend": self.backend.name,
+                "backend_why": self.why,
+                "dtype": checkpoint.dtype,
+                "max_model_len": checkpoint.window,
+                "decoder": None if decoder is None else repr(decoder),
+                "eos_token_ids": list(checkpoint.eos_ids),
+                "pad_token_id": checkpoint.pad_id,
+                **fields_of(self.capabilities),
+            }
 
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
