@@ -558,7 +558,6 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
 Backend = Literal["hf", "vllm", "auto"]
 DType = Literal["float32", "bfloat16", "float16"]
-BACKEND_NAMES = get_args(Backend)
 DTYPES = get_args(DType)
 OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that sets it
     "dtype": "dtype",
@@ -628,7 +627,7 @@ class ModelLoadConfig(Contract):
         or that would change what a result means (MEANING), are refused. Default: none."""
 
     model: str = ""  # refused by its rule: there is no default
-    backend: Backend = one_of("hf", "backend", BACKEND_NAMES)
+    backend: Backend = one_of("hf", "backend", get_args(Backend))
     dtype: DType | None = one_of(None, "dtype", DTYPES)
     device: str | None = None
     attn_implementation: str | None = None
@@ -967,7 +966,8 @@ class GenerationResult:
     samples: all n results where n > 1, this one (without samples) first.
     cached: it was read from the cache.
     fallback_from: the backend that could not do it, where fallback_backend took over.
-    weight_version: of `update_weights`; None for the checkpoint's weights.
+    weight_version: of `update_weights`, or random where `bare` may have written some; None for the
+        checkpoint's weights.
     notes: what was done differently from the request, e.g. a template without the thinking switch.
     effective: every resolved option with its source, as `engine.effective` returns it."""
 
@@ -1610,6 +1610,11 @@ def flat(options: GenerationOptions) -> dict[str, Any]:
 USUAL = flat(GenerationOptions())
 
 
+def sourced(value: Any, is_callers: bool, other: str = "default") -> dict[str, Any]:
+    """A resolved option and where it comes from."""
+    return {"value": value, "from": "caller" if is_callers else other}
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """GenerationOptions that have met a tokenizer.
@@ -1636,26 +1641,20 @@ class Plan:
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the
         value is that of GenerationOptions, whether or not the caller wrote it)."""
-        resolved: dict[str, tuple[Any, str]] = {}
+        resolved = {}
         for name, value in flat(self.options).items():
-            resolved[name] = value, "default" if value == USUAL[name] else "caller"
-        checkpoint = self.checkpoint
+            resolved[name] = sourced(value, value != USUAL[name])
         names = [plugin.name for plugin in self.plugins]
-        resolved["eos_token_ids"] = (
-            sorted(self.eos_ids),
-            "caller" if self.options.stop.ignore_eos else "checkpoint",
-        )
-        resolved["stop_token_ids"] = (
-            sorted(self.stop_ids),
-            "caller" if self.stop_ids else "default",
-        )
-        resolved["max_model_len"] = (
-            checkpoint.window,
-            "caller" if checkpoint.settings.max_model_len else "checkpoint",
-        )
-        resolved["plugins"] = names, "caller" if names else "default"
+        window = self.checkpoint.window
+        is_own_window = self.checkpoint.settings.max_model_len is not None
         return {
-            name: {"value": value, "from": source} for name, (value, source) in resolved.items()
+            **resolved,
+            "eos_token_ids": sourced(
+                sorted(self.eos_ids), self.options.stop.ignore_eos, "checkpoint"
+            ),
+            "stop_token_ids": sourced(sorted(self.stop_ids), bool(self.stop_ids)),
+            "max_model_len": sourced(window, is_own_window, "checkpoint"),
+            "plugins": sourced(names, bool(names)),
         }
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -3237,13 +3236,11 @@ class VllmBackend:
         def ready(row: Row) -> None:
             row.params = sampling_params(call.plan, row.prompt, row.watch, stepwise=stepwise)
 
-        rows = start_rows(prompts, call, self.name, ready)
-        take = functools.partial(take_tokens, call)
-        more = functools.partial(self._joining, call, ready)
-        self.run(rows, take, call.observer, more)
+        def more() -> list[Row]:
+            return start_rows(call.more(), call, self.name, ready)
 
-    def _joining(self, call: Call, ready: Callable[[Row], None]) -> list[Row]:
-        return start_rows(call.more(), call, self.name, ready)
+        rows = start_rows(prompts, call, self.name, ready)
+        self.run(rows, functools.partial(take_tokens, call), call.observer, more)
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Log-probabilities of responses, as vLLM reads them."""
@@ -3526,7 +3523,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 "backend_why": self.why,
                 "dtype": checkpoint.dtype,
                 "max_model_len": checkpoint.window,
-                "decoder": None if decoder is None else repr(decoder),
+                "decoder": decoder and repr(decoder),
                 "eos_token_ids": list(checkpoint.eos_ids),
                 "pad_token_id": checkpoint.pad_id,
                 **fields_of(self.capabilities),
@@ -3569,15 +3566,36 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             random one. Raises OptionError for weights that do not fit, UnsupportedError beside
             adapters; a fallback backend is refused from then on."""
         with self._open():
+            self._forget(random_version())  # what fails may have replaced some of them
             companion("weights").update(self.backend, weights)
-            self.weight_version = version or random_version()
+            self._forget(version or random_version())
+
+    def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter that later requests may name. Needs the companion adapters.py.
+
+        Raises OptionError for a name that is in use, LoadError for what is no adapter of this
+        model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
+        there will be at a time, and with one of the highest rank."""
+        with self._open():
+            companion("adapters").add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
-    def _forget(self, version: str) -> None:
-        """Use no answer and no state of other weights than these."""
+    def remove_adapter(self, name: str) -> None:
+        """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
+        not loaded."""
+        with self._open():
+            companion("adapters").remove(self.backend, name)
+            self._forget(self.weight_version)
+
+    def _forget(self, version: str | None) -> None:
+        """Use no answer and no state of other weights or adapters than those that are loaded."""
+        self.weight_version = version
         self.backend.forget()
         if self._answers is not None:
-            self._answers.set_version(version)
+            self._answers.set_model(self.config, self.checkpoint, version)
+        if self._fallback is not None:
+            self._fallback.close()
+            self._fallback = None
 
     def close(self) -> None:
         """Free the model. Another engine can be loaded afterwards; this one only raises."""
@@ -3684,8 +3702,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             with at_request(place, errors):
                 results = []
                 for key, prompt in pairs:
-                    how = {"cached": key in cached, **fields}
-                    results.append(finish(done[key], prompt, plan, name, **how))
+                    result = finish(done[key], prompt, plan, name, cached=key in cached, **fields)
+                    results.append(result)
                 answers[place] = results[0]
                 if plan.options.n > 1:
                     answers[place] = dataclasses.replace(results[0], samples=tuple(results))

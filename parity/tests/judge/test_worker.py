@@ -229,7 +229,7 @@ def prints(word: str) -> Generator[int]:
 
 def test_output_of_each_run_goes_into_its_file_and_the_process_stays(tmp_path: Path) -> None:
     with Worker() as worker:
-        seen = set()
+        seen: set[int] = set()
         for name in ("a", "b", "a"):
             with output_into(tmp_path / name):
                 seen.update(worker.run(f"{__name__}:prints", name, 60))
