@@ -559,40 +559,38 @@ MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
 Backend = Literal["hf", "vllm", "auto"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES = get_args(DType)
-OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that sets it
-    "dtype": "dtype",
-    "torch_dtype": "dtype",
-    "attn_implementation": "attn_implementation",
-    "revision": "revision",
-    "trust_remote_code": "trust_remote_code",
-    "max_model_len": "max_model_len",
-    "model": "model",
-    "enable_lora": "adapters",
-    "max_loras": "adapters",
-    "max_lora_rank": "adapters",
-    "speculative_config": "decoder",
-    "spec_method": "decoder",
-    "spec_model": "decoder",
-    "spec_tokens": "decoder",
-}
-MEANING = {  # keyword that changes what a result means -> what holds here
-    "logprobs_mode": "logprobs are raw on both backends",
-    "max_logprobs": "any number of logprobs is reported",
-    "generation_config": "each call sets all sampling options",
-    "override_generation_config": "each call sets all sampling options",
-    "watermark_config": "samples are not watermarked",
-    "tokenizer": "the checkpoint's tokenizer is used",
-    "tokenizer_revision": "the checkpoint's tokenizer is used",
-    "skip_tokenizer_init": "the checkpoint's tokenizer is used",
-    "hf_config_path": "the checkpoint's config is used",
-    "model_weights": "the checkpoint's weights are used",
-    "mm_processor_kwargs": "each request sets its pixel budget, with vlm={...}",
-    "default_mm_loras": "each request names its adapter",
-    "reasoning_parser": "a structure begins with the answer",
-    "runner": "the model generates",
-    "convert": "the model generates",
-    "task": "the model generates",
-    "output_loading_info": "missing weights are an error",
+NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what to do instead
+    "dtype": "use the field 'dtype' instead",
+    "torch_dtype": "use the field 'dtype' instead",
+    "attn_implementation": "use the field 'attn_implementation' instead",
+    "revision": "use the field 'revision' instead",
+    "trust_remote_code": "use the field 'trust_remote_code' instead",
+    "max_model_len": "use the field 'max_model_len' instead",
+    "model": "use the field 'model' instead",
+    "enable_lora": "use the field 'adapters' instead",
+    "max_loras": "use the field 'adapters' instead",
+    "max_lora_rank": "use the field 'adapters' instead",
+    "speculative_config": "use the field 'decoder' instead",
+    "spec_method": "use the field 'decoder' instead",
+    "spec_model": "use the field 'decoder' instead",
+    "spec_tokens": "use the field 'decoder' instead",
+    "logprobs_mode": "leave it out: logprobs are raw on both backends",
+    "max_logprobs": "leave it out: any number of logprobs is reported",
+    "generation_config": "leave it out: each call sets all sampling options",
+    "override_generation_config": "leave it out: each call sets all sampling options",
+    "watermark_config": "leave it out: samples are not watermarked",
+    "tokenizer": "leave it out: the checkpoint's tokenizer is used",
+    "tokenizer_revision": "leave it out: the checkpoint's tokenizer is used",
+    "skip_tokenizer_init": "leave it out: the checkpoint's tokenizer is used",
+    "hf_config_path": "leave it out: the checkpoint's config is used",
+    "model_weights": "leave it out: the checkpoint's weights are used",
+    "mm_processor_kwargs": "leave it out: each request sets its pixel budget, with vlm={...}",
+    "default_mm_loras": "leave it out: each request names its adapter",
+    "reasoning_parser": "leave it out: a structure begins with the answer",
+    "runner": "leave it out: the model generates",
+    "convert": "leave it out: the model generates",
+    "task": "leave it out: the model generates",
+    "output_loading_info": "leave it out: missing weights are an error",
 }
 
 
@@ -624,7 +622,7 @@ class ModelLoadConfig(Contract):
         the result. Needs the companion fallback.py. Default None: what it cannot do is refused.
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
-        or that would change what a result means (MEANING), are refused. Default: none."""
+        or that would change what a result means (NOT_PASSED), are refused. Default: none."""
 
     model: str = ""  # refused by its rule: there is no default
     backend: Backend = one_of("hf", "backend", get_args(Backend))
@@ -665,11 +663,8 @@ class ModelLoadConfig(Contract):
         """Refuse keywords that a field sets, in a copy that the caller cannot change."""
         extra = dict(getattr(self, name))
         set_frozen(self, **{name: extra})
-        for key in OWN_SETTINGS.keys() & extra.keys():
-            fix = f"use the field {OWN_SETTINGS[key]!r} instead"
-            raise OptionError(f"{name} sets {key!r}", fix=fix)
-        for key in MEANING.keys() & extra.keys():
-            raise OptionError(f"{name} sets {key!r}", fix=f"leave it out: {MEANING[key]}")
+        for key in NOT_PASSED.keys() & extra.keys():
+            raise OptionError(f"{name} sets {key!r}", fix=NOT_PASSED[key])
         if self.device is not None and "device_map" in extra:
             problem = f"{name} sets 'device_map' beside device {self.device!r}"
             raise OptionError(problem, fix="give one of the two")
@@ -1872,7 +1867,9 @@ def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str,
 
 
 def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(images of a VlmGenerationRequest in order, the processor's keywords for them)."""
+    """(images of a request in order, the processor's keywords for them)."""
+    if not holds_images(request):
+        return (), {}
     loose = list(request.images)
     sources = []
     for part in image_parts(request.messages):
@@ -1927,12 +1924,9 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     """Render, tokenize, read the images, and check that all of it fits. Raises RequestError."""
     checkpoint = plan.checkpoint
     ids, notes = prompt_ids(request, checkpoint)
-    images: tuple[Any, ...] = ()
-    image_kwargs: dict[str, Any] = {}
-    length = len(ids)
-    if holds_images(request):
-        images, image_kwargs = images_of(request, checkpoint)
+    images, image_kwargs = images_of(request, checkpoint)
     check_ids(ids, len(images), checkpoint)
+    length = len(ids)
     for image in images:
         length += image_tokens(image, image_kwargs, checkpoint) - 1
     ids, length = fit_to_window(ids, length, bool(images), plan)
@@ -3313,13 +3307,12 @@ class VllmBackend:
             output = no_token(True, False)
         return take(own.row, output)
 
-    def _decoding(self, running: Mapping[str, VllmRow]) -> contextlib.AbstractContextManager[Any]:
-        """What a decoder does around the steps of a call."""
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.decoder is not None:
-            prompts = {own.internal: own.row.prompt for own in running.values()}
-            context = self.decoder.vllm_run(self.model, prompts)
-        return context
+    def _decoding(self, running: Mapping[str, VllmRow]) -> Any:
+        """The context of what a decoder does around the steps of a call."""
+        if self.decoder is None:
+            return contextlib.nullcontext()
+        prompts = {own.internal: own.row.prompt for own in running.values()}
+        return self.decoder.vllm_run(self.model, prompts)
 
     def _step(self, engine: Any, running: Iterable[str]) -> list[tuple[str, Any]]:
         """(name, output) of rows; where vLLM fails, the error for every row that runs."""
