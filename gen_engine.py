@@ -1933,7 +1933,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     check_adapter(request.adapter, checkpoint.settings.adapters)
     grammar = None
     if request.structured is not None:
-        grammar = companion("structured").grammar_for(request.structured, plan)
+        grammar = companion("structured").grammar_for(request, plan)
     return Prompt(
         token_ids=ids,
         images=images,
