@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """The thought and the answer of a model that thinks first: a companion of gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="reasoning plugin_hooks"`, and
+Copy both into your repository, `make vendor DEST=acme/llm WITH="reasoning"`, and
 
     from acme.llm.reasoning import Thinking, split
 
@@ -10,7 +10,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="reasoning plugi
     [result] = engine.generate_text_batch([request], options, plugins=[thinking])
     reasoning, answer = split(result, engine)
 
-Structured output begins behind the thought with `"structured": {"json": schema, "after": "</think>"}`.
+`Thinking` needs plugin_hooks.py, too. Structured output begins behind the thought with
+`"structured": {"json": schema, "after": "</think>"}`.
 """
 
 from __future__ import annotations
