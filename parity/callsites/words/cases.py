@@ -13,7 +13,8 @@ NAMES = (
     "messages", "pictures", "picture-parts", "chats", "templates", "stops", "checkpoints", "checkpoint-files", "plans",
     "prompts", "windows", "picture-budgets", "endings", "watches", "results", "releases", "refusals",
     "out-of-memory", "batches", "processors", "steps", "memory", "hf-loads", "vllm-loads", "vllm-params", "vllm-runs",
-    "engines", "events", "weights", "fallbacks", "command", "declared", "readers", "details",
+    "engines", "events", "weights", "fallbacks", "command", "declared", "readers", "details", "beside",
+    "columns",
 )  # fmt: skip
 
 

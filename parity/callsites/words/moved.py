@@ -1437,7 +1437,8 @@ def ids_of(text: str) -> list[int]:
 def prompt_made(checkpoint: own.Checkpoint, request: Mapping[str, Any], **options: Any) -> Any:
     kind = own.VlmGenerationRequest if "images" in request else own.TextGenerationRequest
     made = own.prompt_of(own.build(kind, request), plan_of(checkpoint, **options))
-    return plain(dataclasses.replace(made, images=tuple(pixels(one) for one in made.images)))
+    notes = tuple(re.sub(r"^\w+'s", "Its", note) for note in made.notes)  # releases name the class in their own way
+    return plain(dataclasses.replace(made, images=tuple(pixels(one) for one in made.images), notes=notes))
 
 
 @fills("prompts")
@@ -2031,6 +2032,8 @@ def batches() -> Any:
     budget = {"size": {"shortest_edge": 1024, "longest_edge": 4096}}
     mixed[3].prompt = dataclasses.replace(mixed[3].prompt, image_kwargs=budget)
     made = own.collate(mixed, vision, "cpu")
+    kinds = made.pop("mm_token_type_ids", made["input_ids"] == place)  # of newer releases
+    alike = bool((kinds == ((made["input_ids"] == place) & made["attention_mask"].bool())).all())
     prompts = [row.prompt for row in mixed]
     padding = [((place, 5), vision), ((place,), vision), ((), vision), ((1, 2), checkpoint), ((), checkpoint)]
     other = seeing(config_of(model_input_names=["pixel_values"]))
@@ -2045,6 +2048,7 @@ def batches() -> Any:
             for name, value in made.items()
         },
         "pixels": [round(float(made["pixel_values"].sum()), 2)],
+        "kinds of tokens": alike,
         "their ids": [plain(row.ids) for row in mixed],
         "padding": [own.padding_id(bare_prompt(token_ids=ids), one) for ids, one in padding],
         "groups": [[len(group) for group in own.image_groups(prompts, one)] for one in (vision, other, grids)],
@@ -3378,4 +3382,180 @@ def details() -> Any:
         ],
         "ended by a plugin": plugin_ended(),
         "adapters": adapters_asked(),
+    }
+
+
+# == Companions, by doubles of them ==
+
+
+class Companion(Calls):
+    """A companion that notes what it is asked for."""
+
+    REFUSALS = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def called(*args: Any, **named: Any) -> Any:
+            self.note(name, *map(shown, args), **{key: shown(one) for key, one in named.items()})
+            return {"Grammars": self, "matcher": "a matcher", "vllm_arguments": {"enable_lora": True}}.get(
+                name, {"a": 1}
+            )
+
+        return called
+
+
+def shown(value: Any) -> Any:
+    return plain(value) if isinstance(value, (str, int, float, tuple, dict, type(None))) else type(value).__name__
+
+
+@contextlib.contextmanager
+def companions_as(**named: Any) -> Iterator[None]:
+    place = own.companion("forcing").__name__.rpartition(".")[0]
+    with modules(**{f"{place}.{name}": one for name, one in named.items()}):
+        yield
+
+
+class Lost:
+    """Finds a companion that lacks a library."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.endswith(".lost_one"):
+            raise ModuleNotFoundError("no library", name="a_library")
+        return None
+
+
+def beside_hf() -> Any:
+    adapters, structured, scoring, decoded = Companion(), Companion(), Companion(), Companion()
+    plan = plan_of(small(), logprobs=0)
+    with companions_as(adapters=adapters, structured=structured, scoring=scoring):
+        loads = loaded(adapters={"law": "golden", "med": "golden"})[6:8]
+        backend = bare_backend(checkpoint=letters(adapters={"law": "golden"}))
+        backend.adapt("law")
+        row = row_of(plan, (1,))
+        row.prompt = dataclasses.replace(row.prompt, structured="root ::= x")
+        backend._start(row)
+        backend._start(row)
+        scores = [backend.score([], logits=True, grad=False), backend.adapter]
+    with companions_as(structured=decoded):
+        import torch
+
+        loop, _, _ = loop_of(plan, ())
+        loop.rows = [row_of(plan, (1,)), row_of(plan, (2,), matcher=Grammar([0]))]
+        loop.decide(torch.zeros(2, 6), lambda ids, scores: scores, torch.tensor([[1], [2]]))
+    seen = [one.seen for one in (adapters, structured, scoring, decoded)]
+    return [seen, loads, row.matcher, scores]
+
+
+def beside_vllm() -> Any:
+    adapters, structured, scoring = Companion(), Companion(), Companion()
+    fields = {"adapters": {"law": "golden"}}
+    out = Output("0", [1], True)
+    with companions_as(adapters=adapters, structured=structured, scoring=scoring):
+        loads = vllm_loaded(**fields)
+        unended = asked_vllm(Llm([[out]]), ["a"], structured="root ::= x")
+        free = asked_vllm(Llm([[out]]), ["a"])
+        apart = asked_vllm(Llm([[Output("0", [29, 0], True)]], inside=False), ["a"], structured="root ::= x")
+        backend = bare_backend()
+        scores = own.VllmBackend.score(backend, [], logits=True, grad=False)
+    return [
+        [one.seen for one in (adapters, structured, scoring)],
+        loads[0],
+        loads[1],
+        unended[:3],
+        free[1],
+        apart[1],
+        scores,
+    ]
+
+
+@fills("beside")
+def beside() -> Any:
+    sys.meta_path.insert(0, Lost())
+    try:
+        lost = said(own.companion, "lost_one")
+    finally:
+        sys.meta_path.pop(0)
+    return {"hf": beside_hf(), "vllm": beside_vllm(), "lost": lost}
+
+
+class Stepping:
+    """A model of transformers 4.57 that keeps offsets of its positions, or of today."""
+
+    def __init__(self, keeps: bool) -> None:
+        import torch
+
+        self.seen: list[Any] = []
+        self.model = config_of(rope_deltas=torch.tensor([[1], [2], [3]])) if keeps else config_of()
+        if not keeps:
+            self._prefill = self.first
+
+    def first(self, ids: Any, config: Any, state: Any, is_first_iteration: bool) -> Any:
+        self.seen.append(["prefill", config, sorted(state), is_first_iteration])
+        return self.outputs(ids)
+
+    def outputs(self, ids: Any) -> Any:
+        import torch
+
+        return config_of(logits=torch.arange(float(ids.shape[0] * 8)).reshape(ids.shape[0], 2, 4))
+
+    def _get_initial_cache_position(self, length: int, device: Any, state: Any) -> dict[str, Any]:
+        return {"cache_position": length}
+
+    def prepare_inputs_for_generation(self, ids: Any, **state: Any) -> dict[str, Any]:
+        self.seen.append(["prepare", list(ids.shape), sorted(state), state.get("next_sequence_length")])
+        return {"ids": ids}
+
+    def __call__(self, ids: Any, return_dict: bool) -> Any:
+        kept = getattr(self.model, "rope_deltas", None)
+        self.seen.append(["call", return_dict, None if kept is None else kept.tolist()])
+        return self.outputs(ids)
+
+    def _update_model_kwargs_for_generation(self, outputs: Any, state: Any) -> Any:
+        return {**state, "updated": True}
+
+
+def batch_kept(keeps: bool, cache: str) -> Any:
+    import torch
+
+    held = Calls()
+    held.reorder_cache = lambda places: held.note("reorder", places.tolist())
+    state = {
+        cache: held,
+        "attention_mask": torch.arange(6).reshape(3, 2),
+        "position_ids": torch.arange(12).reshape(2, 3, 2),
+        "other": torch.arange(3),
+        **dict.fromkeys([*own.IMAGE_INPUTS, "mm_token_type_ids"], "pixels"),
+    }
+    model = Stepping(keeps)
+    ids = torch.tensor([[1, 2], [3, 4], [5, 6]])
+    unused = {"stopping_criteria": 1, "synced_gpus": 2, "streamer": 3}
+    batch = own.Batch(model, ids, "processors", "config", **state, **unused)
+    first = [sorted(batch.state), batch.logits, batch.rope, batch.processors, batch.config]
+    logits = [batch.forward().logits.shape[1], batch.logits.tolist()]
+    model.model.rope_deltas = None
+    batch.keep([0, 2])
+    batch.forward(2)
+    rest = {name: one.tolist() for name, one in batch.state.items() if torch.is_tensor(one)}
+    rope = None if batch.rope is None else batch.rope.tolist()
+    return [
+        first,
+        logits,
+        sorted(batch.state),
+        rest,
+        rope,
+        batch.ids.tolist(),
+        held.seen,
+        model.seen,
+        batch.cache is held,
+    ]
+
+
+@fills("columns")
+def columns() -> Any:
+    return {
+        f"{keeps} {cache}": batch_kept(keeps, cache)
+        for keeps in (True, False)
+        for cache in ("cache", "past_key_values")
     }

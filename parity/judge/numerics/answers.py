@@ -22,6 +22,7 @@ from typing import Any
 
 from parity import verdict
 from parity.golden import Case, Store
+from parity.judge.naming import named_cause
 from parity.judge.numerics.errors import FLOOR
 from parity.judge.numerics.groups import (
     Group,
@@ -30,11 +31,10 @@ from parity.judge.numerics.groups import (
     read_moved,
     read_references,
 )
-from parity.judge.numerics.naming import named_cause
 from parity.judge.numerics.noise import Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
-from parity.judge.numerics.questions import Judged, Question, Step, could_not
+from parity.judge.numerics.questions import NOT_SHOWN, Judged, Question, Step, could_not
 from parity.judge.numerics.reading import CannotJudge
 from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
@@ -46,7 +46,6 @@ RanEngines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
 CaseKey = tuple[str, str, str]  # site, case, backend
 
 FAR = 5  # times what a few tokens say of noise
-NOT_SHOWN = "on this case the value does not show it"
 CUT_OFF = (
     "; vLLM's kernels cut bfloat16 off on this CPU, and do not round: move in float16 or float32, "
     "or on hf"

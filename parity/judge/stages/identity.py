@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from parity.judge.row import Row, is_drawn, prompt_with_pictures, request_of, seeds_of
-from parity.judge.stages.stage import KEPT, Compared, Invariant, Kept, Stage, Tools
+from parity.judge.row import Row, is_drawn, prompt_of, prompt_with_pictures, request_of, seeds_of
+from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference
 
 
@@ -45,7 +45,7 @@ def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
 
 
 def prompt_and_answer(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(row["prompt_ids"]), tuple(row["output_ids"])
+    return prompt_of(row), tuple(row["output_ids"])
 
 
 def identity(row: Row, tools: Tools) -> Kept:
@@ -57,13 +57,9 @@ def identity(row: Row, tools: Tools) -> Kept:
     return KEPT
 
 
-def compare_order(comparison: Compared) -> Iterator[Difference]:
-    return order_differences(comparison.old.rows, comparison.new.rows)
-
-
 STAGE = Stage(
     "identity",
     fields=(),
-    compare_all=compare_order,
+    compare_all=lambda case: order_differences(case.old.rows, case.new.rows),
     invariants=(Invariant("identity", "batch", identity),),
 )
