@@ -291,6 +291,13 @@ def text_before(marker: str) -> str:
     return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
 
 
+def behind(marker: str, ebnf: str) -> str:
+    """The EBNF of any text, a marker, and a structure."""
+    grammar = lazy_import("xgrammar").Grammar
+    before = grammar.from_ebnf(text_before(marker))
+    return str(grammar.concat(before, grammar.from_ebnf(fix_hex_escapes(ebnf))))
+
+
 @functools.lru_cache(64)
 def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and
@@ -299,9 +306,7 @@ def grammar_of(structured: StructuredOptions) -> str:
     with wrapping_errors(RequestError, f"xgrammar refused the {form}", "correct it"):
         ebnf = ebnf_of(form, value)
         if structured.after:
-            grammar = lazy_import("xgrammar").Grammar
-            before = grammar.from_ebnf(text_before(structured.after))
-            ebnf = str(grammar.concat(before, grammar.from_ebnf(fix_hex_escapes(ebnf))))
+            ebnf = behind(structured.after, ebnf)
     if len(ebnf) > LONGEST:
         size = f"{len(ebnf)} characters of EBNF"
         problem = f"xgrammar would take minutes for the {form}, {size}"
