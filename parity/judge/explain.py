@@ -63,7 +63,8 @@ def by_error(inquiry: Inquiry) -> Cause | None:
 
 def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     """What is left to say where no run, no invariant and no id proves anything."""
-    is_upstream = bool(counted(named))
+    # What a criterion does was not seen: the texts tell it.
+    is_upstream = any(difference.field != "criteria" for _, difference in counted(named))
     if (cause := by_number_of_calls(inquiry, is_upstream=is_upstream)) is not None:
         return cause
     old, new = inquiry.old, inquiry.new
@@ -76,7 +77,7 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         return cause
     if not named:
         return None
-    name, difference = named[0]
+    name, difference = [*counted(named), *named][0]
     proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
     return Cause(name, "likely", sentence(name, difference), proof)
 

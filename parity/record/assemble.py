@@ -96,7 +96,7 @@ class Before:
         if folded_images(text or "") in self._rendered():
             return Text(text, len(ids) - len(begin))
         # Markers were tokenized apart from what stands between them.
-        return Text(joined_text(self.texts, ids) or text)
+        return Text(joined_text(self.texts, ids) or (None if self.cut(ids) else text))
 
     def _rendered(self) -> set[str]:
         return {folded_images(text) for event in self.templates for text in event.texts}

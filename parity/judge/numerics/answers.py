@@ -31,7 +31,7 @@ from parity.judge.numerics.groups import (
     read_references,
 )
 from parity.judge.numerics.naming import named_cause
-from parity.judge.numerics.noise import Parted, Parting, within_noise
+from parity.judge.numerics.noise import FEWEST_STEPS, Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
 from parity.judge.numerics.questions import Judged, Question, Step, could_not
@@ -143,7 +143,8 @@ def answer_of(group: Group, question: Question) -> Judged:
     if question.kind == "floats":
         return by_numbers(found, question)
     if found.outcome == "cannot tell" or question.kind == "model":
-        return without_numerics(question, of_site(found), steps)
+        chosen = by_another_stage(group, found, question, steps)
+        return chosen or without_numerics(question, of_site(found), steps)
     return by_steps(group, found, question, steps) if steps else question.otherwise
 
 
@@ -152,8 +153,10 @@ def of_site(found: Verdict) -> str:
 
 
 def without_numerics(question: Question, why: str, steps: Sequence[Step]) -> Judged:
-    """The numerics say nothing: what was declared stays, and so does what passes with equal ids; no
-    other case does."""
+    """The numerics say nothing: what was declared stays, and so do what passes with equal ids and
+    what differs beside the ids that part; no other case does."""
+    if question.beside is not None and not question.apart:
+        return "DRIFT", question.beside, (why,)
     is_exact = question.kind == "floats" and question.weights.dtype == "float32"
     passes = question.kind == "passing" and not steps
     if question.kind == "model" or is_exact or passes:
@@ -297,6 +300,19 @@ def by_rounding(found: Verdict, question: Question, judged: Sequence[JudgedStep]
     gap = f"the widest gap is {worst.parted.gap:.1e} nats ({worst})"
     sentence = f"{len(judged)} rows part, {gap}, noise explains {worst.parted.allowed:.1e}"
     return near_tie(f"{CAUSES['numeric.near_tie']}: {sentence}", found)
+
+
+def by_another_stage(
+    group: Group, found: Verdict, question: Question, steps: Sequence[Step]
+) -> Judged | None:
+    """Of a few tokens, which say nothing of a shift: a choice that a path would not have made by
+    far, as it reads the golden, was not the model's. None: all choices may have been."""
+    if question.kind != "parted" or found.noise.tokens < FEWEST_STEPS:
+        return None
+    wide = dataclasses.replace(found, noise=found.noise.times(FAR))
+    judged = by_steps(dataclasses.replace(group, verdict=wide), found, question, steps)
+    cause = judged[1]
+    return judged if cause is not None and cause.name == "sampling.processors" else None
 
 
 def judge_step(group: Group, case: str, step: Step) -> JudgedStep:

@@ -35,6 +35,10 @@ class Noise:
         sizes = math.sqrt(2 * math.log(max(self.tokens, FEWEST_STEPS) / BEYOND))
         return math.sqrt(2) * max(size * sizes, self.largest)
 
+    def times(self, factor: float) -> Noise:
+        sizes = (factor * size for size in (self.old, self.new, self.largest))
+        return Noise(*sizes, self.tokens)
+
     @property
     def of_gap(self) -> float:
         """How far it moves the gap of two tokens, nats."""

@@ -204,10 +204,13 @@ def of_doubled_bos(prompts: TwoPrompts) -> str | None:
 
 
 def of_declared_cut(prompts: TwoPrompts) -> str | None:
-    """Two parts of equally long texts, as the tokenizer was seen to cut them."""
-    part, _, whole = request_of(prompts.old).get("cut", "").partition(" of ")
-    other_part, _, other_whole = request_of(prompts.new).get("cut", "").partition(" of ")
-    return "prompt.truncation" if whole and whole == other_whole and part != other_part else None
+    """Two parts of equally long texts, or the beginning and the end of texts, as the tokenizer was
+    seen to cut them."""
+    cuts = [request_of(row).get("cut", "").split() for row in (prompts.old, prompts.new)]
+    if not all(cuts) or cuts[0] == cuts[1]:
+        return None
+    is_cut = cuts[0][0] != cuts[1][0] or cuts[0][-1] == cuts[1][-1]
+    return "prompt.truncation" if is_cut else None
 
 
 def of_clock(prompts: TwoPrompts) -> str | None:

@@ -401,7 +401,8 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collectio
 
 
 def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
-    """A row's own ids. Code may put an id, such as a beginning of text, before a text.
+    """A row's own ids. Code may put an id, such as a beginning of text, before a text, and read
+    nothing of a text of one id.
 
     texts: sorted.
     """
@@ -411,7 +412,7 @@ def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
     for count in range(len(ids), least - 1, -1):
         if begins_a_text(ids[:count], texts) or begins_a_text(ids[1:count], texts):
             return ids[:count]
-    return ids
+    return ids[:1] if least == 1 and any(len(text) == 1 for text in texts) else ids
 
 
 def begins_a_text(ids: Ids, texts: Sequence[Ids]) -> bool:
