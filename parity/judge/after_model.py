@@ -265,7 +265,8 @@ def of_processed_logits(inquiry: Inquiry, difference: Difference) -> Cause | Non
 
 def of_reason(inquiry: Inquiry, difference: Difference) -> Cause | None:
     reasons = other_reason(difference.old, difference.new)
-    if reasons is None or is_another_word(inquiry, *reasons):
+    is_another_word = reasons == ("stop", "eos") and not told_stops(inquiry.new)
+    if reasons is None or is_another_word:  # for an end of text
         return None
     ended = f"an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
     proof = f"{SAME_IDS}, and the reason that is told is another one"
@@ -364,12 +365,6 @@ def by_token(value: Any) -> Any:
 REASONS = {
     "eos", "eos_token", "stop", "stop_sequence", "end_turn", "length", "max_tokens", "plugin",
 }  # fmt: skip
-
-
-def is_another_word(inquiry: Inquiry, old: str, new: str) -> bool:
-    """Whether the old code's "stop" can only have been an end of text, which the new code names."""
-    stops = told_stops(inquiry.old) | told_stops(inquiry.new)
-    return old == "stop" and new in ("eos", "eos_token", "end_turn") and not stops
 
 
 def other_reason(old: Any, new: Any) -> tuple[str, str] | None:

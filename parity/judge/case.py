@@ -36,7 +36,6 @@ from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in
 from parity.judge.numerics.seeds import seed_source
 from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of
 from parity.judge.row import (
-    Row,
     criteria,
     drew,
     entry,
@@ -455,7 +454,8 @@ def other_prompts(comparison: Comparison) -> Cause | None:
 
 def other_flag(comparison: Comparison) -> Cause | None:
     """Special tokens that only one side drops, where each row became text once."""
-    flag = next(filter(is_skip_special, comparison.differences), None)
+    flags = (one for one in comparison.differences if one.field == "skip_special_tokens")
+    flag = next(flags, None)
     if flag is None or not decoded_once(comparison):
         return None
     return flag_that_shows_elsewhere(flag)
@@ -490,20 +490,13 @@ Prompt = tuple[int, ...]
 
 
 def asked_prompts(case: Case) -> set[Prompt]:
-    return {tuple(row["prompt_ids"]) for row in case.rows if not read_in_vain(row)}
+    # Without a loss that was asked for of which no token counts.
+    rows = (row for row in case.rows if (row.get("request") or {}).get("labels") != "none")
+    return {tuple(row["prompt_ids"]) for row in rows}
 
 
 def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
     return any(ids == whole[: len(ids)] for whole in prompts)
-
-
-def read_in_vain(row: Row) -> bool:
-    """Whether a loss was asked for of which no token counts."""
-    return bool((row.get("request") or {}).get("labels") == "none")
-
-
-def is_skip_special(difference: Difference) -> bool:
-    return (difference.stage, difference.field) == ("decode", "skip_special_tokens")
 
 
 def flag_that_shows_elsewhere(difference: Difference) -> Cause:

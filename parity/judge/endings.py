@@ -129,15 +129,11 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
         known += [union, union[::-1]]
     for stops in list(known):
         if len(stops) <= MOST_STOPS:
-            known += [without_stop(stops, gone) for gone in stops]
+            known += [tuple(stop for stop in stops if stop != gone) for gone in stops]
     return list(dict.fromkeys(known))
 
 
 MOST_STOPS = 8  # of a list that is tried without each of them
-
-
-def without_stop(stops: Sequence[str], gone: str) -> tuple[str, ...]:
-    return tuple(stop for stop in stops if stop != gone)
 
 
 def argument_stops(case: Case) -> list[tuple[str, ...]]:

@@ -67,11 +67,9 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     is_upstream = any(difference.field != "criteria" for _, difference in counted(named))
     if (cause := by_number_of_calls(inquiry, is_upstream=is_upstream)) is not None:
         return cause
-    old, new = inquiry.old, inquiry.new
-    if inquiry.comparison.has_same_ids:
-        is_of_model = is_upstream and bool(number_gap(old.value, new.value))
-        if not is_of_model and not (is_upstream and by_endings(inquiry) is None):
-            return after_decoding(inquiry)
+    is_same = inquiry.comparison.has_same_ids
+    if is_same and not (is_upstream and is_of_model(inquiry)):
+        return after_decoding(inquiry)
     if not is_upstream and (cause := by_endings(inquiry)) is not None:
         inquiry.steps.append(f"cause: {cause}: {cause.proof}")
         return cause
@@ -80,6 +78,12 @@ def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
     name, difference = [*counted(named), *named][0]
     proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
     return Cause(name, "likely", sentence(name, difference), proof)
+
+
+def is_of_model(inquiry: Inquiry) -> bool:
+    """Of equal ids: whether values differ by what the model says of them, or in no way of ours."""
+    gap = number_gap(inquiry.old.value, inquiry.new.value)
+    return bool(gap) or by_endings(inquiry) is None
 
 
 def by_number_of_calls(inquiry: Inquiry, *, is_upstream: bool) -> Cause | None:

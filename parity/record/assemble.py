@@ -96,7 +96,9 @@ class Before:
         if folded_images(text or "") in self._rendered():
             return Text(text, len(ids) - len(begin))
         # Markers were tokenized apart from what stands between them.
-        return Text(joined_text(self.texts, ids) or (None if self.cut(ids) else text))
+        if self.cut(ids):
+            text = None
+        return Text(joined_text(self.texts, ids) or text)
 
     def _rendered(self) -> set[str]:
         return {folded_images(text) for event in self.templates for text in event.texts}

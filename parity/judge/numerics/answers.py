@@ -142,10 +142,15 @@ def answer_of(group: Group, question: Question) -> Judged:
         return by_shift(group, found, question)
     if question.kind == "floats":
         return by_numbers(found, question)
-    if found.outcome == "cannot tell" or question.kind == "model":
-        chosen = by_another_stage(group, found, question, steps)
-        return chosen or without_numerics(question, of_site(found), steps)
-    return by_steps(group, found, question, steps) if steps else question.otherwise
+    judged = by_steps(group, found, question, steps) if steps else question.otherwise
+    if question.kind != "model" and (found.outcome != "cannot tell" or is_of_another_stage(judged)):
+        return judged
+    return without_numerics(question, of_site(found), steps)
+
+
+def is_of_another_stage(judged: Judged) -> bool:
+    """A few tokens say nothing of a shift, but all of a choice that was surely not the model's."""
+    return judged[1] is not None and judged[1].name == "sampling.processors"
 
 
 def of_site(found: Verdict) -> str:
@@ -302,26 +307,17 @@ def by_rounding(found: Verdict, question: Question, judged: Sequence[JudgedStep]
     return near_tie(f"{CAUSES['numeric.near_tie']}: {sentence}", found)
 
 
-def by_another_stage(
-    group: Group, found: Verdict, question: Question, steps: Sequence[Step]
-) -> Judged | None:
-    """Of a few tokens, which say nothing of a shift: a choice that a path would not have made by
-    far, as it reads the golden, was not the model's. None: all choices may have been."""
-    if question.kind != "parted" or found.noise.tokens < FEWEST_STEPS:
-        return None
-    wide = dataclasses.replace(found, noise=found.noise.times(FAR))
-    judged = by_steps(dataclasses.replace(group, verdict=wide), found, question, steps)
-    cause = judged[1]
-    return judged if cause is not None and cause.name == "sampling.processors" else None
-
-
 def judge_step(group: Group, case: str, step: Step) -> JudgedStep:
     """Raises CannotJudge."""
     place = group.places.get((case, step.row))
     if place is None or group.verdict is None:
         raise CannotJudge(f"row {step.row} could not be read again: its pictures were not kept")
     parting = parting_at(group, place, step)
-    parted = within_noise(parting, group.verdict.noise)
+    found = group.verdict
+    are_few = found.outcome == "cannot tell"
+    if are_few and found.noise.tokens < FEWEST_STEPS:
+        raise CannotJudge(of_site(found))
+    parted = within_noise(parting, found.noise, FAR if are_few else 1)
     if step.odd == BEAMS:
         raise CannotJudge(step.odd)
     if parted.within:

@@ -35,10 +35,6 @@ class Noise:
         sizes = math.sqrt(2 * math.log(max(self.tokens, FEWEST_STEPS) / BEYOND))
         return math.sqrt(2) * max(size * sizes, self.largest)
 
-    def times(self, factor: float) -> Noise:
-        sizes = (factor * size for size in (self.old, self.new, self.largest))
-        return Noise(*sizes, self.tokens)
-
     @property
     def of_gap(self) -> float:
         """How far it moves the gap of two tokens, nats."""
@@ -76,8 +72,9 @@ class Parted:
     fault: Literal["", "model", "old", "new"] = ""
 
 
-def within_noise(parting: Parting, noise: Noise) -> Parted:
-    allowed = noise.of_gap
+def within_noise(parting: Parting, noise: Noise, times: float = 1) -> Parted:
+    """times: as much as is known of it, where that is little."""
+    allowed = times * noise.of_gap
     gap = abs(parting.reference[0] - parting.reference[1])
     fault: Literal["", "model", "old", "new"] = ""
     if not gap <= allowed:  # nor if it is not a number

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from parity.judge.row import Row, request_of
-from parity.judge.stages.stage import Compared, Stage
+from parity.judge.stages.stage import Stage
 from parity.verdict import Difference
 
 DECLARED = ("class", "dtype", "quantization", "attention", "buffers")
@@ -56,8 +56,9 @@ def named_adapters(number: int, old: Row, new: Row) -> Iterator[Difference]:
         yield Difference("model", "adapters", before, after, number)
 
 
-def compare_adapters(comparison: Compared) -> Iterator[Difference]:
-    return adapter_differences(comparison.pairs)
-
-
-STAGE = Stage("model", fields=("model",), compare=model_differences, compare_all=compare_adapters)
+STAGE = Stage(
+    "model",
+    fields=("model",),
+    compare=model_differences,
+    compare_all=lambda comparison: adapter_differences(comparison.pairs),
+)

@@ -315,7 +315,8 @@ def of_equal_length(prompts: TwoPrompts) -> str | None:
     short, long = prompts.short, prompts.long
     if prompts.has_both_texts or len(short) != len(long):
         return None
-    if max(shared_ends(short, long), overlap(short, long)) * 2 < len(short):
+    ends = shared_start(short, long), shared_start(short[::-1], long[::-1])
+    if max(*ends, overlap(short, long)) * 2 < len(short):
         return None
     last = prompts.new["prompt_ids"][-1]
     is_closed = last != prompts.old["prompt_ids"][-1] and last in end_ids(prompts.new)
@@ -391,11 +392,6 @@ def is_run(ids: Ids, whole: Ids) -> bool:
     return any(whole[k] == ids[0] and list(whole[k : k + count]) == list(ids) for k in starts)
 
 
-def shared_ends(one: Ids, other: Ids) -> int:
-    """How many ids two prompts share at their beginning, or at their end."""
-    return max(shared_start(one, other), shared_start(one[::-1], other[::-1]))
-
-
 def overlap(one: Ids, other: Ids) -> int:
     """How many ids the end of one shares with the beginning of the other, as two windows of one
     text do."""
@@ -425,10 +421,6 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     return replace(difference, counts=False) if is_excused else difference
 
 
-def cause_of_prompt(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
-    return prompt_cause(old, new, tools=tools)
-
-
 STAGE = Stage(
     "prompt",
     fields=PROMPT_STAGES,
@@ -438,5 +430,5 @@ STAGE = Stage(
         Invariant("template", "template", template),
         Invariant("tokenization", "prompt_ids", tokenization),
     ),
-    cause=cause_of_prompt,
+    cause=lambda difference, old, new, tools: prompt_cause(old, new, tools=tools),
 )

@@ -281,10 +281,6 @@ def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
 # == The stage ==
 
 
-def compare_seeds(comparison: Compared) -> Iterator[Difference]:
-    return seed_differences(comparison.pairs)
-
-
 def weigh_samples(difference: Difference, comparison: Compared) -> Difference | None:
     """n samples of one request are n requests: where the rows are as many, nothing differs."""
     if difference.field != "n":
@@ -314,7 +310,7 @@ STAGE = Stage(
     "sampling",
     fields=("sampling",),
     compare=sampling_differences,
-    compare_all=compare_seeds,
+    compare_all=lambda comparison: seed_differences(comparison.pairs),
     weigh=weigh_samples,
     invariants=(Invariant("structure", "output_ids", structure),),
     across=seeds_across,
