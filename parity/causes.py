@@ -3,7 +3,7 @@
 
 A cause stands for a difference of one of its `fields` ("stage.field"), or of any field of a stage ("stage"); some are
 found in other ways, and have none. `put_back` names what a counterfactual run restores of the golden: parts of a
-request (parity/judge/replay.py), or "load.NAME", a field of the engine's load settings.
+request (parity/judge/replay.py and `restore` of stages), or "load.NAME", a field of the engine's load settings.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Compared:
     asked: tuple[str, ...]
     old: list[GenerationResult]
     new: list[GenerationResult]
-    found: partings.Judged | None
+    found: partings.PairsJudged | None
 
     @property
     def is_fault(self) -> bool:
@@ -230,7 +230,7 @@ def describe_real(compared: Compared, own: str | None) -> str:
     """Each question with its answer, or with both where they part, and what is said of that."""
     lines = []
     for index, question in enumerate(compared.asked):
-        row = compared.found.rows[index] if compared.found else partings.Row()
+        row = compared.found.rows[index] if compared.found else partings.PairResult()
         most = None if question == own else MOST_LINES
         lines += ["", *wrapped(question, "▸ "), *answer_lines(compared, index, most)]
         lines.append(f"  {'!! ' if row.is_fault else ''}{row}{gap_words(row)}")
@@ -280,7 +280,7 @@ def last_of(lines: list[str], most: int | None) -> list[str]:
     return lines if most is None or len(lines) <= most else ["  …", *lines[-(most // 2) :]]
 
 
-def gap_words(row: partings.Row) -> str:
+def gap_words(row: partings.PairResult) -> str:
     if row.parted is None or not row.parted.within:
         return ""
     gap = row.parted.gap

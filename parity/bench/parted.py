@@ -21,7 +21,7 @@ from parity.judge.numerics import reading
 from parity.judge.partings import Pair
 
 Key = tuple[str, str, str]  # workload, contender, baseline
-NAMES: Mapping[partings.Outcome, str] = {"rounding": ROUNDING, "fault": DIFFERENT, "cannot tell": PARTED}
+NAMES: Mapping[partings.PairsOutcome, str] = {"rounding": ROUNDING, "fault": DIFFERENT, "cannot tell": PARTED}
 
 
 @dataclass(slots=True)

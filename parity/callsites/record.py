@@ -50,8 +50,8 @@ ONE_BACKEND |= {name: ["vllm"] for name in ("log-of-the-spare", "gradient-by-the
 CASES = {"selftest": {name: ["hf"] for name in COARSE}, "service": ONE_BACKEND}
 
 # The rollout worker's old way is vLLM itself, with limits of its own.
-# What is refused is refused before a backend has a say.
-BACKENDS = {"rollout_worker": ["vllm"], "refusals": ["hf"]}
+# What is refused is refused before a backend has a say, and what is said word for word is said by both.
+BACKENDS = {"rollout_worker": ["vllm"], "refusals": ["hf"], "words": ["hf"]}
 
 
 def record_site(name: str, store: Store, overwrite: bool, only: str | None = None) -> int:

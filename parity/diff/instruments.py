@@ -195,7 +195,7 @@ def judge_paths(
     if not source.exact:
         said = f"{truth.said}; no noise floor of A is known"
         return Judged("cannot tell", said, "", verdict.sees, verdict.noise.old)
-    found = tuple(partings.rows_of(pairs_of(a, b), reference, new, verdict.noise))
+    found = tuple(partings.pair_results(pairs_of(a, b), reference, new, verdict.noise))
     outcome = partings.outcome_of(found, verdict)
     faults = [f"row {k} {row}" for k, row in enumerate(found) if row.is_fault]
     said = faults[0] if faults and verdict.outcome != "shifted" else str(verdict)

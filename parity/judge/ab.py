@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,12 +14,13 @@ from typing import Any
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases
 from parity.judge.check import TIME_LIMIT, check_sites, merged_settings, named_function, pairs_asked
 from parity.judge.endings import leaves
+from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
 from parity.judge.revision import Revision
-from parity.judge.session import COULD_NOT_JUDGE, Session, loaded
+from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
 from parity.judge.worker import Died, Worker
 from parity.record import observe
-from parity.verdict import Check, Policy
+from parity.verdict import Check, Outcome, Policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,35 +57,46 @@ def check_again(
     settings = merged_settings(store, list(chosen), moved or {})
     job = Again(str(store.root.absolute()), str(into.root.absolute()), (), settings, {})
     job, errors = asked_again(store, job, chosen, old)
-    with contextlib.ExitStack() as stack:
-        worker = Worker.shared()
-        if old is not None:
-            worker = stack.enter_context(Worker(old.path(sys.path), old.folder()))
-        errors |= recorded_apart(worker, job, time_limit)
-    for site, said in store.settings().items():
-        into.set_site(site, **said)
-    for entry in store.accepted():
-        into.accept(entry)
+    errors |= run_old_code(job, old, time_limit)
+    copy_settings(store, into)
     check = Check((), how.get("policy") or Policy())
     if left := [site for site, names in chosen.items() if into.names(site) or not names]:
         check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
     asked, _ = pairs_asked(settings, how.get("backends"))
-    failed = list(check.outcomes)
+    outcomes = (*check.outcomes, *outcomes_of_errors(errors, asked))
+    return dataclasses.replace(check, outcomes=outcomes)
+
+
+CaseErrors = dict[tuple[str, str], GoldenError | str]
+
+
+def run_old_code(job: Again, old: Revision | None, time_limit: float) -> CaseErrors:
+    if old is None:
+        return recorded_apart(Worker.shared(), job, time_limit)
+    with Worker(old.path(sys.path), old.folder()) as worker:
+        return recorded_apart(worker, job, time_limit)
+
+
+def copy_settings(store: Store, into: Store) -> None:
+    for site, said in store.settings().items():
+        into.set_site(site, **said)
+    for entry in store.accepted():
+        into.accept(entry)
+
+
+def outcomes_of_errors(errors: CaseErrors, asked: Sequence[tuple[str, str]]) -> Iterator[Outcome]:
+    """asked: (site, backend) to be checked."""
     for (site, name), error in errors.items():
-        backends = [backend for one, backend in asked if one == site]
-        why = f"the old code: {error}"
-        failed += [error_outcome(site, name, backend, why) for backend in backends]
-    return dataclasses.replace(check, outcomes=tuple(failed))
-
-
-Errors = dict[tuple[str, str], GoldenError | str]
+        for one, backend in asked:
+            if one == site:
+                yield error_outcome(site, name, backend, f"the old code: {error}")
 
 
 def asked_again(
     store: Store, job: Again, chosen: Mapping[str, Sequence[str]], old: Revision | None
-) -> tuple[Again, Errors]:
+) -> tuple[Again, CaseErrors]:
     """The job with its cases and their functions, and what cannot be asked again."""
-    functions, errors = dict[str, str](), Errors()
+    functions, errors = dict[str, str](), CaseErrors()
     items = []
     for item in [(site, name) for site, names in chosen.items() for name in names]:
         try:
@@ -126,9 +137,9 @@ def old_place(function: str, old: Revision | None) -> str:
     )
 
 
-def recorded_apart(worker: Worker, job: Again, time_limit: float) -> Errors:
+def recorded_apart(worker: Worker, job: Again, time_limit: float) -> CaseErrors:
     """Have the old code do everything again; what it could not do, and why."""
-    errors, left = Errors(), list(job.items)
+    errors, left = CaseErrors(), list(job.items)
     while left:
         try:
             for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):
@@ -155,7 +166,7 @@ def recorded_again(job: Again) -> Iterator[str]:
                 refuse_itself(old, job)
                 put_again(session, old, job, into)
                 yield ""
-            except COULD_NOT_JUDGE as error:
+            except (*COULD_NOT_JUDGE, HarnessFault) as error:
                 yield str(error)
 
 
@@ -193,9 +204,7 @@ def refuse_itself(old: Case, job: Again) -> None:
             )
         return
     new = None
-    with contextlib.suppress(
-        *COULD_NOT_JUDGE
-    ):  # the check itself will say what is wrong with the new one
+    with skip_unjudgeable():  # the check itself will say what is wrong with the new one
         new = source_of(loaded(named_function(old, job.settings[old.site])))
     if code is not None and code == new:
         raise GoldenError(ITSELF.format(old.function))

@@ -13,12 +13,13 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
-from parity.judge.inquiry import Inquiry, sentence
-from parity.judge.numerics.numbers import candidates, number_gap
-from parity.judge.row import Row, decodes_of, entry, is_prefix, unseen
+from parity.judge.inquiry import Inquiry
+from parity.judge.naming import named_cause
+from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
+from parity.judge.row import Row, are_prefixes, decodes_of, decoding_of, entry, unseen
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
-from parity.verdict import CAUSES, Cause, Certainty, Difference, equal
+from parity.verdict import Cause, Certainty, equal
 
 SAME_IDS = "the ids are the same"
 
@@ -32,8 +33,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
     texts = dict(leaves(inquiry.old.value))
     if texts and texts == dict(leaves(inquiry.new.value)):
         return None  # what differs is no text
-    is_alike = drawn or all(is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs)
-    if inquiry.decode is None or not is_alike:
+    if inquiry.decode is None or not (drawn or are_prefixes(inquiry.pairs)):
         return None
     found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
     # Rows of other samples may well be decoded in another way than values.
@@ -41,7 +41,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
         return None
     certainty, proof = certainty_of(inquiry, found)
     name = name_of_ending(inquiry, found)
-    return Cause(name, certainty, f"{CAUSES[name]}: {found.sentence()}", proof)
+    return named_cause(name, certainty, found.sentence(), proof)
 
 
 def is_marker_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
@@ -137,8 +137,8 @@ def texts_of_told_ends(inquiry: Inquiry) -> set[str]:
 
 
 def is_decoded_alike(old: Row, new: Row) -> bool:
-    flag = old.get("decode", {}).get("skip_special_tokens")
-    return flag is not None and flag == new.get("decode", {}).get("skip_special_tokens")
+    flag = decoding_of(old).get("skip_special_tokens")
+    return flag is not None and flag == decoding_of(new).get("skip_special_tokens")
 
 
 def lost_tokens(inquiry: Inquiry) -> bool:
@@ -160,14 +160,18 @@ def told_or_cut_stops(case: Case) -> set[str]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
-    difference = inquiry.value_difference
-    if difference is None:
+    if inquiry.comparison.has_same_value:
         raise AssertionError("after_decoding is asked about a value")
-    answers = (rule(inquiry, difference) for rule in VALUE_RULES)
+    answers = (rule(inquiry) for rule in VALUE_RULES)
     return next(cause for cause in answers if cause is not None)
 
 
-def of_places(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def value_cause(name: str, certainty: Certainty, inquiry: Inquiry, proof: str) -> Cause:
+    """A cause of how the values differ."""
+    return named_cause(name, certainty, inquiry.value_sentence, proof)
+
+
+def of_places(inquiry: Inquiry) -> Cause | None:
     """Answers, or parts of them, in other places; best tokens of one answer have no order."""
     old, new = inquiry.old, inquiry.new
     if len(old.rows) == 1 and equal(by_token(old.value), by_token(new.value)):
@@ -180,48 +184,41 @@ def of_places(inquiry: Inquiry, difference: Difference) -> Cause | None:
     return in_other_places(inquiry)
 
 
-def of_unseen_choice(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_unseen_choice(inquiry: Inquiry) -> Cause | None:
     if not any(unseen(a, b) for a, b in inquiry.pairs):
         return None
     proof = (
         "nothing else that was seen differs; of the old code only what it reads was seen, not what"
         " it chose"
     )
-    return Cause("post.other", "likely", sentence("post.other", difference), proof)
+    return value_cause("post.other", "likely", inquiry, proof)
 
 
-def of_endings(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    cause = by_endings(inquiry)
-    if cause is not None:
-        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
-    return cause
-
-
-def of_blanks(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    texts = common_texts(difference)
+def of_blanks(inquiry: Inquiry) -> Cause | None:
+    texts = inquiry.other_texts
     if not texts or any(a.strip() != b.strip() for a, b in texts):
         return None
-    return of_texts_alone("post.strip", ONE_HOLDS_THE_OTHER, inquiry, difference)
+    return of_texts_alone("post.strip", ONE_HOLDS_THE_OTHER, inquiry)
 
 
-def of_parts(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_parts(inquiry: Inquiry) -> Cause | None:
     """One text holds the other."""
-    texts = common_texts(difference)
+    texts = inquiry.other_texts
     if not texts or not all(holds_other(*pair) for pair in texts):
         return None
     if within_stops(inquiry) and not is_behind_texts(inquiry):
-        return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry, difference)
+        return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry)
     if is_another_answer(inquiry):
         proof = f"{SAME_IDS}, and each text is that of some answer"
-        return Cause("post.other", "likely", sentence("post.other", difference), proof)
+        return value_cause("post.other", "likely", inquiry, proof)
     if are_cut_by_hand(inquiry):
-        said = f"{CAUSES['stop.strings']}: {difference.sentence()}"
-        return Cause("stop.strings", "likely", said, f"{SAME_IDS}, and the old code cuts by hand")
+        proof = f"{SAME_IDS}, and the old code cuts by hand"
+        return value_cause("stop.strings", "likely", inquiry, proof)
     if marker := marker_between(inquiry):
         proof = f"{SAME_IDS}, and {marker} is all that texts differ by"
-        return of_texts_alone("decode.skip_special", proof, inquiry, difference)
-    proof = UNFINISHED if are_unfinished(difference) else ONE_HOLDS_THE_OTHER
-    return of_texts_alone("post.trim", proof, inquiry, difference)
+        return of_texts_alone("decode.skip_special", proof, inquiry)
+    proof = UNFINISHED if are_unfinished(inquiry) else ONE_HOLDS_THE_OTHER
+    return of_texts_alone("post.trim", proof, inquiry)
 
 
 def holds_other(old: str, new: str) -> bool:
@@ -236,64 +233,65 @@ def are_cut_by_hand(inquiry: Inquiry) -> bool:
     decode = inquiry.decode
     if decode is None:
         return True
-    rows = [*inquiry.old.rows, *inquiry.new.rows]
-    wholes = [decode(row["output_ids"], skip, False) for row in rows for skip in (True, False)]
+    wholes = [
+        decode(row["output_ids"], skip, False) for row in inquiry.rows for skip in (True, False)
+    ]
     longer = [max(pair, key=len).strip() for pair in inquiry.other_texts]
     return all(any(text in whole for whole in wholes) for text in longer)
 
 
-def of_token_order(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    if not equal(by_token(difference.old), by_token(difference.new)):
+def of_token_order(inquiry: Inquiry) -> Cause | None:
+    if not equal(by_token(inquiry.old.value), by_token(inquiry.new.value)):
         return None
-    said = f"{CAUSES['post.other']}: the same best tokens stand in another order"
-    return Cause("post.other", "likely", said, f"{SAME_IDS}, and put in order so are the values")
+    said = "the same best tokens stand in another order"
+    proof = f"{SAME_IDS}, and put in order so are the values"
+    return named_cause("post.other", "likely", said, proof)
 
 
-def of_processed_logits(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_processed_logits(inquiry: Inquiry) -> Cause | None:
     """Numbers of tokens are others, where something is done to the logits."""
-    values = difference.old, difference.new
+    values = inquiry.old.value, inquiry.new.value
     done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
-    rows = [*inquiry.old.rows, *inquiry.new.rows]
-    longest = max((len(row["output_ids"]) for row in rows), default=0)
+    longest = max((len(row["output_ids"]) for row in inquiry.rows), default=0)
     if not (done and number_gap(*values) and of_tokens(*values, longest)):
         return None
-    what = f"numbers among the values are others, where there is {', '.join(done)}"
-    said = f"{CAUSES['sampling.processors']}: {what}"
+    said = f"numbers among the values are others, where there is {', '.join(done)}"
     proof = f"{SAME_IDS}, and so is all that is no number"
-    return Cause("sampling.processors", "likely", said, proof)
+    return named_cause("sampling.processors", "likely", said, proof)
 
 
-def of_reason(inquiry: Inquiry, difference: Difference) -> Cause | None:
-    reasons = other_reason(difference.old, difference.new)
+def of_reason(inquiry: Inquiry) -> Cause | None:
+    texts = inquiry.other_texts
+    reasons = next((pair for pair in texts if {*pair} <= REASONS), None)
     is_another_word = reasons == ("stop", "eos") and not told_stops(inquiry.new)
     if reasons is None or is_another_word:  # for an end of text
         return None
     ended = f"an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
     proof = f"{SAME_IDS}, and the reason that is told is another one"
-    return Cause("stop.rule", "likely", f"{CAUSES['stop.rule']}: {ended}", proof)
+    return named_cause("stop.rule", "likely", ended, proof)
 
 
-def of_numbers(inquiry: Inquiry, difference: Difference) -> Cause | None:
+def of_numbers(inquiry: Inquiry) -> Cause | None:
     """The same texts, and other numbers, or another number of them."""
-    sides = difference.old, difference.new
+    sides = inquiry.old.value, inquiry.new.value
     texts = [list(leaves(side)) for side in sides]
     has_numbers = any(list(leaves(side, kind=float)) for side in sides)
     if texts[0] != texts[1] or not has_numbers:
         return None
-    said = f"what is made of the model's numbers differs: {difference.sentence()}"
+    said = f"what is made of the model's numbers differs: {inquiry.value_sentence}"
     proof = f"{SAME_IDS}, and so are all texts of the value"
     return Cause("post.other", "likely", said, proof)
 
 
-def of_anything(inquiry: Inquiry, difference: Difference) -> Cause:
+def of_anything(inquiry: Inquiry) -> Cause:
     proof = f"{SAME_IDS}, and no way of decoding, cutting and stripping them gives both values"
-    return Cause("post.other", "likely", sentence("post.other", difference), proof)
+    return value_cause("post.other", "likely", inquiry, proof)
 
 
-VALUE_RULES: tuple[Callable[[Inquiry, Difference], Cause | None], ...] = (
+VALUE_RULES: tuple[Callable[[Inquiry], Cause | None], ...] = (
     of_places,
     of_unseen_choice,
-    of_endings,
+    by_endings,
     of_blanks,
     of_parts,
     of_token_order,
@@ -310,32 +308,31 @@ UNFINISHED = (
 )
 
 
-def of_texts_alone(name: str, proof: str, inquiry: Inquiry, difference: Difference) -> Cause:
+def of_texts_alone(name: str, proof: str, inquiry: Inquiry) -> Cause:
     """Confirmed, where nothing but texts differs."""
-    bare = without_texts(difference.old), without_texts(difference.new)
-    is_alone = equal(*bare) and bool(inquiry.old.rows)
-    certainty: Certainty = "confirmed" if is_alone else "likely"
-    return Cause(name, certainty, sentence(name, difference), proof)
-
-
-def common_texts(difference: Difference) -> list[tuple[str, str]]:
-    """Texts that stand at one path of both values, and differ."""
-    theirs = dict(leaves(difference.new))
-    texts = [(text, theirs.get(path, text)) for path, text in leaves(difference.old)]
-    return [(old, new) for old, new in texts if old != new]
+    is_alone = equal(without_texts(inquiry.old.value), without_texts(inquiry.new.value))
+    certainty: Certainty = "confirmed" if is_alone and inquiry.old.rows else "likely"
+    return value_cause(name, certainty, inquiry, proof)
 
 
 def of_tokens(old: Any, new: Any, most: int) -> bool:
     """Whether numbers that differ stand in lists, or beside tokens, as those of tokens do, and not
     those of answers, or of a hidden state, which are more.   most: tokens of an answer."""
-    is_best = candidates(old) is not None
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and not is_best:
-        return any(of_tokens(old[key], new[key], most) for key in old.keys() & new.keys())
-    if not isinstance(old, (Mapping, list, tuple)):
-        return False
-    if is_best or any(isinstance(part, float) for part in old):
+    if candidates(old) is not None or is_list_with_floats(old):
         return len(old) <= most + 1 and not equal(old, new)
-    return any(of_tokens(one, other, most) for one, other in zip(old, new))
+    return any(of_tokens(*parts, most) for parts in parts_of_both(old, new))
+
+
+def is_list_with_floats(value: Any) -> bool:
+    return isinstance(value, SEQUENCES) and any(isinstance(part, float) for part in value)
+
+
+def parts_of_both(old: Any, new: Any) -> list[tuple[Any, Any]]:
+    """Parts of two values that stand at one place."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        return [(old[key], new[key]) for key in old.keys() & new.keys()]
+    are_lists = isinstance(old, SEQUENCES) and isinstance(new, SEQUENCES)
+    return list(zip(old, new)) if are_lists else []
 
 
 def is_another_answer(inquiry: Inquiry) -> bool:
@@ -367,16 +364,6 @@ REASONS = {
 }  # fmt: skip
 
 
-def other_reason(old: Any, new: Any) -> tuple[str, str] | None:
-    """The first reason for an end that is another one, where values tell such reasons."""
-    theirs = dict(leaves(new))
-    for path, text in leaves(old):
-        other = theirs.get(path, text)
-        if other != text and {text, other} <= REASONS:
-            return text, other
-    return None
-
-
 def marker_between(inquiry: Inquiry) -> str:
     """A special token of the answers by which texts differ, where nothing else is left of any
     difference."""
@@ -398,17 +385,11 @@ def special_texts(inquiry: Inquiry) -> list[str]:
     decode = inquiry.decode
     if decode is None:
         return []
-    rows = [*inquiry.old.rows, *inquiry.new.rows]
-    ids = {i for row in rows for i in row["output_ids"]}
+    ids = {i for row in inquiry.rows for i in row["output_ids"]}
     texts = [decode([i], False, False) for i in ids if not decode([i], True, False)]
     return [text for text in texts if text]
 
 
-def are_unfinished(difference: Difference) -> bool:
+def are_unfinished(inquiry: Inquiry) -> bool:
     """Whether texts differ by nothing but a character at the new one's end that is not whole."""
-    theirs = dict(leaves(difference.new))
-    for path, text in leaves(difference.old):
-        other = theirs.get(path, "")
-        if text not in (other, other.rstrip("\ufffd")):
-            return False
-    return True
+    return all(old == new.rstrip("\ufffd") for old, new in inquiry.other_texts)

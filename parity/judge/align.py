@@ -12,10 +12,10 @@ from parity.judge.row import (
     Pairs,
     Row,
     prompt_around_pictures,
+    prompt_of,
     prompt_with_pictures,
     shared_start,
     unseen,
-    whole_prompt,
 )
 
 MOST_COMPARED = 10_000  # prompts with prompts: of more, the order has to do
@@ -47,7 +47,7 @@ def messages(row: Row) -> Hashable:
 
 NAMES: tuple[Callable[[Row], Any], ...] = (
     prompt_with_pictures,
-    whole_prompt,
+    prompt_of,
     prompt_around_pictures,
     messages,
 )

@@ -20,10 +20,13 @@ from parity.judge.comparison import Comparison
 from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
 from parity.judge.endings import ADDED
 from parity.judge.explain import also_differs, cause_of, declared_end
+from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault
 from parity.judge.followers import up_to_draws
-from parity.judge.inquiry import Inquiry, sentence, up_to_followers
+from parity.judge.inquiry import Inquiry, up_to_followers
+from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.golden_rows import moved_by_batch
 from parity.judge.numerics.questions import (
+    NOT_SHOWN,
     Judged,
     Question,
     could_not,
@@ -32,25 +35,29 @@ from parity.judge.numerics.questions import (
     place_of,
     steps_of,
 )
-from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples, in_float32, is_sampled
-from parity.judge.numerics.seeds import seed_source
-from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of
+from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Ledgers, Samples
+from parity.judge.numerics.weights import OF_SEVERAL, checkpoint_of, in_float32
 from parity.judge.row import (
     criteria,
     drew,
     entry,
     is_drawn,
+    prompt_of,
+    request_of,
+    script_seed,
+    seed_source,
     seeds_of,
     stop_strings,
+    text_of,
     unseen,
 )
-from parity.judge.session import COULD_NOT_JUDGE, Run
+from parity.judge.session import Run
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stage import Tools
 from parity.record import observe
 from parity.record.changing import changing, place_name, unchanged
 from parity.record.rows import LIKELIEST
-from parity.verdict import CAUSES, Cause, Certainty, Difference, Outcome, equal
+from parity.verdict import Cause, Certainty, Difference, Outcome, equal
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics
@@ -132,7 +139,8 @@ class Judge:
         """With what the release of transformers, chance and the site say of the differences."""
         old, new = comparison.old, comparison.new
         found = self.without_chance(old, new, self.of_this_release(old, comparison.differences))
-        return comparison.with_differences((*found, *more, *self.seeds_of_the_script(comparison)))
+        found = (*found, *more, *self.seeds_of_the_script(comparison))
+        return dataclasses.replace(comparison, found=found)
 
     def only_the_likeliest(self, site: str) -> bool:
         """Whether a loop of the old code's own never took any other token, over enough of them to
@@ -337,16 +345,12 @@ class Judge:
         """How far neighbours move the log-probabilities of the golden's tokens, in nats; None: not
         to be had."""
         try:
-            self.run(
-                old, {}, frozenset()
-            )  # on the site's own engine: that of a replay may have one place only
+            # On the site's own engine: that of a replay may have one place only.
+            self.run(old, {}, frozenset())
             engine = self.engine()
             return None if engine is None else moved_by_batch(engine, old.rows, self.store)
-        except (
-            *COULD_NOT_JUDGE,
-            ValueError,
-            RuntimeError,
-        ):  # an engine's own errors are these, too
+        except (*COULD_NOT_JUDGE, ValueError, RuntimeError) as error:  # an engine's are these, too
+            raise_own_fault(error)
             return None
 
     def rounding(self, inquiry: Inquiry, whole: Inquiry) -> Judged:
@@ -388,11 +392,7 @@ class Judge:
         name, difference = named[0]
         proof = "seen directly; the draws follow the golden's settings"
         verdict = "DRIFT" if name.startswith("stop.") else "LATENT"
-        return (
-            verdict,
-            Cause(name, "confirmed", f"{CAUSES[name]}: {difference.sentence()}", proof),
-            notes,
-        )
+        return verdict, difference_cause(name, "confirmed", difference, proof), notes
 
 
 def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
@@ -409,7 +409,7 @@ def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
     old, new = comparison.old, comparison.new
-    drawn = is_sampled(old) and is_sampled(new) and not comparison.has_same_ids
+    drawn = own_loops.is_sampled(old) and own_loops.is_sampled(new) and not comparison.has_same_ids
     return drawn and len(old.rows) == len(new.rows)
 
 
@@ -424,10 +424,7 @@ def seen_directly(comparison: Comparison) -> Cause | None:
     is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
     is_unsure = is_own_choice or is_criterion or is_written
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    return Cause(name, certainty, sentence(name, difference), NOT_SHOWN)
-
-
-NOT_SHOWN = "seen directly; on this case the value does not show it"
+    return difference_cause(name, certainty, difference, f"seen directly; {NOT_SHOWN}")
 
 
 def broken_unseen(comparison: Comparison) -> Cause | None:
@@ -438,8 +435,8 @@ def broken_unseen(comparison: Comparison) -> Cause | None:
     if broken is None:
         return None
     law = f"the law of the stage '{broken.law}' is broken by the new side alone"
-    said = f"{CAUSES[broken.cause]}: row {broken.row}: {broken.sentence}"
-    return Cause(broken.cause, "likely", said, f"{law}; the value does not show it")
+    proof = f"{law}; the value does not show it"
+    return named_cause(broken.cause, "likely", f"row {broken.row}: {broken.sentence}", proof)
 
 
 def other_prompts(comparison: Comparison) -> Cause | None:
@@ -454,29 +451,21 @@ def other_prompts(comparison: Comparison) -> Cause | None:
 
 def other_flag(comparison: Comparison) -> Cause | None:
     """Special tokens that only one side drops, where each row became text once."""
-    flags = (one for one in comparison.differences if one.field == "skip_special_tokens")
-    flag = next(flags, None)
-    if flag is None or not decoded_once(comparison):
-        return None
-    return flag_that_shows_elsewhere(flag)
+    for flag in comparison.differences:
+        if (flag.stage, flag.field) == ("decode", "skip_special_tokens"):
+            return flag_that_shows_elsewhere(flag) if decoded_once(comparison) else None
+    return None
 
 
 SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
 
 
-def script_seed(row: Mapping[str, Any]) -> int | None:
-    found: int | None = (row.get("request") or {}).get("script_seed")
-    return found
-
-
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
     before, after = asked_prompts(old), asked_prompts(new)
-    # Processors read what they like.
-    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
-    if before == after or (has_processors and own_loops.of_own_loop(old)):
+    if before == after or may_read_anything(old, new):
         return ""
-    read = {tuple(row["prompt_ids"]) for row in old.rows if row.get("scored")}
+    read = {prompt_of(row) for row in old.rows if row.get("scored")}
     # Not one that was only read, and is read as the beginning of another one.
     gone = [ids for ids in before - after if ids not in read or not begins_one_of(ids, after)]
     if gone:
@@ -489,10 +478,16 @@ def asked_otherwise(old: Case, new: Case) -> str:
 Prompt = tuple[int, ...]
 
 
+def may_read_anything(old: Case, new: Case) -> bool:
+    """Whether a loop became logits processors, which read what they like."""
+    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
+    return has_processors and own_loops.of_own_loop(old)
+
+
 def asked_prompts(case: Case) -> set[Prompt]:
-    # Without a loss that was asked for of which no token counts.
-    rows = (row for row in case.rows if (row.get("request") or {}).get("labels") != "none")
-    return {tuple(row["prompt_ids"]) for row in rows}
+    """But for those whose loss was asked for, where no token counts."""
+    counted = [row for row in case.rows if request_of(row).get("labels") != "none"]
+    return {prompt_of(row) for row in counted}
 
 
 def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
@@ -503,13 +498,11 @@ def flag_that_shows_elsewhere(difference: Difference) -> Cause:
     """Special tokens that only one side drops, where no answer of the case holds any. Code that
     takes an engine's raw text has them whatever its options say, so where they went it is
     likely."""
-    name, proof = "decode.skip_special", "seen directly; on this case the value does not show it"
-    said = f"{CAUSES[name]}: {difference.sentence()}"
-    if difference.new:
-        return Cause(
-            name, "likely", said, f"{proof}; unless the new code takes the engine's raw text"
-        )
-    return Cause(name, "confirmed", said, proof)
+    proof = f"seen directly; {NOT_SHOWN}"
+    if not difference.new:
+        return difference_cause("decode.skip_special", "confirmed", difference, proof)
+    unless = f"{proof}; unless the new code takes the engine's raw text"
+    return difference_cause("decode.skip_special", "likely", difference, unless)
 
 
 def decoded_once(comparison: Comparison) -> bool:
@@ -521,7 +514,7 @@ def decoded_once(comparison: Comparison) -> bool:
         for row in case.rows
     ):
         return False
-    texts = [(a.get("text") or "", b.get("text") or "") for a, b in comparison.pairs]
+    texts = [(text_of(a), text_of(b)) for a, b in comparison.pairs]
     return all(one.endswith(other) or other.endswith(one) for one, other in texts)
 
 

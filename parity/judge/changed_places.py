@@ -8,7 +8,9 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.endings import leaves
 from parity.judge.inquiry import Inquiry
-from parity.verdict import CAUSES, Cause, equal
+from parity.judge.naming import named_cause
+from parity.judge.row import text_of
+from parity.verdict import Cause, equal
 
 IN_ORDER = "put back in order, the values are the same"
 
@@ -86,7 +88,7 @@ def answers_moved(old: Case, new: Case) -> bool:
     answer begins: parts of one answer are not, but for its first."""
     mine, theirs = (dict(leaves(case.value)) for case in (old, new))
     moved = [(text, theirs[path]) for path, text in mine.items() if theirs.get(path, text) != text]
-    told = [(row.get("text") or "").lstrip() for row in old.rows]
+    told = [text_of(row).lstrip() for row in old.rows]
     if not moved or not all(begins_some(text, told) for text, _ in moved):
         return False
     return sorted(a for a, _ in moved) == sorted(b for _, b in moved)
@@ -98,9 +100,7 @@ def begins_some(text: str, answers: Sequence[str]) -> bool:
 
 
 def of_order(places: Sequence[int] | None, proof: str) -> Cause:
-    return Cause(
-        "batch.order", "confirmed", f"{CAUSES['batch.order']}: they come as {places}", proof
-    )
+    return named_cause("batch.order", "confirmed", f"they come as {places}", proof)
 
 
 def in_other_places(inquiry: Inquiry) -> Cause | None:
@@ -108,6 +108,5 @@ def in_other_places(inquiry: Inquiry) -> Cause | None:
     old, new = inquiry.old, inquiry.new
     if len(old.rows) < 2 or not (shuffled(old.value, new.value) or answers_moved(old, new)):
         return None
-    said = f"{CAUSES['batch.order']}: parts of the value have changed places"
     proof = "all that the value held is there, and stands elsewhere"
-    return Cause("batch.order", "likely", said, proof)
+    return named_cause("batch.order", "likely", "parts of the value have changed places", proof)

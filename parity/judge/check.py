@@ -274,7 +274,7 @@ def beside(work: Callable[..., Result], *given: Any) -> Future[Result]:
     def run() -> None:
         try:
             future.set_result(work(*given))
-        except BaseException as error:  # noqa: BLE001 - it is raised again where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - `result` raises it again
             future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,9 +41,6 @@ class Comparison:
     new: Case
     tools: Tools = NO_TOOLS
     found: tuple[Difference, ...] | None = None
-
-    def with_differences(self, found: Sequence[Difference]) -> Comparison:
-        return replace(self, found=tuple(found))
 
     @functools.cached_property
     def pairs(self) -> Pairs:

@@ -19,22 +19,25 @@ from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, permuted
 from parity.judge.comparison import Named
 from parity.judge.endings import leaves, strange_text
-from parity.judge.inquiry import Inquiry, Parts, are_other_samples, counted, no_run, sentence
+from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
+from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
-from parity.judge.numerics.weights import checkpoint_of
+from parity.judge.numerics.weights import checkpoint_of, in_float32
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.judge.row import (
     Row,
+    are_prefixes,
     criteria,
     entry,
+    images_in,
     is_drawn,
-    is_prefix,
-    placeholder_in,
+    model_in,
+    prompt_around_pictures,
     request_of,
     seeds_of,
 )
 from parity.judge.stages.prompt import may_be_written
-from parity.record.rows import BUT_THE_LAST, collapsed
+from parity.record.rows import BUT_THE_LAST
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, equal
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
@@ -43,7 +46,7 @@ ON_BOTH = {"dtype", "model"}  # load settings that every backend has
 def backend_of(case: Case) -> str:
     if not case.rows:
         return "hf"
-    return str(case.rows[0].get("model", {}).get("backend", "hf"))
+    return str(model_in(case.rows[0]).get("backend", "hf"))
 
 
 # == One old value at a time ==
@@ -64,7 +67,7 @@ class PutBack:
 
 
 def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
-    model = old.rows[0].get("model", {}) if old.rows else {}
+    model = model_in(old.rows[0]) if old.rows else {}
     settings: dict[str, Any] = {
         "dtype": model.get("dtype"),
         "model": checkpoint_of(old),
@@ -83,12 +86,12 @@ def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
     return found
 
 
-def by_replay(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_replay(inquiry: Inquiry) -> Cause | None:
     """The first suspect whose old value alone brings the old answer back; or the fewest that do
     together."""
     if inquiry.rerun is None or not inquiry.new.rows:
         return None
-    known = put_backs(named, inquiry.old, backend_of(inquiry.new))
+    known = put_backs(inquiry.suspects, inquiry.old, backend_of(inquiry.new))
     if inquiry.narrowed:
         # Without stops that the old code cut at by hand, its text is always the whole one.
         known = [one for one in known if one.difference.counts]
@@ -96,19 +99,19 @@ def by_replay(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         again = inquiry.run(one.load, one.parts)
         # Of stops that the old code cut at by hand, equal ids prove nothing: they always are.
         if inquiry.realigned(again, by_ids=one.difference.counts):
-            return alone(inquiry, one, again, named)
+            return alone(inquiry, one, again)
         note_failure(inquiry, one, again)
     return together(inquiry, known)
 
 
-def alone(inquiry: Inquiry, one: PutBack, again: Case | None, named: Sequence[Named]) -> Cause:
+def alone(inquiry: Inquiry, one: PutBack, again: Case | None) -> Cause:
     rows = again.rows if again else ()
     if one.name == "batch.order" and answers_of_others(inquiry.new.rows, rows) is None:
-        return in_company(inquiry, "a request at a time, the old answer comes back", named)
+        return in_company(inquiry, "a request at a time, the old answer comes back")
     proof = f"with the old {one.what} put back, the old answer comes back"
     is_unsure = may_be_written(one.name, *inquiry.pairs[one.difference.row or 0])
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    return Cause(one.name, certainty, sentence(one.name, one.difference), proof)
+    return difference_cause(one.name, certainty, one.difference, proof)
 
 
 def note_failure(inquiry: Inquiry, one: PutBack, again: Case | None) -> None:
@@ -134,7 +137,7 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
     names = ", ".join(one.name for one in known[:most])
     proof = f"only {names} together, put back, bring the old answer back"
     first = known[0]
-    return Cause(first.name, "confirmed", sentence(first.name, first.difference), proof)
+    return difference_cause(first.name, "confirmed", first.difference, proof)
 
 
 def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
@@ -159,24 +162,24 @@ def put_back_result(name: str, inquiry: Inquiry) -> str:
 # == Without the cache ==
 
 
-def by_cache(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
+def by_cache(inquiry: Inquiry) -> Cause | None:
     """An answer out of a cache that the model would not give."""
     rows = [k for k, (_, row) in enumerate(inquiry.pairs) if request_of(row).get("cached")]
     if not rows:
         return None
     again = inquiry.run({}, frozenset({UNCACHED}))
     if inquiry.realigned(again):
-        said = f"{CAUSES['cache.key']}: row {rows[0]} was answered by the cache"
         proof = "without the cache the old answer comes back"
-        return Cause("cache.key", "confirmed", said, proof)
+        said = f"row {rows[0]} was answered by the cache"
+        return named_cause("cache.key", "confirmed", said, proof)
     if again is None or again.raised is not None:
         return None
     taken = of_another(inquiry.new, again)
     if not taken:
         return None
     by_whom = "was answered by the cache as another model, or another setting, had answered before"
-    said = f"{CAUSES['cache.key']}: row {taken[0]} {by_whom}"
-    return Cause("cache.key", "likely", said, "without the cache it gets another answer")
+    proof = "without the cache it gets another answer"
+    return named_cause("cache.key", "likely", f"row {taken[0]} {by_whom}", proof)
 
 
 def of_another(new: Case, again: Case) -> list[int]:
@@ -204,7 +207,7 @@ def is_same_answer(one: Row, row: Row) -> bool:
 
 
 def how_asked(row: Row) -> Any:
-    model = row.get("model", {})
+    model = model_in(row)
     return model.get("path"), model.get("dtype"), row.get("sampling"), row.get("stop")
 
 
@@ -213,10 +216,15 @@ def how_asked(row: Row) -> Any:
 SAME_MODEL = 1e-3  # nats: other rows of a batch move float32 sums by 1e-5
 
 
-def by_company(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
-    """Each request by itself, nothing from a cache: is it the rest of the batch? In half precision
-    rounding depends on it, so there the numerics are asked first (without `named`)."""
-    if not can_be_company(inquiry, named):
+def by_company_exactly(inquiry: Inquiry) -> Cause | None:
+    """In half precision rounding depends on the rest of the batch: there numerics are asked
+    first."""
+    return by_company(inquiry) if in_float32(inquiry.old, inquiry.new) else None
+
+
+def by_company(inquiry: Inquiry) -> Cause | None:
+    """Each request by itself, nothing from a cache: is it the rest of the batch?"""
+    if not can_be_company(inquiry):
         return None
     alone = inquiry.run({}, frozenset({ALONE}))
     if alone is None or not inquiry.realigned(alone):
@@ -229,47 +237,40 @@ def by_company(inquiry: Inquiry, named: Sequence[Named] = ()) -> Cause | None:
     once = next((k for k, row in enumerate(rows) if request_of(row).get("shared")), None)
     if once is not None:
         said = f"row {once} and an unlike one with this prompt were computed once"
-        return Cause("cache.key", "confirmed", f"{CAUSES['cache.key']}: {said}", proof)
+        return named_cause("cache.key", "confirmed", said, proof)
     # A row that was given what is another one's, such as its pixel budget, answers as that one
     # does, and is no other's.
-    taken = None if upstream_of_batch(named) else answers_of_others(rows, alone.rows)
+    taken = None if upstream_of_batch(inquiry) else answers_of_others(rows, alone.rows)
     if taken is not None:
-        said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
-        return Cause("batch.order", "confirmed", said, proof)
-    return in_company(inquiry, proof, named)
+        said = f"row {taken[0]} got row {taken[1]}'s"
+        return named_cause("batch.order", "confirmed", said, proof)
+    return in_company(inquiry, proof)
 
 
-def can_be_company(inquiry: Inquiry, named: Sequence[Named]) -> bool:
+def can_be_company(inquiry: Inquiry) -> bool:
     rows = inquiry.new.rows
     if inquiry.rerun is None or len(rows) < 2:
-        return False
-    if named != () and not all(map(is_float32, (*inquiry.old.rows, *rows))):
         return False
     # Other samples may be the old ones by chance, where something is declared otherwise.
     apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]] or rows
     is_chance = any(is_drawn(row) and not seeds_of(row) for row in apart)
-    return not (counted(named) and is_chance)
+    return not (inquiry.counted and is_chance)
 
 
-def is_float32(row: Row) -> bool:
-    return bool(row.get("model", {}).get("dtype", "float32") == "float32")
-
-
-def in_company(inquiry: Inquiry, proof: str, named: Sequence[Named] = ()) -> Cause:
+def in_company(inquiry: Inquiry, proof: str) -> Cause:
     """Where the rest of a batch comes in: by its images, in the model, or in what is done with its
     logits."""
-    if upstream := upstream_of_batch(named):
+    if upstream := upstream_of_batch(inquiry):
         name, difference = upstream[0]
-        said = f"{sentence(name, difference)}; only beside others"
-        return Cause(name, "confirmed", said, proof)
+        said = f"{difference.sentence()}; only beside others"
+        return named_cause(name, "confirmed", said, proof)
     count = len(inquiry.new.rows)
     gap = None if inquiry.comparison.has_same_ids else inquiry.company()
     told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
     read = "the model's log-probabilities of the golden, beside others and alone"
     inquiry.steps.append(f"{read}: {told}")
     if gap is None or gap > SAME_MODEL:
-        said = f"{CAUSES['batch.composition']}: the case has {count} rows"
-        return Cause("batch.composition", "confirmed", said, proof)
+        return named_cause("batch.composition", "confirmed", f"the case has {count} rows", proof)
     name = cause_beside_others(inquiry)
     said = f"{CAUSES[name]}, only beside others: {count} rows"
     same = f"reading the golden, the model says the same beside others, within {gap:.1e} nats"
@@ -281,18 +282,17 @@ def cause_beside_others(inquiry: Inquiry) -> str:
     apart = [new for old, new in inquiry.pairs if new["output_ids"] != old["output_ids"]]
     if any(is_drawn(row) and not entry(row, "sampling", "processors") for row in apart):
         return "rng"
-    is_end = all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in inquiry.pairs)
-    return "stop.rule" if is_end else "sampling.processors"
+    return "stop.rule" if are_prefixes(inquiry.pairs) else "sampling.processors"
 
 
-def upstream_of_batch(named: Sequence[Named]) -> list[Named]:
+def upstream_of_batch(inquiry: Inquiry) -> list[Named]:
     batch = STAGES.index("batch")
-    return [(name, d) for name, d in counted(named) if STAGES.index(d.stage) < batch]
+    return [(name, d) for name, d in inquiry.counted if STAGES.index(d.stage) < batch]
 
 
 def asked_as(row: Row) -> tuple[Any, Any]:
-    images = [(image.get("sha256"), image.get("budget")) for image in row.get("images", ())]
-    return collapsed(row["prompt_ids"], placeholder_in(row)), images
+    images = [(image.get("sha256"), image.get("budget")) for image in images_in(row)]
+    return prompt_around_pictures(row), images
 
 
 def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
@@ -342,7 +342,7 @@ def from_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> tuple[Caus
     named = [one for one in made.comparison.counted if one[1].stage in asked]
     if named:
         proof = "with the golden's ids forced, this differs still"
-        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
+        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
     if equal(inquiry.old.value, forced.value):
         return None, 0.0
     gap = number_gap(inquiry.old.value, forced.value) or 0.0
@@ -374,8 +374,8 @@ def from_asking_on(inquiry: Inquiry, forced: Case | None) -> Cause | None:
 def from_own_ids(inquiry: Inquiry) -> Cause | None:
     """Each text is to come from its own ids in the way that the golden's did."""
     if inquiry.new.raised is not None:
-        said = f"{CAUSES['error']}: of other ids the new code makes {inquiry.new.raised}"
-        return Cause("error", "likely", said, "the golden's own ids could not be forced")
+        said = f"of other ids the new code makes {inquiry.new.raised}"
+        return named_cause("error", "likely", said, "the golden's own ids could not be forced")
     cause = by_endings(inquiry, drawn=True)
     if cause is not None or inquiry.decode is None:
         return cause
@@ -383,7 +383,7 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
     if not strange:
         return None
     proof = "the golden's texts come from their ids"
-    return Cause("post.other", "likely", f"{CAUSES['post.other']}: {strange}", proof)
+    return named_cause("post.other", "likely", strange, proof)
 
 
 def said_as_far(old: Case, forced: Case) -> bool | None:
@@ -443,5 +443,5 @@ def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
     named = inquiry.comparison.counted
     if named:
         proof = "seen directly; where the ids part it has no say"
-        return Cause(named[0][0], "likely", sentence(*named[0]), proof), 0.0
+        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
     return from_other_ids(inquiry)

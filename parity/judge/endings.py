@@ -18,40 +18,48 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.row import Row, end_ids, stop_strings
+from parity.judge.row import Row, decoding_of, end_ids, stop_strings
 from parity.record.rows import string_lists
 
-Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
+Decoder = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up -> text
 ADDED = "all added tokens"  # are skipped, also those that are not special
 
 
-def first_complete(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+Span = tuple[int, int]  # where a stop begins in a text, and where it is complete
+Rule = Callable[[str, Sequence[str]], Span | None]  # text, stops -> the one that cuts
+
+
+def spans(text: str, stops: Sequence[str]) -> list[Span]:
+    """Of each stop that occurs, in the order of the list, the first time that it does."""
+    found = [(text.find(stop), stop) for stop in stops]
+    return [(start, start + len(stop)) for start, stop in found if start >= 0]
+
+
+def first_complete(text: str, stops: Sequence[str]) -> Span | None:
     """The stop that is complete first; of several, the longest."""
-    found = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
-    return (min(found)[1], min(found)[0]) if found else None
+    return min(spans(text, stops), key=lambda span: span[::-1], default=None)
 
 
-def earliest_start(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    found = [(at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0]
-    return min(found) if found else None
+def earliest_start(text: str, stops: Sequence[str]) -> Span | None:
+    return min(spans(text, stops), default=None)
 
 
-def list_order(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+def list_order(text: str, stops: Sequence[str]) -> Span | None:
     """The first of the list that occurs at all."""
-    return next(((at, at + len(stop)) for stop in stops if (at := text.find(stop)) >= 0), None)
+    return next(iter(spans(text, stops)), None)
 
 
-def list_order_inside(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
+def list_order_inside(text: str, stops: Sequence[str]) -> Span | None:
     """The same with `pos > 0`: a stop at the very beginning does not cut."""
-    return next(((at, at + len(stop)) for stop in stops if (at := text.find(stop)) > 0), None)
+    return next((span for span in spans(text, stops) if span[0]), None)
 
 
-def last_occurrence(text: str, stops: Sequence[str]) -> tuple[int, int] | None:
-    found = [(at, at + len(stop)) for stop in stops if (at := text.rfind(stop)) >= 0]
-    return max(found) if found else None
+def last_occurrence(text: str, stops: Sequence[str]) -> Span | None:
+    ends = [(text.rfind(stop), stop) for stop in stops if stop in text]
+    return max(((start, start + len(stop)) for start, stop in ends), default=None)
 
 
-RULES: dict[str, Callable[[str, Sequence[str]], tuple[int, int] | None]] = {
+RULES: dict[str, Rule] = {
     "first complete": first_complete,
     "earliest start": earliest_start,
     "list order": list_order,
@@ -82,9 +90,8 @@ class Recipe:
     def text(self, decoded: str) -> str:
         strip = STRIPS[self.strip]
         text = strip(decoded) if self.strip_first else decoded
-        found = RULES[self.rule](text, self.stops) if self.stops else None
-        if found:
-            text = text[: found[1] if self.include_stop else found[0]]
+        if span := RULES[self.rule](text, self.stops):
+            text = text[: span[1] if self.include_stop else span[0]]
         return text if self.strip_first else strip(text)
 
 
@@ -238,6 +245,10 @@ def leaves(
             yield from leaves(part, (*path, place), kind)
 
 
+def numbers_in(value: Any) -> set[int]:
+    return {number for _, number in leaves(value, kind=int)}
+
+
 def by_hand(case: Case) -> tuple[str, ...]:
     """Stops that a call was given, where it may cut by itself; of several arguments, those of the
     longest list."""
@@ -250,7 +261,7 @@ class RowTexts:
     before it."""
 
     row: Row
-    decode: Decode
+    decode: Decoder
     whole: bool = False
     made: dict[tuple[bool, bool | str, bool], str] = dataclasses.field(default_factory=dict)
 
@@ -273,10 +284,10 @@ class RowTexts:
     def hints(self, case: Case) -> dict[str, Any]:
         """What was recorded of decoding and stops."""
         stops = stop_strings(self.row) or by_hand(case)
-        return {**self.row.get("decode", {}), "strings": stops}
+        return {**decoding_of(self.row), "strings": stops}
 
 
-Texts = tuple[str, str]  # an old one and the new one in its place
+TextPair = tuple[str, str]  # an old one and the new one in its place
 
 
 @dataclass(frozen=True)
@@ -287,7 +298,7 @@ class Explainer:
     old: Case
     new: Case
     pairs: Sequence[tuple[Row, Row]]
-    decode: Decode
+    decode: Decoder
 
     @functools.cached_property
     def ways(self) -> list[Recipe]:
@@ -296,7 +307,7 @@ class Explainer:
     @functools.cached_property
     def rows(self) -> list[tuple[RowTexts, RowTexts]]:
         """Each pair; where prompts are decoded with their answers, so and alone."""
-        wholes = [old.get("decode", {}).get("ids") == "whole" for old, _ in self.pairs]
+        wholes = [decoding_of(old).get("ids") == "whole" for old, _ in self.pairs]
         found = [self.texts_of(*pair, whole) for pair, whole in zip(self.pairs, wholes)]
         return found + [self.texts_of(*pair) for pair, whole in zip(self.pairs, wholes) if whole]
 
@@ -309,20 +320,20 @@ class Explainer:
         return {row.text(way) for row, _ in self.rows for way in self.ways}
 
     @functools.cached_property
-    def of_values(self) -> list[tuple[Any, Texts]]:
+    def of_values(self) -> list[tuple[Any, TextPair]]:
         theirs = dict(leaves(self.new.value))
         given = [text for _, text in leaves(dict(self.old.arguments))]
         texts = [(path, text) for path, text in leaves(self.old.value) if path in theirs]
         return [(path, without(text, theirs[path], given)) for path, text in texts]
 
     @functools.cached_property
-    def recorded(self) -> list[Texts]:
+    def recorded(self) -> list[TextPair]:
         return [(a["text"], b["text"]) for a, b in self.pairs if "text" in a and "text" in b]
 
     @functools.cached_property
-    def names(self) -> dict[Texts, set[Any]]:
+    def names(self) -> dict[TextPair, set[Any]]:
         """Under which names of a value texts stand; recorded ones stand under none."""
-        found: dict[Texts, set[Any]] = {texts: {()} for texts in self.recorded}
+        found: dict[TextPair, set[Any]] = {texts: {()} for texts in self.recorded}
         for path, texts in self.of_values:
             names = tuple(name for name in path if isinstance(name, str))
             found.setdefault(texts, set()).add(names)
@@ -338,7 +349,7 @@ class Explainer:
         found = self.explain_texts(self.recorded)
         return found and dataclasses.replace(found, of_value=False)
 
-    def explain_texts(self, texts: Sequence[Texts]) -> Found | None:
+    def explain_texts(self, texts: Sequence[TextPair]) -> Found | None:
         for pair, (old, new) in itertools.product(texts, self.rows):
             if pair[0] != pair[1]:
                 found = self.explain_pair(pair, old, new, texts)
@@ -347,7 +358,7 @@ class Explainer:
         return None
 
     def explain_pair(
-        self, pair: Texts, old: RowTexts, new: RowTexts, texts: Sequence[Texts]
+        self, pair: TextPair, old: RowTexts, new: RowTexts, texts: Sequence[TextPair]
     ) -> Found | None:
         before = {text for text, _ in texts}
         wanted = {one for one in texts if self.is_made_alike(one, pair)}
@@ -361,7 +372,7 @@ class Explainer:
         sides = old.ways_to(pair[0], self.ways), new.ways_to(pair[1], self.ways)
         return smallest(*sides, hints, fits)
 
-    def is_made_alike(self, texts: Texts, pair: Texts) -> bool:
+    def is_made_alike(self, texts: TextPair, pair: TextPair) -> bool:
         """What stands under the same names of a value was made in the same way."""
         if texts[0] == texts[1] or texts[0] not in self.made:
             return False
@@ -369,7 +380,7 @@ class Explainer:
 
 
 def explain_text(
-    old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode
+    old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decoder
 ) -> Found | None:
     """The smallest step that turns the old texts into the new ones, or None if none of ours
     does."""
@@ -448,12 +459,12 @@ def begins(text: str, whole: str) -> bool:
     return whole.strip().startswith(text.strip())
 
 
-def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decode) -> Became:
+def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decoder) -> Became:
     texts: dict[str, list[str]] = {}
     before, after = RowTexts(old, decode), RowTexts(new, decode)
     for way in ways:
         texts.setdefault(before.text(way), []).append(after.text(way))
-    is_alike = old.get("decode", {}).get("ids") == new.get("decode", {}).get("ids")
+    is_alike = decoding_of(old).get("ids") == decoding_of(new).get("ids")
     if is_alike and "text" in old and "text" in new:
         texts.setdefault(old["text"], []).append(new["text"])
     plain = [way for way in recipes([()]) if way.strip == "no"]
@@ -461,25 +472,54 @@ def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decode) -> Became
     return Became(old["output_ids"] == new["output_ids"], texts, wholes)
 
 
-def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decode) -> str:
+@dataclass(frozen=True)
+class StrangeTexts:
+    """Texts of a new value that do not come from their rows' ids.   rows: what each became."""
+
+    old: Case
+    new: Case
+    rows: Sequence[Became]
+
+    @functools.cached_property
+    def values(self) -> list[tuple[Any, str]]:
+        return list(leaves(self.old.value))
+
+    @functools.cached_property
+    def new_texts(self) -> dict[Any, str]:
+        return dict(leaves(self.new.value))
+
+    @functools.cached_property
+    def right(self) -> set[str]:
+        """Texts of the golden whose new one comes from its ids at some path."""
+        found = set()
+        for path, text in self.values:
+            if any(row.gives(text, self.new_texts.get(path)) for row in self.rows):
+                found.add(text)
+        return found
+
+    def is_of_same_ids(self, path: Any) -> bool:
+        """Whether a text is one of a list, one for each row, and its row's ids are the same."""
+        value = self.old.value
+        return isinstance(value, list) and len(value) == len(self.rows) and self.rows[path[0]].same
+
+    def fault(self, path: Any, text: str) -> str:
+        """What is wrong with what stands in a text's place; "" if nothing is."""
+        new = self.new_texts.get(path)
+        if not any(row.explains(text) for row in self.rows):
+            is_other = new != text and self.is_of_same_ids(path)
+            return "is another one, and its ids are the same" if is_other else ""
+        if text in self.right or (new is None and is_label(text)):
+            return ""
+        return "is missing" if new is None else f"is not what its ids become: {new[:40]!r}"
+
+
+def strange_text(old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decoder) -> str:
     """Which new text does not come from its row's ids in any way in which the golden's came from
     its; "" if none is strange, or nothing of ours makes the golden's. Rows whose ids are the same
     are to have the same texts."""
     ways = list(recipes(stop_lists(old, new)))
-    rows = [became(a, b, ways, decode) for a, b in pairs]
-    theirs, values = dict(leaves(new.value)), list(leaves(old.value))
-    right = {t for path, t in values if any(row.gives(t, theirs.get(path)) for row in rows)}
-    is_listed = isinstance(old.value, list) and len(old.value) == len(pairs)
-    for path, text in values:
-        where = ".".join(map(str, path)) or "the value"
-        is_found = any(row.explains(text) for row in rows)
-        if is_found and text not in right and (path in theirs or not is_label(text)):
-            return f"{where} {what_is_strange(theirs.get(path))}"
-        is_same_row = is_listed and rows[path[0]].same
-        if not is_found and is_same_row and theirs.get(path) != text:
-            return f"{where} is another one, and its ids are the same"
+    found = StrangeTexts(old, new, [became(a, b, ways, decode) for a, b in pairs])
+    for path, text in found.values:
+        if fault := found.fault(path, text):
+            return f"{'.'.join(map(str, path)) or 'the value'} {fault}"
     return ""
-
-
-def what_is_strange(text: str | None) -> str:
-    return "is missing" if text is None else f"is not what its ids become: {text[:40]!r}"

@@ -19,34 +19,58 @@ from collections.abc import Callable, Collection, Sequence
 
 from parity.judge.after_model import after_decoding, by_endings
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
-from parity.judge.comparison import OF_PROMPTS, Comparison, Named
-from parity.judge.counterfactual import asked_as, by_cache, by_company, by_replay, put_back_result
-from parity.judge.endings import leaves
-from parity.judge.inquiry import Inquiry, are_other_samples, counted, sentence
+from parity.judge.comparison import OF_PROMPTS, Comparison
+from parity.judge.counterfactual import (
+    asked_as,
+    by_cache,
+    by_company_exactly,
+    by_replay,
+    put_back_result,
+)
+from parity.judge.endings import Decoder, leaves
+from parity.judge.inquiry import Inquiry, are_other_samples
+from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
-from parity.judge.row import Row, end_ids, is_drawn, is_prefix, max_tokens, request_of, unseen
-from parity.verdict import CAUSES, STAGES, Cause, Difference, brief, first_divergence
+from parity.judge.row import (
+    Row,
+    are_prefixes,
+    end_ids,
+    is_drawn,
+    max_tokens,
+    parting_step,
+    request_of,
+    unseen,
+)
+from parity.verdict import STAGES, Cause, Difference, brief
 
-ExplainStep = Callable[[Inquiry, Sequence[Named]], Cause | None]
+ExplainStep = Callable[[Inquiry], Cause | None]
 
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
     """The cause; None if nothing but the model's own arithmetic is left to ask."""
     inquiry.note_agreement()
+    cause = find_cause(inquiry)
+    if cause is not None:
+        inquiry.steps.append(f"cause: {cause}: {cause.proof or cause.sentence}")
+    return cause
+
+
+def find_cause(inquiry: Inquiry) -> Cause | None:
     raised = by_error(inquiry)
     if raised is not None:
         return raised
-    named = []
-    for name, difference in inquiry.comparison.suspects:
-        if is_possible(name, inquiry):
-            named.append((refined(name, difference, inquiry), difference))
+    suspects = inquiry.comparison.suspects
+    inquiry.suspects = [
+        (refined(name, difference, inquiry), difference)
+        for name, difference in suspects
+        if is_possible(name, inquiry)
+    ]
     for step in STEPS:
-        cause = step(inquiry, named)
+        cause = step(inquiry)
         if cause is not None:
-            inquiry.steps.append(f"cause: {cause}: {cause.proof}")
             return cause
-    return without_proof(inquiry, named)
+    return without_proof(inquiry)
 
 
 def by_error(inquiry: Inquiry) -> Cause | None:
@@ -61,29 +85,23 @@ def by_error(inquiry: Inquiry) -> Cause | None:
     return Cause("error", "confirmed", said)
 
 
-def without_proof(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def without_proof(inquiry: Inquiry) -> Cause | None:
     """What is left to say where no run, no invariant and no id proves anything."""
     # What a criterion does was not seen: the texts tell it.
-    is_upstream = any(difference.field != "criteria" for _, difference in counted(named))
+    is_upstream = any(difference.field != "criteria" for _, difference in inquiry.counted)
     if (cause := by_number_of_calls(inquiry, is_upstream=is_upstream)) is not None:
         return cause
-    is_same = inquiry.comparison.has_same_ids
-    if is_same and not (is_upstream and is_of_model(inquiry)):
+    gap = number_gap(inquiry.old.value, inquiry.new.value)
+    is_of_model = is_upstream and (gap or by_endings(inquiry) is None)
+    if inquiry.comparison.has_same_ids and not is_of_model:
         return after_decoding(inquiry)
     if not is_upstream and (cause := by_endings(inquiry)) is not None:
-        inquiry.steps.append(f"cause: {cause}: {cause.proof}")
         return cause
-    if not named:
+    if not inquiry.suspects:
         return None
-    name, difference = [*counted(named), *named][0]
+    name, difference = [*inquiry.counted, *inquiry.suspects][0]
     proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
-    return Cause(name, "likely", sentence(name, difference), proof)
-
-
-def is_of_model(inquiry: Inquiry) -> bool:
-    """Of equal ids: whether values differ by what the model says of them, or in no way of ours."""
-    gap = number_gap(inquiry.old.value, inquiry.new.value)
-    return bool(gap) or by_endings(inquiry) is None
+    return difference_cause(name, "likely", difference, proof)
 
 
 def by_number_of_calls(inquiry: Inquiry, *, is_upstream: bool) -> Cause | None:
@@ -113,12 +131,18 @@ def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
     is_rendered = bool(old.get("template") and new.get("template"))
     if not name.startswith("prompt.") or (difference.stage == "template" and is_rendered):
         return name
-    if inquiry.decode is not None and old["prompt_ids"] != new["prompt_ids"]:
-        texts = [inquiry.decode(row["prompt_ids"], False, False) for row in (old, new)]
-        if texts[0] == texts[1]:
-            return "prompt.tokenization"
+    if has_same_text_of_other_ids(old, new, inquiry.decode):
+        return "prompt.tokenization"
     broken = inquiry.comparison.broken
     return next((b.cause for b in broken if b.law in OF_PROMPTS), name)
+
+
+def has_same_text_of_other_ids(old: Row, new: Row, decode: Decoder | None) -> bool:
+    """Whether prompts of other ids are one text."""
+    before, after = old["prompt_ids"], new["prompt_ids"]
+    if decode is None or before == after:
+        return False
+    return decode(before, False, False) == decode(after, False, False)
 
 
 def is_possible(name: str, inquiry: Inquiry) -> bool:
@@ -128,18 +152,16 @@ def is_possible(name: str, inquiry: Inquiry) -> bool:
         return True
     for old, new in inquiry.pairs:
         before, after = old["output_ids"], new["output_ids"]
-        step = first_divergence(before, after)
-        if step is None or step >= min(len(before), len(after)):
-            continue
+        step = parting_step(before, after)
         # An end may be held back by a least number of tokens.
-        if not {before[step], after[step]} & {*end_ids(old), *end_ids(new)}:
+        if step is not None and not {before[step], after[step]} & {*end_ids(old), *end_ids(new)}:
             where = f"at step {step}, where the ids part, neither token is an end"
             inquiry.steps.append(f"not {name}: {where}")
             return False
     return True
 
 
-def by_invariant(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_invariant(inquiry: Inquiry) -> Cause | None:
     """The first invariant that the new side alone breaks, unless an earlier stage differs. A
     finding about where ids end is confirmed where the endings of both sides say the same."""
     broken = inquiry.comparison.broken
@@ -147,16 +169,15 @@ def by_invariant(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
         return None
     first = min(broken, key=lambda one: STAGES.index(one.place))
     place = STAGES.index(first.place)
-    if any(STAGES.index(difference.stage) < place for _, difference in counted(named)):
+    if any(STAGES.index(difference.stage) < place for _, difference in inquiry.counted):
         return None
     if inquiry.comparison.has_same_ids and first.law in ("end", "text"):
         return None  # the texts themselves tell it
     ending = by_endings(inquiry)
     if ending is not None and ending.name == first.cause:
         return ending
-    said = f"{CAUSES[first.cause]}: row {first.row}: {first.sentence}"
     proof = f"the law of the stage '{first.law}' is broken by the new side alone"
-    return Cause(first.cause, "likely", said, proof)
+    return named_cause(first.cause, "likely", f"row {first.row}: {first.sentence}", proof)
 
 
 def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:
@@ -172,23 +193,23 @@ def declared_end(inquiry: Inquiry) -> Cause | None:
     for name, difference in inquiry.comparison.counted:
         if difference.stage == "stop":
             proof = "declared, and an answer ends elsewhere"
-            return Cause(name, "likely", sentence(name, difference), proof)
+            return difference_cause(name, "likely", difference, proof)
     return None
 
 
 # == From the recorded ids alone ==
 
 
-def by_recorded_ids(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_recorded_ids(inquiry: Inquiry) -> Cause | None:
     """Another order, another's answer, a lost end or another budget show in the ids."""
     is_as_long = len(inquiry.old.rows) == len(inquiry.new.rows)
     if inquiry.comparison.has_same_ids or not is_as_long:
         return None
-    names = dict(counted(named))
+    names = dict(inquiry.counted)
     order = names.get("batch.order")
     if order is not None and order.old != "its own request":
         proof = "put back in order, the recorded ids of both sides are the same"
-        return Cause("batch.order", "confirmed", sentence("batch.order", order), proof)
+        return difference_cause("batch.order", "confirmed", order, proof)
     return by_another_answer(inquiry) or by_cut_ids(inquiry, names)
 
 
@@ -196,11 +217,11 @@ def by_another_answer(inquiry: Inquiry) -> Cause | None:
     taken = given_to_another(inquiry.old.rows, inquiry.new.rows)
     if taken is None:
         return None
-    said = f"{CAUSES['batch.order']}: row {taken[0]} got row {taken[1]}'s"
+    said = f"row {taken[0]} got row {taken[1]}'s"
     if inquiry.realigned(inquiry.run({}, frozenset({ALONE}))):
         proof = "each request by itself gives the old answer"
-        return Cause("batch.order", "confirmed", said, proof)
-    return Cause("batch.order", "likely", said, "it came with that one's prompt")
+        return named_cause("batch.order", "confirmed", said, proof)
+    return named_cause("batch.order", "likely", said, "it came with that one's prompt")
 
 
 def by_cut_ids(inquiry: Inquiry, names: dict[str, Difference]) -> Cause | None:
@@ -208,7 +229,7 @@ def by_cut_ids(inquiry: Inquiry, names: dict[str, Difference]) -> Cause | None:
     for name, is_equal in EQUAL_WHEN.items():
         if name in names and all(is_equal(old, new) for old, new in inquiry.pairs):
             proof = "with this alone undone, the recorded ids of both sides are the same"
-            return Cause(name, "confirmed", sentence(name, names[name]), proof)
+            return difference_cause(name, "confirmed", names[name], proof)
     return None
 
 
@@ -247,11 +268,11 @@ def equal_when_shortened(old: Row, new: Row) -> bool:
 EQUAL_WHEN = {"stop.eos_set": equal_when_cut, "stop.length": equal_when_shortened}
 
 
-def by_value(inquiry: Inquiry, named: Sequence[Named]) -> Cause | None:
+def by_value(inquiry: Inquiry) -> Cause | None:
     """The same texts in another order, of answers that are the old ones as far as both go."""
-    if counted(named) or inquiry.comparison.has_same_ids:
+    if inquiry.counted or inquiry.comparison.has_same_ids:
         return None
-    if not all(is_prefix(a["output_ids"], b["output_ids"]) for a, b in inquiry.pairs):
+    if not are_prefixes(inquiry.pairs):
         return None
     if not any(text for _, text in leaves(inquiry.old.value)):
         return None
@@ -266,6 +287,6 @@ STEPS: tuple[ExplainStep, ...] = (
     by_value,
     by_replay,
     by_cache,
-    by_company,
+    by_company_exactly,
     by_invariant,
 )

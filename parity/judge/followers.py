@@ -19,6 +19,7 @@ from parity.judge.row import (
     is_drawn,
     same_prompt,
     shared_start,
+    text_of,
 )
 from parity.judge.stages.model import model_differences
 from parity.judge.stages.sampling import sampling_differences
@@ -126,6 +127,25 @@ class Wording:
             return found
         return self.next_cut(before, after) or found
 
+    def held_texts(self, *, is_free: bool) -> HeldTexts | None:
+        """What both hold of answers that were cut; None where something else differs.
+        is_free: behind an answer, anything may follow from it."""
+        before, after = self.before, self.after
+        if before == after:
+            return None  # no answer stands in what differs
+        held = HeldTexts()
+        while before != after:
+            found = self.next_answer(before, after)
+            if found is not None and is_free:
+                return held
+            found = self.next_cut_instead(before, after, found)
+            if found is None:
+                return held if self.is_cut_within(before, after) else None
+            if found.number >= 0:
+                held[found.number] = (found.old, found.new)
+            before, after = found.behind(before, after)
+        return held
+
     def is_cut_within(self, before: str, after: str) -> bool:
         """Whether what differs at an end of two texts is a part of an answer."""
         first = shared_start(before, after)
@@ -144,21 +164,8 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> HeldTe
     if not answers or (text is not None and text == new.get("prompt_text")):
         return None
     told = [(a, b) for _, a, b in answers if is_other_answer(a, b)]
-    is_free = any(map(is_asked_otherwise, told))
     wording = wording_of(old, new, answers, told, alike=alike)
-    before, after = wording.before, wording.after
-    held = HeldTexts()
-    while before != after:
-        found = wording.next_answer(before, after)
-        if found is not None and is_free:
-            return held
-        found = wording.next_cut_instead(before, after, found)
-        if found is None:
-            return held if wording.is_cut_within(before, after) else None
-        if found.number >= 0:
-            held[found.number] = (found.old, found.new)
-        before, after = found.behind(before, after)
-    return held
+    return wording.held_texts(is_free=any(map(is_asked_otherwise, told)))
 
 
 def is_other_answer(old: Row, new: Row) -> bool:
@@ -236,7 +243,7 @@ def words(ids: Sequence[int]) -> str:
 def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
     """Texts of two answers, as they were decoded and without blanks around them."""
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
-        one, other = mine.get("text") or "", theirs.get("text") or ""
+        one, other = text_of(mine), text_of(theirs)
         yield from dict.fromkeys([(one, other), (one.strip(), other.strip())])
 
 
@@ -248,16 +255,17 @@ def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
     something else is asked behind: what that is may be anything, for it follows from what was
     sampled. With what is sampled behind it of the same prompts."""
     pairs = list(zip(old.rows, new.rows))
-    has_as_many = len(old.rows) == len(new.rows)
     first = next((k for k, pair in enumerate(pairs) if not is_same_row(*pair)), len(pairs))
     last = end_of_call(pairs, first)
     asked, behind = pairs[first:last], pairs[last:]
     if not asked or not all(is_sampled_alike(*pair) for pair in asked):
         return None
-    if has_as_many and all(same_prompt(*pair) for pair in behind):
-        return None
-    more = [pair for pair in behind if has_as_many and is_sampled_alike(*pair)]
-    old_rows, new_rows = (tuple(rows) for rows in zip(*pairs[:last], *more))
+    kept = pairs[:last]
+    if len(old.rows) == len(new.rows):
+        if all(same_prompt(*pair) for pair in behind):
+            return None
+        kept += [pair for pair in behind if is_sampled_alike(*pair)]
+    old_rows, new_rows = (tuple(rows) for rows in zip(*kept))
     return replace(old, rows=old_rows), replace(new, rows=new_rows)
 
 

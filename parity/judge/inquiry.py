@@ -10,9 +10,9 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
-from parity.judge.endings import Decode, leaves
-from parity.judge.row import Pairs, is_drawn
-from parity.verdict import CAUSES, Difference, brief, equal
+from parity.judge.endings import Decoder, leaves
+from parity.judge.row import Pairs, Row, is_drawn, prompt_of
+from parity.verdict import brief, equal
 
 Parts = frozenset[str]
 Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, parts put back -> what
@@ -25,7 +25,8 @@ BESIDE = ("request", "inputs", "decodes")  # which invariants read; no stages fo
 class Inquiry:
     """steps: for `explain`, one line each.   company: how far the rest of its batch moves the
     model's log-probabilities, in nats.   narrowed: to the answers that later prompts hold.
-    untried: cause -> why no run with its old value took place."""
+    untried: cause -> why no run with its old value took place.   suspects: those of the comparison
+    that can be the cause."""
 
     comparison: Comparison
     rerun: Rerun | None = None
@@ -34,6 +35,7 @@ class Inquiry:
     narrowed: bool = False
     untried: dict[str, str] = field(default_factory=dict)
     runs: dict[tuple[str, Parts], Case | None] = field(default_factory=dict)
+    suspects: Sequence[Named] = ()
 
     @property
     def old(self) -> Case:
@@ -44,7 +46,7 @@ class Inquiry:
         return self.comparison.new
 
     @property
-    def decode(self) -> Decode | None:
+    def decode(self) -> Decoder | None:
         return self.comparison.tools.decode
 
     @property
@@ -52,9 +54,20 @@ class Inquiry:
         return self.comparison.pairs
 
     @property
-    def value_difference(self) -> Difference | None:
+    def counted(self) -> list[Named]:
+        """Suspects that fail a strict check by themselves."""
+        return [(name, difference) for name, difference in self.suspects if difference.counts]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Of both sides."""
+        return *self.old.rows, *self.new.rows
+
+    @property
+    def value_sentence(self) -> str:
+        """How the values differ."""
         found = self.comparison.differences
-        return next((difference for difference in found if difference.stage == "value"), None)
+        return next(difference.sentence() for difference in found if difference.stage == "value")
 
     @property
     def other_texts(self) -> list[tuple[str, str]]:
@@ -99,13 +112,9 @@ class Inquiry:
             self.steps.append(f"first difference: {counted[0].sentence()}")
 
 
-def sentence(name: str, difference: Difference) -> str:
-    return f"{CAUSES[name]}: {difference.sentence()}"
-
-
 def are_other_samples(old: Case, new: Case) -> bool:
     """Whether the same prompts are sampled from, and another number of times."""
-    mine, theirs = ({tuple(row["prompt_ids"]) for row in case.rows} for case in (old, new))
+    mine, theirs = ({prompt_of(row) for row in case.rows} for case in (old, new))
     return mine == theirs and all(is_drawn(row) for row in (*old.rows, *new.rows))
 
 
@@ -115,11 +124,12 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     follow = inquiry.comparison.followers
     if not follow:
         return inquiry
-    kept = {}
-    for number, (old_row, new_row) in enumerate(inquiry.pairs):
-        has_texts = "text" in old_row and "text" in new_row
-        if number not in follow:
-            kept[number] = "text" if has_texts else "output_ids"
+    pairs = enumerate(inquiry.pairs)
+    kept = {
+        number: "text" if all("text" in row for row in pair) else "output_ids"
+        for number, pair in pairs
+        if number not in follow
+    }
     held = {number: texts for cut in follow.values() for number, texts in cut.items()}
 
     def narrow(case: Case, texts: Mapping[int, str]) -> Case:
@@ -147,7 +157,3 @@ def no_run(again: Case | None, inquiry: Inquiry) -> str:
         return "the case cannot be run again with it"
     is_made = again.raised not in (None, inquiry.old.raised, inquiry.new.raised)
     return f"the run with it ended in {brief(again.raised)}" if is_made else ""
-
-
-def counted(named: Sequence[Named]) -> list[Named]:
-    return [(name, difference) for name, difference in named if difference.counts]

@@ -8,15 +8,18 @@ why not (`own_ends`, `ended_by`).
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import paired
-from parity.judge.endings import Decode, leaves
+from parity.judge.endings import Decoder, leaves, numbers_in
+from parity.judge.naming import named_cause
 from parity.judge.row import (
+    Pairs,
     Row,
     criteria,
     end_ids,
@@ -24,13 +27,17 @@ from parity.judge.row import (
     is_prefix,
     max_tokens,
     min_tokens,
+    model_in,
+    parting_step,
+    prompt_of,
     request_of,
     same_prompt,
     stop_strings,
+    text_of,
 )
 from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
-from parity.verdict import CAUSES, Cause
+from parity.verdict import Cause
 
 # == Rows beside rows ==
 
@@ -67,12 +74,12 @@ def asked_alone(row: Row, case: Case, other: Case) -> bool:
     strangers = [one for one in other.rows if one["prompt_ids"] not in known]
     if strangers and all(max_tokens(one) == 1 for one in strangers):
         return True
-    prompt = tuple(row["prompt_ids"])
+    prompt = prompt_of(row)
     return prompt in answered_prompts(other) and prompt not in answered_prompts(case)
 
 
 def answered_prompts(case: Case) -> set[tuple[int, ...]]:
-    return {tuple(row["prompt_ids"]) for row in case.rows if not row.get("scored")}
+    return {prompt_of(row) for row in case.rows if not row.get("scored")}
 
 
 def without_guesses(case: Case, other: Case) -> Case:
@@ -81,10 +88,10 @@ def without_guesses(case: Case, other: Case) -> Case:
     it by the words of several."""
     models = {weights_in(row) for row in other.rows}
     known = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
-    answers, asked = Counter[Any](), Counter(tuple(row["prompt_ids"]) for row in other.rows)
+    answers, asked = Counter[Any](), Counter(prompt_of(row) for row in other.rows)
     rows = []
     for row in known:
-        name = prompt, _ = tuple(row["prompt_ids"]), tuple(row["output_ids"])
+        name = prompt, _ = prompt_of(row), tuple(row["output_ids"])
         answers[name] += bool(row.get("loop"))
         if answers[name] <= max(1, asked[prompt]):
             rows.append(row)
@@ -92,7 +99,7 @@ def without_guesses(case: Case, other: Case) -> Case:
 
 
 def weights_in(row: Row) -> Any:
-    model = row.get("model", {})
+    model = model_in(row)
     return model.get("files") or model.get("path")
 
 
@@ -111,11 +118,11 @@ def as_read(case: Case, other: Case) -> Case:
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
     logits, or read what a draft guessed: so do its rows, then. What is read more often than on the
     other side says all the first time."""
-    asked = Counter(tuple(row["prompt_ids"]) for row in other.rows)
-    seen, rows = Counter[Any](), []
+    asked, seen = Counter(map(prompt_of, other.rows)), Counter[Any]()
+    rows = []
     for row in case.rows:
         made = read_as(row, asked)
-        prompt = tuple(made["prompt_ids"])
+        prompt = prompt_of(made)
         seen[prompt] += 1
         if not made.get("scored") or not 0 < asked[prompt] < seen[prompt]:
             rows.append(made)
@@ -151,6 +158,14 @@ def of_own_loop(case: Case) -> bool:
     return any(row.get("loop") for row in case.rows)
 
 
+def is_sampled(case: Case) -> bool:
+    return any(is_drawn(row) for row in case.rows)
+
+
+def may_be_sampled(case: Case) -> bool:
+    return is_sampled(case) or of_own_loop(case)
+
+
 def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]:
     """Rows of a loop of the code's own have the settings that the other side declares for its
     requests, by which their ids are then judged; but where it took the likeliest, and the other
@@ -166,18 +181,14 @@ def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]
         other = beside.get(id(row))
         if not row.get("loop") or other is None:
             return row
-        is_parted = greedy if is_drawn(other) else parted(row, other)
+        step = parting_step(row["output_ids"], other["output_ids"])
+        is_parted = greedy if is_drawn(other) else step is not None
         is_plain = row["loop"] == LIKELIEST and is_parted
         settings = CHOSE_THE_LIKELIEST if is_plain else settings_of(row, other)
         return {**row, "sampling": settings}
 
     rows, new_rows = (tuple(map(declared, case.rows)) for case in (old, new))
     return replace(old, rows=rows), replace(new, rows=new_rows)
-
-
-def parted(old: Row, new: Row) -> bool:
-    """Whether another id was chosen somewhere; one answer may be the beginning of the other."""
-    return any(one != other for one, other in zip(old["output_ids"], new["output_ids"]))
 
 
 CHOSE_THE_LIKELIEST = {"temperature": {"value": 0, "from": "default"}}
@@ -198,97 +209,151 @@ def settings_of(row: Row, other: Row) -> dict[str, Any]:
 Reason = tuple[str, str]  # a cause's name, and what it says here
 
 
-def ended_by(old: Case, new: Case, decode: Decode | None) -> Cause | None:
+@dataclass(frozen=True)
+class Ends:
+    """Where answers of one prompt end on both sides.   pairs: of these rows."""
+
+    old: Case
+    new: Case
+    decode: Decoder | None
+
+    @functools.cached_property
+    def pairs(self) -> Pairs:
+        return [pair for pair in paired(self.old.rows, self.new.rows) if same_prompt(*pair)]
+
+    @functools.cached_property
+    def stops(self) -> set[str]:
+        """That the new code was told."""
+        return told_stops(self.new)
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.decode(ids, True, False) if self.decode else ""
+
+    # -- of answers that both sides choose alike --
+
+    def reason(self, old: Row, new: Row) -> Reason | None:
+        """Why the longer of two answers goes on."""
+        before, after = old["output_ids"], new["output_ids"]
+        if not before or not after or not is_prefix(before, after):
+            return None
+        if len(after) < len(before):
+            return self.reason_of_new_end(old, new)
+        return self.reason_of_old_end(old, new) if old.get("loop") else None
+
+    def reason_of_new_end(self, old: Row, new: Row) -> Reason | None:
+        before, after = old["output_ids"], new["output_ids"]
+        most = max_tokens(new)
+        if len(after) == most:
+            return "stop.length", f"{most} tokens are allowed, the old answer has {len(before)}"
+        if not old.get("loop"):
+            return None
+        if after[-1] in end_ids(new):
+            return "stop.eos_set", goes_on_behind(after[-1])
+        text = self.text(after)
+        stopped = next((stop for stop in self.stops if stop in text), None)
+        return ("stop.strings", f"the old loop goes on behind {stopped!r}") if stopped else None
+
+    def reason_of_old_end(self, old: Row, new: Row) -> Reason | None:
+        ids = old["output_ids"]
+        if ids[-1] in end_ids(new) or any(stop in text_of(old) for stop in self.stops):
+            return None
+        if self.decode and not self.text(ids[-1:]):
+            behind = f"the old loop ends at id {ids[-1]}, behind which the new answer goes on"
+            return "stop.eos_set", behind
+        ended = f"the old loop ended after {len(ids)} tokens"
+        is_argument = len(ids) in numbers_in(self.old.arguments)
+        if self.stops and not is_argument:
+            return "stop.strings", f"{ended}, where no stop of the new code is"
+        return "stop.length", f"{ended}, {max_tokens(new)} are allowed"
+
+    # -- of samples --
+
+    @functools.cached_property
+    def loops(self) -> Pairs:
+        """Rows of a loop whose other side declares where it ends."""
+        return [(old, new) for old, new in self.pairs if old.get("loop") and new.get("stop")]
+
+    def passes_new_end(self, old: Row, new: Row) -> Reason | None:
+        """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a
+        batch whose others go on are cut afterwards."""
+        ids, ends = old["output_ids"], end_ids(new)
+        if min_tokens(new):
+            return None
+        for position, i in enumerate(ids[:-1]):
+            if i in ends:
+                is_seen = self.stand_in_texts(ids[position + 1 :], self.old)
+                return ("stop.eos_set", goes_on_behind(i)) if is_seen else None
+        return None
+
+    def is_cut_short(self, old: Row, new: Row) -> bool:
+        """Whether a loop ended where nothing that the new code declares would end it, and the new
+        code cuts nothing off."""
+        ids, most = old["output_ids"], max_tokens(new)
+        if not ids or self.decode is None or ids[-1] in end_ids(new) or criteria(new):
+            return False
+        is_long = most is None or chosen(old) >= most
+        if is_long or any(stop in self.text(ids) for stop in stop_strings(new)):
+            return False
+        return self.stand_in_texts(new["output_ids"], self.new)
+
+    def stand_in_texts(self, ids: Sequence[int], case: Case) -> bool:
+        """Whether some text of a value holds these ids, with or without special tokens."""
+        if self.decode is None:
+            return False
+        wholes = [self.decode(ids, skip, False).strip() for skip in (True, False)]
+        texts = [text for _, text in leaves(case.value)]
+        return any(whole and whole in text for whole in wholes for text in texts)
+
+
+def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     """Why each answer that goes on on one side alone ends on the other, as far as it is declared or
     a loop's ids show it."""
-    apart = [
-        (a, b)
-        for a, b in paired(old.rows, new.rows)
-        if same_prompt(a, b) and a["output_ids"] != b["output_ids"]
-    ]
-    given = {number for _, number in leaves(dict(old.arguments), kind=int)}
-    found = [reason_to_end(a, b, told_stops(new), decode, given) for a, b in apart]
-    if not found or found[0] is None or None in found:
+    ends = Ends(old, new, decode)
+    apart = [(a, b) for a, b in ends.pairs if a["output_ids"] != b["output_ids"]]
+    reasons = [reason for pair in apart if (reason := ends.reason(*pair)) is not None]
+    if not reasons or len(reasons) < len(apart):
         return None
-    return likely(found[0], "one answer is the beginning of the other")
+    name, said = reasons[0]
+    return named_cause(name, "likely", said, "one answer is the beginning of the other")
 
 
-def likely(reason: Reason, proof: str) -> Cause:
-    name, said = reason
-    return Cause(name, "likely", f"{CAUSES[name]}: {said}", proof)
-
-
-def reason_to_end(
-    old: Row, new: Row, stops: Collection[str], decode: Decode | None, given: Collection[int]
-) -> Reason | None:
-    """stops: that the new code was told.   given: numbers among the arguments."""
-    mine, theirs = old["output_ids"], new["output_ids"]
-    if not mine or not theirs or not is_prefix(mine, theirs):
+def own_ends(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
+    """Why answers that are sampled end elsewhere than the new settings let them, where ids or texts
+    show it."""
+    ends = Ends(old, new, decode)
+    reasons = [ends.passes_new_end(*pair) or too_long(*pair) for pair in ends.loops]
+    told = [reason for reason in reasons if reason is not None]
+    if not told and ends.loops and all(ends.is_cut_short(*pair) for pair in ends.loops):
+        told = by_counts(ends.loops)
+    if not told:
         return None
-    if len(theirs) < len(mine):
-        return reason_of_new_end(old, new, stops, decode)
-    is_at_stop = any(stop in (old.get("text") or "") for stop in stops)
-    if not old.get("loop") or mine[-1] in end_ids(new) or is_at_stop:
-        return None
-    if decode and not decode(mine[-1:], True, False):
-        behind = f"the old loop ends at id {mine[-1]}, behind which the new answer goes on"
-        return "stop.eos_set", behind
-    ended = f"the old loop ended after {len(mine)} tokens"
-    if stops and len(mine) not in given:
-        return "stop.strings", f"{ended}, where no stop of the new code is"
-    return "stop.length", f"{ended}, {max_tokens(new)} are allowed"
-
-
-def reason_of_new_end(
-    old: Row, new: Row, stops: Collection[str], decode: Decode | None
-) -> Reason | None:
-    """Why a new answer ends where the old one goes on."""
-    mine, theirs = old["output_ids"], new["output_ids"]
-    most = max_tokens(new)
-    if len(theirs) == most:
-        return "stop.length", f"{most} tokens are allowed, the old answer has {len(mine)}"
-    if not old.get("loop"):
-        return None
-    if theirs[-1] in end_ids(new):
-        return "stop.eos_set", goes_on_behind(theirs[-1])
-    text = decode(theirs, True, False) if decode else ""
-    stopped = next((stop for stop in stops if stop in text), None)
-    return ("stop.strings", f"the old loop goes on behind {stopped!r}") if stopped else None
+    name, said = told[0]
+    return named_cause(name, "likely", said, "the golden's ids and the new settings say so")
 
 
 def goes_on_behind(end: int) -> str:
     return f"the old loop goes on behind id {end}, which ends an answer now"
 
 
-def own_ends(old: Case, new: Case, decode: Decode | None) -> Cause | None:
-    """Why answers that are sampled end elsewhere than the new settings let them, where ids or texts
-    show it."""
-    pairs = paired(old.rows, new.rows)
-    rows = [(a, b) for a, b in pairs if a.get("loop") and same_prompt(a, b) and b.get("stop")]
-    texts, new_texts = ([text for _, text in leaves(case.value)] for case in (old, new))
-    reasons = [passes_new_end(a, b, texts, decode) or too_long(a, b) for a, b in rows]
-    told = [reason for reason in reasons if reason is not None]
-    if not told and rows and all(cut_short(a, b, new_texts, decode) for a, b in rows):
-        told = by_counts(rows)
-    return likely(told[0], "the golden's ids and the new settings say so") if told else None
-
-
-def by_counts(rows: Sequence[tuple[Row, Row]]) -> list[Reason]:
+def by_counts(pairs: Pairs) -> list[Reason]:
     """Why answers end that nothing of the new settings ends: by a length of their own, or by an id,
     which may be the last one of a loop, that was not seen."""
-    old, new = rows[0]
-    counts = {chosen(a) for a, _ in rows}
+    old, new = pairs[0]
     said = f"the old loop chose {chosen(old)} tokens"
     allowed = f"{max_tokens(new)} are allowed"
-    hides_last = old["loop"] == BUT_THE_LAST
-    if all(max_tokens(b) == chosen(a) + 1 for a, b in rows):
+    if all(max_tokens(b) == chosen(a) + 1 for a, b in pairs):
         return [("stop.length", f"{said}, {allowed}")]
-    if not end_ids(new) and (len(counts) > 1 or hides_last):
+    hides_last = old["loop"] == BUT_THE_LAST
+    if not end_ids(new) and (hides_last or not has_one_length(pairs)):
         return [("stop.eos_set", f"{said}, where no id ends an answer now and {allowed}")]
-    is_long = len(rows) > 1 and chosen(old) >= LONG
-    if len(counts) > 1 or (hides_last and not is_long):
+    is_long = len(pairs) > 1 and chosen(old) >= LONG
+    if not has_one_length(pairs) or (hides_last and not is_long):
         return []
     return [("stop.length", f"{said} and ended nowhere else, {allowed}")]
+
+
+def has_one_length(pairs: Pairs) -> bool:
+    return len({chosen(old) for old, _ in pairs}) == 1
 
 
 LONG = 8  # tokens: that several shorter answers end at one length may be chance
@@ -304,36 +369,3 @@ def too_long(old: Row, new: Row) -> Reason | None:
     if most is None or chosen(old) <= most:
         return None
     return "stop.length", f"the old loop chose {chosen(old)} tokens, {most} are allowed"
-
-
-def passes_new_end(
-    old: Row, new: Row, texts: Sequence[str], decode: Decode | None
-) -> Reason | None:
-    """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a
-    batch whose others go on are cut afterwards."""
-    ids, ends = old["output_ids"], end_ids(new)
-    if decode is None or min_tokens(new):
-        return None
-    for position, i in enumerate(ids[:-1]):
-        if i in ends:
-            is_seen = stand_in_texts(ids[position + 1 :], texts, decode)
-            return ("stop.eos_set", goes_on_behind(i)) if is_seen else None
-    return None
-
-
-def cut_short(old: Row, new: Row, texts: Sequence[str], decode: Decode | None) -> bool:
-    """Whether a loop ended where nothing that the new code declares would end it, and the new code
-    cuts nothing off."""
-    ids, most = old["output_ids"], max_tokens(new)
-    if not ids or decode is None or ids[-1] in end_ids(new) or criteria(new):
-        return False
-    text = decode(ids, True, False)
-    if most is None or chosen(old) >= most or any(stop in text for stop in stop_strings(new)):
-        return False
-    return stand_in_texts(new["output_ids"], texts, decode)
-
-
-def stand_in_texts(ids: Sequence[int], texts: Sequence[str], decode: Decode) -> bool:
-    """Whether some text holds these ids, with or without its special tokens."""
-    wholes = [decode(ids, skip, False).strip() for skip in (True, False)]
-    return any(whole and whole in text for whole in wholes for text in texts)

@@ -1,13 +1,13 @@
-"""Greedy answers of two paths: equal, parted by rounding, or parted by a fault? The referee decides.
+"""Greedy answers of two paths: equal, parted by rounding, or by a fault? The referee decides.
 
-    rows = [given_pair(pair) for pair in pairs]         the old answers, forced; both tokens where a pair parts
-    new = reading.read_engine(engine, rows)             the new path, while its engine is loaded
-    engine.close()                                      one model at a time
+    rows = [given_pair(pair) for pair in pairs]    the old answers, forced; both tokens at a parting
+    new = reading.read_engine(engine, rows)        the new path, while its engine is loaded
+    engine.close()                                 one model at a time
     reference = reading.read_reference(path, dtype, rows)
-    judge_pairs(pairs, rows, reference, new, dtype=dtype).outcome       "same", "rounding", "fault" or "cannot tell"
+    judge_pairs(pairs, rows, reference, new, dtype=dtype).outcome     one of PairsOutcome
 
-Rounding explains a set of answers where the referee finds no shift over all their tokens and every step at which two
-answers part lies within the noise that was measured there.
+Rounding explains a set of answers where the referee finds no shift over all their tokens and every
+step at which two answers part lies within the noise that was measured there.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from typing import Any, Literal
 
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.noise import Noise, Parted, within_noise
+from parity.judge.row import parting_step
+from parity.record.events import Ids
+from parity.verdict import first_divergence
 
-Ids = tuple[int, ...]
-Outcome = Literal["same", "rounding", "fault", "cannot tell"]
+PairsOutcome = Literal["same", "rounding", "fault", "cannot tell"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Token ids of one prompt and of its two greedy answers.   images, placeholder: see reading.TokenRow."""
+    """Token ids of one prompt and of its two greedy answers.   images, placeholder: see
+    reading.TokenRow."""
 
     prompt: Ids
     old: Ids
@@ -35,25 +38,22 @@ class Pair:
 
     @property
     def step(self) -> int | None:
-        """The index of the first token that differs, or at which one answer has ended; None for equal answers."""
-        if self.old == self.new:
-            return None
-        shared = min(len(self.old), len(self.new))
-        return next((k for k in range(shared) if self.old[k] != self.new[k]), shared)
+        """The index of the first token that differs, or at which one answer has ended; None for
+        equal answers."""
+        return first_divergence(self.old, self.new)
 
     @property
     def candidates(self) -> tuple[int, int] | None:
-        """The two tokens at that step; None for equal answers, and where one is the beginning of the other."""
-        step = self.step
-        if step is None or step >= min(len(self.old), len(self.new)):
-            return None
-        return self.old[step], self.new[step]
+        """The two tokens at that step; None for equal answers, and where one is the beginning of
+        the other."""
+        step = parting_step(self.old, self.new)
+        return None if step is None else (self.old[step], self.new[step])
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """What was found of one pair.   step: where it parts.   parted: why, None where that could not be read.
-    ends: one answer is the beginning of the other, which no rounding makes."""
+class PairResult:
+    """What was found of one pair.   step: where it parts.   parted: why, None where that could not
+    be read.   ends: one answer is the beginning of the other, which no rounding makes."""
 
     step: int | None = None
     parted: Parted | None = None
@@ -88,11 +88,12 @@ FAULTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """Of a set of pairs.   rows: one per pair.   verdict: the referee's, None where nothing parts."""
+class PairsJudged:
+    """Of a set of pairs.   rows: one per pair.   verdict: the referee's, None where nothing
+    parts."""
 
-    outcome: Outcome
-    rows: tuple[Row, ...]
+    outcome: PairsOutcome
+    rows: tuple[PairResult, ...]
     verdict: referee.Verdict | None = None
 
     @property
@@ -103,12 +104,15 @@ class Judged:
 
 
 def given_pair(pair: Pair) -> reading.TokenRow:
-    """The old answer behind its prompt, with both candidates of the step at which the new one parts from it."""
+    """The old answer behind its prompt, with both candidates of the step at which the new one parts
+    from it."""
     asked: tuple[tuple[int, int], ...] = ()
     if pair.candidates is not None and pair.step is not None:
         position = len(pair.prompt) + pair.step
         asked = tuple((position, token) for token in pair.candidates)
-    return reading.token_row(pair.prompt, pair.old, others=asked, images=pair.images, placeholder=pair.placeholder)
+    return reading.token_row(
+        pair.prompt, pair.old, others=asked, images=pair.images, placeholder=pair.placeholder
+    )
 
 
 def judge_pairs(
@@ -118,29 +122,32 @@ def judge_pairs(
     new: Sequence[reading.Scored],
     *,
     dtype: str,
-) -> Judged:
-    """rows: given_pair of each pair.   reference, new: what was read of them.   dtype: the old path's."""
+) -> PairsJudged:
+    """rows: given_pair of each pair.   reference, new: what was read of them.   dtype: the old
+    path's."""
     if all(pair.step is None for pair in pairs):
-        return Judged("same", (Row(),) * len(pairs))
+        return PairsJudged("same", (PairResult(),) * len(pairs))
     readings = reading.readings(reference, new, rows)
     verdict = referee.judge(readings, dtype=dtype, exact=reference.source.exact)
-    found = tuple(rows_of(pairs, reference, new, verdict.noise))
-    return Judged(outcome_of(found, verdict), found, verdict)
+    found = tuple(pair_results(pairs, reference, new, verdict.noise))
+    return PairsJudged(outcome_of(found, verdict), found, verdict)
 
 
-def rows_of(
+def pair_results(
     pairs: Sequence[Pair], reference: reading.Reference, new: Sequence[reading.Scored], noise: Noise
-) -> Iterator[Row]:
+) -> Iterator[PairResult]:
     for pair, truth, old, scored in zip(pairs, reference.truth, reference.old, new):
         if pair.step is None:
-            yield Row()
+            yield PairResult()
         elif pair.candidates is None:
-            yield Row(pair.step, ends=True)
+            yield PairResult(pair.step, ends=True)
         else:
-            yield Row(pair.step, parted_at(truth, old, scored, noise))
+            yield PairResult(pair.step, parted_at(truth, old, scored, noise))
 
 
-def parted_at(truth: reading.Scored, old: reading.Scored, new: reading.Scored, noise: Noise) -> Parted | None:
+def parted_at(
+    truth: reading.Scored, old: reading.Scored, new: reading.Scored, noise: Noise
+) -> Parted | None:
     """None where the step lies beyond the engine's window."""
     try:
         return within_noise(reading.parting_of(truth, old, new), noise)
@@ -148,8 +155,8 @@ def parted_at(truth: reading.Scored, old: reading.Scored, new: reading.Scored, n
         return None
 
 
-def outcome_of(rows: Sequence[Row], verdict: referee.Verdict) -> Outcome:
-    """A referee that measured nothing (no estimates) has no noise that a parting step could be beyond."""
+def outcome_of(rows: Sequence[PairResult], verdict: referee.Verdict) -> PairsOutcome:
+    """A referee that measured nothing (no estimates) has no noise that a step could be beyond."""
     if any(row.ends for row in rows) or verdict.outcome == "shifted":
         return "fault"
     if verdict.estimates and any(row.is_fault for row in rows):

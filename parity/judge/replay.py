@@ -15,18 +15,28 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from parity import golden
+from parity.judge.faults import noting_faults
 from parity.judge.numerics.weights import LOADED
-from parity.judge.row import Row, entry, placeholder_in, prompt_with_pictures
+from parity.judge.options import as_fields
+from parity.judge.row import (
+    Row,
+    entry,
+    images_in,
+    parting_step,
+    prompt_around_pictures,
+    prompt_of,
+    prompt_with_pictures,
+)
+from parity.judge.stages import order
+from parity.judge.stages.stage import Restore
 from parity.judge.worker import settle
-from parity.record.rows import collapsed
 from parity.record.taps.gen_engine import listed_plugins
-from parity.verdict import first_divergence
 
 ENGINE_LIBRARIES = {
     "hf": ("torch", "transformers.models.auto.modeling_auto"),
@@ -87,6 +97,7 @@ class Replay:
     put_back: frozenset[str] = frozenset()
     rows: Sequence[Row] = ()
     store: golden.Store | None = None
+    faults: list[str] = field(default_factory=list)  # of ours, which the moved code may catch
     ran: dict[tuple[str, str], Any] = field(
         default_factory=dict
     )  # the last engine of each model, as they were asked
@@ -139,6 +150,7 @@ class Replay:
             }
         return dataclasses.replace(config, **wanted)
 
+    @noting_faults
     def opening(self, config: Any) -> Any:
         """config() of an engine that is about to be loaded, whose libraries are not to be looked
         through each time."""
@@ -149,6 +161,7 @@ class Replay:
                 LOADED.setdefault(folder.name, set()).add(str(folder.resolve()))
         return wanted
 
+    @noting_faults
     def engine(self, engine: Any, *, hooked: bool = False) -> Any:
         """This engine, or one like it that is loaded as this replay wants it."""
         config = self.config(engine.config)
@@ -158,28 +171,42 @@ class Replay:
             return engine
         return self.engines.get(sys.modules[type(engine).__module__], config)
 
+    @noting_faults
     def call(
         self, original: Any, engine: Any, requests: Any, options: Any = None, **how: Any
     ) -> Any:
         """generate_*_batch, changed."""
         fields = as_fields(options)
-        hooked = any(
-            getattr(plugin, "logits", None) for plugin in listed_plugins(how.get("plugins"))
-        )
-        self.asks(
-            self.engine(
-                engine, hooked=hooked or bool(fields.get("logits")) or ANSWERS in self.put_back
-            )
-        )
-        for part in sorted(self.put_back & OPTIONS.keys()):
-            if self.asked < len(self.requested):
-                options = fields = OPTIONS[part](fields, self.requested[self.asked])
+        hooked = self.needs_hook(fields, listed_plugins(how.get("plugins")))
+        self.asks(self.engine(engine, hooked=hooked))
+        restored = sorted(self.put_back & OPTIONS.keys())
+        if restored and self.asked < len(self.requested):
+            options = fields = self.restored(fields, restored)
         if UNCACHED in self.put_back:
             how["cache"] = False
         if ANSWERS in self.put_back:
             return self._answering(original, requests, fields, how)
-        if ALONE not in self.put_back:
-            return original(self.used, list(requests), options, **how)
+        if ALONE in self.put_back:
+            return self._one_by_one(original, requests, options, how)
+        return original(self.used, list(requests), options, **how)
+
+    def needs_hook(self, fields: Mapping[str, Any], plugins: Sequence[Any]) -> bool:
+        """Whether a call needs an engine with its hook for logits."""
+        is_asked = bool(fields.get("logits")) or ANSWERS in self.put_back
+        return is_asked or any(getattr(plugin, "logits", None) for plugin in plugins)
+
+    def restored(self, fields: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
+        """Options with these parts out of the row of the request that is asked next."""
+        row = self.requested[self.asked]
+        changed = dict(fields)
+        for part in parts:
+            changed = OPTIONS[part](changed, row)
+        return changed
+
+    def _one_by_one(
+        self, original: Any, requests: Any, options: Any, how: Mapping[str, Any]
+    ) -> Any:
+        """Each request by itself. Raises PartedAlone."""
         found = []
         for self.offset, request in enumerate(requests):
             found += original(self.used, [request], options, **{**how, "cache": False})
@@ -250,19 +277,18 @@ class Replay:
         """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is
         no parting: the old code may have cut by hand."""
         ids, rows = getattr(result, "token_ids", ()), [r for r in self.rows if r["output_ids"]]
-        steps = [
-            (first_divergence(row["output_ids"], ids), min(len(row["output_ids"]), len(ids)))
-            for row in rows
-            if tuple(row["prompt_ids"]) == getattr(result, "prompt_token_ids", None)
-        ]
-        return bool(steps) and all(step is not None and step < least for step, least in steps)
+        prompt = getattr(result, "prompt_token_ids", None)
+        same = [row["output_ids"] for row in rows if prompt_of(row) == prompt]
+        return bool(same) and all(parting_step(answer, ids) is not None for answer in same)
 
+    @noting_faults
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
         self.asks(engine)
         together = [[item] for item in items] if ALONE in self.put_back else [items]
         return [score for some in together for score in original(engine, some, **how)]
 
+    @noting_faults
     def prompt(self, engine: Any, made: Any) -> Any:
         """A Prompt, changed. made may be the error that stands in its place."""
         place, self.asked = self.asked, self.asked + 1
@@ -274,13 +300,13 @@ class Replay:
         if "pictures" in self.put_back:
             made = self._with_pictures(engine, made, row)
         if "prompts" in self.put_back:
-            ids = collapsed(row["prompt_ids"], placeholder_in(row))
-            made = dataclasses.replace(made, token_ids=tuple(ids), length=len(row["prompt_ids"]))
+            ids = prompt_around_pictures(row)
+            made = dataclasses.replace(made, token_ids=ids, length=len(row["prompt_ids"]))
         return made
 
     def _with_pictures(self, engine: Any, made: Any, row: Row) -> Any:
         """The old pixels, where the golden kept them, and the old pixel budget."""
-        old = row.get("images", [])
+        old = images_in(row)
         images = made.images
         if self.store is not None and old and all("blob" in picture for picture in old):
             images = tuple(
@@ -324,7 +350,7 @@ def adapter_named(engine: Any, folder: str) -> str:
     return min(known)
 
 
-def pictures_of(row: Row, store: golden.Store) -> list[Any]:
+def stored_pictures(row: Row, store: golden.Store) -> list[Any]:
     """A row's pictures out of the blobs. Raises GoldenError where the golden did not keep them."""
     if any("blob" not in picture for picture in row["images"]):
         raise golden.GoldenError(
@@ -335,7 +361,7 @@ def pictures_of(row: Row, store: golden.Store) -> list[Any]:
 
 def budget_kwargs(row: Row) -> dict[str, Any]:
     """The pixel budget of a row's pictures as keywords of its processor."""
-    old = row.get("images", [])
+    old = images_in(row)
     if not old or not old[0].get("budget"):
         return {}
     least, most = old[0]["budget"]
@@ -344,67 +370,8 @@ def budget_kwargs(row: Row) -> dict[str, Any]:
     )
 
 
-def as_fields(options: Any) -> dict[str, Any]:
-    """GenerationOptions, or a mapping of its fields, as a mapping."""
-    if options is None:
-        return {}
-    if isinstance(options, Mapping):
-        return dict(options)
-    return {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-
-
-def merged(options: Mapping[str, Any], name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with some fields of one of their parts (stop, decode) changed."""
-    part = options.get(name)
-    fields = {"strings": part} if isinstance(part, (str, list, tuple)) else as_fields(part)
-    return {**options, name: {**fields, **changes}}
-
-
-def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say
-    them."""
-    if (entry(row, "sampling", "num_beams") or 1) > 1:
-        raise golden.GoldenError(
-            "the old code searched with beams, which GenerationOptions cannot say"
-        )
-    names = ("temperature", "top_p", "min_p", "repetition_penalty")
-    values = {name: entry(row, "sampling", name) for name in names}
-    or_none = {
-        name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")
-    }
-    return {**options, **values, **or_none}
-
-
-def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    return {**options, "seed": entry(row, "sampling", "seed")}
-
-
-def old_end_ids(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    """Only the old ids end the text."""
-    return merged(
-        options,
-        "stop",
-        {"ignore_eos": True, "token_ids": tuple(entry(row, "stop", "end_ids") or ())},
-    )
-
-
-def old_strings(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    return merged(options, "stop", {"strings": tuple(entry(row, "stop", "strings") or ())})
-
-
-def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    return {
-        **options,
-        **{name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")},
-    }
-
-
-OPTIONS: dict[str, Callable[[Mapping[str, Any], Row], dict[str, Any]]] = {
-    "sampling": old_sampling,
-    "seed": old_seed,
-    "end_ids": old_end_ids,
-    "strings": old_strings,
-    "length": old_length,
+OPTIONS: dict[str, Restore] = {
+    part: restore for stage in order.ALL for part, restore in stage.restore.items()
 }
 ALONE = "alone"  # each request by itself, and nothing from a cache
 UNCACHED = "uncached"  # nothing from a cache

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
+from parity.record.rows import Row as Row
+from parity.verdict import first_divergence
 
-Row = Mapping[str, Any]
-Ids = Sequence[int]
+TokenIds = Sequence[int]
 Pairs = Sequence[tuple[Row, Row]]
 
 
@@ -24,6 +25,35 @@ def entry(row: Row, stage: str, name: str) -> Any:
 def request_of(row: Row) -> Mapping[str, Any]:
     """What was observed of a row's request; nothing of code that makes none."""
     return row.get("request") or {}
+
+
+def model_in(row: Row) -> Mapping[str, Any]:
+    """What answered a row; nothing where that was not seen. The same of the next ones."""
+    found: Mapping[str, Any] = row.get("model", {})
+    return found
+
+
+def images_in(row: Row) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = row.get("images", ())
+    return found
+
+
+def decoding_of(row: Row) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = row.get("decode", {})
+    return found
+
+
+def text_of(row: Row) -> str:
+    return row.get("text") or ""
+
+
+def adapters_in(row: Row) -> set[str]:
+    """Fingerprints of the adapters that a row's forward went through."""
+    return {one for one in row.get("inputs", {}).get("adapters", ()) if one}
+
+
+def is_float32(row: Row) -> bool:
+    return bool(model_in(row).get("dtype", "float32") == "float32")
 
 
 def end_ids(row: Row) -> tuple[int, ...]:
@@ -53,36 +83,54 @@ def min_tokens(row: Row) -> int:
     return entry(row, "stop", "min_new_tokens") or 0
 
 
+def has_beams(row: Row) -> bool:
+    return (entry(row, "sampling", "num_beams") or 1) > 1
+
+
 def is_drawn(row: Row) -> bool:
     return bool(row.get("sampling") and entry(row, "sampling", "temperature"))
 
 
 def drew(row: Row) -> bool:
     """Whether random numbers were taken while a loop of one's own chose."""
-    return bool((row.get("request") or {}).get("process"))
+    return bool(request_of(row).get("process"))
 
 
 def seeds_of(row: Row) -> set[int]:
     """The seed that a row was given: that of its request, or, of one of several samples, its
     own."""
-    said = row["sampling"].get("seed") or {}
-    found = [
-        (row.get("request") or {}).get("seed"),
-        said.get("value") if said.get("from") != "nobody" else None,
-    ]
-    return {seed for seed in found if seed is not None}
+    own = None if seed_source(row) == "nobody" else recorded_seed(row)
+    return {seed for seed in (request_of(row).get("seed"), own) if seed is not None}
+
+
+def recorded_seed(row: Row) -> int | None:
+    """None where none was seen."""
+    found: int | None = entry(row, "sampling", "seed")
+    return found
+
+
+def seed_source(row: Row) -> str | None:
+    """Who gave it: "caller", "process", "script", or "nobody" but the recorder."""
+    found: str | None = (row.get("sampling", {}).get("seed") or {}).get("from")
+    return found
+
+
+def script_seed(row: Row) -> int | None:
+    """The seed that a script gave before a row's call, in whose place the recorder gave its own."""
+    found: int | None = request_of(row).get("script_seed")
+    return found
 
 
 def decodes_of(row: Row) -> list[Mapping[str, Any]]:
     """Each time that a row's ids became text."""
     found: list[Mapping[str, Any]] = row.get("decodes") or [
-        {**row.get("decode", {}), "text": row.get("text")}
+        {**decoding_of(row), "text": row.get("text")}
     ]
     return found
 
 
 def backends_of(*rows: Row) -> set[Any]:
-    return {row.get("model", {}).get("backend") for row in rows}
+    return {model_in(row).get("backend") for row in rows}
 
 
 def same_backend(old: Row, new: Row) -> bool:
@@ -99,9 +147,7 @@ def same_prompt(old: Row, new: Row) -> bool:
     is known."""
     if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
         return True
-    return collapsed(old["prompt_ids"], placeholder_in(old)) == collapsed(
-        new["prompt_ids"], placeholder_in(new)
-    )
+    return bool(prompt_around_pictures(old) == prompt_around_pictures(new))
 
 
 def reads_what_is_asked(one: Row, other: Row) -> bool:
@@ -114,7 +160,7 @@ def reads_what_is_asked(one: Row, other: Row) -> bool:
 def placeholder_in(row: Row) -> int | None:
     """The id that stands for images in a row's prompt: the one whose runs are as long as the images
     have tokens; of several, the last of the vocabulary, behind whose text such ids are added."""
-    tokens = [image.get("tokens") for image in row.get("images", ())]
+    tokens = [image.get("tokens") for image in images_in(row)]
     if not tokens:
         return None
     ids = row["prompt_ids"]
@@ -124,20 +170,20 @@ def placeholder_in(row: Row) -> int | None:
 # == Names of a prompt ==
 
 
-def whole_prompt(row: Row) -> Any:
+def prompt_of(row: Row) -> tuple[int, ...]:
     return tuple(row["prompt_ids"])
 
 
 def prompt_with_pictures(row: Row) -> Any:
-    pictures = tuple(picture.get("sha256") for picture in row.get("images", ()))
-    return collapsed(row["prompt_ids"], placeholder_in(row)), pictures
+    pictures = tuple(picture.get("sha256") for picture in images_in(row))
+    return prompt_around_pictures(row), pictures
 
 
 def prompt_around_pictures(row: Row) -> Any:
     return collapsed(row["prompt_ids"], placeholder_in(row))
 
 
-# == Ids ==
+# == TokenIds ==
 
 
 def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
@@ -149,7 +195,19 @@ def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
     return long[: len(short)] == short
 
 
+def parting_step(old: Sequence[int], new: Sequence[int]) -> int | None:
+    """The first step at which two answers choose another id; None where one is the beginning of the
+    other."""
+    step = first_divergence(old, new)
+    return None if step is None or step >= min(len(old), len(new)) else step
+
+
+def are_prefixes(pairs: Pairs) -> bool:
+    """Whether of each pair one answer is the beginning of the other."""
+    return all(is_prefix(old["output_ids"], new["output_ids"]) for old, new in pairs)
+
+
 def begins_call(row: Row) -> bool:
     """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
-    request = row.get("request") or {}
+    request = request_of(row)
     return not request.get("number") and not request.get("sample")

@@ -3,7 +3,6 @@ goldens."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import signal
@@ -13,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity.acceptance import with_acceptances
-from parity.golden import Case, GoldenError, Store, environment, objects_in
+from parity.golden import Case, Store, environment, objects_in
 from parity.judge.case import Judge
+from parity.judge.check import pairs_asked
 from parity.judge.counterfactual import backend_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import refuse_not_run
@@ -26,32 +26,21 @@ from parity.verdict import Check, Outcome, Policy
 
 
 class Replays:
-    """In an observed script: before each call of a site, set up the replay that belongs to its
-    golden."""
+    """In an observed script: before each call of a site, its engines are to be loaded as sites.json
+    says, on the backend that was asked for."""
 
     def __init__(
-        self,
-        observer: observe.Observer,
-        *,
-        goldens: str,
-        backend: str | None,
-        load: Any,
-        parts: Any,
-        per_backend: Any,
+        self, observer: observe.Observer, *, backend: str | None, loads: Mapping[str, Any]
     ) -> None:
-        self.observer, self.store = observer, Store(goldens)
-        self.load = {**load, **({"backend": backend} if backend else {})}
-        self.parts, self.per_backend, self.engines = frozenset(parts), per_backend, Engines()
-        observer.replay = Replay(self.engines, self.load, per_backend)
+        """loads: site -> backend -> load settings."""
+        self.observer = observer
+        self.load = {"backend": backend} if backend else {}
+        self.loads = loads
+        self.engines = Engines()
+        observer.replay = Replay(self.engines, self.load)
 
     def __call__(self, call: observe.Call) -> None:
-        rows: Sequence[Mapping[str, Any]] = ()
-        with contextlib.suppress(GoldenError):  # a call without a golden runs as it is
-            rows = self.store.read(call.site, call.case).rows
-        settings = self.per_backend.get(call.site, {})
-        self.observer.replay = Replay(
-            self.engines, self.load, settings, self.parts, rows, self.store
-        )
+        self.observer.replay = Replay(self.engines, self.load, self.loads.get(call.site, {}))
 
 
 REPLAYS = (  # the observed processes import it by this name
@@ -67,19 +56,25 @@ def data_of(case: Case) -> dict[str, Any]:
 
 def paired_cases(
     goldens: Sequence[Case], found: Sequence[Case]
-) -> list[tuple[Case | None, Case | None]]:
-    """Goldens and calls that belong together: by arguments, else by name."""
+) -> tuple[list[tuple[Case, Case]], list[Case], list[Case]]:
+    """Goldens and calls that belong together, by arguments, else by name; goldens and calls that
+    are left."""
     left = {(case.site, case.case): case for case in found}
     by_arguments = {}
     for old in goldens if any(case.arguments for case in found) else ():
         key = key_of_arguments(old, left)
         if key is not None:
             by_arguments[old.site, old.case] = left.pop(key)
-    pairs: list[tuple[Case | None, Case | None]] = []
+    pairs = []
+    unreached = []
     for old in goldens:
         key = old.site, old.case
-        pairs.append((old, by_arguments[key] if key in by_arguments else left.pop(key, None)))
-    return [*pairs, *((None, new) for new in left.values())]
+        new = by_arguments[key] if key in by_arguments else left.pop(key, None)
+        if new is None:
+            unreached.append(old)
+        else:
+            pairs.append((old, new))
+    return pairs, unreached, list(left.values())
 
 
 def key_of_arguments(old: Case, left: Mapping[tuple[str, str], Case]) -> tuple[str, str] | None:
@@ -110,15 +105,11 @@ def check_script(
     """
     started = time.perf_counter()
     settings = store.settings()
-    wanted, left_out = sites_for(settings, sites, backend)
-    base: dict[str, Any] = {
-        "goldens": str(store.root),
-        "backend": backend,
-        "load": {},
-        "parts": [],
-        "per_backend": {site: own.get("load", {}) for site, own in settings.items()},
-    }
-    seen = observed((REPLAYS, base))
+    chosen = {site: settings.get(site, {}) for site in sites}
+    asked, left_out = pairs_asked(chosen, [backend] if backend else None)
+    wanted = list(dict.fromkeys(site for site, _ in asked))
+    loads = {site: own.get("load", {}) for site, own in settings.items()}
+    seen = observed((REPLAYS, {"backend": backend, "loads": loads}))
     run = ScriptRun(store, Pending.of(store, always=numerics), backend)
     for site in wanted:
         expected = settings.get(site, {}).get("exit_code", 0)
@@ -129,22 +120,9 @@ def check_script(
     final, unused = with_acceptances(outcomes, store.accepted(), datetime.date.today())
     seconds = time.perf_counter() - started
     measured = run.pending.numerics.told()
-    return Check(final, policy or Policy(), environment(), seconds, left_out, measured, unused)
-
-
-def sites_for(
-    settings: Mapping[str, Mapping[str, Any]], sites: Sequence[str], backend: str | None
-) -> tuple[list[str], tuple[str, ...]]:
-    """(the sites that are for a backend, what is said of the others)."""
-    wanted = []
-    left_out = []
-    for site in sites:
-        own = settings.get(site, {}).get("backends")
-        if backend and own and backend not in own:
-            left_out.append(f"{site} on {backend} (sites.json: {', '.join(own)})")
-        else:
-            wanted.append(site)
-    return wanted, tuple(left_out)
+    return Check(
+        final, policy or Policy(), environment(), seconds, tuple(left_out), measured, unused
+    )
 
 
 @dataclass
@@ -176,23 +154,18 @@ class ScriptRun:
 
     def judge_all(self, cases: Sequence[Case], sites: Sequence[str]) -> None:
         goldens, broken = self.store.read_all(sites)
-        unreached = []
-        for old, new in paired_cases(goldens, cases):
-            if new is None:
-                unreached.append(old)
-            elif old is not None:
-                self.judge_case(old, new)
-            elif (new.site, new.case) not in broken and new.site in sites:
+        pairs, unreached, left = paired_cases(goldens, cases)
+        for old, new in pairs:
+            self.judge_case(old, new)
+        for new in left:
+            if (new.site, new.case) not in broken and new.site in sites:
                 said = "the script made a call that has no golden"
-                self.outcomes.append(
-                    missing(new.site, new.case, self.backend or backend_of(new), said)
-                )
-        for golden in unreached:
-            assert golden is not None
-            notes = ("the script did not reach it",)
-            self.outcomes.append(
-                Outcome(golden.site, golden.case, self.label, "UNUSED", notes=notes)
-            )
+                backend = self.backend or backend_of(new)
+                self.outcomes.append(missing(new.site, new.case, backend, said))
+        notes = ("the script did not reach it",)
+        for old in unreached:
+            unused = Outcome(old.site, old.case, self.label, "UNUSED", notes=notes)
+            self.outcomes.append(unused)
         for place, error in broken.items():
             self.outcomes.append(error_outcome(*place, self.label, error))
 
@@ -204,7 +177,7 @@ class ScriptRun:
             made = dataclasses.replace(as_recorded(old, new), case=old.case)
             outcome = judge.outcome(old, made)
             self.seeds.setdefault((old.site, backend), GivenSeeds()).add(outcome, old, made)
-        except Exception as error:  # noqa: BLE001 - a fault of one case ends one case, not the others
+        except Exception as error:  # noqa: BLE001 - it ends one case, not the others
             outcome = error_outcome(old.site, old.case, backend, of_one_case(error))
         self.outcomes.append(outcome)
 

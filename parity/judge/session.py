@@ -8,11 +8,12 @@ import dataclasses
 import inspect
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 from parity.golden import Case, GoldenError, Store, objects_in
+from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
 from parity.judge.replay import Engines, Replay, readable
 from parity.record import observe
 from parity.record.changing import as_recorded
@@ -26,9 +27,6 @@ NOT_RUN = {
     "LoadError",
     "BackendMissing",
 }  # of an engine: says something of this machine, nothing of the moved code
-
-
-COULD_NOT_JUDGE = (GoldenError, LookupError, ImportError, OSError)
 
 
 def new_function(function: str, moved: Mapping[str, str]) -> str:
@@ -114,8 +112,8 @@ class Session:
         per_backend: Any,
         parts: frozenset[str],
     ) -> Case:
-        """One golden's arguments through `function`. Raises GoldenError if that cannot be done or
-        seen."""
+        """One golden's arguments through `function`. Raises GoldenError if that cannot be done, and
+        HarnessFault if it could not be seen."""
         self.replay = Replay(self.engines, load, per_backend, parts, old.rows, self.store)
         self.observer.replay = self.replay
         called = loaded(function)
@@ -133,12 +131,12 @@ class Session:
                 ) from None
         finally:
             self.observer.replay = None  # the judge asks the engine, too
-        if self.observer.failures or not self.found:
+        faults = [*self.observer.failures, *self.replay.faults]
+        if faults or not self.found:
             why = (
-                "; ".join(self.observer.failures)
-                or "its call was not seen (was it wrapped by another decorator?)"
+                "; ".join(faults) or "its call was not seen (was it wrapped by another decorator?)"
             )
-            raise GoldenError(f"{function} could not be observed: {why}")
+            raise HarnessFault(f"{function} could not be observed: {why}")
         new = self.found[-1]
         refuse_not_run(old, new)
         return dataclasses.replace(as_recorded(old, new), case=old.case, samples=())
@@ -242,25 +240,23 @@ def spread(
     function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Recorded arguments as a call takes them: by name, but by place where the function wants it
-    so, or has *args."""
-    args, kwargs = [], dict(arguments)
-    parameters = inspect.signature(function).parameters.values()
-    if any(p.name == "self" for p in parameters) and "self" not in kwargs:
+    so, or has *args. Raises GoldenError where it does not take them."""
+    signature = inspect.signature(function)
+    if "self" in signature.parameters and "self" not in arguments:
         raise GoldenError(
             "it is a method, and its object is no data; say in sites.json what makes one,"
             ' "arguments": {"self": "pkg.setup:make"}, or check the script as a whole: `check --'
             " python ...`"
         )
-    filled = any(p.kind is p.VAR_POSITIONAL and p.name in kwargs for p in parameters)
-    for p in parameters:
-        if p.kind is p.VAR_POSITIONAL:
-            args += kwargs.pop(p.name, ())
-        elif p.name in kwargs and (
-            p.kind is p.POSITIONAL_ONLY or (filled and p.kind is p.POSITIONAL_OR_KEYWORD)
-        ):
-            args.append(kwargs.pop(p.name))
+    args: list[Any] = []
+    kwargs = dict(arguments)
+    for name, kind in by_place(signature, arguments).items():
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            args += kwargs.pop(name)
+        else:
+            args.append(kwargs.pop(name))
     try:
-        inspect.signature(function).bind(*args, **kwargs)
+        signature.bind(*args, **kwargs)
     except TypeError as error:
         raise GoldenError(
             f"the moved function does not take what was recorded: {error}; give it the old"
@@ -268,3 +264,13 @@ def spread(
             ' "pkg.setup:make"}'
         ) from None
     return args, kwargs
+
+
+def by_place(signature: inspect.Signature, given: Container[str]) -> dict[str, Any]:
+    """Parameters that are given by place, and their kind: before *args all are, where it is
+    given."""
+    kinds = {p.name: p.kind for p in signature.parameters.values() if p.name in given}
+    wanted: set[Any] = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}
+    if inspect.Parameter.VAR_POSITIONAL in kinds.values():
+        wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return {name: kind for name, kind in kinds.items() if kind in wanted}

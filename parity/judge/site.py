@@ -19,21 +19,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
-from parity.judge.endings import leaves
-from parity.judge.numerics.samples import Ledgers, is_sampled, settle_samples
-from parity.judge.numerics.seeds import seed_source
-from parity.judge.row import is_drawn, seeds_of
-from parity.judge.session import COULD_NOT_JUDGE, Session, new_function
+from parity.judge.endings import numbers_in
+from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
+from parity.judge.numerics.samples import Ledgers, settle_samples
+from parity.judge.row import is_drawn, seed_source, seeds_of
+from parity.judge.session import Session, new_function
+from parity.record.calls import words_and_place
 from parity.verdict import Cause, Difference, Outcome
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class GivenSeeds:
     cases: dict[str, tuple[Outcome, Case, Case, set[int]]] = field(default_factory=dict)
 
     def add(self, outcome: Outcome, old: Case, new: Case) -> None:
-        arguments = {number for _, number in leaves(dict(old.arguments), kind=int)}
+        arguments = numbers_in(old.arguments)
         pairs = (pair for pair in paired(old.rows, new.rows) if all(map(is_drawn, pair)))
         asked = [b for a, b in pairs if (seed_source(a), seed_source(b)) == ("script", "caller")]
         given = {seed for row in asked for seed in seeds_of(row) - arguments}
@@ -108,10 +107,6 @@ class GivenSeeds:
             if given <= others:
                 again = Difference("sampling", "seed", "what the script had seeded", min(given), 0)
                 yield judge.outcome(old, new, outcome.seconds, (again,))
-
-
-def is_sampled_case(old: Case) -> bool:
-    return is_sampled(old) or own_loops.of_own_loop(old)
 
 
 @dataclass
@@ -161,7 +156,7 @@ class SiteCheck:
             self.seeds.add(outcome, old, new)
             if self.pending.numerics.wants(old, self.backend, self.engines):
                 self.engines[name] = ran
-        except Exception as error:  # noqa: BLE001 - a fault of the judge ends one case, not the others
+        except Exception as error:  # noqa: BLE001 - it ends one case, not the others
             return error_outcome(self.site, name, self.backend, of_one_case(error))
         return outcome
 
@@ -175,7 +170,9 @@ class SiteCheck:
         questions = list(asked)
         for name in store.names(self.site):
             try:
-                is_asked = name not in names and is_sampled_case(store.read(self.site, name))
+                is_asked = name not in names and own_loops.may_be_sampled(
+                    store.read(self.site, name)
+                )
             except GoldenError:
                 continue  # it is reported where it is chosen
             if is_asked:
@@ -214,7 +211,5 @@ def error_outcome(site: str, case: str, backend: str, error: BaseException | str
 def of_one_case(error: Exception) -> str:
     """What is said of an error that ends one case: its words where they are meant for this, else
     also where it was."""
-    if isinstance(error, COULD_NOT_JUDGE):
-        return str(error)
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+    is_meant = isinstance(error, (*COULD_NOT_JUDGE, HarnessFault)) and not own_fault(error)
+    return str(error) if is_meant else words_and_place(error)

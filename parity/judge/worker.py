@@ -23,11 +23,12 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
+
+from parity.record.calls import words_and_place
 
 PACKAGE = Path(__file__).resolve().parents[1]
 # parity comes from beside this file, whatever else is on the path that the observed code is to see.
@@ -82,7 +83,7 @@ def inspect_models_here() -> None:
     registry = sys.modules.get("vllm.model_executor.models.registry")
     platform = getattr(sys.modules.get("vllm.platforms"), "current_platform", None)
     if hasattr(registry, "_run_in_subprocess") and platform is not None and platform.is_cpu():
-        registry._run_in_subprocess = lambda asks: asks()  # type: ignore[union-attr]  # None has no such name
+        setattr(registry, "_run_in_subprocess", lambda asks: asks())  # noqa: B010 - a module's
 
 
 _output: Path | None = None  # where processes write; None: where this one does
@@ -245,10 +246,8 @@ def serve(descriptor: int) -> None:
             for found in named(task)(job):
                 pipe.send_bytes(pickle.dumps(("found", found)))
             pipe.send(("over", None))
-        except BaseException as error:  # noqa: BLE001 - also what moved code ends a process by: it is said, then it ends
-            last = traceback.format_exception_only(type(error), error)[-1].strip()
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            pipe.send(("raised", f"{last} ({Path(place.filename).name}:{place.lineno})"))
+        except BaseException as error:  # noqa: BLE001 - also an exit: it is told, and ends
+            pipe.send(("raised", words_and_place(error)))
             return
 
 

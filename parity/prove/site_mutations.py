@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gen_engine
-from parity.judge.replay import as_fields, merged
+from parity.judge.options import as_fields, merged
 
 Change = Callable[[Any], Any]
 Patch = tuple[Any, str, Callable[[Any], Any]]  # owner, name, original -> replacement

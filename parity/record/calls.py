@@ -78,6 +78,12 @@ def load_function(function: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def words_and_place(error: BaseException) -> str:
+    """An error with where it was raised, for those who mend the harness."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
+
+
 class Memory:
     """What taps keep for as long as a call, a thread or a listener lives: one object of a class."""
 
@@ -172,10 +178,8 @@ class Listener:
         started = time.perf_counter()
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - the observed run goes on, and the record says so
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            where = f"{Path(last.filename).name}:{last.lineno}"
-            self.failures.append(f"{doing}: {type(error).__name__}: {error} ({where})")
+        except Exception as error:  # noqa: BLE001 - the run goes on, the record says so
+            self.failures.append(f"{doing}: {words_and_place(error)}")
         finally:
             self.own_seconds += time.perf_counter() - started
 
@@ -250,10 +254,10 @@ class Listener:
 # == Taps ==
 
 ListenerTap = Callable[[Listener, Invocation], Any]
-Reader = Callable[[Invocation, Any, Sequence[Event]], Event | None]
+EventReader = Callable[[Invocation, Any, Sequence[Event]], Event | None]
 
 
-def event_tap(kind: str, doing: str, reader: Reader, unless: str = "") -> ListenerTap:
+def event_tap(kind: str, doing: str, reader: EventReader, unless: str = "") -> ListenerTap:
     """A tap that notes at most one event of the outermost call.
 
     reader: of the invocation, its result and the events meanwhile.   unless: not within this kind.

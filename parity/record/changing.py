@@ -87,11 +87,11 @@ def is_same_number(first: Any, other: Any) -> bool:
 
 def common_kind(values: Sequence[Any]) -> type | None:
     """The kind of all these values, if it is one."""
-    kinds = {kind_of(value) for value in values}
+    kinds = {kind_of_part(value) for value in values}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def kind_of(value: Any) -> type:
+def kind_of_part(value: Any) -> type:
     """dict, list, str, float for any number, or what else it is."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float
@@ -138,7 +138,7 @@ def with_part(part: Part, at: Sequence[str | int], old: Any, new: Any) -> Any:
 
 def has_form(part: Part, value: Any) -> bool:
     if "before" not in part:
-        return kind_of(value) is float
+        return kind_of_part(value) is float
     before = pattern_of(part["before"])
     after = pattern_of(part["after"])
     return isinstance(value, str) and bool(re.fullmatch(f"{before}.*{after}", value, re.S))

@@ -234,7 +234,6 @@ def record(
     repeat: int = 1,
     samples: int = 0,
     overwrite: bool = False,
-    folder: Path | None = None,
 ) -> Recorded:
     """Record a command.
 
@@ -242,10 +241,9 @@ def record(
     with other seeds, whose values are kept.   overwrite: replace goldens that differ.
     """
     with tempfile.TemporaryDirectory(prefix="parity-") as scratch:
-        base = folder or Path(scratch)
 
         def run(name: str, seed: int | None) -> Seen:
-            return run_observed(command, base / name, sites=sites, loose=loose, seed=seed)
+            return run_observed(command, Path(scratch, name), sites=sites, loose=loose, seed=seed)
 
         first = run("0", seed)
         again = []

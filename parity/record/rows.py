@@ -29,6 +29,8 @@ NEUTRAL: dict[str, Any] = {
     "processors": [],
 }
 
+PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
+
 Row = Mapping[str, Any]
 
 

@@ -27,7 +27,8 @@ from typing import Any, Literal, NamedTuple
 
 from parity.judge.numerics import choices, reading, referee
 from parity.judge.numerics.noise import Noise
-from parity.judge.partings import Ids, Outcome, Pair, Row
+from parity.judge.partings import Pair, PairResult, PairsOutcome
+from parity.record.events import Ids
 
 SHOWN = 3  # examples of a group
 WIDTH = 40  # characters of a text, from where it differs
@@ -353,7 +354,7 @@ def read_again(found: Comparison, model: str, dtype: str) -> Explanation:
     pairs = [pair for _, _, pair in found.readable]
     read = choices.read_choices(reading.local_path(model), dtype, pairs)
     judged = choices.judge_choices(read, pairs)
-    rows: dict[str, list[tuple[str, Row]]] = {}
+    rows: dict[str, list[tuple[str, PairResult]]] = {}
     for (name, group, _), row in zip(found.readable, judged.rows):
         rows.setdefault(group, []).append((name, row))
     numbers = numbers_outcome(found, read.noise)
@@ -371,7 +372,7 @@ def read_again(found: Comparison, model: str, dtype: str) -> Explanation:
     return Explanation(SAME_CODE, sentence, groups)
 
 
-def numbers_outcome(found: Comparison, noise: Noise) -> Outcome:
+def numbers_outcome(found: Comparison, noise: Noise) -> PairsOutcome:
     """Of log-probabilities of equal tokens."""
     if noise.tokens < referee.LEAST:
         return "cannot tell"
@@ -381,7 +382,7 @@ def numbers_outcome(found: Comparison, noise: Noise) -> Outcome:
     return "rounding" if max(gaps, default=0.0) <= noise.of_number else "fault"
 
 
-def words_of_group(group: Group, rows: Sequence[tuple[str, Row]], noise: Noise) -> str:
+def words_of_group(group: Group, rows: Sequence[tuple[str, PairResult]], noise: Noise) -> str:
     """Of single lines: what all of them say together stands in the last line."""
     if set(group.kinds) == {"never"}:
         return NEVER

@@ -20,8 +20,8 @@ from .conftest import ROOT
 
 Capture = pytest.CaptureFixture[str]
 ASKED = ('What\'s "5 $HOME" in café?', "$(shell echo x) `date` $$ 日本", "--tiny", "100 % \\ 'quoted'")
-WITHIN = partings.Row(5, Parted(True, 0.11, 0.66))
-BEYOND = partings.Row(5, Parted(False, 2.5, 0.66, "model"))
+WITHIN = partings.PairResult(5, Parted(True, 0.11, 0.66))
+BEYOND = partings.PairResult(5, Parted(False, 2.5, 0.66, "model"))
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def answer(text: str) -> GenerationResult:
     )
 
 
-def compared(row: partings.Row, outcome: partings.Outcome, new: str) -> demo.Compared:
-    found = partings.Judged(outcome, (row,))
+def compared(row: partings.PairResult, outcome: partings.PairsOutcome, new: str) -> demo.Compared:
+    found = partings.PairsJudged(outcome, (row,))
     return demo.Compared(
         ("Where was the light?",), [answer("It was on the old tower by the sea.")], [answer(new)], found
     )

@@ -22,6 +22,7 @@ from typing import Any
 
 from parity import verdict
 from parity.golden import Case, Store
+from parity.judge.naming import named_cause
 from parity.judge.numerics.errors import FLOOR
 from parity.judge.numerics.groups import (
     Group,
@@ -30,11 +31,10 @@ from parity.judge.numerics.groups import (
     read_moved,
     read_references,
 )
-from parity.judge.numerics.naming import named_cause
-from parity.judge.numerics.noise import FEWEST_STEPS, Parted, Parting, within_noise
+from parity.judge.numerics.noise import Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
-from parity.judge.numerics.questions import Judged, Question, Step, could_not
+from parity.judge.numerics.questions import NOT_SHOWN, Judged, Question, Step, could_not
 from parity.judge.numerics.reading import CannotJudge
 from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
@@ -46,7 +46,6 @@ RanEngines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
 CaseKey = tuple[str, str, str]  # site, case, backend
 
 FAR = 5  # times what a few tokens say of noise
-NOT_SHOWN = "on this case the value does not show it"
 CUT_OFF = (
     "; vLLM's kernels cut bfloat16 off on this CPU, and do not round: move in float16 or float32, "
     "or on hf"
@@ -142,15 +141,9 @@ def answer_of(group: Group, question: Question) -> Judged:
         return by_shift(group, found, question)
     if question.kind == "floats":
         return by_numbers(found, question)
-    judged = by_steps(group, found, question, steps) if steps else question.otherwise
-    if question.kind != "model" and (found.outcome != "cannot tell" or is_of_another_stage(judged)):
-        return judged
-    return without_numerics(question, of_site(found), steps)
-
-
-def is_of_another_stage(judged: Judged) -> bool:
-    """A few tokens say nothing of a shift, but all of a choice that was surely not the model's."""
-    return judged[1] is not None and judged[1].name == "sampling.processors"
+    if found.outcome == "cannot tell" or question.kind == "model":
+        return without_numerics(question, of_site(found), steps)
+    return by_steps(group, found, question, steps) if steps else question.otherwise
 
 
 def of_site(found: Verdict) -> str:
@@ -313,11 +306,7 @@ def judge_step(group: Group, case: str, step: Step) -> JudgedStep:
     if place is None or group.verdict is None:
         raise CannotJudge(f"row {step.row} could not be read again: its pictures were not kept")
     parting = parting_at(group, place, step)
-    found = group.verdict
-    are_few = found.outcome == "cannot tell"
-    if are_few and found.noise.tokens < FEWEST_STEPS:
-        raise CannotJudge(of_site(found))
-    parted = within_noise(parting, found.noise, FAR if are_few else 1)
+    parted = within_noise(parting, group.verdict.noise)
     if step.odd == BEAMS:
         raise CannotJudge(step.odd)
     if parted.within:

@@ -23,7 +23,8 @@ import numpy as np
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.errors import FLOOR, Array, robust_size
 from parity.judge.numerics.noise import Noise, Parting, within_noise
-from parity.judge.partings import Ids, Outcome, Pair, Row
+from parity.judge.partings import Pair, PairResult, PairsOutcome
+from parity.record.events import Ids
 
 FAULT = 1.5  # times rounding, surely above it. Clean at least 0.8 to 1.2, int8 weights 1.8 to 2.1
 ROUNDING = 2.0  # times rounding, surely below it. Clean at most 1.5 to 1.8, int8 weights 3.1
@@ -149,7 +150,7 @@ class Size:
     steps: int
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> PairsOutcome:
         if self.low > FAULT:
             return "fault"
         return "rounding" if self.high < ROUNDING else "cannot tell"
@@ -187,10 +188,10 @@ class ChoicesJudged:
     """old, new: the sizes of both paths' errors.   rows: one per pair.
     unit: the size of rounding, nats of logit."""
 
-    outcome: Outcome
+    outcome: PairsOutcome
     old: Size
     new: Size
-    rows: tuple[Row, ...]
+    rows: tuple[PairResult, ...]
     unit: float
 
 
@@ -218,10 +219,10 @@ def rounding_of(read: Choices, margins: Array) -> float:
     return max(robust_size(errors[close]), FLOOR)
 
 
-def judged_row(pair: Pair, parting: Parting | None, noise: Noise) -> Row:
+def judged_row(pair: Pair, parting: Parting | None, noise: Noise) -> PairResult:
     if pair.step is None or parting is None:
-        return Row(pair.step, ends=pair.step is not None and pair.candidates is None)
-    return Row(pair.step, within_noise(parting, noise))
+        return PairResult(pair.step, ends=pair.step is not None and pair.candidates is None)
+    return PairResult(pair.step, within_noise(parting, noise))
 
 
 def common_steps(pair: Pair) -> Array:
@@ -231,7 +232,7 @@ def common_steps(pair: Pair) -> Array:
     return np.append(np.ones(pair.step, bool), False)
 
 
-def outcome_of_choices(rows: Sequence[Row], old: Size, new: Size) -> Outcome:
+def outcome_of_choices(rows: Sequence[PairResult], old: Size, new: Size) -> PairsOutcome:
     sizes = (old.outcome, new.outcome)
     if "fault" in sizes or any(row.is_fault for row in rows):
         return "fault"

@@ -166,14 +166,14 @@ def prefixes_of(rows: Sequence[Reading]) -> list[list[int]]:
     return prefixes
 
 
-def robust_size(errors: Array, clip: float = HUBER) -> float:
-    """Root mean square, errors above `clip` times itself counted as that (Huber's proposal 2)."""
+def robust_size(errors: Array) -> float:
+    """Root mean square, errors above HUBER times itself counted as that (Huber's proposal 2)."""
     if not len(errors):
         return 0.0
     squares = np.minimum(errors**2, 1e12)
     size = float(np.sqrt(squares.mean()))
     for _ in range(200):
-        smaller = float(np.sqrt(np.minimum(squares, (clip * size) ** 2).mean()))
+        smaller = float(np.sqrt(np.minimum(squares, (HUBER * size) ** 2).mean()))
         if smaller >= size * (1 - 1e-6):
             break
         size = smaller

@@ -30,7 +30,7 @@ import numpy as np
 
 from parity.judge.numerics.errors import FLOOR, Array, Errors, robust_size
 
-Outcome = Literal["holds", "shifted", "cannot tell"]
+StatisticOutcome = Literal["holds", "shifted", "cannot tell"]
 Sums = Array  # [quantities, clusters]: all that is kept of a cluster is sums
 Statistic = Callable[[Sums], Any]  # [quantities, ...] -> [...]
 
@@ -137,7 +137,7 @@ class Interval:
     def is_significant(self) -> bool:
         return abs(self.value) > self.alarm
 
-    def outcome(self, least: float, most: float) -> Outcome:
+    def outcome(self, least: float, most: float) -> StatisticOutcome:
         low = self.value - self.holds
         high = self.value + self.holds
         if (low > most or high < least) and self.is_significant:
@@ -224,7 +224,7 @@ class Estimate:
     high: float
     least: float
     most: float
-    outcome: Outcome
+    outcome: StatisticOutcome
     rounding: float
     where: int | None = None
 
@@ -389,8 +389,8 @@ def along(
     return found if is_needed or is_beyond else only_alarm(found)
 
 
-def least_grave(outcomes: Sequence[Outcome]) -> Outcome:
-    order: tuple[Outcome, ...] = ("holds", "cannot tell", "shifted")
+def least_grave(outcomes: Sequence[StatisticOutcome]) -> StatisticOutcome:
+    order: tuple[StatisticOutcome, ...] = ("holds", "cannot tell", "shifted")
     return min(outcomes, key=order.index)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from parity.golden import GoldenError, Store
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
-from parity.judge.replay import adapter_named, pictures_of
-from parity.judge.row import Row, placeholder_in
+from parity.judge.replay import adapter_named, stored_pictures
+from parity.judge.row import Row, adapters_in, placeholder_in
 from parity.verdict import equal
 
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
@@ -28,7 +28,7 @@ def token_row_of(
         prompt,
         answer,
         others=others,
-        images=tuple(pictures_of(row, store)),
+        images=tuple(stored_pictures(row, store)),
         placeholder=placeholder_in(row),
         budget=tuple(budget) if budget else None,
     )
@@ -46,7 +46,7 @@ def readable_row(row: Row, store: Store, others: Others) -> TokenRow | None:
         return None
 
 
-def request_of(row: Row, store: Store) -> dict[str, Any]:
+def engine_request(row: Row, store: Store) -> dict[str, Any]:
     """A golden's prompt as a request of gen_engine, by its ids and images."""
     return request_for(token_row_of(row, store), len(row["prompt_ids"]))
 
@@ -58,7 +58,7 @@ def engine_logits(
     all together they could fill the memory.   adapter: a folder."""
     more = {"adapter": adapter_named(engine, adapter)} if adapter else {}
     for row in rows:
-        pair = ({**request_of(row, store), **more}, row["output_ids"])
+        pair = ({**engine_request(row, store), **more}, row["output_ids"])
         [scored] = engine.score_batch([pair], logits=True)
         yield scored.logits.float()
 
@@ -66,7 +66,7 @@ def engine_logits(
 def has_logits_of_its_logprobs(engine: Any, rows: Sequence[Row], store: Store) -> bool:
     """Whether an engine's logits are those of its log-probabilities, which vLLM reports by another
     way."""
-    pairs = [(request_of(row, store), row["output_ids"]) for row in rows]
+    pairs = [(engine_request(row, store), row["output_ids"]) for row in rows]
     for scored, logits in zip(engine.score_batch(pairs), engine_logits(engine, rows, store)):
         by_logits = logits.log_softmax(-1)
         expected = [float(by_logits[step, token]) for step, token in enumerate(scored.token_ids)]
@@ -80,7 +80,7 @@ def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
     each alone, nats; rows leave and join as they did. Raises GoldenError where rows went through
     adapters, whose names it does not hold."""
     for row in rows:
-        if any(row.get("inputs", {}).get("adapters", ())):
+        if adapters_in(row):
             raise GoldenError("rows went through adapters")
     has_images = any(row.get("images") for row in rows)
     generate = engine.generate_vlm_batch if has_images else engine.generate_text_batch
@@ -88,7 +88,7 @@ def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
     def read(some: Sequence[Row]) -> list[float]:
         ids = [row["output_ids"] for row in some]
         how = {"replay": ids, "max_new_tokens": max(map(len, ids)), "stop": {"ignore_eos": True}}
-        requests = [request_of(row, store) for row in some]
+        requests = [engine_request(row, store) for row in some]
         logprobs: list[float] = []
         for answer in generate(requests, how, cache=False):
             logprobs += answer.logprobs

@@ -16,7 +16,7 @@ FLOAT32 = 2e-6  # nats: float32's own rounding, of a path that has no other
 FEWEST_STEPS = 20  # steps: noise of fewer is taken for that of so many
 BEYOND = 1e-3  # how often the largest error of all steps may lie further out, were it normal
 
-Pair = tuple[float, float]  # nats: log-probabilities of (the old id, the new id)
+TokenPair = tuple[float, float]  # nats: log-probabilities of (the old id, the new id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Parting:
     """The first step at which two greedy answers part, as three paths read it. Where a penalty
     stood between the model and the choice, give penalised values."""
 
-    reference: Pair
-    old: Pair
-    new: Pair
+    reference: TokenPair
+    old: TokenPair
+    new: TokenPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,8 @@ class Parted:
     fault: Literal["", "model", "old", "new"] = ""
 
 
-def within_noise(parting: Parting, noise: Noise, times: float = 1) -> Parted:
-    """times: as much as is known of it, where that is little."""
-    allowed = times * noise.of_gap
+def within_noise(parting: Parting, noise: Noise) -> Parted:
+    allowed = noise.of_gap
     gap = abs(parting.reference[0] - parting.reference[1])
     fault: Literal["", "model", "old", "new"] = ""
     if not gap <= allowed:  # nor if it is not a number

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from parity.judge.endings import leaves
-from parity.judge.numerics.naming import named_cause
+from parity.judge.naming import named_cause
 from parity.verdict import Cause, equal
 
 OF_ONE_STEP = 2  # best tokens: no rounding puts others in the place of all of more than these

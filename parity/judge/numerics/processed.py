@@ -10,9 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from parity.judge.row import Row, entry
-from parity.judge.stages.sampling import PENALTIES
-from parity.record.rows import CHOSEN_BY_ITSELF, STRUCTURED
+from parity.judge.row import Row, entry, has_beams, is_float32
+from parity.record.rows import CHOSEN_BY_ITSELF, PENALTIES, STRUCTURED
 
 Tensor = Any  # torch.Tensor
 
@@ -76,12 +75,11 @@ def why_not_processed(row: Row, but: str = "") -> str:
     others = [name for name in entry(row, "sampling", "processors") or () if name != but]
     if others:
         return f"{', '.join(others)} changed the logits, which cannot be computed again"
-    return BEAMS if (entry(row, "sampling", "num_beams") or 1) > 1 else ""
+    return BEAMS if has_beams(row) else ""
 
 
 def slack_of(row: Row) -> Slack:
-    dtype = row.get("model", {}).get("dtype", "float32")
-    return OF_FLOAT32 if dtype == "float32" else OF_HALF
+    return OF_FLOAT32 if is_float32(row) else OF_HALF
 
 
 def processed_logits(

@@ -22,14 +22,15 @@ from parity.judge.comparison import Comparison
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.processed import why_not_greedy
 from parity.judge.numerics.weights import Weights, model_of, models_of, new_index, weights_of
-from parity.judge.row import Row, entry, is_drawn, same_prompt, unseen
+from parity.judge.row import Row, entry, is_drawn, parting_step, same_prompt, unseen
 from parity.record.rows import STRUCTURED
-from parity.verdict import Cause, Verdict, first_divergence
+from parity.verdict import Cause, Verdict
 
 Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
 Kind = Literal["parted", "floats", "model", "passing"]
 Steps = Mapping[tuple[str, int], "Step"]  # (case, row) -> where it parts
 
+NOT_SHOWN = "on this case the value does not show it"
 OF_NUMBERS = ("post.other", "sampling.processors")
 OF_EQUAL = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")
 
@@ -112,8 +113,8 @@ def step_of(index: int, old: Row, new: Row) -> Step | None:
     """A row that is the beginning of the other one does not part: no other id was chosen."""
     before = old["output_ids"]
     after = new["output_ids"]
-    step = first_divergence(before, after)
-    if step is None or step >= min(len(before), len(after)) or not same_prompt(old, new):
+    step = parting_step(before, after)
+    if step is None or not same_prompt(old, new):
         return None
     prompt = old["prompt_ids"]
     penalty = float(entry(old, "sampling", "repetition_penalty") or 1)
@@ -186,5 +187,5 @@ def place_of(old: Case, new: Case, kind: Kind) -> int | None:
     return indices[0] if is_of_one else None
 
 
-def could_not(why: str, notes: tuple[str, ...] = ()) -> Judged:
-    return "ERROR", Cause("error", "unattributed", f"could not judge: {why}"), notes
+def could_not(why: str) -> Judged:
+    return "ERROR", Cause("error", "unattributed", f"could not judge: {why}"), ()

@@ -514,14 +514,13 @@ def read_reference(
     *,
     attention: str | None = None,
     adapter: str = "",
-    device: str | None = None,
 ) -> Reference:
     """Load a golden's checkpoint as the reference, read, close, and again as the old path.
 
     dtype, attention, adapter (a folder): the golden's. Where float32 does not fit, the old path
     stands for the truth, and the same with another attention for the old path.
     """
-    source = reference_source(path, dtype, attention=attention, device=device)
+    source = reference_source(path, dtype, attention=attention)
 
     def read_old(attention: str | None, what: str) -> list[Scored]:
         how: dict[str, Any] = {"device": source.device, "attention": attention, "adapter": adapter}

@@ -25,7 +25,7 @@ from parity.judge.numerics.estimates import (
     Estimates,
     Interval,
     Margins,
-    Outcome,
+    StatisticOutcome,
     estimates_of,
 )
 from parity.judge.numerics.noise import Noise
@@ -49,7 +49,7 @@ class Verdict:
     exact: against float32, or only against plain transformers in the golden's own dtype.
     """
 
-    outcome: Outcome
+    outcome: StatisticOutcome
     estimates: tuple[Estimate, ...]
     noise: Noise
     rows: int
@@ -100,15 +100,13 @@ def nats(size: float) -> str:
     return f"{size:.1e}" if size > 1e-12 else "0"
 
 
-def judge(
-    rows: Sequence[Reading], *, dtype: str, exact: bool = True, margins: Margins | None = None
-) -> Verdict:
+def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True) -> Verdict:
     """A site's numerics, from all its tokens at once.
 
     dtype: the golden's.   exact: whether `reference` is float32; else it is plain transformers
     in that dtype, and `old` the same with another attention (see reading.reference_source).
     """
-    allowed = margins or (EXACT if exact else INEXACT)
+    allowed = EXACT if exact else INEXACT
     e = errors_of(rows)
     noise = noise_of(e)
     count = len(set(e.cluster[e.is_open].tolist()))
@@ -129,7 +127,7 @@ def noise_of(e: Errors) -> Noise:
     return Noise(robust_size(old), robust_size(e.new[e.is_open]), largest, len(old))
 
 
-def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> Outcome:
+def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> StatisticOutcome:
     """is_blind: whether a fault of SEEN_TIMES times rounding would have passed."""
     outcomes = [estimate.outcome for estimate in found.all]
     if "shifted" in outcomes:

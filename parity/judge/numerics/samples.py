@@ -5,7 +5,6 @@ The statistics are in surprise.py; here is which rows are asked, and the verdict
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,14 @@ from parity.golden import Case, GoldenError, Store, environment
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.endings import leaves
+from parity.judge.faults import COULD_NOT_JUDGE, raise_own_fault, skip_unjudgeable
+from parity.judge.naming import named_cause
 from parity.judge.numerics import seeds
 from parity.judge.numerics.golden_rows import (
     engine_logits,
     has_logits_of_its_logprobs,
     token_row_of,
 )
-from parity.judge.numerics.naming import named_cause
 from parity.judge.numerics.processed import (
     Tensor,
     declared_settings,
@@ -40,9 +40,23 @@ from parity.judge.numerics.surprise import (
     permutation_p,
     sample_of,
 )
-from parity.judge.numerics.weights import NO_ADAPTER, OF_SEVERAL, models_of, weights_of
-from parity.judge.row import Row, backends_of, entry, is_drawn, same_backend, same_prompt, seeds_of
-from parity.judge.session import COULD_NOT_JUDGE
+from parity.judge.numerics.weights import (
+    NO_ADAPTER,
+    OF_SEVERAL,
+    in_float32,
+    models_of,
+    weights_of,
+)
+from parity.judge.row import (
+    Row,
+    backends_of,
+    entry,
+    is_drawn,
+    request_of,
+    same_backend,
+    same_prompt,
+    seeds_of,
+)
 from parity.record.rows import STRUCTURED
 from parity.verdict import Cause, Outcome, Verdict, first_divergence
 
@@ -53,15 +67,6 @@ LEAST_SAMPLES = 20  # of each text
 ALPHA_OF_TEXTS = 0.01  # twice in a row
 
 Ledgers = dict[tuple[str, str], Ledger]  # (site, backend) -> its samples so far
-
-
-def is_sampled(case: Case) -> bool:
-    return any(is_drawn(row) for row in case.rows)
-
-
-def in_float32(*cases: Case) -> bool:
-    rows = [row for case in cases for row in case.rows]
-    return all(row.get("model", {}).get("dtype") == "float32" for row in rows)
 
 
 @dataclass
@@ -85,6 +90,7 @@ class Samples:
             golden = self.samples_of(old, new, old)
             moved = self.samples_of(old, new, new)
         except COULD_NOT_JUDGE as error:
+            raise_own_fault(error)
             off = self.off_seed(old, new)
             return ("DRIFT", off, ()) if off else self.judge_texts(old, new, str(error))
         ledger = self.ledger(old.site)
@@ -145,7 +151,7 @@ class Samples:
         Code without an engine is judged by its samples alone."""
         if not in_float32(old, new):
             return None
-        with contextlib.suppress(*COULD_NOT_JUDGE):
+        with skip_unjudgeable():
             sentence = next(self.unlike_distributions(old, new), "")
             if not sentence:
                 return None
@@ -196,7 +202,7 @@ class Samples:
         if is_same or seed is None or why_not_sampled(golden):
             return None
         steps: list[int | None] = []
-        with contextlib.suppress(*COULD_NOT_JUDGE):
+        with skip_unjudgeable():
             for asked in (golden, with_ids(golden, row)):
                 logits = self.old_logits(old, new, golden, asked)
                 steps.append(seeds.first_off_seed(asked, logits, seed))
@@ -214,8 +220,8 @@ class Samples:
         key = (site, self.backend)
         if key not in self.ledgers:
             goldens, _ = self.store.read_all([site])
-            cases = [g for g in goldens if is_sampled(g) or own_loops.of_own_loop(g)]
-            self.ledgers[key] = Ledger(len(cases))
+            cases = sum(map(own_loops.may_be_sampled, goldens))
+            self.ledgers[key] = Ledger(cases)
         return self.ledgers[key]
 
     def judge_texts(self, old: Case, new: Case, why: str) -> Judged:
@@ -306,7 +312,7 @@ def is_seeded_alike(old: Case, new: Case) -> bool:
 
 
 def is_cached(case: Case) -> bool:
-    return any((row.get("request") or {}).get("cached") for row in case.rows)
+    return any(request_of(row).get("cached") for row in case.rows)
 
 
 def cause_of_samples(evidence: Evidence, is_cached: bool = False) -> Cause:

@@ -14,8 +14,7 @@ a row has the same seed on both:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from parity.judge.numerics.processed import (
     NONE,
@@ -25,29 +24,26 @@ from parity.judge.numerics.processed import (
     slack_of,
 )
 from parity.judge.numerics.surprise import Stream
-from parity.judge.row import Row, is_drawn, same_prompt
-
-
-def recorded_seed(row: Row) -> Mapping[str, Any]:
-    """{"value", "from"} of a row, {} where none was seen."""
-    seed: Mapping[str, Any] = row.get("sampling", {}).get("seed") or {}
-    return seed
-
-
-def seed_source(row: Row) -> str | None:
-    """Who gave it: "caller", "process", "script", or "nobody" but the recorder."""
-    return recorded_seed(row).get("from")
+from parity.judge.row import (
+    Row,
+    is_drawn,
+    model_in,
+    recorded_seed,
+    request_of,
+    same_prompt,
+    seed_source,
+)
 
 
 def requested_seed(row: Row, otherwise: int | None) -> int | None:
-    seed: int | None = (row.get("request") or {}).get("seed", otherwise)
+    seed: int | None = request_of(row).get("seed", otherwise)
     return seed
 
 
 def own_seed(row: Row) -> int | None:
     """The seed of a row's own sample; None where it has none, or only the recorder's."""
     is_own = seed_source(row) not in ("nobody", "script")
-    return requested_seed(row, recorded_seed(row).get("value") if is_own else None)
+    return requested_seed(row, recorded_seed(row) if is_own else None)
 
 
 def streams(rows: Sequence[Row]) -> list[Stream]:
@@ -59,11 +55,11 @@ def streams(rows: Sequence[Row]) -> list[Stream]:
     """
     found: list[Stream] = []
     for number, row in enumerate(rows):
-        seed = requested_seed(row, recorded_seed(row).get("value"))
+        seed = requested_seed(row, recorded_seed(row))
         if seed is None:
             found.append(("unseeded", object()))
         elif seed_source(row) in ("process", "nobody", "script"):
-            found.append(("process", recorded_seed(row)["value"], number))
+            found.append(("process", recorded_seed(row), number))
         else:
             found.append(("request", seed))
     return found
@@ -75,8 +71,8 @@ def owes_ids(old: Row, new: Row, seed: int) -> bool:
     and what came before it."""
     is_sampled = is_drawn(old) and is_drawn(new)
     is_own = seed_source(new) == "caller" and own_seed(new) == seed
-    old_model = old.get("model", {})
-    new_model = new.get("model", {})
+    old_model = model_in(old)
+    new_model = model_in(new)
     is_alike = old_model.get("backend") == new_model.get("backend")
     is_alike = is_alike and old_model.get("dtype") == new_model.get("dtype")
     return is_sampled and is_own and is_alike and same_prompt(old, new)

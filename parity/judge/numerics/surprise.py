@@ -40,10 +40,10 @@ from parity.judge.numerics.processed import (
     processed_logits,
     slack_of,
 )
-from parity.judge.row import Row
+from parity.judge.row import Row, prompt_of
+from parity.record.events import Ids
 
 Stream = tuple[Any, ...]  # rows of one stream have the same random numbers
-Ids = tuple[int, ...]
 Texts = Sequence[Sequence[str]]  # of each prompt
 
 ALPHA = 1e-3  # of all samples of a site, whatever the number of its cases
@@ -151,7 +151,7 @@ def sample_of(row: Row, logits: Tensor, stream: Stream) -> Sample:
             ratio = log_q.gather(1, tokens)[:, 0] - sampled
             ratios[name] += float(ratio[kept].sum())
             gains[name] += gain(log_q[kept], log_p[kept])
-    prompt = tuple(row["prompt_ids"])
+    prompt = prompt_of(row)
     surprise, entropy, variance = sums.tolist()
     return Sample(
         prompt,
@@ -395,10 +395,10 @@ def distinct(groups: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
 # == Texts against texts ==
 
 
-def permutation_p(old: Texts, new: Texts, *, rounds: int = 2000, seed: int = 0) -> float:
+def permutation_p(old: Texts, new: Texts, *, rounds: int = 2000) -> float:
     """How often chance alone makes two sets of texts as unlike as these.   old, new: texts per
     prompt. The statistic: mean over prompts of the distance of the shares of each text."""
-    chance = random.Random(seed)
+    chance = random.Random(0)
     seen = sum(map(unlikeness, old, new))
     extreme = 0
     for _ in range(rounds):

@@ -13,7 +13,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import paired
 from parity.judge.endings import leaves
-from parity.judge.row import Row
+from parity.judge.row import Row, adapters_in, is_float32, model_in, request_of
 
 LOADED: dict[str, set[str]] = {}  # name of a folder -> where the new code loaded such a one
 NO_ADAPTER = "its rows went through an adapter, and where that is cannot be seen"
@@ -33,7 +33,7 @@ class Weights:
 def model_of(case: Case, index: int = 0) -> Row:
     if not case.rows:
         return {}
-    model: Row = case.rows[index].get("model", {})
+    model: Row = model_in(case.rows[index])
     return model
 
 
@@ -56,14 +56,14 @@ def located(case: Case, path: str | None) -> str | None:
     return next(iter(folders))
 
 
-def adapter_asked_for(row: Row) -> Any:
-    return (row.get("request") or {}).get("adapter")
+def in_float32(*cases: Case) -> bool:
+    return all(is_float32(row) for case in cases for row in case.rows)
 
 
 def adapters_of(row: Row) -> tuple[str, ...]:
     """What a row says of its adapters: their fingerprints, or the folder that it asked for."""
-    fingerprints = {one for one in row.get("inputs", {}).get("adapters", ()) if one}
-    asked = adapter_asked_for(row)
+    fingerprints = adapters_in(row)
+    asked = request_of(row).get("adapter")
     if fingerprints or not asked or asked == "another":
         return tuple(sorted(fingerprints))
     return (asked,)
@@ -81,7 +81,8 @@ def adapter_folder(old: Case, new: Case, index: int) -> str | None:
     rows.append(old.rows[index])
     if not any(map(adapters_of, rows)):
         return ""
-    asked = next(filter(None, map(adapter_asked_for, rows)), None)
+    named = (request_of(row).get("adapter") for row in rows)
+    asked = next(filter(None, named), None)
     if asked is None or len(adapters_of(old.rows[index])) > 1:
         return None
     folder = located(new, asked)

@@ -37,16 +37,16 @@ def input_differences(old: Row, new: Row) -> Iterator[Difference]:
     if mine is None or theirs is None:
         return
     keys, other_keys = mine["keys"], theirs["keys"]
+    names = ["positions"] if keys != other_keys else ["marks", "positions"]
     if by_itself(old) != by_itself(new):
         keys, other_keys = unencoded(keys, other_keys), unencoded(other_keys, keys)
     if keys != other_keys:
         yield Difference("batch", "keys", mine["keys"], theirs["keys"])
     if old["prompt_ids"] != new["prompt_ids"]:
         return
-    for name in ("marks", "positions"):
+    for name in names:  # marks of other tensors are others
         before, after = mine.get(name), theirs.get(name)
-        is_of_other_tensors = name == "marks" and mine["keys"] != theirs["keys"]
-        if None not in (before, after) and before != after and not is_of_other_tensors:
+        if None not in (before, after) and before != after:
             yield Difference("batch", name, before, after)
 
 

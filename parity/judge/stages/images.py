@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from parity.judge.row import Row, same_backend
+from parity.judge.row import Row, images_in, same_backend
 from parity.judge.stages.stage import Stage
 from parity.verdict import Difference, equal
 
@@ -12,7 +12,7 @@ TOLERANCE = 2e-3  # of normalised pixels, which go through other kernels
 
 
 def image_differences(old: Row, new: Row) -> Iterator[Difference]:
-    mine, theirs = old.get("images", []), new.get("images", [])
+    mine, theirs = images_in(old), images_in(new)
     # vLLM normalises inside the model, so what its processor gives says nothing there.
     names = ["sha256", "budget", "tokens", *(["values"] if same_backend(old, new) else [])]
     if len(mine) != len(theirs):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from parity.judge.row import Row, request_of
+from parity.judge.row import Row, model_in, prompt_of, request_of
 from parity.judge.stages.stage import Stage
 from parity.verdict import Difference
 
@@ -14,7 +14,7 @@ OF_HF = ("attention", "buffers")  # vLLM chooses its own attention, and makes it
 
 
 def model_differences(old: Row, new: Row) -> Iterator[Difference]:
-    mine, theirs = old.get("model", {}), new.get("model", {})
+    mine, theirs = model_in(old), model_in(new)
     both = mine.keys() & theirs.keys()
     names = [name for name in DECLARED if name in both or name not in OF_HF]
     if all(mine.get(name) == theirs.get(name) for name in OF_WEIGHTS):
@@ -27,7 +27,7 @@ def model_differences(old: Row, new: Row) -> Iterator[Difference]:
 def tells_its_adapter(row: Row) -> bool:
     """Of plain code on hf only that there is one, and not which."""
     is_bare = "inputs" in row and not row["inputs"].get("adapters")
-    is_vllm = row.get("model", {}).get("backend") == "vllm"
+    is_vllm = model_in(row).get("backend") == "vllm"
     return is_bare or is_vllm or "adapter" in request_of(row)
 
 
@@ -39,7 +39,7 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
         if request_of(new).get("adapter") == "another":
             yield Difference("model", "adapters", "the one asked for", "another", number)
         elif "inputs" in old and "inputs" in new:
-            prompt = tuple(old["prompt_ids"])
+            prompt = prompt_of(old)
             _, mine, theirs = found.setdefault(prompt, (number, set(), set()))
             mine.update(old["inputs"].get("adapters", [""]))
             theirs.update(new["inputs"].get("adapters", [""]))
@@ -60,5 +60,5 @@ STAGE = Stage(
     "model",
     fields=("model",),
     compare=model_differences,
-    compare_all=lambda comparison: adapter_differences(comparison.pairs),
+    compare_all=lambda case: adapter_differences(case.pairs),
 )

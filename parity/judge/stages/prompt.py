@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from parity.judge.row import (
-    Ids,
     Row,
+    TokenIds,
     end_ids,
-    placeholder_in,
+    prompt_around_pictures,
     request_of,
     same_prompt,
     shared_start,
 )
 from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept, Stage, Tools
-from parity.record.rows import collapsed
 from parity.verdict import Difference, brief
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
@@ -78,7 +77,7 @@ def tokenization(row: Row, tools: Tools) -> Kept:
         return None
     if has_lone_surrogate(text):
         return None
-    ids = list(collapsed(row["prompt_ids"], placeholder_in(row)))
+    ids = list(prompt_around_pictures(row))
     wholes = ids_of_text(text, tools)
     if ids in wholes:
         return KEPT
@@ -122,7 +121,7 @@ def lacks_ids(ids: list[int], whole: list[int], tools: Tools) -> Kept:
     return name, f"of {len(whole)} ids only the {end} {len(ids)} reached the model"
 
 
-def lacking_ids(some: Ids, every: Ids) -> Ids:
+def lacking_ids(some: TokenIds, every: TokenIds) -> TokenIds:
     """The ids that one run of `every` holds more than `some`; none, where that is not all that
     differs."""
     count = len(every) - len(some)
@@ -159,15 +158,15 @@ class TwoPrompts:
         return self.new.get("prompt_text")
 
     @functools.cached_property
-    def by_length(self) -> list[Ids]:
+    def by_length(self) -> list[TokenIds]:
         return sorted((self.old["prompt_ids"], self.new["prompt_ids"]), key=len)
 
     @property
-    def short(self) -> Ids:
+    def short(self) -> TokenIds:
         return self.by_length[0]
 
     @property
-    def long(self) -> Ids:
+    def long(self) -> TokenIds:
         return self.by_length[1]
 
     @property
@@ -385,14 +384,14 @@ def has_whole_parts(before: str, after: str) -> bool:
     return ends_a_part or before[len(first) :].startswith(("\n", "[", "<"))
 
 
-def is_run(ids: Ids, whole: Ids) -> bool:
+def is_run(ids: TokenIds, whole: TokenIds) -> bool:
     """Whether all ids stand in `whole`, one behind the other."""
     count = len(ids)
     starts = range(len(whole) - count + 1)
     return any(whole[k] == ids[0] and list(whole[k : k + count]) == list(ids) for k in starts)
 
 
-def overlap(one: Ids, other: Ids) -> int:
+def overlap(one: TokenIds, other: TokenIds) -> int:
     """How many ids the end of one shares with the beginning of the other, as two windows of one
     text do."""
     for count in range(min(len(one), len(other)), 0, -1):

@@ -10,7 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity.judge.row import Row, drew, end_ids, entry, is_drawn, min_tokens, request_of, seeds_of
+from parity.golden import GoldenError
+from parity.judge.row import (
+    Row,
+    drew,
+    end_ids,
+    entry,
+    has_beams,
+    images_in,
+    is_drawn,
+    min_tokens,
+    prompt_of,
+    request_of,
+    seed_source,
+    seeds_of,
+)
 from parity.judge.stages.stage import (
     KEPT,
     Broken,
@@ -21,7 +35,7 @@ from parity.judge.stages.stage import (
     Tools,
     cause_of_table,
 )
-from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL
+from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, PENALTIES
 from parity.verdict import Difference, brief, equal
 
 with warnings.catch_warnings():
@@ -88,9 +102,6 @@ def is_other_setting(name: str, old: Row, new: Row) -> bool:
 def is_same_setting(name: str, before: Any, after: Any) -> bool:
     is_off = name == "top_k" and {before, after} <= {0, -1, None}
     return is_off or equal(before, after, 1e-9)
-
-
-PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
 
 
 def processors(row: Row) -> list[str]:
@@ -170,7 +181,7 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
 def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     """known: seeds of the rows so far, old and new."""
     mine, theirs = seeds_of(old), seeds_of(new)
-    of_process = [seed_from(row) == "process" for row in (old, new)]
+    of_process = [seed_source(row) == "process" for row in (old, new)]
     if of_process == [True, False]:
         theirs = known[1]
     elif of_process == [False, True]:
@@ -178,18 +189,12 @@ def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     return bool(mine & theirs)
 
 
-def seed_from(row: Row) -> str | None:
-    """Who gave a row's seed."""
-    found: str | None = (row["sampling"].get("seed") or {}).get("from")
-    return found
-
-
 def is_unsure_seed(old: Row, new: Row) -> bool:
     """What a script gave before a call says nothing of the call, and in older goldens 0 may be the
     recorder's."""
-    if "script" in (seed_from(old), seed_from(new)):
+    if "script" in (seed_source(old), seed_source(new)):
         return True
-    return not seeds_of(new) and seed_from(old) == "process" and seeds_of(old) == {0}
+    return not seeds_of(new) and seed_source(old) == "process" and seeds_of(old) == {0}
 
 
 def leaks(difference: Difference, old: Row, new: Row) -> bool:
@@ -269,13 +274,33 @@ def seeds(rows: Sequence[Row]) -> tuple[int, int] | None:
         if seed is None or not is_drawn(row):
             continue
         settings = {**row["sampling"], "seed": None, "n": None}
-        pictures = [picture.get("sha256") for picture in row.get("images", ())]
+        pictures = [picture.get("sha256") for picture in images_in(row)]
         asked = [row["prompt_ids"], pictures, seed, settings, row["stop"], row["model"].get("path")]
         key = json.dumps(asked, sort_keys=True)
         first = known.setdefault(key, number)
         if rows[first]["output_ids"] != row["output_ids"]:
             return first, number
     return None
+
+
+# == Put back ==
+
+
+def old_sampling(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """The row's sampling settings as GenerationOptions. Raises GoldenError where these cannot say
+    them."""
+    if has_beams(row):
+        raise GoldenError("the old code searched with beams, which GenerationOptions cannot say")
+    names = ("temperature", "top_p", "min_p", "repetition_penalty")
+    values = {name: entry(row, "sampling", name) for name in names}
+    or_none = {
+        name: entry(row, "sampling", name) or None for name in ("top_k", "no_repeat_ngram_size")
+    }
+    return {**options, **values, **or_none}
+
+
+def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return {**options, "seed": entry(row, "sampling", "seed")}
 
 
 # == The stage ==
@@ -286,7 +311,7 @@ def weigh_samples(difference: Difference, comparison: Compared) -> Difference | 
     if difference.field != "n":
         return difference
     old, new = comparison.old, comparison.new
-    same_prompt = max(Counter(tuple(row["prompt_ids"]) for row in old.rows).values())
+    same_prompt = max(Counter(prompt_of(row) for row in old.rows).values())
     same = len(old.rows) == len(new.rows) or same_prompt == max(difference.old, difference.new)
     return None if same else difference
 
@@ -310,9 +335,10 @@ STAGE = Stage(
     "sampling",
     fields=("sampling",),
     compare=sampling_differences,
-    compare_all=lambda comparison: seed_differences(comparison.pairs),
+    compare_all=lambda case: seed_differences(case.pairs),
     weigh=weigh_samples,
     invariants=(Invariant("structure", "output_ids", structure),),
     across=seeds_across,
     cause=cause_of_sampling,
+    restore={"sampling": old_sampling, "seed": old_seed},
 )

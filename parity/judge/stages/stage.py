@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from parity.causes import cause_of_field
 from parity.golden import Case
-from parity.judge.endings import Decode
+from parity.judge.endings import Decoder
 from parity.judge.row import Row
 from parity.verdict import Difference
 
@@ -31,7 +31,7 @@ KEPT: Kept = ("", "")
 class Tools:
     """The plain libraries on the golden's checkpoint. None: not here, so nothing is said."""
 
-    decode: Decode | None = None
+    decode: Decoder | None = None
     encode: Callable[[str, bool], Sequence[int]] | None = None  # text, add_special_tokens
     render: Callable[[Any, Mapping[str, Any]], str] | None = (
         None  # messages, arguments of the template

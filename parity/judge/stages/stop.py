@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from parity.golden import Case
+from parity.judge.options import merged
 from parity.judge.row import (
-    Ids,
     Row,
+    TokenIds,
     criteria,
     end_ids,
     entry,
+    has_beams,
     is_drawn,
     max_tokens,
     min_tokens,
@@ -101,15 +104,18 @@ def strings_looked_for(row: Row) -> list[str]:
 
 def end(row: Row, tools: Tools) -> Kept:
     """Where ids end, and why."""
-    if "stop" not in row or (entry(row, "sampling", "num_beams") or 1) > 1:
+    if "stop" not in row or has_beams(row):
         return None
     if broken := ends_too_soon(row) or goes_on_behind_end(row) or exceeds_length(row):
         return broken
     if stop_strings(row) and tools.decode is None:
         return None
     stopped = first_completed(row, tools)
-    if stopped is None:
-        return ends_by_itself(row)
+    return ends_by_itself(row) if stopped is None else ends_at_stop(row, stopped)
+
+
+def ends_at_stop(row: Row, stopped: int) -> Kept:
+    """stopped: after how many tokens a stop was complete."""
     count = len(row["output_ids"])
     if stopped == count:
         return KEPT
@@ -169,7 +175,7 @@ def first_completed(row: Row, tools: Tools) -> int | None:
 
 
 def completed(
-    ids: Ids, strings: Sequence[str], decode: Callable[..., str], least: int = 0
+    ids: TokenIds, strings: Sequence[str], decode: Callable[..., str], least: int = 0
 ) -> int | None:
     """After how many tokens the first stop is complete, in text without special tokens; behind the
     least number."""
@@ -230,6 +236,23 @@ def is_stopped_sample(old: Row, new: Row) -> bool:
     return bool(ids) and len(ids) < (max_tokens(old) or 0) and ids[-1] not in ends
 
 
+# == Put back ==
+
+
+def old_end_ids(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    """Only the old ids end the text."""
+    return merged(options, "stop", {"ignore_eos": True, "token_ids": end_ids(row)})
+
+
+def old_strings(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    return merged(options, "stop", {"strings": stop_strings(row)})
+
+
+def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
+    lengths = {name: entry(row, "stop", name) for name in ("max_new_tokens", "min_new_tokens")}
+    return {**options, **lengths}
+
+
 # == The stage ==
 
 
@@ -267,4 +290,5 @@ STAGE = Stage(
     weigh=weigh_strings,
     invariants=(Invariant("end", "output_ids", end),),
     across=ends_across,
+    restore={"end_ids": old_end_ids, "strings": old_strings, "length": old_length},
 )

@@ -44,7 +44,7 @@ def scored_call(model: Any, outputs: list[Output], placeholder: int | None) -> M
 
 
 @dataclass(eq=False, slots=True)
-class Reading:
+class LoopReading:
     """A sequence that a model reads; it keeps its output up to date.
 
     ids: all of it so far.   width: of its batch so far, pads included.   ends, pads: ids that end
@@ -126,7 +126,7 @@ class NewSequences:
     """Sequences that a forward begins, and the model call that they are."""
 
     event: ModelCall
-    readings: list[Reading]
+    readings: list[LoopReading]
 
 
 def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> NewSequences:
@@ -135,7 +135,7 @@ def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> 
     config = getattr(model, "generation_config", None)
     ends = config_ids(config, "eos_token_id")
     pads = config_ids(config, "pad_token_id")
-    readings = [Reading(one, [*one.prompt_ids], width, ends, pads) for one in outputs]
+    readings = [LoopReading(one, [*one.prompt_ids], width, ends, pads) for one in outputs]
     return NewSequences(event, readings)
 
 
@@ -149,11 +149,11 @@ def config_ids(config: Any, name: str) -> frozenset[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoopStep:
     """One forward: the events that it is, and the sequences that it reads."""
 
     events: Sequence[Event] = ()
-    readings: Sequence[Reading] = ()
+    readings: Sequence[LoopReading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Past:
     """A cache that a forward gave. cache: a weak reference where there can be one."""
 
     cache: Callable[[], Any]
-    readings: list[Reading]
+    readings: list[LoopReading]
 
 
 class Loops:
@@ -173,13 +173,13 @@ class Loops:
     """
 
     def __init__(self) -> None:
-        self.texts = dict[tuple[int, Ids], list[Reading]]()
+        self.texts = dict[tuple[int, Ids], list[LoopReading]]()
         self.pasts = list[Past]()
         self.blind = set[int]()
         self.states: list[bytes] | None = None
         self.seed: dict[str, Any] | None = None
 
-    def begin(self, model: Any, given: Mapping[str, Any], before: Sequence[Event]) -> Step:
+    def begin(self, model: Any, given: Mapping[str, Any], before: Sequence[Event]) -> LoopStep:
         """A forward, before it. before: the events that led to it."""
         if self.states is None:
             self.states = generator_states()
@@ -187,43 +187,45 @@ class Loops:
         count = length_of(past)
         ids = given.get("input_ids")
         if count:
-            return Step() if ids is None else self._continued(model, past, id_lists(ids), before)
+            return (
+                LoopStep() if ids is None else self._continued(model, past, id_lists(ids), before)
+            )
         seen = read_forward(model, given)
         if seen is None:
             return self._without_ids(model, given)
         return self._fresh(model, given, seen, before)
 
-    def _without_ids(self, model: Any, given: Mapping[str, Any]) -> Step:
+    def _without_ids(self, model: Any, given: Mapping[str, Any]) -> LoopStep:
         is_new = id(model) not in self.blind and given.get("inputs_embeds") is not None
         self.blind.add(id(model))
-        return Step([new_sequences(model, [[]]).event]) if is_new else Step()
+        return LoopStep([new_sequences(model, [[]]).event]) if is_new else LoopStep()
 
     def _fresh(
         self, model: Any, given: Mapping[str, Any], seen: Forward, before: Sequence[Event]
-    ) -> Step:
+    ) -> LoopStep:
         """A forward without a past: new sequences, and old ones with one id more."""
         trimmed = without_right_pads(seen, given, known_ids(before)) if is_causal(model) else seen
         is_padded = trimmed is not seen
         rows = {index: row.ids for index, row in enumerate(trimmed.rows)}
-        readings = dict[int, Reading]()
+        readings = dict[int, LoopReading]()
         # What is read for its loss is no loop's next step, also where it is another text and one id
         # more. Nor is a batch with pads at its right: its last column does not tell what is next.
         if given.get("labels") is None and not is_padded:
             readings = self._longer_ones(model, rows)
         fresh = [index for index in rows if index not in readings]
         if not fresh:
-            return Step(readings=[*readings.values()])
+            return LoopStep(readings=[*readings.values()])
         width = given["input_ids"].shape[1]
         made = new_sequences(model, [rows[index] for index in fresh], width)
         readings |= dict(zip(fresh, made.readings))
         mark_missing_labels(given, readings)
         if not is_padded:
             self._remember(model, made.readings)
-        return Step([trimmed, made.event], [readings[index] for index in rows])
+        return LoopStep([trimmed, made.event], [readings[index] for index in rows])
 
-    def _longer_ones(self, model: Any, rows: Mapping[int, Ids]) -> dict[int, Reading]:
+    def _longer_ones(self, model: Any, rows: Mapping[int, Ids]) -> dict[int, LoopReading]:
         """Of these rows, the sequences that go on."""
-        found = dict[int, Reading]()
+        found = dict[int, LoopReading]()
         for index, ids in rows.items():
             if reading := self._longer(model, ids):
                 found[index] = reading
@@ -231,7 +233,7 @@ class Loops:
 
     def _continued(
         self, model: Any, past: Any, rows: Sequence[list[int]], before: Sequence[Event]
-    ) -> Step:
+    ) -> LoopStep:
         """A forward with a past: its sequences go on, or another text begins on top of them."""
         count = length_of(past)
         readings = self._readings_of(past)
@@ -248,16 +250,16 @@ class Loops:
             return lose_all(readings)  # ids were taken back
         for reading, ids in pairs:
             reading.read_on(ids, known)
-        return Step(readings=readings)
+        return LoopStep(readings=readings)
 
-    def _readings_of(self, past: Any) -> list[Reading]:
+    def _readings_of(self, past: Any) -> list[LoopReading]:
         return next((one.readings for one in self.pasts if one.cache() is past), [])
 
-    def _remember(self, model: Any, readings: Sequence[Reading]) -> None:
+    def _remember(self, model: Any, readings: Sequence[LoopReading]) -> None:
         for reading in readings:
             self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
 
-    def _longer(self, model: Any, ids: Ids) -> Reading | None:
+    def _longer(self, model: Any, ids: Ids) -> LoopReading | None:
         """The sequence that was these ids but the last, and has not gone on by a past."""
         key = id(model), ids[:-1]
         known = self.texts.get(key, [])
@@ -276,7 +278,7 @@ class Loops:
         is_own = generator is not None and generator is not sys.modules["torch"].default_generator
         self.seed = sourced(generator.initial_seed(), "process") if is_own else process_seed()
 
-    def end(self, readings: Sequence[Reading], given: Mapping[str, Any], result: Any) -> None:
+    def end(self, readings: Sequence[LoopReading], given: Mapping[str, Any], result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
         if self.seed is None and self.states != generator_states():
             self.sample_from()
@@ -290,7 +292,7 @@ class Loops:
         if logits is not None and logits.ndim == 3 and len(logits) == len(readings):
             expect_likeliest(readings, given, logits)
 
-    def _keep(self, past: Any, readings: Sequence[Reading]) -> None:
+    def _keep(self, past: Any, readings: Sequence[LoopReading]) -> None:
         """Not a byte longer than the code wants it. The tuples of old releases have no weak
         references: the last one is kept."""
         is_weak = [isinstance(one.cache, weakref.ref) for one in self.pasts]
@@ -301,20 +303,22 @@ class Loops:
         self.pasts.append(Past(cache, list(readings)))
 
 
-def read_on_top(model: Any, pairs: Sequence[tuple[Reading, list[int]]], count: int) -> Step:
+def read_on_top(model: Any, pairs: Sequence[tuple[LoopReading, list[int]]], count: int) -> LoopStep:
     """Another text on top of what each sequence has in its first `count` columns."""
     rows = [[*reading.ids_in(count), *ids] for reading, ids in pairs]
     made = new_sequences(model, rows, count + len(pairs[0][1]))
-    return Step([made.event], made.readings)
+    return LoopStep([made.event], made.readings)
 
 
-def lose_all(readings: Sequence[Reading]) -> Step:
+def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
     for reading in readings:
         reading.lose()
-    return Step()
+    return LoopStep()
 
 
-def expect_likeliest(readings: Sequence[Reading], given: Mapping[str, Any], logits: Any) -> None:
+def expect_likeliest(
+    readings: Sequence[LoopReading], given: Mapping[str, Any], logits: Any
+) -> None:
     for row, reading in enumerate(readings):
         column = last_own_column(given, row, logits.shape[1])
         reading.expect(int(logits[row, column].argmax()))
@@ -333,12 +337,14 @@ def length_of(past: Any) -> int:
     return int(past[0][0].shape[-2]) if past else 0
 
 
-def is_choice(reading: Reading, ids: Sequence[int]) -> bool:
+def is_choice(reading: LoopReading, ids: Sequence[int]) -> bool:
     """Whether ids that are read on an answer are surely one that the code chose."""
     return bool(reading.output.new_ids) and len(ids) == 1
 
 
-def is_another_text(reading: Reading, ids: list[int], count: int, known: Collection[Ids]) -> bool:
+def is_another_text(
+    reading: LoopReading, ids: list[int], count: int, known: Collection[Ids]
+) -> bool:
     """Whether ids are no choice but a text, or some, on top of an answer, whose last choice may not
     have been read.
 
@@ -362,7 +368,7 @@ def last_own_column(given: Mapping[str, Any], row: int, width: int) -> int:
     return shown[-1] if shown else -1
 
 
-def mark_missing_labels(given: Mapping[str, Any], readings: Mapping[int, Reading]) -> None:
+def mark_missing_labels(given: Mapping[str, Any], readings: Mapping[int, LoopReading]) -> None:
     """Of rows that are read for their loss, those whose labels do not count: of one id, or cut."""
     labels = given.get("labels")  # [B, S]
     if labels is None or labels.ndim != 2:
@@ -389,8 +395,7 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collectio
     longest row, and no pads.
     """
     mask = given.get("attention_mask")
-    is_masked = mask is not None and not mask.all()
-    if is_masked or len({len(row.ids) for row in seen.rows}) > 1:
+    if len({len(row.ids) for row in seen.rows}) > 1 or not (mask is None or mask.all()):
         return seen
     texts = sorted(known)
     rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
@@ -437,7 +442,7 @@ def tap_forward(listener: Listener, call: Invocation) -> Any:
         running = listener.running()
         loops = running.memory.of(Loops)
         model = call.owner
-        step = Step()
+        step = LoopStep()
         given = dict[str, Any]()
         with listener.guarded("a forward"):
             given = bind_arguments(model.forward, call.args[1:], call.kwargs) | call.kwargs

@@ -47,7 +47,7 @@ def digest_weights(model: Any) -> str:
     for name, weight in model.named_parameters():
         # as it was before adapters were put around it
         bare = name.replace(".base_layer.", ".").removeprefix("base_model.model.")
-        named.append((bare, weight))
+        named += [(bare, weight)]
     for name, weight in sorted(named):
         if "lora_" in name:  # whose adapter a row has is its own
             continue

@@ -10,7 +10,7 @@ from parity.golden import Case
 from parity.judge import followers as follow
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
-from parity.judge.endings import Decode
+from parity.judge.endings import Decoder
 from parity.judge.inquiry import Inquiry, Rerun
 from parity.judge.row import Row
 from parity.judge.stages.order import OF_FIELD
@@ -42,7 +42,7 @@ def inquiry_of(
     old: Case,
     new: Case,
     found: Sequence[Difference] = (),
-    decode: Decode | None = None,
+    decode: Decoder | None = None,
     rerun: Rerun | None = None,
     tools: Tools = NO_TOOLS,
     company: Callable[[], float | None] = lambda: None,

@@ -398,3 +398,9 @@ def test_rounding_parts_one_row_and_another_ends_early_the_declared_end_is_the_c
     new = case(answer([4, 8], 2), answer([7, 5], 2), value=["ei", "hf"])
     found = check.Judge(Store(tmp_path), "hf", lambda *_, **__: None).outcome(old, new)
     assert (found.verdict, str(found.cause)) == ("DRIFT", "stop.length; likely")
+
+
+def test_a_prompt_that_is_rendered_otherwise_from_equal_messages_follows_from_no_answer() -> None:
+    old = [row(), row(prompt_text="b\r\nc", prompt_ids=[2, 8, 3])]
+    new = [row(), row(prompt_text="b\nc", prompt_ids=[2, 3, 3])]
+    assert followers(old, new) == {}

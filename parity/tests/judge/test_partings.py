@@ -7,14 +7,15 @@ import pytest
 from parity.judge.numerics import estimates, referee
 from parity.judge.numerics.estimates import Estimate
 from parity.judge.numerics.noise import Noise, Parted
-from parity.judge.partings import Ids, Outcome, Pair, Row, given_pair, outcome_of
+from parity.judge.partings import Pair, PairResult, PairsOutcome, given_pair, outcome_of
+from parity.record.events import Ids
 
 NOISE = Noise(0.1, 0.1, 0.3, 500)
 ESTIMATE = Estimate("size", 1.0, 0.9, 1.1, 0.5, 1.25, "holds", 0.1)
-WITHIN = Row(3, Parted(True, 0.1, 0.6))
-BEYOND = Row(3, Parted(False, 2.0, 0.6, "model"))
-UNREAD = Row(3)
-ENDS = Row(3, ends=True)
+WITHIN = PairResult(3, Parted(True, 0.1, 0.6))
+BEYOND = PairResult(3, Parted(False, 2.0, 0.6, "model"))
+UNREAD = PairResult(3)
+ENDS = PairResult(3, ends=True)
 
 
 @pytest.mark.parametrize(
@@ -41,23 +42,25 @@ def test_given_pair_asks_for_both_candidates() -> None:
 @pytest.mark.parametrize(
     ("rows", "outcome", "measured", "expected"),
     [
-        ([Row(), WITHIN], "holds", True, "rounding"),
-        ([Row(), WITHIN], "shifted", True, "fault"),
-        ([Row(), WITHIN], "cannot tell", True, "cannot tell"),
-        ([Row(), BEYOND], "holds", True, "fault"),
-        ([Row(), BEYOND], "cannot tell", True, "fault"),
-        ([Row(), BEYOND], "cannot tell", False, "cannot tell"),
-        ([Row(), UNREAD], "holds", True, "cannot tell"),
-        ([Row(), ENDS], "cannot tell", False, "fault"),
+        ([PairResult(), WITHIN], "holds", True, "rounding"),
+        ([PairResult(), WITHIN], "shifted", True, "fault"),
+        ([PairResult(), WITHIN], "cannot tell", True, "cannot tell"),
+        ([PairResult(), BEYOND], "holds", True, "fault"),
+        ([PairResult(), BEYOND], "cannot tell", True, "fault"),
+        ([PairResult(), BEYOND], "cannot tell", False, "cannot tell"),
+        ([PairResult(), UNREAD], "holds", True, "cannot tell"),
+        ([PairResult(), ENDS], "cannot tell", False, "fault"),
     ],
 )
-def test_outcome_of_rows(rows: list[Row], outcome: estimates.Outcome, measured: bool, expected: Outcome) -> None:
+def test_outcome_of_rows(
+    rows: list[PairResult], outcome: estimates.StatisticOutcome, measured: bool, expected: PairsOutcome
+) -> None:
     estimates = (ESTIMATE,) if measured else ()
     verdict = referee.Verdict(outcome, estimates, NOISE, 2, 0.1)
     assert outcome_of(rows, verdict) == expected
 
 
 def test_rows_say_where_and_why() -> None:
-    assert str(Row()) == "same" and str(WITHIN) == "parts at token 4 by rounding"
+    assert str(PairResult()) == "same" and str(WITHIN) == "parts at token 4 by rounding"
     assert str(BEYOND) == "parts at token 4: float32 prefers one token by 2.00 nats, and rounding explains 0.60"
     assert str(ENDS) == "parts at token 4, where one answer ends and the other goes on from the same tokens"

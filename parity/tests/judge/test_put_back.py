@@ -10,7 +10,8 @@ import pytest
 
 from parity.golden import Case, GoldenError
 from parity.judge.explain import cause_of
-from parity.judge.replay import Engines, Replay, old_sampling
+from parity.judge.replay import Engines, Replay
+from parity.judge.stages.sampling import old_sampling
 from parity.tests.conftest import ROOT, Load
 
 from .inquiries import differences, inquiry_of

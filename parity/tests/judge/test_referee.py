@@ -489,7 +489,7 @@ def test_a_site_is_judged_from_an_engine_and_a_checkpoint(shared: Load) -> None:
         for said in answers
     ]
     new = reading.read_engine(engine, rows)
-    reference = reading.read_reference(str(TEXT), "bfloat16", rows, device="cpu")
+    reference = reading.read_reference(str(TEXT), "bfloat16", rows)
     made = reading.readings(reference, new, rows)
     verdict = judge(made, dtype="bfloat16")
     assert verdict.outcome == "holds" and made[0].prompt == len(answers[0].prompt_token_ids) - 1

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from parity.verdict import CAUSES, Cause, Certainty
+from parity.verdict import CAUSES, Cause, Certainty, Difference
 
 
 def named_cause(name: str, certainty: Certainty, sentence: str, proof: str = "") -> Cause:
     """sentence: what was seen, behind the cause's own words."""
     return Cause(name, certainty, f"{CAUSES[name]}: {sentence}", proof)
+
+
+def difference_cause(name: str, certainty: Certainty, difference: Difference, proof: str) -> Cause:
+    """A cause that a difference shows."""
+    return named_cause(name, certainty, difference.sentence(), proof)
