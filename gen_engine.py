@@ -411,12 +411,14 @@ class Rule(NamedTuple):
     def applied(self, where: str, value: Any) -> Any:
         """The converted value. Raises OptionError where it is invalid."""
         is_array = hasattr(value, "tolist") and not isinstance(value, type)
-        made = self.made(value.tolist() if is_array else value)
+        fix = f"it must be {self.meaning}"
+        with wrapping_errors(OptionError, f"{where} cannot be read", fix):
+            made = self.made(value.tolist() if is_array else value)
         right_kind = isinstance(made, self.kinds)
         if isinstance(made, bool) and bool not in self.kinds:
             right_kind = False
         if not right_kind or not self.holds(made):
-            raise OptionError(f"{where} is {short_repr(made)}", fix=f"it must be {self.meaning}")
+            raise OptionError(f"{where} is {short_repr(made)}", fix=fix)
         return made
 
 
@@ -556,42 +558,39 @@ def one_of(default: Any, what: str, names: Sequence[str]) -> Any:
 MOST_SEED = (1 << 63) - 1  # what both torch and vLLM accept
 Backend = Literal["hf", "vllm", "auto"]
 DType = Literal["float32", "bfloat16", "float16"]
-BACKEND_NAMES = get_args(Backend)
 DTYPES = get_args(DType)
-OWN_SETTINGS = {  # keyword of from_pretrained or vllm.LLM -> the field that sets it
-    "dtype": "dtype",
-    "torch_dtype": "dtype",
-    "attn_implementation": "attn_implementation",
-    "revision": "revision",
-    "trust_remote_code": "trust_remote_code",
-    "max_model_len": "max_model_len",
-    "model": "model",
-    "enable_lora": "adapters",
-    "max_loras": "adapters",
-    "max_lora_rank": "adapters",
-    "speculative_config": "decoder",
-    "spec_method": "decoder",
-    "spec_model": "decoder",
-    "spec_tokens": "decoder",
-}
-MEANING = {  # keyword that changes what a result means -> what holds here
-    "logprobs_mode": "logprobs are raw on both backends",
-    "max_logprobs": "any number of logprobs is reported",
-    "generation_config": "each call sets all sampling options",
-    "override_generation_config": "each call sets all sampling options",
-    "watermark_config": "samples are not watermarked",
-    "tokenizer": "the checkpoint's tokenizer is used",
-    "tokenizer_revision": "the checkpoint's tokenizer is used",
-    "skip_tokenizer_init": "the checkpoint's tokenizer is used",
-    "hf_config_path": "the checkpoint's config is used",
-    "model_weights": "the checkpoint's weights are used",
-    "mm_processor_kwargs": "each request sets its pixel budget, with vlm={...}",
-    "default_mm_loras": "each request names its adapter",
-    "reasoning_parser": "a structure begins with the answer",
-    "runner": "the model generates",
-    "convert": "the model generates",
-    "task": "the model generates",
-    "output_loading_info": "missing weights are an error",
+NOT_PASSED = {  # keyword of from_pretrained or vllm.LLM that is refused -> what to do instead
+    "dtype": "use the field 'dtype' instead",
+    "torch_dtype": "use the field 'dtype' instead",
+    "attn_implementation": "use the field 'attn_implementation' instead",
+    "revision": "use the field 'revision' instead",
+    "trust_remote_code": "use the field 'trust_remote_code' instead",
+    "max_model_len": "use the field 'max_model_len' instead",
+    "model": "use the field 'model' instead",
+    "enable_lora": "use the field 'adapters' instead",
+    "max_loras": "use the field 'adapters' instead",
+    "max_lora_rank": "use the field 'adapters' instead",
+    "speculative_config": "use the field 'decoder' instead",
+    "spec_method": "use the field 'decoder' instead",
+    "spec_model": "use the field 'decoder' instead",
+    "spec_tokens": "use the field 'decoder' instead",
+    "logprobs_mode": "leave it out: logprobs are raw on both backends",
+    "max_logprobs": "leave it out: any number of logprobs is reported",
+    "generation_config": "leave it out: each call sets all sampling options",
+    "override_generation_config": "leave it out: each call sets all sampling options",
+    "watermark_config": "leave it out: samples are not watermarked",
+    "tokenizer": "leave it out: the checkpoint's tokenizer is used",
+    "tokenizer_revision": "leave it out: the checkpoint's tokenizer is used",
+    "skip_tokenizer_init": "leave it out: the checkpoint's tokenizer is used",
+    "hf_config_path": "leave it out: the checkpoint's config is used",
+    "model_weights": "leave it out: the checkpoint's weights are used",
+    "mm_processor_kwargs": "leave it out: each request sets its pixel budget, with vlm={...}",
+    "default_mm_loras": "leave it out: each request names its adapter",
+    "reasoning_parser": "leave it out: a structure begins with the answer",
+    "runner": "leave it out: the model generates",
+    "convert": "leave it out: the model generates",
+    "task": "leave it out: the model generates",
+    "output_loading_info": "leave it out: missing weights are an error",
 }
 
 
@@ -623,10 +622,10 @@ class ModelLoadConfig(Contract):
         the result. Needs the companion fallback.py. Default None: what it cannot do is refused.
     progress: a progress bar where stderr is a terminal. Default True.
     hf_kwargs, vllm_kwargs: passed to from_pretrained / vllm.LLM; keywords that a field above sets,
-        or that would change what a result means (MEANING), are refused. Default: none."""
+        or that would change what a result means (NOT_PASSED), are refused. Default: none."""
 
     model: str = ""  # refused by its rule: there is no default
-    backend: Backend = one_of("hf", "backend", BACKEND_NAMES)
+    backend: Backend = one_of("hf", "backend", get_args(Backend))
     dtype: DType | None = one_of(None, "dtype", DTYPES)
     device: str | None = None
     attn_implementation: str | None = None
@@ -664,11 +663,8 @@ class ModelLoadConfig(Contract):
         """Refuse keywords that a field sets, in a copy that the caller cannot change."""
         extra = dict(getattr(self, name))
         set_frozen(self, **{name: extra})
-        for key in OWN_SETTINGS.keys() & extra.keys():
-            fix = f"use the field {OWN_SETTINGS[key]!r} instead"
-            raise OptionError(f"{name} sets {key!r}", fix=fix)
-        for key in MEANING.keys() & extra.keys():
-            raise OptionError(f"{name} sets {key!r}", fix=f"leave it out: {MEANING[key]}")
+        for key in NOT_PASSED.keys() & extra.keys():
+            raise OptionError(f"{name} sets {key!r}", fix=NOT_PASSED[key])
         if self.device is not None and "device_map" in extra:
             problem = f"{name} sets 'device_map' beside device {self.device!r}"
             raise OptionError(problem, fix="give one of the two")
@@ -965,7 +961,8 @@ class GenerationResult:
     samples: all n results where n > 1, this one (without samples) first.
     cached: it was read from the cache.
     fallback_from: the backend that could not do it, where fallback_backend took over.
-    weight_version: of `update_weights`; None for the checkpoint's weights.
+    weight_version: of `update_weights`, or random where `bare` may have written some; None for the
+        checkpoint's weights.
     notes: what was done differently from the request, e.g. a template without the thinking switch.
     effective: every resolved option with its source, as `engine.effective` returns it."""
 
@@ -1608,6 +1605,11 @@ def flat(options: GenerationOptions) -> dict[str, Any]:
 USUAL = flat(GenerationOptions())
 
 
+def sourced(value: Any, is_callers: bool, other: str = "default") -> dict[str, Any]:
+    """A resolved option and where it comes from."""
+    return {"value": value, "from": "caller" if is_callers else other}
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """GenerationOptions that have met a tokenizer.
@@ -1634,26 +1636,20 @@ class Plan:
     def effective(self) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}: "caller", "checkpoint", or "default" (the
         value is that of GenerationOptions, whether or not the caller wrote it)."""
-        resolved: dict[str, tuple[Any, str]] = {}
+        resolved = {}
         for name, value in flat(self.options).items():
-            resolved[name] = value, "default" if value == USUAL[name] else "caller"
-        checkpoint = self.checkpoint
+            resolved[name] = sourced(value, value != USUAL[name])
         names = [plugin.name for plugin in self.plugins]
-        resolved["eos_token_ids"] = (
-            sorted(self.eos_ids),
-            "caller" if self.options.stop.ignore_eos else "checkpoint",
-        )
-        resolved["stop_token_ids"] = (
-            sorted(self.stop_ids),
-            "caller" if self.stop_ids else "default",
-        )
-        resolved["max_model_len"] = (
-            checkpoint.window,
-            "caller" if checkpoint.settings.max_model_len else "checkpoint",
-        )
-        resolved["plugins"] = names, "caller" if names else "default"
+        window = self.checkpoint.window
+        is_own_window = self.checkpoint.settings.max_model_len is not None
         return {
-            name: {"value": value, "from": source} for name, (value, source) in resolved.items()
+            **resolved,
+            "eos_token_ids": sourced(
+                sorted(self.eos_ids), self.options.stop.ignore_eos, "checkpoint"
+            ),
+            "stop_token_ids": sourced(sorted(self.stop_ids), bool(self.stop_ids)),
+            "max_model_len": sourced(window, is_own_window, "checkpoint"),
+            "plugins": sourced(names, bool(names)),
         }
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -1871,7 +1867,9 @@ def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str,
 
 
 def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(images of a VlmGenerationRequest in order, the processor's keywords for them)."""
+    """(images of a request in order, the processor's keywords for them)."""
+    if not holds_images(request):
+        return (), {}
     loose = list(request.images)
     sources = []
     for part in image_parts(request.messages):
@@ -1903,22 +1901,17 @@ def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: 
     return checkpoint.vision(text=texts, images=[[image] for image in images], **how)
 
 
-def check_sides(image: Any, processor: Any) -> None:
-    """Raise ImageError for an image that is no whole number of patches, without resizing."""
-    side = processor.patch_size * processor.merge_size
-    if image.width % side or image.height % side:
-        problem = f"image of {image.width}x{image.height} pixels with do_resize=False"
-        raise ImageError(problem, fix=f"both sides must be multiples of {side}")
-
-
 def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> int:
-    """How many tokens an image becomes, by arithmetic where the image processor offers it."""
+    """How many tokens an image becomes, by arithmetic where the image processor offers it. Raises
+    ImageError for one that is no whole number of patches, without resizing."""
     processor = checkpoint.vision.image_processor
     if not counts_patches(checkpoint):
         return len(expand_images([image], kwargs, checkpoint)["input_ids"][0])
     if not kwargs.get("do_resize", True):
-        check_sides(image, processor)
         side = processor.patch_size * processor.merge_size
+        if image.width % side or image.height % side:
+            problem = f"image of {image.width}x{image.height} pixels with do_resize=False"
+            raise ImageError(problem, fix=f"both sides must be multiples of {side}")
         return int(image.width // side * (image.height // side))
     size = kwargs.get("size", processor.size)
     budget = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
@@ -1931,19 +1924,16 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     """Render, tokenize, read the images, and check that all of it fits. Raises RequestError."""
     checkpoint = plan.checkpoint
     ids, notes = prompt_ids(request, checkpoint)
-    images: tuple[Any, ...] = ()
-    image_kwargs: dict[str, Any] = {}
-    length = len(ids)
-    if holds_images(request):
-        images, image_kwargs = images_of(request, checkpoint)
+    images, image_kwargs = images_of(request, checkpoint)
     check_ids(ids, len(images), checkpoint)
+    length = len(ids)
     for image in images:
         length += image_tokens(image, image_kwargs, checkpoint) - 1
     ids, length = fit_to_window(ids, length, bool(images), plan)
     check_adapter(request.adapter, checkpoint.settings.adapters)
     grammar = None
     if request.structured is not None:
-        grammar = companion("structured").grammar_for(request.structured, plan)
+        grammar = companion("structured").grammar_for(request, plan)
     return Prompt(
         token_ids=ids,
         images=images,
@@ -3240,13 +3230,11 @@ class VllmBackend:
         def ready(row: Row) -> None:
             row.params = sampling_params(call.plan, row.prompt, row.watch, stepwise=stepwise)
 
-        rows = start_rows(prompts, call, self.name, ready)
-        take = functools.partial(take_tokens, call)
-        more = functools.partial(self._joining, call, ready)
-        self.run(rows, take, call.observer, more)
+        def more() -> list[Row]:
+            return start_rows(call.more(), call, self.name, ready)
 
-    def _joining(self, call: Call, ready: Callable[[Row], None]) -> list[Row]:
-        return start_rows(call.more(), call, self.name, ready)
+        rows = start_rows(prompts, call, self.name, ready)
+        self.run(rows, functools.partial(take_tokens, call), call.observer, more)
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Log-probabilities of responses, as vLLM reads them."""
@@ -3319,13 +3307,12 @@ class VllmBackend:
             output = no_token(True, False)
         return take(own.row, output)
 
-    def _decoding(self, running: Mapping[str, VllmRow]) -> contextlib.AbstractContextManager[Any]:
-        """What a decoder does around the steps of a call."""
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self.decoder is not None:
-            prompts = {own.internal: own.row.prompt for own in running.values()}
-            context = self.decoder.vllm_run(self.model, prompts)
-        return context
+    def _decoding(self, running: Mapping[str, VllmRow]) -> Any:
+        """The context of what a decoder does around the steps of a call."""
+        if self.decoder is None:
+            return contextlib.nullcontext()
+        prompts = {own.internal: own.row.prompt for own in running.values()}
+        return self.decoder.vllm_run(self.model, prompts)
 
     def _step(self, engine: Any, running: Iterable[str]) -> list[tuple[str, Any]]:
         """(name, output) of rows; where vLLM fails, the error for every row that runs."""
@@ -3520,19 +3507,20 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         checkpoint = self.checkpoint
         config = checkpoint.config
         decoder = self.config.decoder
-        return {
-            "gen_engine": __version__,
-            "model": self.config.model,
-            "architecture": (config.architectures or [config.model_type])[0],
-            "backend": self.backend.name,
-            "backend_why": self.why,
-            "dtype": checkpoint.dtype,
-            "max_model_len": checkpoint.window,
-            "decoder": None if decoder is None else repr(decoder),
-            "eos_token_ids": list(checkpoint.eos_ids),
-            "pad_token_id": checkpoint.pad_id,
-            **fields_of(self.capabilities),
-        }
+        with self._open():
+            return {
+                "gen_engine": __version__,
+                "model": self.config.model,
+                "architecture": (config.architectures or [config.model_type])[0],
+                "backend": self.backend.name,
+                "backend_why": self.why,
+                "dtype": checkpoint.dtype,
+                "max_model_len": checkpoint.window,
+                "decoder": decoder and repr(decoder),
+                "eos_token_ids": list(checkpoint.eos_ids),
+                "pad_token_id": checkpoint.pad_id,
+                **fields_of(self.capabilities),
+            }
 
     @contextlib.contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
@@ -3571,15 +3559,36 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             random one. Raises OptionError for weights that do not fit, UnsupportedError beside
             adapters; a fallback backend is refused from then on."""
         with self._open():
+            self._forget(random_version())  # what fails may have replaced some of them
             companion("weights").update(self.backend, weights)
-            self.weight_version = version or random_version()
+            self._forget(version or random_version())
+
+    def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
+        """Load a LoRA adapter that later requests may name. Needs the companion adapters.py.
+
+        Raises OptionError for a name that is in use, LoadError for what is no adapter of this
+        model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
+        there will be at a time, and with one of the highest rank."""
+        with self._open():
+            companion("adapters").add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
-    def _forget(self, version: str) -> None:
-        """Use no answer and no state of other weights than these."""
+    def remove_adapter(self, name: str) -> None:
+        """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
+        not loaded."""
+        with self._open():
+            companion("adapters").remove(self.backend, name)
+            self._forget(self.weight_version)
+
+    def _forget(self, version: str | None) -> None:
+        """Use no answer and no state of other weights or adapters than those that are loaded."""
+        self.weight_version = version
         self.backend.forget()
         if self._answers is not None:
-            self._answers.set_version(version)
+            self._answers.set_model(self.config, self.checkpoint, version)
+        if self._fallback is not None:
+            self._fallback.close()
+            self._fallback = None
 
     def close(self) -> None:
         """Free the model. Another engine can be loaded afterwards; this one only raises."""
@@ -3686,8 +3695,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             with at_request(place, errors):
                 results = []
                 for key, prompt in pairs:
-                    how = {"cached": key in cached, **fields}
-                    results.append(finish(done[key], prompt, plan, name, **how))
+                    result = finish(done[key], prompt, plan, name, cached=key in cached, **fields)
+                    results.append(result)
                 answers[place] = results[0]
                 if plan.options.n > 1:
                     answers[place] = dataclasses.replace(results[0], samples=tuple(results))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gen_engine
 from gen_engine import GenEngineError, GenerationOptions, OptionError, load
@@ -156,7 +156,7 @@ def add_generate(sub: Any) -> None:
     add = parser.add_argument
     add("prompt", help="the user's message")
     add("--model", required=True, help="a checkpoint directory or a hub name")
-    add("--backend", default=gen_engine.ModelLoadConfig("-").backend, choices=gen_engine.BACKEND_NAMES)
+    add("--backend", default=gen_engine.ModelLoadConfig("-").backend, choices=get_args(gen_engine.Backend))
     add("--dtype", choices=gen_engine.DTYPES)
     add("--max-model-len", type=int, metavar="int", help="the context window, in tokens")
     add("--image", action="append", default=[], metavar="FILE", help="a picture; may be repeated")

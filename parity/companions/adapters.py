@@ -6,12 +6,15 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="adapters"`, and
     engine = load("Qwen/Qwen3-8B", adapters={"law": "adapters/law"})
     engine.generate_text_batch([{"messages": chat, "adapter": "law"}])
 
-gen_engine finds this file beside itself. Adapters are read when the engine is loaded; requests of
-one call may name different ones.
+gen_engine finds this file beside itself. Adapters are read when the engine is loaded, or later by
+`engine.add_adapter("law", "adapters/law")`; requests of one call may name different ones.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import itertools
 import json
 import warnings
 from collections.abc import Mapping
@@ -24,9 +27,13 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         WITH_HOOK,
         Asked,
         LoadError,
+        OptionError,
         Refusal,
+        UnsupportedError,
+        did_you_mean,
         installed,
         lazy_import,
+        refusal_of,
         short_repr,
         wrapping_errors,
     )
@@ -35,9 +42,13 @@ else:  # the copy beside this file, whatever others the process has
         WITH_HOOK,
         Asked,
         LoadError,
+        OptionError,
         Refusal,
+        UnsupportedError,
+        did_you_mean,
         installed,
         lazy_import,
+        refusal_of,
         short_repr,
         wrapping_errors,
     )
@@ -45,6 +56,8 @@ else:  # the copy beside this file, whatever others the process has
 __version__ = "0.3.0"
 
 __all__ = [
+    "add",
+    "remove",
     "check_adapters",
     "load_hf",
     "switch_hf",
@@ -164,10 +177,68 @@ def vllm_arguments(adapters: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+numbers = itertools.count(1)  # of adapters in this process: vLLM keeps what it loads by number
+
+
 def vllm_requests(adapters: Mapping[str, str]) -> dict[str, Any]:
     """Adapters as vLLM's requests name them."""
     lora = lazy_import("vllm.lora.request").LoRARequest
-    requests = {}
-    for number, (name, path) in enumerate(adapters.items(), start=1):
-        requests[name] = lora(name, number, path)
-    return requests
+    return {name: lora(name, next(numbers), path) for name, path in adapters.items()}
+
+
+# == A loaded engine ==
+
+
+def add(backend: Any, name: str, path: str) -> None:
+    """Load an adapter into an engine's backend. Raises as `GenerationEngine.add_adapter` says."""
+    settings = backend.checkpoint.settings
+    if name in settings.adapters:
+        raise OptionError(f"the adapter {name!r} is loaded already", fix="remove it first")
+    adapters = {**settings.adapters, name: path}
+    refused = refusal_of(Asked(dataclasses.replace(settings, adapters=adapters)))
+    if refused is not None:
+        raise refused
+    check_adapters({name: path})
+    adds = {"hf": add_hf, "vllm": add_vllm}
+    with wrapping_errors(LoadError, f"cannot load the adapter {name!r}", "see what it says"):
+        adds[backend.name](backend, name, path)
+    settings.adapters[name] = path
+
+
+def add_hf(backend: Any, name: str, path: str) -> None:
+    try:
+        load_hf(backend.model, {name: path})
+    except BaseException:
+        with contextlib.suppress(ValueError):  # it was not begun
+            backend.model.delete_adapter(name)
+        raise
+    finally:
+        switch_hf(backend.model, backend.adapter)
+
+
+def add_vllm(backend: Any, name: str, path: str) -> None:
+    room = backend.model.llm_engine.vllm_config.lora_config
+    fix = "load with as many adapters as there will be at a time, one of the highest rank"
+    if room is None or len(backend.adapters) + 2 > room.max_loras:
+        raise UnsupportedError(f"vllm has no room for the adapter {name!r}", fix=fix)
+    rank = adapter_config(path)["r"]
+    if rank > room.max_lora_rank:
+        problem = f"vllm has room for rank {room.max_lora_rank}, the adapter {name!r} has {rank}"
+        raise UnsupportedError(problem, fix=fix)
+    own = vllm_requests({name: path})
+    with backend.healthy() as engine:
+        engine.add_lora(own[name])
+    backend.adapters.update(own)
+
+
+def remove(backend: Any, name: str) -> None:
+    """Unload an adapter from an engine's backend. Raises OptionError for one that is not loaded."""
+    adapters = backend.checkpoint.settings.adapters
+    if name not in adapters:
+        raise OptionError(f"no adapter {name!r} is loaded", fix=did_you_mean(name, adapters))
+    if backend.name == "hf":
+        backend.model.delete_adapter(name)
+    else:
+        with backend.healthy() as engine:
+            engine.remove_lora(backend.adapters.pop(name).lora_int_id)
+    del adapters[name]

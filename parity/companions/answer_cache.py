@@ -377,13 +377,16 @@ class Answers:
 
     def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         self.store: Any = config.cache
-        self.loaded = loaded_model(config, checkpoint)
-        self.model = self.loaded
+        self.model = loaded_model(config, checkpoint)
         self._warned: set[str] = set()
 
-    def set_version(self, version: str) -> None:
-        """Use answers of these weights only, from now on."""
-        self.model = cache_key(self.loaded, version)
+    def set_model(
+        self, config: ModelLoadConfig, checkpoint: Checkpoint, version: str | None
+    ) -> None:
+        """Use answers of these adapters and of weights of this version only, from now on."""
+        self.model = loaded_model(config, checkpoint)
+        if version is not None:
+            self.model = cache_key(self.model, version)
 
     def read(self, prompt_keys: Iterable[Any], plan: Plan) -> dict[Any, Completion]:
         """The answers that the store has, by the key of their prompt."""

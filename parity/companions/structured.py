@@ -5,7 +5,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="structured"`, a
 
     engine.generate_text_batch([{"messages": chat, "structured": {"json": schema}}])
 
-gen_engine finds this file beside itself. A schema keyword that xgrammar ignores is refused.
+gen_engine finds this file beside itself. A schema keyword that xgrammar ignores is refused. Of a
+model that thinks first, `"after": "</think>"` says where the structure begins.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         Plan,
         Refusal,
         RequestError,
+        TextGenerationRequest,
         UnsupportedError,
         build,
         is_text,
         lazy_import,
         ruled,
+        short_repr,
         vllm_is_on_cpu,
         wrapping_errors,
     )
@@ -49,11 +52,13 @@ else:  # the copy beside this file, whatever others the process has
         Plan,
         Refusal,
         RequestError,
+        TextGenerationRequest,
         UnsupportedError,
         build,
         is_text,
         lazy_import,
         ruled,
+        short_repr,
         vllm_is_on_cpu,
         wrapping_errors,
     )
@@ -86,6 +91,9 @@ class StructuredOptions(Contract):
 
     json: a JSON schema (mapping or string).   json_object: any JSON object.
     regex: a regular expression.   choice: one of these strings.   grammar: EBNF with a rule `root`.
+    after: the marker that it stands behind, as "</think>": before it anything may be said, and two
+        line ends may follow it. Default None: it begins at once, and is refused for a chat with
+        enable_thinking=True, of which it would leave no thought; "" begins at once there, too.
     xgrammar constrains both backends. JSON has no white space between its tokens."""
 
     json: Any = ruled(
@@ -95,14 +103,19 @@ class StructuredOptions(Contract):
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    after: str | None = ruled(None, "a marker as '</think>', or ''", str)
 
     def check(self) -> None:
         if len(self.forms()) != 1:
             problem = f"StructuredOptions has {len(self.forms())} forms"
             raise OptionError(problem, fix="give exactly one")
+        if self.after and (not is_text(self.after) or self.after[0] in self.after[1:]):
+            problem = f"StructuredOptions.after is {short_repr(self.after)}"
+            raise OptionError(problem, fix="give a marker whose first character is in it once")
 
     def forms(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        names = [f.name for f in dataclasses.fields(self) if f.name != "after"]
+        values = {name: getattr(self, name) for name in names}
         return {name: values[name] for name in values if values[name] not in (None, False, ())}
 
 
@@ -255,6 +268,36 @@ def ebnf_of(form: str, value: Any) -> str:
     return str(grammar.from_ebnf(choice_grammar(value) if form == "choice" else value))
 
 
+def none_of(characters: str) -> str:
+    """EBNF of any other character."""
+    return "[^" + "".join(f"\\u{ord(one):04x}" for one in characters) + "]"
+
+
+def text_before(marker: str) -> str:
+    """The EBNF of any text up to a marker, whose first character occurs in it once, and of two line
+    ends behind it.
+
+    The text is other characters and beginnings of the marker that are not completed: each is
+    followed by a character that does not go on in it, or by another beginning."""
+    first = marker[0]
+    beginnings = [marker[:size] for size in range(1, len(marker))]
+    broken = [json.dumps(one) + " " + none_of(first + marker[len(one)]) for one in beginnings]
+    rules = {
+        "root": f"(other | begun* broken)* begun* {json.dumps(marker)} [\\n]{{0,2}}",
+        "other": none_of(first),
+        "begun": " | ".join(map(json.dumps, beginnings)) or '""',
+        "broken": " | ".join(broken) or "other",
+    }
+    return "\n".join(f"{name} ::= {rule}" for name, rule in rules.items())
+
+
+def behind(marker: str, ebnf: str) -> str:
+    """The EBNF of any text, a marker, and a structure."""
+    grammar = lazy_import("xgrammar").Grammar
+    before = grammar.from_ebnf(text_before(marker))
+    return str(grammar.concat(before, grammar.from_ebnf(fix_hex_escapes(ebnf))))
+
+
 @functools.lru_cache(64)
 def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and
@@ -262,6 +305,8 @@ def grammar_of(structured: StructuredOptions) -> str:
     [(form, value)] = structured.forms().items()
     with wrapping_errors(RequestError, f"xgrammar refused the {form}", "correct it"):
         ebnf = ebnf_of(form, value)
+        if structured.after:
+            ebnf = behind(structured.after, ebnf)
     if len(ebnf) > LONGEST:
         size = f"{len(ebnf)} characters of EBNF"
         problem = f"xgrammar would take minutes for the {form}, {size}"
@@ -269,11 +314,14 @@ def grammar_of(structured: StructuredOptions) -> str:
     return fix_hex_escapes(ebnf)
 
 
-def grammar_for(structured: Any, plan: Plan) -> str:
-    """The EBNF of StructuredOptions, or of a mapping of their fields, under these options. Raises
-    GenEngineError where they contradict it."""
-    structured = build(StructuredOptions, structured)
+def grammar_for(request: TextGenerationRequest, plan: Plan) -> str:
+    """The EBNF of a request's structure under these options. Raises GenEngineError where they
+    contradict it."""
+    structured = build(StructuredOptions, request.structured)
     options = plan.options
+    if request.chat.enable_thinking and structured.after is None:
+        fix = "say structured={..., 'after': '</think>'}, or enable_thinking=False"
+        raise RequestError("the structure leaves no room for the thought", fix=fix)
     if not plan.checkpoint.eos_ids:
         problem = "a structure needs an EOS id, and the checkpoint has none"
         raise UnsupportedError(problem, fix="name the end-of-text id in config.json")

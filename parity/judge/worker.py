@@ -42,6 +42,7 @@ from parity.judge.worker import serve
 serve({fd})
 """
 WORKER_PATIENCE = 10.0  # seconds that an idle process may take to end
+STANDARD = (1, 2)  # descriptors of stdout and stderr
 # seconds between two looks at whether the process lives: a child of it may hold the pipe open
 WORKER_TICK = 0.5
 
@@ -140,7 +141,7 @@ class Worker:
             with contextlib.suppress(
                 BrokenPipeError
             ):  # it has died meanwhile, and receiving says how
-                self._pipe.send((task, job))
+                self._pipe.send((task, job, _output))
             while not over:
                 kind, content = self._receive(limit)
                 if kind == "raised":
@@ -166,7 +167,7 @@ class Worker:
         """A living process that sees the folder, the path and the environment of now."""
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         path = list(dict.fromkeys(sys.path if self.path is None else self.path))
-        setting = os.getpid(), os.getcwd(), path, environment, sys.dont_write_bytecode, _output
+        setting = os.getpid(), os.getcwd(), path, environment, sys.dont_write_bytecode
         if self._process is not None and self._setting == setting and self._process.poll() is None:
             return
         self.close()
@@ -176,18 +177,14 @@ class Worker:
         )
         flags = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, *flags, "-c", code]
-        with contextlib.ExitStack() as stack:
-            output = stack.enter_context(_output.open("ab")) if _output else None
-            # A session of its own: what it leaves behind is ended with it.
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                cwd=self.folder,
-            )
+        # A session of its own: what it leaves behind is ended with it.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            cwd=self.folder,
+        )
         theirs.close()
         self._pipe, self._setting = ours, setting
 
@@ -237,11 +234,13 @@ class Worker:
 def serve(descriptor: int) -> None:
     """Do what is asked until nobody asks any more."""
     pipe: Connection[Any, Any] = Connection(descriptor)
+    started = [os.dup(descriptor) for descriptor in STANDARD]
     while True:
         try:
-            task, job = pipe.recv()
+            task, job, output = pipe.recv()
         except (EOFError, OSError):
             return
+        write_into(output, started)
         try:
             for found in named(task)(job):
                 pipe.send_bytes(pickle.dumps(("found", found)))
@@ -249,6 +248,19 @@ def serve(descriptor: int) -> None:
         except BaseException as error:  # noqa: BLE001 - also an exit: it is told, and ends
             pipe.send(("raised", words_and_place(error)))
             return
+
+
+def write_into(output: Path | None, started: Sequence[int]) -> None:
+    """Let this process write to the end of a file or, of None, to where it wrote when it was
+    started."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for descriptor, before in zip(STANDARD, started):
+        if output is None:
+            os.dup2(before, descriptor)
+        else:
+            with output.open("ab") as file:
+                os.dup2(file.fileno(), descriptor)
 
 
 def named(task: str) -> Callable[[Any], Iterator[Any]]:

@@ -44,6 +44,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"{NO_BROWSER} ({len(unseen)} tests of the page)", red=True, bold=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Documents and commands first: they take longest, and a process that begins one last would end alone."""
+    items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def settled() -> None:
     """Once a file: what an earlier one has loaded is there to stay."""

@@ -15,7 +15,7 @@ MISTAKES = (
     Mistake(
         "structure-lost",
         "Drops the output type and trusts the prompt.",
-        "    structured = structure_of(form)\n    requests",
+        "    structured = at_once(structure_of(form))\n    requests",
         "    structured = None\n    requests",
         STRUCTURE,
         ("labels",),

@@ -43,7 +43,7 @@ def answers(
     settings: dict[str, Any],
     seed: int | None,
 ) -> list[str]:
-    structured = structure_of(form)
+    structured = at_once(structure_of(form))
     requests = [
         {"messages": chat, "chat": {"enable_thinking": True}, "structured": structured}
         for chat in chats
@@ -52,6 +52,11 @@ def answers(
     options["seed"] = seed
     results = engine(model_path, dtype).generate_text_batch(requests, options)
     return [result.text for result in results]
+
+
+def at_once(form: dict[str, Any] | None) -> dict[str, Any] | None:
+    """outlines' structures begin with the answer, also where the template lets the model think."""
+    return form and {**form, "after": ""}
 
 
 def structure_of(form: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -86,8 +91,10 @@ def vllm_ask_chats(
     form: dict[str, Any] | None,
     settings: dict[str, Any],
 ) -> list[list[str]]:
+    structured = at_once(form)
     requests = [
-        {"messages": chat, "chat": {"enable_thinking": True}, "structured": form} for chat in chats
+        {"messages": chat, "chat": {"enable_thinking": True}, "structured": structured}
+        for chat in chats
     ]
     options = {
         "max_new_tokens": settings.get("max_tokens", TOKENS_OF_VLLM),

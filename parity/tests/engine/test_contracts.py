@@ -9,6 +9,7 @@ import math
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -265,5 +266,25 @@ def test_a_closed_engine_says_so(backend: str) -> None:
     engine = open_engine(TEXT, backend)
     engine.close()
     engine.close()
-    with pytest.raises(EngineError, match="the engine is closed"):
-        engine.generate_text_batch([chat("a")])
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: engine.generate_text_batch([chat("a")]),
+        engine.effective,
+        engine.describe,
+        engine.__enter__,
+        engine.observed(gen_engine.NOBODY).__enter__,
+    )
+    for use in uses:
+        with pytest.raises(EngineError, match="the engine is closed"):
+            use()
+
+
+class Unlistable:
+    dtype = "float32"
+
+    def tolist(self) -> list[float]:
+        raise TypeError("no list of it")
+
+
+def test_an_array_that_gives_no_list_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"GenerationOptions.max_new_tokens cannot be read: .*no list of it"):
+        GenerationOptions(max_new_tokens=Unlistable())  # type: ignore[arg-type]

@@ -13,8 +13,10 @@ import pytest
 
 from gen_engine import (
     Asked,
+    GenerationEngine,
     LoadError,
     ModelLoadConfig,
+    OptionError,
     Plugin,
     RequestError,
     UnsupportedError,
@@ -98,6 +100,65 @@ def test_a_plugin_that_asks_its_own_engine_leaves_the_adapter_as_it_is(adapters:
             asks.inner = inner
             [asking] = engine.generate_text_batch([request], {"max_new_tokens": 24}, plugins=[asks])
             assert asking.token_ids == plain.token_ids
+
+
+def test_adapters_are_added_and_removed_while_the_engine_lives(backend: str, adapters: dict[str, str]) -> None:
+    request = of_task(TASKS[0])
+    named = {**request, "adapter": "policy"}
+    store: dict[str, str] = {}
+
+    def ask(engine: GenerationEngine, asked: Any = named) -> Any:
+        [result] = engine.generate_text_batch([asked], OPTIONS)
+        return result
+
+    with open_engine(TEXT, backend, adapters=adapters) as engine:
+        expected = [ask(engine, {**request, "adapter": name}).token_ids for name in ("one", "two", None)]
+    with open_engine(TEXT, backend, adapters={"policy": adapters["one"]}, cache=store) as engine:
+        assert ask(engine).token_ids == expected[0] and ask(engine).cached
+        engine.remove_adapter("policy")
+        with pytest.raises(RequestError, match="no adapter 'policy' is loaded"):
+            ask(engine)
+        engine.add_adapter("policy", Path(adapters["two"]))
+        again = ask(engine)
+        assert (again.token_ids, again.cached) == (expected[1], False), "under the same name"
+        assert ask(engine, request).token_ids == expected[2]
+        engine.remove_adapter("policy")
+        engine.add_adapter("policy", adapters["one"])
+        assert ask(engine).cached, "the same adapter as at first"
+
+
+def test_adapters_that_cannot_be_added_leave_the_engine_as_it_is(
+    backend: str, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    wide = make_adapter(tmp_path / "wide", 3, rank=32)
+    with open_engine(TEXT, backend, adapters={"one": adapters["one"]}) as engine:
+        [before] = engine.generate_text_batch([mixed()[1]], OPTIONS)
+        with pytest.raises(OptionError, match="the adapter 'one' is loaded already. Remove it first"):
+            engine.add_adapter("one", adapters["two"])
+        with pytest.raises(LoadError, match="no adapter at '/no/such'"):
+            engine.add_adapter("two", "/no/such")
+        with pytest.raises(OptionError, match="no adapter 'on' is loaded. Did you mean 'one'?"):
+            engine.remove_adapter("on")
+        if backend == "vllm":
+            with pytest.raises(UnsupportedError, match="vllm has no room for the adapter 'two'. Load with as many"):
+                engine.add_adapter("two", adapters["two"])
+            engine.remove_adapter("one")
+            with pytest.raises(UnsupportedError, match="vllm has room for rank 8, the adapter 'wide' has 32"):
+                engine.add_adapter("wide", wide)
+            engine.add_adapter("one", adapters["one"])
+        assert engine.generate_text_batch([mixed()[1]], OPTIONS) == [before]
+
+
+def test_an_adapter_of_another_model_is_not_half_there(adapters: dict[str, str], tmp_path: Path) -> None:
+    stray = Path(shutil.copytree(adapters["one"], tmp_path / "stray"))
+    rename(stray)
+    with open_engine(TEXT, "hf") as engine:
+        [before] = engine.generate_text_batch([of_task(TASKS[0])], OPTIONS)
+        for _ in range(2):
+            with pytest.raises(LoadError, match="adapter 'bad' fits nowhere"):
+                engine.add_adapter("bad", stray)
+        engine.add_adapter("bad", adapters["one"])
+        assert engine.generate_text_batch([of_task(TASKS[0])], OPTIONS) == [before]
 
 
 def test_modules_that_an_adapter_saves_whole_stay_its_own(tmp_path: Path, shared: Load) -> None:

@@ -17,7 +17,7 @@ import pytest
 from parity.__main__ import main
 from parity.golden import Case, Store
 from parity.judge.check import Measured, check_sites, shares
-from parity.judge.worker import Died, Worker, inspect_models_here, replace_kernels_once
+from parity.judge.worker import Died, Worker, inspect_models_here, output_into, replace_kernels_once
 
 from ..conftest import TEXT
 
@@ -219,6 +219,23 @@ def test_a_process_is_kept_for_the_next_and_ends_with_its_worker() -> None:
         assert next(iter(worker.run(task, 0, 60))) != pid, "another one"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def prints(word: str) -> Generator[int]:
+    os.system(f"echo {word} >&2")
+    print(word)
+    yield os.getpid()
+
+
+def test_output_of_each_run_goes_into_its_file_and_the_process_stays(tmp_path: Path) -> None:
+    with Worker() as worker:
+        seen: set[int] = set()
+        for name in ("a", "b", "a"):
+            with output_into(tmp_path / name):
+                seen.update(worker.run(f"{__name__}:prints", name, 60))
+        seen.update(worker.run(f"{__name__}:prints", "neither", 60))
+    assert len(seen) == 1
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["a\n" * 4, "b\n" * 2]
 
 
 def test_sites_side_by_side_give_the_report_of_one_after_another(acme: Store) -> None:

@@ -1,0 +1,245 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""The thought and the answer of a model that thinks first: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="reasoning"`, and
+
+    from acme.llm.reasoning import Thinking, split
+
+    request = {"messages": chat, "chat": {"enable_thinking": True}}
+    thinking = Thinking(engine, budget=500, stop=["\\n\\n"])
+    [result] = engine.generate_text_batch([request], options, plugins=[thinking])
+    reasoning, answer = split(result, engine)
+
+`Thinking` needs plugin_hooks.py, too. Structured output begins behind the thought with
+`"structured": {"json": schema, "after": "</think>"}`.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import (
+        GenerationEngine,
+        GenerationResult,
+        OptionError,
+        Plugin,
+        StopOptions,
+        UnsupportedError,
+        did_you_mean,
+        encode,
+        truncate_at_stops,
+    )
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import (
+        GenerationEngine,
+        GenerationResult,
+        OptionError,
+        Plugin,
+        StopOptions,
+        UnsupportedError,
+        did_you_mean,
+        encode,
+        truncate_at_stops,
+    )
+
+__version__ = "0.3.0"
+
+__all__ = ["FORMATS", "Format", "Reasoned", "Thinking", "format_of", "split", "split_text"]
+
+
+class Format(NamedTuple):
+    """How a family of models marks its thought.
+
+    begin, end: regular expressions of the markers.   closing: the text that ends a thought."""
+
+    begin: str
+    end: str
+    closing: str
+
+
+def tagged(begin: str, end: str) -> Format:
+    """A thought between two markers, with a line end before and two behind the second."""
+    return Format(re.escape(begin), re.escape(end), f"\n{end}\n\n")
+
+
+FORMATS = {  # by the name of the first library or model that wrote so
+    "think": tagged("<think>", "</think>"),  # Qwen3, DeepSeek-R1, GLM, MiniMax, Nemotron, OLMo, ...
+    "mistral": tagged("[THINK]", "[/THINK]"),
+    "seed": tagged("<seed:think>", "</seed:think>"),
+    "cohere": tagged("<|START_THINKING|>", "<|END_THINKING|>"),
+    "kimi": tagged("◁think▷", "◁/think▷"),
+    "harmony": Format(  # gpt-oss
+        r"<\|channel\|>analysis<\|message\|>",
+        r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>",
+        "<|end|><|start|>assistant<|channel|>final<|message|>",
+    ),
+    "granite": Format(
+        r"Here(?:'s| is) my thought process:",
+        r"Here(?:'s| is) my response:",
+        "\n\nHere is my response:",
+    ),
+}
+
+
+def format_named(name: str) -> Format:
+    if name not in FORMATS:
+        raise OptionError(f"no reasoning format {name!r}", fix=did_you_mean(name, FORMATS))
+    return FORMATS[name]
+
+
+def format_of(engine: GenerationEngine) -> Format:
+    """The format whose end the checkpoint's tokens or its chat template hold. Raises
+    UnsupportedError where there is none."""
+    tokenizer = engine.tokenizer
+    template = str(getattr(engine.checkpoint.template_owner, "chat_template", None) or "")
+    for known in FORMATS.values():
+        in_tokens = any(re.fullmatch(known.end, token) for token in tokenizer.get_added_vocab())
+        if in_tokens or re.search(known.end, template):
+            return known
+    problem = "the checkpoint has no marker of a thought that is known"
+    raise UnsupportedError(problem, fix="name one: " + ", ".join(FORMATS))
+
+
+# == Splitting an answer ==
+
+
+class Reasoned(NamedTuple):
+    """The two parts of a text, without the markers.
+
+    reasoning: None where the model did not think, or thought nothing but white space.
+    answer: None where the text ended before it."""
+
+    reasoning: str | None
+    answer: str | None
+
+
+def is_open(text: str, markers: Format) -> bool:
+    """Whether a text ends inside a thought."""
+    begins = [found.end() for found in re.finditer(markers.begin, text)]
+    ends = [found.end() for found in re.finditer(markers.end, text)]
+    return max(begins, default=-1) > max(ends, default=-1)
+
+
+def split_text(text: str, markers: Format, *, opened: bool = False) -> Reasoned:
+    """The parts of a text that has its markers. What stands before the first one belongs to the
+    thought.   opened: the prompt has begun the thought. Default False."""
+    end = re.search(markers.end, text)
+    if end is None and not opened and not re.search(markers.begin, text):
+        return Reasoned(None, text or None)
+    thought = re.sub(markers.begin, "", text if end is None else text[: end.start()])
+    answer = None if end is None else text[end.end() :]
+    return Reasoned(thought if thought.strip() else None, answer or None)
+
+
+def split(
+    result: GenerationResult, engine: GenerationEngine, *, format: str | None = None
+) -> Reasoned:
+    """The thought and the answer of a result; the answer is cut at stops, as `result.text` is.
+
+    format: a name of FORMATS. Default None: that of the checkpoint."""
+    markers = format_of(engine) if format is None else format_named(format)
+    opened = is_open(engine.tokenizer.decode(list(result.prompt_token_ids)), markers)
+    if re.search(markers.end, result.text) or not re.search(markers.end, result.raw_text):
+        return split_text(result.text, markers, opened=opened)
+    # The marker is of special tokens, which `text` does not show.
+    before = result.token_ids[: tokens_before(result.token_ids, engine.tokenizer, markers)]
+    skip = bool(result.effective["skip_special_tokens"]["value"])
+    hidden = engine.tokenizer.decode(list(before), skip_special_tokens=skip)
+    thought = split_text(engine.tokenizer.decode(list(before)), markers).reasoning
+    return Reasoned(thought, result.text[len(hidden) :] or None)
+
+
+def tokens_before(ids: Sequence[int], tokenizer: Any, markers: Format) -> int:
+    """How many tokens there are up to the end of the thought, that included."""
+
+    def holds_end(count: int) -> bool:
+        return re.search(markers.end, tokenizer.decode(list(ids[:count]))) is not None
+
+    return bisect.bisect_left(range(len(ids)), True, key=holds_end)
+
+
+# == Stops and budgets ==
+
+
+class Thinking(Plugin):
+    """A plugin for requests whose model thinks first.
+
+    budget: most tokens, >= 0, of the answer before the thought is ended by writing its marker.
+        Needs logits_hooks=True on vllm. Default None: no limit.
+    stop: strings that end the answer, not the thought; `text` ends before the first. Default none.
+    format: a name of FORMATS. Default None: that of the checkpoint.
+    A row that it ends has the finish_reason "plugin" and the stop_reason "thinking"."""
+
+    name = "thinking"
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        *,
+        budget: int | None = None,
+        stop: str | Sequence[str] = (),
+        format: str | None = None,
+    ) -> None:
+        if budget is not None and (type(budget) is not int or budget < 0):
+            raise OptionError(f"budget is {budget!r}", fix="it must be a whole number >= 0")
+        self.markers = format_of(engine) if format is None else format_named(format)
+        self.tokenizer = engine.tokenizer
+        self.budget = budget
+        self.stops = StopOptions(strings=stop).strings  # type: ignore[arg-type]
+        self.closing = encode(engine.checkpoint, self.markers.closing, False)
+        words = self.tokenizer.get_added_vocab().items()
+        self.end_ids = {i for word, i in words if re.fullmatch(self.markers.end, word)}
+        if budget is not None:
+            self.logits = self._force_end
+        if self.stops:
+            self.should_stop = self._answer_has_stop
+            self.post_decode = self._cut_answer
+
+    def _split(self, text: str) -> int | None:
+        """Where the answer begins in a text, or None inside the thought."""
+        end = re.search(self.markers.end, text)
+        return None if end is None else end.end()
+
+    def _answer_has_stop(self, token_ids: Sequence[int], text: str) -> bool:
+        begin = self._split(text)
+        return begin is not None and any(stop in text[begin:] for stop in self.stops)
+
+    def _cut_answer(self, text: str) -> str:
+        begin = self._split(text)
+        if begin is None:
+            return text
+        return text[:begin] + truncate_at_stops(text[begin:], self.stops)
+
+    def _force_end(
+        self, token_ids: Sequence[int], logits: Any, prompt_token_ids: Sequence[int]
+    ) -> Any:
+        """Allow only the next token of the closing text where the thought goes on beyond the
+        budget, until all of it is written. logits: [vocabulary]."""
+        ids = tuple(token_ids)
+        written = self._written(ids)
+        if written is None:
+            return logits
+        thought = ids[: len(ids) - written]
+        is_over = not self.end_ids.isdisjoint(thought)
+        if is_over or not is_open(self._decode(prompt_token_ids, thought), self.markers):
+            return logits
+        forced = logits.new_full(logits.shape, -math.inf)
+        forced[self.closing[written]] = 0.0
+        return forced
+
+    def _written(self, ids: tuple[int, ...]) -> int | None:
+        """How many tokens of the closing text stand at the end of the ids, behind the budget; None
+        before it is spent."""
+        most = min(len(ids) - (self.budget or 0), len(self.closing) - 1)
+        fits = [n for n in range(most + 1) if ids[len(ids) - n :] == self.closing[:n]]
+        return max(fits, default=None)
+
+    def _decode(self, prompt_token_ids: Sequence[int], ids: Sequence[int]) -> str:
+        text: str = self.tokenizer.decode([*prompt_token_ids, *ids])
+        return text
