@@ -263,7 +263,8 @@ def of_processed_logits(inquiry: Inquiry) -> Cause | None:
 def of_reason(inquiry: Inquiry) -> Cause | None:
     texts = inquiry.other_texts
     reasons = next((pair for pair in texts if {*pair} <= REASONS), None)
-    if reasons is None:
+    is_another_word = reasons == ("stop", "eos") and not told_stops(inquiry.new)
+    if reasons is None or is_another_word:  # for an end of text
         return None
     ended = f"an answer that ended by {reasons[0]!r} ended by {reasons[1]!r}"
     proof = f"{SAME_IDS}, and the reason that is told is another one"

@@ -29,7 +29,7 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     for name_of in NAMES:
         mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
         if mine == theirs:
-            break
+            return list(zip(old, new))
         fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
         if fewer and not fewer - more:
             return paired_by_name(old, new, mine, theirs)
@@ -41,7 +41,8 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
 
 def messages(row: Row) -> Hashable:
     """No row is the same as one of no chat."""
-    return written(row["messages"]) if row.get("messages") else object()
+    chat = row.get("messages")
+    return (written(chat), bool(row.get("images"))) if chat else object()
 
 
 NAMES: tuple[Callable[[Row], Any], ...] = (

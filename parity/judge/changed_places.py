@@ -59,15 +59,12 @@ def exchanged(old: Sequence[Any], new: Sequence[Any]) -> tuple[list[Any], list[A
     may have been put into the wrong ones."""
     if not old or not all(has_same_keys(old[0], part) for part in (*old, *new)):
         return None
-    names = [name for name in old[0] if has_other_field(name, old, new)]
+    pairs = list(zip(old, new))
+    names = [name for name in old[0] if not all(equal(a[name], b[name]) for a, b in pairs)]
     if not 0 < len(names) < len(old[0]):
         return None
     mine, theirs = ([[part[name] for name in names] for part in side] for side in (old, new))
     return mine, theirs
-
-
-def has_other_field(name: str, old: Sequence[Any], new: Sequence[Any]) -> bool:
-    return any(not equal(a[name], b[name]) for a, b in zip(old, new))
 
 
 def shuffled(old: Any, new: Any) -> bool:

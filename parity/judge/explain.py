@@ -87,19 +87,19 @@ def by_error(inquiry: Inquiry) -> Cause | None:
 
 def without_proof(inquiry: Inquiry) -> Cause | None:
     """What is left to say where no run, no invariant and no id proves anything."""
-    is_upstream = bool(inquiry.counted)
+    # What a criterion does was not seen: the texts tell it.
+    is_upstream = any(difference.field != "criteria" for _, difference in inquiry.counted)
     if (cause := by_number_of_calls(inquiry, is_upstream=is_upstream)) is not None:
         return cause
-    old, new = inquiry.old, inquiry.new
-    if inquiry.comparison.has_same_ids:
-        is_of_model = is_upstream and bool(number_gap(old.value, new.value))
-        if not is_of_model and not (is_upstream and by_endings(inquiry) is None):
-            return after_decoding(inquiry)
+    gap = number_gap(inquiry.old.value, inquiry.new.value)
+    is_of_model = is_upstream and (gap or by_endings(inquiry) is None)
+    if inquiry.comparison.has_same_ids and not is_of_model:
+        return after_decoding(inquiry)
     if not is_upstream and (cause := by_endings(inquiry)) is not None:
         return cause
     if not inquiry.suspects:
         return None
-    name, difference = inquiry.suspects[0]
+    name, difference = [*inquiry.counted, *inquiry.suspects][0]
     proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
     return difference_cause(name, "likely", difference, proof)
 

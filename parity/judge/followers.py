@@ -177,7 +177,7 @@ def wording_of(old: Row, new: Row, answers: Answers, told: Pairs, *, alike: bool
     behind ids, by their numbers."""
     if "messages" in old and "messages" in new and alike:
         sides = written(old["messages"]), written(new["messages"])
-        return wording_of_texts(*sides, answers, told, within_quotes)
+        return wording_of_texts(*sides, answers, told, lambda text: written(text)[1:-1])
     before, after = old.get("prompt_text"), new.get("prompt_text")
     if before is None or after is None:
         return wording_of_ids(old, new, told)
@@ -234,10 +234,6 @@ def within(before: str, after: str, first: int, one: str, other: str) -> int:
 
 def written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def within_quotes(text: str) -> str:
-    return written(text)[1:-1]
 
 
 def words(ids: Sequence[int]) -> str:

@@ -48,14 +48,10 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     they are left out where the other side has none: it was recorded without, or reads another
     way."""
     old, new = without_guesses(old, new), without_guesses(new, old)
-    is_read = all(has_read_rows(case) for case in (old, new))
+    is_read = all(any(row.get("scored") for row in case.rows) for case in (old, new))
     if is_read or (old.rows and new.rows and (is_all_by_itself(old) or is_all_by_itself(new))):
         return as_read(old, new), as_read(new, old)
     return without_unasked(old, new), without_unasked(new, old)
-
-
-def has_read_rows(case: Case) -> bool:
-    return any(row.get("scored") for row in case.rows)
 
 
 def is_all_by_itself(case: Case) -> bool:
@@ -120,9 +116,17 @@ def is_end(some: Sequence[int], ids: Sequence[int]) -> bool:
 def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
-    logits, or read what a draft guessed: so do its rows, then."""
-    known = {prompt_of(row) for row in other.rows}
-    return replace(case, rows=tuple(read_as(row, known) for row in case.rows))
+    logits, or read what a draft guessed: so do its rows, then. What is read more often than on the
+    other side says all the first time."""
+    asked, seen = Counter(map(prompt_of, other.rows)), Counter[Any]()
+    rows = []
+    for row in case.rows:
+        made = read_as(row, asked)
+        prompt = prompt_of(made)
+        seen[prompt] += 1
+        if not made.get("scored") or not 0 < asked[prompt] < seen[prompt]:
+            rows.append(made)
+    return replace(case, rows=tuple(rows))
 
 
 def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
@@ -137,13 +141,13 @@ def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
         found = shorter[-1]  # of one that was cut
     if found is None:
         return row
-    seen = row.get("inputs")
-    inputs = {} if seen is None else {"inputs": without_names(seen, OF_ALL_IDS)}
-    return {**row, "prompt_ids": [*found], **inputs}
+    inputs = row.get("inputs")
+    seen = {} if inputs is None else {"inputs": without_digests(inputs)}
+    return {**row, "prompt_ids": [*found], **seen}
 
 
-def without_names(values: Row, names: Collection[str]) -> Row:
-    return {name: value for name, value in values.items() if name not in names}
+def without_digests(inputs: Row) -> Row:
+    return {name: inputs[name] for name in inputs if name not in OF_ALL_IDS}
 
 
 # == Settings ==

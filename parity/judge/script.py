@@ -147,8 +147,8 @@ class ScriptRun:
     def judge_of(self, backend: str) -> Judge:
         if backend not in self.judges:
             pending = self.pending
-            self.judges[backend] = Judge(
-                self.store, backend, no_rerun, pending.numerics, ledgers=pending.ledgers
+            self.judges[backend] = Judge(  # a script runs once
+                self.store, backend, lambda *_: None, pending.numerics, ledgers=pending.ledgers
             )
         return self.judges[backend]
 
@@ -189,11 +189,6 @@ class ScriptRun:
             self.pending.numerics.read(site, backend, {})
         self.pending.numerics.judge()
         return self.pending.settle(self.outcomes)
-
-
-def no_rerun(old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case | None:
-    """A script runs once."""
-    return None
 
 
 def script_faults(seen: Seen, site: str, expected: int) -> Iterator[str]:

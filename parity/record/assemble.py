@@ -96,6 +96,8 @@ class Before:
         if folded_images(text or "") in self._rendered():
             return Text(text, len(ids) - len(begin))
         # Markers were tokenized apart from what stands between them.
+        if self.cut(ids):
+            text = None
         return Text(joined_text(self.texts, ids) or text)
 
     def _rendered(self) -> set[str]:

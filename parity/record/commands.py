@@ -162,17 +162,17 @@ def silent_lines(done: Recorded) -> Iterator[str]:
 
 def own_loop_lines(done: Recorded) -> Iterator[str]:
     for site, cases in by_site(done.written).items():
-        sampled = [case.case for case in cases if has_sampling_loop(case)]
+        sampled = [
+            case.case
+            for case in cases
+            if any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
+        ]
         if sampled:
             yield (
                 f"{site} chooses other tokens than the likeliest in a loop of its own "
                 f"({', '.join(sampled)}), by settings that are not seen: they are held against "
                 "those of the moved code, which takes some hundred tokens; or record it greedy"
             )
-
-
-def has_sampling_loop(case: Case) -> bool:
-    return any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
 
 
 def embedding_lines(done: Recorded) -> Iterator[str]:

@@ -151,8 +151,10 @@ def of_site(found: Verdict) -> str:
 
 
 def without_numerics(question: Question, why: str, steps: Sequence[Step]) -> Judged:
-    """The numerics say nothing: what was declared stays, and so does what passes with equal ids; no
-    other case does."""
+    """The numerics say nothing: what was declared stays, and so do what passes with equal ids and
+    what differs beside the ids that part; no other case does."""
+    if question.beside is not None and not question.apart:
+        return "DRIFT", question.beside, (why,)
     is_exact = question.kind == "floats" and question.weights.dtype == "float32"
     passes = question.kind == "passing" and not steps
     if question.kind == "model" or is_exact or passes:

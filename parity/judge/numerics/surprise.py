@@ -272,7 +272,8 @@ def evidence_of(
     weights = likelihood_ratios(streams)
     if count_copies and len({s.prompt for s in samples}) < len(samples):
         weights[COPY] = copies(samples)
-    variance = sum(map(variance_of, streams))
+    # Of the sum of a stream's surprises, under any dependence.
+    variance = sum(sum(math.sqrt(s.variance) for s in stream) ** 2 for stream in streams)
     excess = sum(s.surprise - s.entropy for s in samples)
     return Evidence(
         tokens=sum(len(s.ids) for s in samples),
@@ -284,11 +285,6 @@ def evidence_of(
         power=power_of(streams, len(weights), alpha),
         alpha=alpha,
     )
-
-
-def variance_of(stream: Sequence[Sample]) -> float:
-    """Of the sum of a stream's surprises, under any dependence."""
-    return float(sum(math.sqrt(s.variance) for s in stream) ** 2)
 
 
 def first_zero(samples: Sequence[Sample]) -> tuple[int, int] | None:

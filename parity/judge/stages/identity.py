@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from parity.judge.row import Row, is_drawn, prompt_of, prompt_with_pictures, request_of, seeds_of
+from parity.judge.row import Row, is_drawn, prompt_with_pictures, request_of, seeds_of
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference
 
@@ -40,12 +40,10 @@ def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
     for old, new in pairs:
         if not is_drawn(new) or (seeds_of(new) and seeds_of(old) == seeds_of(new)):
             return False
-    before, after = (Counter(map(prompt_and_answer, side)) for side in zip(*pairs))
+    before, after = (
+        Counter(str((row["prompt_ids"], row["output_ids"])) for row in side) for side in zip(*pairs)
+    )
     return before == after
-
-
-def prompt_and_answer(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return prompt_of(row), tuple(row["output_ids"])
 
 
 def identity(row: Row, tools: Tools) -> Kept:

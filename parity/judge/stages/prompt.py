@@ -203,10 +203,13 @@ def of_doubled_bos(prompts: TwoPrompts) -> str | None:
 
 
 def of_declared_cut(prompts: TwoPrompts) -> str | None:
-    """Two parts of equally long texts, as the tokenizer was seen to cut them."""
-    part, _, whole = request_of(prompts.old).get("cut", "").partition(" of ")
-    other_part, _, other_whole = request_of(prompts.new).get("cut", "").partition(" of ")
-    return "prompt.truncation" if whole and whole == other_whole and part != other_part else None
+    """Two parts of equally long texts, or the beginning and the end of texts, as the tokenizer was
+    seen to cut them."""
+    cuts = [request_of(row).get("cut", "").split() for row in (prompts.old, prompts.new)]
+    if not all(cuts) or cuts[0] == cuts[1]:
+        return None
+    is_cut = cuts[0][0] != cuts[1][0] or cuts[0][-1] == cuts[1][-1]
+    return "prompt.truncation" if is_cut else None
 
 
 def of_clock(prompts: TwoPrompts) -> str | None:
@@ -311,7 +314,8 @@ def of_equal_length(prompts: TwoPrompts) -> str | None:
     short, long = prompts.short, prompts.long
     if prompts.has_both_texts or len(short) != len(long):
         return None
-    if max(shared_ends(short, long), overlap(short, long)) * 2 < len(short):
+    ends = shared_start(short, long), shared_start(short[::-1], long[::-1])
+    if max(*ends, overlap(short, long)) * 2 < len(short):
         return None
     last = prompts.new["prompt_ids"][-1]
     is_closed = last != prompts.old["prompt_ids"][-1] and last in end_ids(prompts.new)
@@ -387,11 +391,6 @@ def is_run(ids: TokenIds, whole: TokenIds) -> bool:
     return any(whole[k] == ids[0] and list(whole[k : k + count]) == list(ids) for k in starts)
 
 
-def shared_ends(one: TokenIds, other: TokenIds) -> int:
-    """How many ids two prompts share at their beginning, or at their end."""
-    return max(shared_start(one, other), shared_start(one[::-1], other[::-1]))
-
-
 def overlap(one: TokenIds, other: TokenIds) -> int:
     """How many ids the end of one shares with the beginning of the other, as two windows of one
     text do."""
@@ -421,10 +420,6 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     return replace(difference, counts=False) if is_excused else difference
 
 
-def cause_of_prompt(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
-    return prompt_cause(old, new, tools=tools)
-
-
 STAGE = Stage(
     "prompt",
     fields=PROMPT_STAGES,
@@ -434,5 +429,5 @@ STAGE = Stage(
         Invariant("template", "template", template),
         Invariant("tokenization", "prompt_ids", tokenization),
     ),
-    cause=cause_of_prompt,
+    cause=lambda difference, old, new, tools: prompt_cause(old, new, tools=tools),
 )

@@ -85,11 +85,7 @@ class Invariant:
 Restore = Callable[[Mapping[str, Any], Row], dict[str, Any]]
 
 
-def compare_nothing(old: Row, new: Row) -> Iterator[Difference]:
-    return iter(())
-
-
-def nothing_across(comparison: Compared) -> Iterator[Any]:
+def nothing(*compared: Any) -> Iterator[Any]:
     return iter(())
 
 
@@ -107,10 +103,10 @@ class Stage:
 
     name: str
     fields: tuple[str, ...]
-    compare: Callable[[Row, Row], Iterator[Difference]] = compare_nothing
-    compare_all: Callable[[Compared], Iterator[Difference]] = nothing_across
+    compare: Callable[[Row, Row], Iterator[Difference]] = nothing
+    compare_all: Callable[[Compared], Iterator[Difference]] = nothing
     weigh: Callable[[Difference, Compared], Difference | None] = as_it_is
     invariants: tuple[Invariant, ...] = ()
-    across: Callable[[Compared], Iterator[Broken]] = nothing_across
+    across: Callable[[Compared], Iterator[Broken]] = nothing
     cause: Callable[[Difference, Row, Row, Tools], str] = cause_of_table
     restore: Mapping[str, Restore] = field(default_factory=dict)

@@ -52,7 +52,9 @@ def end_differences(old: Row, new: Row) -> Iterator[Difference]:
     after = entry(new, "stop", "end_ids")
     of_strings = {*string_ids(old), *string_ids(new)}
     # Ids may stand in a criterion's place, or in a part of it: only those that are chosen can tell.
-    is_instead = bool(criteria(old)) and {*before} < {*after}
+    # Not those that nobody gave, where it ended nothing.
+    is_given = may_end_by_criterion(old) or new["stop"]["end_ids"]["from"] == "caller"
+    is_instead = bool(criteria(old)) and is_given and {*before} < {*after}
     if ({*before} ^ {*after}) - of_strings:
         yield Difference("stop", "end_ids", before, after, counts=not is_instead)
 

@@ -395,9 +395,7 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collectio
     longest row, and no pads.
     """
     mask = given.get("attention_mask")
-    if mask is not None and not bool(mask.all()):
-        return seen
-    if len({len(row.ids) for row in seen.rows}) > 1:
+    if len({len(row.ids) for row in seen.rows}) > 1 or not (mask is None or mask.all()):
         return seen
     texts = sorted(known)
     rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
@@ -407,7 +405,8 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collectio
 
 
 def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
-    """A row's own ids. Code may put an id, such as a beginning of text, before a text.
+    """A row's own ids. Code may put an id, such as a beginning of text, before a text, and read
+    nothing of a text of one id.
 
     texts: sorted.
     """
@@ -417,7 +416,7 @@ def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
     for count in range(len(ids), least - 1, -1):
         if begins_a_text(ids[:count], texts) or begins_a_text(ids[1:count], texts):
             return ids[:count]
-    return ids
+    return ids[:1] if least == 1 and 1 in map(len, texts) else ids
 
 
 def begins_a_text(ids: Ids, texts: Sequence[Ids]) -> bool:

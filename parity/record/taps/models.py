@@ -43,18 +43,17 @@ def weights_in_memory(model: Any) -> str:
 
 def digest_weights(model: Any) -> str:
     digest = hashlib.sha256()
-    named = ((name_without_adapters(name), weight) for name, weight in model.named_parameters())
+    named = []
+    for name, weight in model.named_parameters():
+        # as it was before adapters were put around it
+        bare = name.replace(".base_layer.", ".").removeprefix("base_model.model.")
+        named += [(bare, weight)]
     for name, weight in sorted(named):
         if "lora_" in name:  # whose adapter a row has is its own
             continue
         digest.update(f"{name}{tuple(weight.shape)}".encode())
         digest.update(value_bytes(sampled(weight)))
     return digest.hexdigest()[:16]
-
-
-def name_without_adapters(name: str) -> str:
-    """A parameter's name as it was before adapters were put around it."""
-    return name.replace(".base_layer.", ".").removeprefix("base_model.model.")
 
 
 @functools.lru_cache(maxsize=16)

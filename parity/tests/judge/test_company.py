@@ -190,10 +190,22 @@ def test_of_rows_with_adapters_it_is_not_known_what_neighbours_do(tmp_path: Path
         golden_rows.moved_by_batch(None, [{**FIRST, "inputs": {"adapters": ["", "1f"]}}], judge.store)
 
 
-def test_another_reason_for_the_same_end_is_a_rule_of_stops() -> None:
-    old, new = (replace(OLD, value=[{"text": "de", "reason": reason}]) for reason in ("eos", "stop"))
+@pytest.mark.parametrize(
+    ("told", "before", "after", "name"),
+    [
+        ([], "eos", "stop", "stop.rule"),  # the old code has a word of its own for an end of text
+        ([], "stop", "length", "stop.rule"),
+        (["x"], "stop", "eos", "stop.rule"),  # the old word may have been of a stop string
+        ([], "stop", "eos", "post.other"),  # another word for the same end
+    ],
+)
+def test_another_reason_for_the_same_end_is_a_rule_of_stops(
+    told: list[str], before: str, after: str, name: str
+) -> None:
+    rows = case(row(stop={"strings": told}))
+    old, new = (replace(rows, value=[{"text": "de", "reason": reason}]) for reason in (before, after))
     cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
-    assert cause is not None and (cause.name, cause.certainty) == ("stop.rule", "likely")
+    assert cause is not None and (cause.name, cause.certainty) == (name, "likely")
 
 
 def test_in_half_precision_company_is_not_asked_before_the_numerics() -> None:
@@ -622,6 +634,18 @@ def test_a_criterion_that_stops_took_the_place_of_is_judged_by_the_ids(stop: dic
     old, new = case(row(stop={"criteria": ["Mine"]})), case(row(stop=stop))
     [found] = [d for d in differences(old, new) if d.field == "criteria"]
     assert found.counts is counts
+
+
+def test_what_fails_a_check_is_named_before_what_only_the_ids_can_tell() -> None:
+    ended = row(output_ids=[4, 5], text="de", stop={"criteria": ["Mine"], "max_new_tokens": 3})
+    longer = row(output_ids=[4, 5, 6, 9], text="def", stop={"strings": ["x"], "max_new_tokens": 5})
+    first = [
+        {**SECOND, **row(prompt_ids=[3, 3], stop={"criteria": own, "strings": s})}
+        for own, s in ((["Mine"], []), ([], ["x"]))
+    ]
+    old, new = case(first[0], {**ended, "finish": {"criteria": {"Mine": 2}}}), case(first[1], longer)
+    cause = cause_of(inquiry_of(old, new, differences(old, new)))
+    assert cause is not None and (cause.name, cause.certainty) == ("stop.length", "likely")
 
 
 def test_no_stop_makes_a_model_choose_another_word() -> None:

@@ -228,6 +228,8 @@ def test_ids_that_are_another_part_of_a_text_are_a_cut_prompt() -> None:
     first, last = ({**ROW, "prompt_text": None, "prompt_ids": ids} for ids in ([1, 2, 3], [4, 5, 6]))
     told = [{**row, "request": {"cut": f"{end} 3 of 6"}} for row, end in ((first, "first"), (last, "last"))]
     assert prompt_cause(*told) == "prompt.truncation" != prompt_cause(first, last)
+    other = {**last, "request": {"cut": "last 3 of 7"}}  # of which text is not known where several begin alike
+    assert prompt_cause(told[0], other) == "prompt.truncation" != prompt_cause(told[1], other)
 
 
 def test_rows_are_paired_by_prompt_where_their_order_changed() -> None:
@@ -243,6 +245,8 @@ def test_rows_of_pictures_in_another_size_are_paired_by_picture() -> None:
     old, new = [seen("a", 2), seen("b", 3)], [seen("b", 4), seen("a", 4)]
     assert paired(old, new) == [(old[0], new[1]), (old[1], new[0])]
     assert paired(old, new[::-1]) == list(zip(old, new[::-1]))
+    large, small = ([seen(*one) for one in zip("abc", tokens)] for tokens in ((9, 6, 6), (4, 2, 2)))
+    assert paired(large, small) == list(zip(large, small)), "however like another the shorter prompts are"
     found = differences(Case("s", "c", rows=tuple(old)), Case("s", "c", rows=tuple(new)))
     assert {d.field for d in found if d.stage == "images"} == {"tokens"}
 

@@ -127,6 +127,17 @@ def test_what_was_only_read_may_be_read_as_a_beginning() -> None:
     assert "1 did not reach" in check.asked_otherwise(old, Case("s", "c", rows=(read([2, 3]),)))
 
 
+def test_what_is_only_read_says_all_the_first_time() -> None:
+    """Of single tokens behind one prompt the old code reads the prompt once, the new code once for each."""
+    of_one = {"request": {"response": 1}}
+    old = Case("s", "c", rows=(read([2, 3]), read([5, 6])), value=[-1.0, -2.0, -3.0])
+    new = replace(old, rows=tuple({**read(ids), **of_one} for ids in ([2, 3, 7], [2, 3, 8], [5, 6, 7], [5, 6])))
+    kept = [one["prompt_ids"] for one in own_loops.of_one_kind(old, new)[1].rows]
+    assert kept == [[2, 3], [5, 6]]
+    other = Case("s", "c", rows=(read([4]), read([4]), {**read([2, 3]), "inputs": {"keys": [], "adapters": ["a"]}}))
+    assert len(own_loops.of_one_kind(old, other)[1].rows) == 3, "another prompt, or model, is another question"
+
+
 def test_what_reads_its_prompts_by_one_token_each_is_held_against_what_only_reads() -> None:
     once = row(prompt_ids=[2, 3], output_ids=[7], stop={"max_new_tokens": 1})
     old = Case("s", "c", rows=(once,))

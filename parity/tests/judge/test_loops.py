@@ -637,7 +637,7 @@ def test_a_picture_of_a_moved_loop_that_is_another_one_is_named(judged: Judged) 
 @pytest.mark.parametrize("site", ["rare", "guessed", "embedded"])
 def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, judged: Judged) -> None:
     for number in range(len(QUESTIONS)):
-        assert judged(site, f"q{number}").verdict == "TEXT-IDENTICAL"
+        assert judged(site, f"q{number}").verdict in ("IDENTICAL", "TEXT-IDENTICAL")  # read once more on one side
     coarse = judged(site, "q0", ("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"))
     assert coarse.cause is not None and coarse.cause.name == "model.dtype"
     other = judged(site, "q1", ("Be brief.", "Be brief!"))
@@ -786,7 +786,7 @@ def test_the_other_end_of_a_prompt_is_named(judged: Judged) -> None:
 
 
 def test_a_prompt_that_was_read_alone_is_that_of_what_is_scored(judged: Judged) -> None:
-    assert judged("sure", "q1").verdict == "TEXT-IDENTICAL"
+    assert judged("sure", "q1").verdict == "IDENTICAL"  # what is read more often says all the first time
     assert str(judged("sure", "q1", ("Be brief.", "Be brief!")).cause) == "prompt.messages; likely"
     assert judged("sure", "q1", ("yes / (yes", "no / (yes")).verdict == "DRIFT"
 

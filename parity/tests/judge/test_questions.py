@@ -234,6 +234,9 @@ def test_what_differs_beside_a_near_tie_is_drift() -> None:
     assert verdict_of(group(), dataclasses.replace(question, apart=0.05))[0] == "NEAR-TIE"  # numbers, within rounding
     verdict, _, notes = answer_of(group(), dataclasses.replace(question, apart=2.0))
     assert verdict == "DRIFT" and "at the golden's own ids numbers are 2.0e+00 apart" in notes[1]
+    few = group(rows=2)  # which cannot tell: it differs whatever moved the ids
+    assert verdict_of(few, question)[:2] == ("DRIFT", "stop.length")
+    assert verdict_of(few, dataclasses.replace(question, apart=2.0))[0] == "ERROR"
     shifted = group(gap=5.0, new=(-6.0, -1.0))
     assert verdict_of(shifted, question)[:2] == ("DRIFT", "numeric.shift")  # which comes first
 

@@ -119,6 +119,24 @@ def test_an_id_may_stand_for_a_part_of_a_criterion_beside_a_plugin() -> None:
     assert end.counts
 
 
+@pytest.mark.parametrize(("source", "done", "counts"), [("checkpoint", {}, True), ("caller", {}, False),
+                                                       ("checkpoint", {"theirs": 3}, False)])  # fmt: skip
+def test_ids_that_nobody_gave_stand_for_no_criterion_that_ended_nothing(
+    source: str, done: dict[str, int], counts: bool
+) -> None:
+    old, new = row(stop={"criteria": ["theirs"]}) | {"finish": {"criteria": done}}, row(stop={"end_ids": [9, 5]})
+    new["stop"]["end_ids"]["from"] = source
+    assert [d.counts for d in stop_differences(old, new) if d.field == "end_ids"] == [counts]
+
+
+def test_the_texts_say_at_what_a_criterion_ended_rows() -> None:
+    old = case(row(output_ids=[4, 5], text="d", stop={"criteria": ["theirs"]}), value="d")
+    old = replace(old, arguments={"stops": ["e"]})
+    new = case(row(output_ids=[4, 5, 6, 9], text="def"), value="def")
+    cause = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
+    assert cause is not None and (cause.name, cause.certainty) == ("stop.strings", "likely")
+
+
 def test_a_difference_that_does_not_count_is_no_cause_of_what_is_done_with_the_text() -> None:
     """Here the ids part, where a criterion ended the old answer later; the value has another reason."""
     old = case(row(output_ids=[4, 5, 6], text="def", stop={"criteria": ["theirs"]}), value=["d"])

@@ -90,7 +90,7 @@ def test_a_choice_that_is_cut_is_seen(store: Store, tmp_path: Path) -> None:
     )
 
 
-TEXTS = [(5, 6, 7, 8), (5, 9), (5, 6, 0, 0)]
+TEXTS = [(5, 6, 7, 8), (5, 9), (5, 6, 0, 0), (8,)]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ TEXTS = [(5, 6, 7, 8), (5, 9), (5, 6, 0, 0)]
         ([[5, 6, 7], [5, 0, 0]], [3, 1], "one of two ids, whose last one nothing reads"),
         ([[5, 6, 0], [5, 6, 7]], [3, 3], "a text that has the pad in it"),
         ([[3, 5, 6, 7], [3, 5, 9, 0]], [4, 3], "behind an id that the code puts before each text"),
+        ([[3, 5, 6, 7], [3, 0, 0, 0]], [4, 1], "before a text of one id, which nothing reads"),
         ([[5, 6, 7], [4, 9, 0]], [3, 3], "no text"),
         ([[5, 9, 0], [5, 9, 0]], [3, 3], "no row is the longest"),
         ([[5, 9, 0]], [3], "one row has no pads"),
@@ -111,6 +112,11 @@ def test_which_ids_are_pads(batch: list[list[int]], own: list[int], why: str) ->
     made = loops.without_right_pads(seen, {}, TEXTS)
     assert [len(row.ids) for row in made.rows] == own, why
     assert (made is not seen) == (own != [len(ids) for ids in batch])
+
+
+def test_an_id_alone_stands_before_no_text_where_each_text_has_more() -> None:
+    seen = Forward([ForwardRow(ids, {}) for ids in ((3, 5, 6), (3, 0, 0))])
+    assert loops.without_right_pads(seen, {}, TEXTS[:-1]) is seen
 
 
 def test_pads_are_tokens_to_a_model_that_looks_ahead() -> None:
