@@ -272,8 +272,9 @@ def in_company(inquiry: Inquiry, proof: str) -> Cause:
     inquiry.steps.append(f"{read}: {told}")
     if gap is None or gap > SAME_MODEL:
         # Unread, it may be the model or what is done with its logits.
-        certainty = "confirmed" if gap is not None or has_same_ids else "likely"
-        return named_cause("batch.composition", certainty, f"the case has {count} rows", proof)
+        is_read = gap is not None or has_same_ids
+        said = f"the case has {count} rows"
+        return named_cause("batch.composition", "confirmed" if is_read else "likely", said, proof)
     name = cause_beside_others(inquiry)
     said = f"{CAUSES[name]}, only beside others: {count} rows"
     same = f"reading the golden, the model says the same beside others, within {gap:.1e} nats"

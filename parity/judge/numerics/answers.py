@@ -31,7 +31,7 @@ from parity.judge.numerics.groups import (
     read_moved,
     read_references,
 )
-from parity.judge.numerics.noise import Parted, Parting, within_noise
+from parity.judge.numerics.noise import FEWEST_STEPS, Parted, Parting, within_noise
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 from parity.judge.numerics.processed import BEAMS
 from parity.judge.numerics.questions import NOT_SHOWN, Judged, Question, Step, could_not
@@ -141,9 +141,15 @@ def answer_of(group: Group, question: Question) -> Judged:
         return by_shift(group, found, question)
     if question.kind == "floats":
         return by_numbers(found, question)
-    if found.outcome == "cannot tell" or question.kind == "model":
-        return without_numerics(question, of_site(found), steps)
-    return by_steps(group, found, question, steps) if steps else question.otherwise
+    judged = by_steps(group, found, question, steps) if steps else question.otherwise
+    if question.kind != "model" and (found.outcome != "cannot tell" or is_of_another_stage(judged)):
+        return judged
+    return without_numerics(question, of_site(found), steps)
+
+
+def is_of_another_stage(judged: Judged) -> bool:
+    """A few tokens say nothing of a shift, but all of a choice that was surely not the model's."""
+    return judged[1] is not None and judged[1].name == "sampling.processors"
 
 
 def of_site(found: Verdict) -> str:
@@ -306,7 +312,11 @@ def judge_step(group: Group, case: str, step: Step) -> JudgedStep:
     if place is None or group.verdict is None:
         raise CannotJudge(f"row {step.row} could not be read again: its pictures were not kept")
     parting = parting_at(group, place, step)
-    parted = within_noise(parting, group.verdict.noise)
+    found = group.verdict
+    are_few = found.outcome == "cannot tell"
+    if are_few and found.noise.tokens < FEWEST_STEPS:
+        raise CannotJudge(of_site(found))
+    parted = within_noise(parting, found.noise, FAR if are_few else 1)
     if step.odd == BEAMS:
         raise CannotJudge(step.odd)
     if parted.within:

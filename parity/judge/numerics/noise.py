@@ -72,8 +72,9 @@ class Parted:
     fault: Literal["", "model", "old", "new"] = ""
 
 
-def within_noise(parting: Parting, noise: Noise) -> Parted:
-    allowed = noise.of_gap
+def within_noise(parting: Parting, noise: Noise, times: float = 1) -> Parted:
+    """times: as much as is known of it, where that is little."""
+    allowed = times * noise.of_gap
     gap = abs(parting.reference[0] - parting.reference[1])
     fault: Literal["", "model", "old", "new"] = ""
     if not gap <= allowed:  # nor if it is not a number

@@ -634,10 +634,14 @@ def test_a_picture_of_a_moved_loop_that_is_another_one_is_named(judged: Judged) 
     assert outcome.verdict in ("DRIFT", "LATENT") and str(outcome.cause) == "image.content; confirmed"
 
 
-@pytest.mark.parametrize("site", ["rare", "guessed", "embedded"])
-def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, judged: Judged) -> None:
+@pytest.mark.parametrize(
+    ("site", "verdict"),
+    [("rare", "IDENTICAL"), ("guessed", "TEXT-IDENTICAL"), ("embedded", "TEXT-IDENTICAL")],
+)
+def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, verdict: str, judged: Judged) -> None:
+    """A prompt that is read more often on one side is the same reading, as in `rare`."""
     for number in range(len(QUESTIONS)):
-        assert judged(site, f"q{number}").verdict in ("IDENTICAL", "TEXT-IDENTICAL")  # read once more on one side
+        assert (number, judged(site, f"q{number}").verdict) == (number, verdict)
     coarse = judged(site, "q0", ("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"))
     assert coarse.cause is not None and coarse.cause.name == "model.dtype"
     other = judged(site, "q1", ("Be brief.", "Be brief!"))

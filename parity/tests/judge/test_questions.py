@@ -194,6 +194,21 @@ def test_a_step_beyond_the_noise_names_the_path_that_does_not_choose_what_it_cho
     assert verdict_of(group(**sides), ask())[:2] == ("DRIFT", cause)
 
 
+@pytest.mark.parametrize(
+    ("sides", "verdict"),
+    [
+        ({"gap": 5.0, "new": (-1.0, -6.0)}, ("DRIFT", "sampling.processors")),
+        ({"gap": 0.5, "new": (-1.0, -1.5)}, ("ERROR", "error")),  # a few times the noise may be noise
+        ({"gap": 5.0, "new": (-6.0, -1.0)}, ("ERROR", "error")),  # or a shift, which a few tokens do not show
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_of_a_few_tokens_a_choice_that_is_surely_not_the_models_is_drift(
+    rows: int, sides: Any, verdict: tuple[str, str]
+) -> None:
+    assert verdict_of(group(rows=rows, **sides), ask())[:2] == verdict
+
+
 @pytest.mark.parametrize(("torch", "cause"), [(None, "sampling.processors"), ("0.1", "env.version")])
 def test_another_version_is_blamed_only_where_there_is_another_one(torch: str | None, cause: str) -> None:
     """The environment that recorded is not one that can differ from itself."""
