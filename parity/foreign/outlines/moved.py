@@ -91,10 +91,9 @@ def vllm_ask_chats(
     form: dict[str, Any] | None,
     settings: dict[str, Any],
 ) -> list[list[str]]:
-    structured = at_once(form)
+    form = at_once(form)
     requests = [
-        {"messages": chat, "chat": {"enable_thinking": True}, "structured": structured}
-        for chat in chats
+        {"messages": chat, "chat": {"enable_thinking": True}, "structured": form} for chat in chats
     ]
     options = {
         "max_new_tokens": settings.get("max_tokens", TOKENS_OF_VLLM),

@@ -77,7 +77,7 @@ def caught(work: Callable[[], Any]) -> Any:
 
 
 def bare(text: GenerationEngine, ids: list[int]) -> Any:
-    with text.bare() as model:
+    with text.bare(read_only=True) as model:
         if text.backend.name == "hf":
             torch = importlib.import_module("torch")
             return model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False).tolist()
