@@ -13,13 +13,11 @@ Exit codes: 0 both backends agree, up to rounding in the real model, and every a
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shutil
 import sys
 import textwrap
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,8 +313,11 @@ def run_demo(args: argparse.Namespace) -> int:
     Raises LookupError outside of a clone."""
     if not MODEL.is_dir():
         raise LookupError(f"demo: {MODEL} is not here. Run it in a clone of this project.")
-    warnings.simplefilter("ignore")  # of the libraries among themselves
-    logging.disable(logging.WARNING)  # likewise: the table is what a person came for
+    with real_model.quiet_libraries():
+        return ask_models(args)
+
+
+def ask_models(args: argparse.Namespace) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

