@@ -231,8 +231,10 @@ def structure(row: Row, tools: Tools) -> Kept:
     ids = row["output_ids"]
     if not ids or ids[-1] not in end_ids(row):
         return KEPT  # cut short: its form is not whole
-    [(form, value)] = asked.items()
+    [(form, value)] = ((form, value) for form, value in asked.items() if form != "after")
     said = tools.decode(ids[:-1], True, False)
+    if marker := asked.get("after"):  # it stands behind a thought
+        said = said.partition(marker)[2].lstrip("\n")
     if form not in HAS_FORM:
         return KEPT
     has_form = HAS_FORM[form](said, value)

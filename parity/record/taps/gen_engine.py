@@ -6,6 +6,7 @@ An engine tells its settings itself. What the library below it was seen to do co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections import Counter
@@ -158,8 +159,12 @@ def seed_of(made: MadePrompt, options: Any) -> int | None:
 def structure_of(request: Any) -> dict[str, Any]:
     """The structured output that a request asks for, as it says it."""
     asked = field_of(request, "structured")
-    forms = asked.given() if hasattr(asked, "given") else asked or {}
-    return {form: value for form, value in forms.items() if value not in (None, False)}
+    said = vars_of(asked) if dataclasses.is_dataclass(asked) else asked or {}
+    return {form: value for form, value in said.items() if value not in (None, False, "", ())}
+
+
+def vars_of(contract: Any) -> dict[str, Any]:
+    return {one.name: getattr(contract, one.name) for one in dataclasses.fields(contract)}
 
 
 def request_key(prompt: Any) -> str:

@@ -35,3 +35,14 @@ def test_both_structures_groups_that_only_group_are_no_difference(old: str, new:
 def test_structure_reads_the_text_before_the_end(form: str, value: Any, is_kept: bool) -> None:
     tools = Tools(decode=lambda ids, skip, clean: "".join(map(chr, ids)))
     assert (structure(asking(form, value), tools) == KEPT) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("text", "is_kept"),
+    [("I think.</think>\n\nyes", True), ("yes", False), ("yes</think>I think", False)],
+)
+def test_structure_stands_behind_its_marker(text: str, is_kept: bool) -> None:
+    row = asking("choice", ["yes", "no"])
+    row["request"]["structure"]["after"] = "</think>"
+    tools = Tools(decode=lambda ids, skip, clean: text)
+    assert (structure(row, tools) == KEPT) is is_kept

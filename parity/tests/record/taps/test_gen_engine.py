@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import gen_engine
 import pytest
 
-from parity.record.taps.gen_engine import ENGINE_TAPS, engine_pictures, is_answer_to, seen_ids
+from parity.companions.structured import StructuredOptions
+from parity.record.taps.gen_engine import (
+    ENGINE_TAPS,
+    engine_pictures,
+    is_answer_to,
+    seen_ids,
+    structure_of,
+)
 from parity.record.taps.vllm import read_request
 
 
@@ -49,3 +57,19 @@ def test_engine_pictures_are_those_that_vllm_was_given() -> None:
         for given in ((), (received.pictures,))
     )
     assert own == theirs[::-1] != theirs
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"regex": "a", "after": ""}, {"regex": "a"}),
+        (StructuredOptions(regex="a", after=""), {"regex": "a"}),
+        (
+            StructuredOptions(choice=("a",), after="</think>"),
+            {"choice": ("a",), "after": "</think>"},
+        ),
+        (None, {}),
+    ],
+)
+def test_structure_of_a_request_is_what_it_asks_for(asked: Any, form: dict[str, Any]) -> None:
+    assert structure_of({"structured": asked}) == form
