@@ -201,17 +201,17 @@ class Thinking(Plugin):
             self.should_stop = self._answer_has_stop
             self.post_decode = self._cut_answer
 
-    def _split(self, text: str) -> int | None:
+    def _answer_start(self, text: str) -> int | None:
         """Where the answer begins in a text, or None inside the thought."""
         end = re.search(self.markers.end, text)
         return None if end is None else end.end()
 
     def _answer_has_stop(self, token_ids: Sequence[int], text: str) -> bool:
-        begin = self._split(text)
+        begin = self._answer_start(text)
         return begin is not None and any(stop in text[begin:] for stop in self.stops)
 
     def _cut_answer(self, text: str) -> str:
-        begin = self._split(text)
+        begin = self._answer_start(text)
         if begin is None:
             return text
         return text[:begin] + truncate_at_stops(text[begin:], self.stops)

@@ -168,12 +168,15 @@ class CleanProgress:
         self.tell(f"{outcome.backend} {outcome.label} {outcome.verdict}")
 
 
+def names_to_run(store: Store, site: str, apart: set[str]) -> list[str]:
+    return [name for name in store.names(site) if f"{site}/{name}" not in apart][::-1]
+
+
 def run_clean(store: Store, apart: set[str], progress: CleanProgress) -> tuple[Outcome, ...]:
     """Goldens without any mutation, the last ones first and in another shape; as they are, `make parity` checks them.
     Those whose difference is accepted are left out. Every second one on hf, a quarter of the largest site's on vLLM."""
     settings, found = store.settings(), list[Outcome]()
-    sites = [site for site in settings if site != WORDS]
-    names = {site: [name for name in store.names(site) if f"{site}/{name}" not in apart][::-1] for site in sites}
+    names = {site: names_to_run(store, site, apart) for site in settings if site != WORDS}
     largest = max(names, key=lambda site: len(names[site]))
     for backend, shapes in SHAPES.items():
         fitting = [site for site in names if backend in settings[site].get("backends", ["hf"])]

@@ -159,12 +159,9 @@ def seed_of(made: MadePrompt, options: Any) -> int | None:
 def structure_of(request: Any) -> dict[str, Any]:
     """The structured output that a request asks for, as it says it."""
     asked = field_of(request, "structured")
-    said = vars_of(asked) if dataclasses.is_dataclass(asked) else asked or {}
+    is_contract = dataclasses.is_dataclass(asked) and not isinstance(asked, type)
+    said = dataclasses.asdict(asked) if is_contract else asked or {}
     return {form: value for form, value in said.items() if value not in (None, False, "", ())}
-
-
-def vars_of(contract: Any) -> dict[str, Any]:
-    return {one.name: getattr(contract, one.name) for one in dataclasses.fields(contract)}
 
 
 def request_key(prompt: Any) -> str:
