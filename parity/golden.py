@@ -46,6 +46,7 @@ A case holds one row per sequence that the model generated:
     decodes       where these ids were decoded more than once: what `decode` and `text` say, each time
 
 `request`, `inputs`, `finish` and `decodes` are younger than this format and may be absent: nothing was seen of them.
+`digest` is younger, too: a file that has one, and was edited, is not read.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class Case:
     repeats: False where the old code gave something else when it was run again, None where that was not tried.
     changing: parts of the value that were others each time, with the same rows (parity/record/changing.py).
     samples: values of further runs with other seeds, for comparing distributions.
+    digest: that of the file which it was read from; "" in one that older releases wrote.
     """
 
     site: str
@@ -105,6 +107,7 @@ class Case:
     changing: tuple[Mapping[str, Any], ...] = ()
     samples: tuple[Any, ...] = ()
     environment: str = ""
+    digest: str = field(default="", compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values in the order of the file."""
@@ -113,7 +116,7 @@ class Case:
             **{
                 f.name: getattr(self, f.name)
                 for f in dataclasses.fields(self)
-                if f.name not in ("rows", "changing", "samples")
+                if f.name not in ("rows", "changing", "samples", "digest")
             },
             "changing": list(self.changing),
             "rows": [{key: row[key] for key in ROW_KEYS if row.get(key) is not None} for row in self.rows],
@@ -137,7 +140,7 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
-    "changing": list, "samples": list, "environment": str,
+    "changing": list, "samples": list, "environment": str, "digest": str,
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,
@@ -457,6 +460,12 @@ def write_whole(path: Path, content: bytes) -> None:
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: no UTF-8, and an escape in JSON
 
 
+def digest_of(said: Mapping[str, Any]) -> str:
+    """Tells a golden from one that somebody edited, whatever its layout and order of keys.   said: as it is read."""
+    content = coded({key: entry for key, entry in said.items() if key != "digest"})
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST]
+
+
 def write_json(path: Path, value: Any) -> None:
     text = SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", dump(coded(value)))
     write_whole(path, f"{text}\n".encode())
@@ -486,6 +495,7 @@ def parsed(text: str) -> Any:
     return decoded(value)
 
 
+DIGEST = 32  # hexadecimal digits of a sha256: against a slip of a hand, and short in a review
 MOST_JSON = 64 << 20  # bytes; no golden of a call site is a tenth as large
 MOST_BLOB = 512 << 20
 
@@ -592,6 +602,11 @@ class Store:
             golden = Case.from_json(said)
         except TypeError as error:
             raise GoldenError(f"{path} is no case: {error}; record it again") from error
+        if golden.digest and golden.digest != digest_of(said):
+            raise GoldenError(
+                f"{path} was edited: its content is not what its digest was made of; restore it from version control, "
+                "or record it again"
+            )
         if (golden.site, golden.case) != (site, case):
             raise GoldenError(f"{path} says it is {golden.site}/{golden.case}; it was moved by hand, move it back")
         return golden
@@ -614,7 +629,8 @@ class Store:
                 f"{whole if name.isprintable() else repr(whole)} cannot be a golden's name; choose another"
             )
         path = self.path(case.site, case.case)
-        write_json(path, case.to_json())
+        said = case.to_json()
+        write_json(path, {**said, "digest": digest_of(decoded(coded(said)))})
         return path
 
     # -- blobs --

@@ -18,6 +18,7 @@ from parity.report.words import changing_places
 from parity.verdict import brief, printable
 
 JSON = ".json"
+NO_PARTS = ("rows", "environment", "digest")  # compared by their own parts, or made of the others
 
 
 def changes_since(revision: str, root: Path) -> list[str]:
@@ -106,8 +107,10 @@ def changed_parts(then: Any, now: Any) -> Iterator[str]:
     """Names of what differs between two goldens of one case: its keys, of its rows their keys."""
     before, after = as_mapping(then), as_mapping(now)
     for key in dict.fromkeys([*before, *after]):
-        if key not in ("rows", "environment") and before.get(key) != after.get(key):
+        if key not in NO_PARTS and before.get(key) != after.get(key):
             yield key
+    if before.get("digest") and not after.get("digest"):
+        yield "its digest is gone, so that edits are not seen"
     old_rows, new_rows = before.get("rows", []), after.get("rows", [])
     if len(old_rows) != len(new_rows):
         yield f"{len(old_rows)} rows are {len(new_rows)}"

@@ -47,6 +47,49 @@ def test_a_case_comes_back_as_it_was_written(store: Store) -> None:
     assert store.read("site", "case") == CASE
 
 
+def set_text(said: dict[str, Any]) -> None:
+    said["rows"][0]["prompt_text"] = "another"
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no rows": lambda said: said.update(rows=[]),
+    "a row cut out": lambda said: said["rows"].pop(),
+    "another text": set_text,
+    "other ids": lambda said: said["rows"][0]["output_ids"].reverse(),
+    "another value": lambda said: said.update(value=["x", {"y": 1.5}]),
+    "a part that changes": lambda said: said.update(changing=[{"at": [0]}]),
+    "another digest": lambda said: said.update(digest="0" * 32),
+    "a digest of another kind": lambda said: said.update(digest=5),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_golden_that_was_edited_is_an_error(edit: str, store: Store) -> None:
+    path = store.write(dataclasses.replace(CASE, rows=(ROW, ROW)))
+    said = json.loads(path.read_text())
+    EDITS[edit](said)
+    path.write_text(json.dumps(said))
+    with pytest.raises(GoldenError, match="was edited|digest is not a text"):
+        store.read("site", "case")
+
+
+def test_a_golden_in_another_layout_is_the_same_golden(store: Store) -> None:
+    odd = {"$lines": ["a"], "n": [float("nan"), 1e300, 1 / 3], "\ud800": "\ud800\n"}
+    case = dataclasses.replace(CASE, arguments={"a": odd, "b": {"$lines": ["a"]}})
+    path = store.write(case)
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(said.items())), indent=None))
+    assert store.read("site", "case").digest == said["digest"]
+
+
+def test_a_golden_of_an_older_release_has_no_digest(store: Store) -> None:
+    path = store.write(CASE)
+    said = json.loads(path.read_text())
+    del said["digest"]
+    path.write_text(json.dumps(said))
+    assert store.read("site", "case").digest == ""
+
+
 def test_a_golden_reads_well(store: Store) -> None:
     lines = store.write(CASE).read_text().splitlines()
     assert sum("199" in line for line in lines) == 1, "the ids stand on one line"

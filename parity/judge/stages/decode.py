@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from parity.judge.row import Row, decodes_of, unseen
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
@@ -46,6 +47,31 @@ def text(row: Row, tools: Tools) -> Kept:
             return name, f"decoded is {brief(wanted)}, recorded {brief(how['text'])}"
     return KEPT
 
+
+def own_text_problem(row: Row, tools: Tools) -> str:
+    """Where a recorded text is not what the row's own ids decode to; "" where it is, or nobody can
+    tell. A text may hold more (the prompt, the pads) or less (what an engine had cut), as `ids`
+    says."""
+    if tools.decode is None or "decode" not in row:
+        return ""
+    for how in decodes_of(row):
+        text, holds = how.get("text"), HOLDS.get(how.get("ids"))
+        if text is None or holds is None:
+            continue
+        flags = how.get("skip_special_tokens") or False, bool(how.get("clean_up"))
+        wanted = tools.decode(row["output_ids"], *flags)
+        if not holds(wanted, text):
+            return f"its ids decode to {brief(wanted)}, its text is {brief(text)}"
+    return ""
+
+
+# What a decode was given -> whether a recorded text holds what the row's own ids decode to.
+HOLDS: dict[Any, Callable[[str, str], bool]] = {
+    "ended": lambda wanted, text: wanted == text,
+    "new": lambda wanted, text: text.startswith(wanted),
+    "part": lambda wanted, text: wanted.strip().startswith(text.strip()),
+    "whole": lambda wanted, text: wanted in text,
+}
 
 STAGE = Stage(
     "decode",

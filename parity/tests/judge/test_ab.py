@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_a_changed_file_of_another_kind_is_a_change(reads: Store, capsys: pytest
     assert checked(capsys)[0] == 1
     git("add", "golden")
     git("commit", "-qam", "and its goldens")
-    Path("golden/answers/b.json").write_text(Path("golden/answers/a.json").read_text().replace('"a"', '"b"'))
+    reads.write(dataclasses.replace(reads.read("answers", "a"), case="b"))
     git("add", "golden")
     assert main(["check", "answers", "--ab", "--old", "HEAD"]) == 2, "goldens are no code"
 

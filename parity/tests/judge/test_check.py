@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         site, _, case = name.partition("/")
         few.write(whole.read(site, case))
         few.set_site(site, **whole.settings()[site])
+    shutil.copytree(whole.root / "environments", few.root / "environments")
     return few
 
 
@@ -55,7 +57,11 @@ def test_the_committed_goldens_are_as_they_would_be_written() -> None:
     for site in store.sites():
         for name in store.names(site):
             text = store.path(site, name).read_text(encoding="utf-8")
-            assert text == dump(coded(store.read(site, name).to_json())) + "\n", f"{site}/{name} was edited by hand"
+            case = store.read(site, name)
+            said = case.to_json()
+            if case.digest:
+                said["digest"] = case.digest
+            assert text == dump(coded(said)) + "\n", f"{site}/{name} was edited by hand"
     assert store.unused(store.read_all(store.sites())[0]) == []
 
 
@@ -78,6 +84,27 @@ def test_a_golden_that_cannot_be_read_could_not_be_judged(store: Store) -> None:
     check = check_sites(store, backends=("hf",))
     assert {o.verdict for o in check.outcomes if o.site == "runner"} == {"ERROR"}
     assert check.exit_code == 3
+
+
+def test_a_golden_that_was_edited_could_not_be_judged(store: Store) -> None:
+    path = store.path("runner", "two-stops")
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "rows": []}))
+    assert verdicts(store, sites=["runner"]) == {"runner/two-stops": "ERROR"}
+
+
+def test_a_text_that_is_not_what_its_ids_decode_to_was_not_recorded(store: Store) -> None:
+    """An older release wrote no digest."""
+    path = store.path("runner", "two-stops")
+    said = json.loads(path.read_text())
+    del said["digest"]
+    path.write_text(json.dumps(said))
+    assert verdicts(store, sites=["runner"]) == {"runner/two-stops": "IDENTICAL"}
+    said["rows"][0]["text"] = "another"
+    path.write_text(json.dumps(said))
+    [outcome] = check_sites(store, backends=("hf",), sites=["runner"]).outcomes
+    assert outcome.verdict == "ERROR" and outcome.cause is not None
+    assert "row 0 of the golden was edited: its ids decode to" in outcome.cause.sentence
 
 
 def test_nothing_compared_is_no_success(tmp_path: Path) -> None:

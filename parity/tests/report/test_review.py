@@ -47,6 +47,12 @@ def mark_as_changing(store: Store) -> None:
     store.write(Case("site", "one", "m:f", value=["yes"], rows=(ROW,), changing=(PART,)))
 
 
+def take_the_digest_out(store: Store) -> None:
+    path = store.path("site", "one")
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({**said, "digest": ""}))
+
+
 def accept(store: Store) -> None:
     entry = {"site": "site", "case": "one", "backend": "hf", "cause": "rng", "reason": "wanted"}
     (store.root / "accepted.json").write_text(json.dumps([entry]))
@@ -60,6 +66,10 @@ def accept(store: Store) -> None:
         (
             mark_as_changing,
             "changed golden site/one: changing; NOT COMPARED in it: value[0].text",
+        ),
+        (
+            take_the_digest_out,
+            "changed golden site/one: its digest is gone, so that edits are not seen",
         ),
         (lambda s: s.path("site", "two").unlink(), "removed golden site/two: no longer compared"),
         (
