@@ -3247,7 +3247,7 @@ class VllmBackend:
             self.model.reset_prefix_cache()
 
     def close(self) -> None:
-        if self.model is not None:
+        if self.model:
             self.model.llm_engine.engine_core.shutdown()
         self.model = None
         free_memory()
@@ -3396,9 +3396,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         lazy_import("torch")  # where it is missing, say so before the checkpoint is read
         self.config = config
         self.why = why
-        self.checkpoint = read_checkpoint(config)
-        self.tokenizer = self.checkpoint.tokenizer
-        self.processor = self.checkpoint.processor
+        checkpoint = self.checkpoint = read_checkpoint(config)
+        self.tokenizer = checkpoint.tokenizer
+        self.processor = checkpoint.processor
         self.fallback_from = fallback_from
         self.weight_version: str | None = None  # None: the checkpoint's
         self.observer = NOBODY
@@ -3406,17 +3406,18 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self._answers: Any = None
         self._fallback: GenerationEngine | None = None
         # Making a plan takes longer than an answer from the cache.
-        make = functools.partial(make_plan, checkpoint=self.checkpoint)
+        make = functools.partial(make_plan, checkpoint=checkpoint)
         self._plan_of = functools.lru_cache(64)(make)
         self._lock = threading.RLock()
+        self._process = os.getpid()
         self._closed = False
         bar = loading_bar(config.progress)
         with loading(f"{config.backend} cannot load", config.model), rng_untouched(), bar:
             if config.decoder is not None:
-                config.decoder.ready(config, self.checkpoint)
+                config.decoder.ready(config, checkpoint)
             if config.cache is not None:
-                self._answers = companion("answer_cache").Answers(config, self.checkpoint)
-            self.backend = BACKENDS[config.backend](config, self.checkpoint)
+                self._answers = companion("answer_cache").Answers(config, checkpoint)
+            self.backend = BACKENDS[config.backend](config, checkpoint)
 
     @property
     def model(self) -> Any:
@@ -3591,11 +3592,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             self._fallback = None
 
     def close(self) -> None:
-        """Free the model. Another engine can be loaded afterwards; this one only raises."""
+        """Free the model. Another engine can be loaded afterwards; this one only raises. In a
+        forked child it frees nothing: all of it is the parent's."""
         with self._lock:
             self._closed = True
+            if os.getpid() != self._process:
+                return
             self.backend.close()
-            if self._fallback is not None:
+            if self._fallback:
                 self._fallback.close()
 
     def __enter__(self) -> GenerationEngine:

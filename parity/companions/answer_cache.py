@@ -25,7 +25,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         ModelLoadConfig,
         OptionError,
         Plan,
+        find_ending,
         lazy_import,
         short_repr,
     )
@@ -50,6 +51,7 @@ else:  # the copy beside this file, whatever others the process has
         ModelLoadConfig,
         OptionError,
         Plan,
+        find_ending,
         lazy_import,
         short_repr,
     )
@@ -362,13 +364,39 @@ def from_entry(key: str, entry: Any) -> Completion | None:
     body = entry[DIGEST:]
     if entry != sealed(key, body):
         return None
-    ids, prompt_ids, logprobs, tops = json.loads(body)
-    return Completion(
-        token_ids=tuple(ids),
-        prompt_token_ids=tuple(prompt_ids),
-        logprobs=None if logprobs is None else tuple(logprobs),
-        top_logprobs=None if tops is None else tuple(map(dict, tops)),
-    )
+    try:
+        ids, prompt_ids, logprobs, tops = json.loads(body)
+        return Completion(
+            token_ids=tuple(ids),
+            prompt_token_ids=tuple(prompt_ids),
+            logprobs=None if logprobs is None else tuple(logprobs),
+            top_logprobs=None if tops is None else tuple(map(dict, tops)),
+        )
+    except (TypeError, ValueError, RecursionError):  # sealed by another hand
+        return None
+
+
+def is_answer(done: Completion, prompt_key: Sequence[Any], plan: Plan) -> bool:
+    """Whether a completion may be this prompt's: whoever writes to a store can seal anything."""
+    ids = done.token_ids
+    vocabulary = plan.checkpoint.vocabulary
+    if not all(type(one) is int and 0 <= one < vocabulary for one in ids):
+        return False
+    token_ids, pixels = prompt_key[:2]  # with images, the prompt has more ids than the request
+    if not pixels and done.prompt_token_ids != token_ids:
+        return False
+    return has_numbers(done, plan) and find_ending(ids, plan) is not None
+
+
+def has_numbers(done: Completion, plan: Plan) -> bool:
+    """Whether each token has the log-probabilities that were asked for."""
+    count = plan.options.logprobs
+    own, tops = done.logprobs or (), done.top_logprobs or ()
+    size = len(done.token_ids)
+    if (len(own), len(tops)) != (0 if count is None else size, size if count else 0):
+        return False
+    numbers = [*own, *(value for top in tops for value in top.values())]
+    return all(isinstance(value, float) for value in numbers)
 
 
 class Answers:
@@ -396,7 +424,7 @@ class Answers:
                 with contextlib.suppress(KeyError):
                     # Not get(): an LRU may count only this as a use.
                     answer = from_entry(key, self.store[key])
-                    if answer is None:
+                    if answer is None or not is_answer(answer, prompt_key, plan):
                         detail = f"{key}; such entries are made anew"
                         self._warn("holds a damaged entry", detail)
                     else:

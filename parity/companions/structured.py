@@ -188,6 +188,7 @@ SHAPES = {
 }
 LENGTHS = {"minLength", "maxLength"}
 ALONE = {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # xgrammar reads no word beside these
+CHOICES = ("anyOf", "oneOf", "allOf", "enum")  # of one or more
 DATA = ("const", "default", "enum", "examples")  # hold values, not schemas
 DEEPEST = 100
 LONGEST = 1 << 18  # characters of EBNF
@@ -212,6 +213,36 @@ def ignored_words(schema: Mapping[str, Any]) -> set[str]:
     return ignored
 
 
+# A NUL in a regular expression or in EBNF (group 1), but for those that xgrammar keeps: in a
+# negated class, and at the beginning of a range.
+NUL = re.compile(r"\\\\|\[\^(?:\\.|[^\]\\])*\]|\\(?:0|x00|u0000)-|(\\(?:0|x00|u0000)|\0)")
+
+
+def check_nul(form: str, value: Any) -> None:
+    """Raise RequestError for a NUL that xgrammar would lose."""
+    if form == "choice":
+        is_lost = any("\0" in one for one in value)
+    else:
+        is_lost = any(found[1] for found in NUL.finditer(value))
+    if is_lost:
+        problem = f"the {form} has a NUL character, which xgrammar loses"
+        raise RequestError(problem, fix="take it out")
+
+
+def check_words(schema: Mapping[str, Any]) -> None:
+    """Raise RequestError for what one schema says and xgrammar would not do."""
+    for word in CHOICES:
+        if schema.get(word) == []:
+            problem = f"nothing satisfies an empty {word!r}"
+            raise RequestError(problem, fix="say what may stand there")
+    ignored = ignored_words(schema)
+    if ignored:
+        problem = f"xgrammar ignores the schema keyword {min(ignored)!r}"
+        raise RequestError(problem, fix="take it out of the schema")
+    if isinstance(schema.get("pattern"), str):
+        check_nul("pattern", schema["pattern"])
+
+
 def check_schema(schema: Any, depth: int = 1) -> None:
     """Raise RequestError for what xgrammar ignores, at any depth."""
     if depth > DEEPEST:
@@ -222,10 +253,7 @@ def check_schema(schema: Any, depth: int = 1) -> None:
             check_schema(item, depth + 1)
     if not isinstance(schema, dict):
         return
-    ignored = ignored_words(schema)
-    if ignored:
-        problem = f"xgrammar ignores the schema keyword {min(ignored)!r}"
-        raise RequestError(problem, fix="take it out of the schema")
+    check_words(schema)
     for word, value in schema.items():
         if word in NAMED_SCHEMAS:
             check_schema(list(value.values()), depth + 1)
@@ -263,6 +291,7 @@ def ebnf_of(form: str, value: Any) -> str:
         return json_grammar(value)
     if form == "json_object":
         return json_grammar('{"type": "object"}')
+    check_nul(form, value)
     if form == "regex":
         return str(grammar.from_regex(fix_hex_escapes(value)))
     return str(grammar.from_ebnf(choice_grammar(value) if form == "choice" else value))
@@ -353,18 +382,38 @@ class Matcher:
             self.matcher.fill_next_token_bitmask(mask, place)
 
 
-class Grammars:
-    """Compiles structures that end in any of a checkpoint's EOS ids; it keeps the latest few."""
+KEPT = 32 << 20  # bytes of compiled grammars, of which each takes 0.4 MB or more
+
+
+class Compiler:
+    """Compiles structures that end in any of a checkpoint's EOS ids; it keeps the latest few.
+
+    A special token is no text, and is not in the text of an answer, so none may stand in a
+    structure; it may before one, where the marker may be special."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         xgrammar = lazy_import("xgrammar")
-        info = xgrammar.TokenizerInfo.from_huggingface(
-            checkpoint.tokenizer,
-            vocab_size=checkpoint.vocabulary,
-            stop_token_ids=list(checkpoint.eos_ids),
-        )
-        # A compiled grammar takes 0.4 MB or more.
-        self.compiler: Any = xgrammar.GrammarCompiler(info, cache_limit_bytes=64 << 20)
+        ends = {"vocab_size": checkpoint.vocabulary, "stop_token_ids": list(checkpoint.eos_ids)}
+        whole = xgrammar.TokenizerInfo.from_huggingface(checkpoint.tokenizer, **ends)
+        words = list(whole.decoded_vocab)
+        for token, added in getattr(checkpoint.tokenizer, "added_tokens_decoder", {}).items():
+            if added.special and token < len(words):
+                words[token] = b""
+        space = {"add_prefix_space": whole.add_prefix_space}
+        text = xgrammar.TokenizerInfo(words, xgrammar.VocabType.RAW, **ends, **space)
+        self.behind = xgrammar.GrammarCompiler(whole, cache_limit_bytes=KEPT)
+        self.text = xgrammar.GrammarCompiler(text, cache_limit_bytes=KEPT)
+
+    def compile_grammar(self, ebnf: str) -> Any:
+        is_behind = "begun ::=" in ebnf  # a rule of text_before
+        return (self.behind if is_behind else self.text).compile_grammar(ebnf)
+
+
+class Grammars:
+    """Matchers of structures, for a checkpoint's tokens."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.compiler: Any = Compiler(checkpoint)
 
     def matcher(self, ebnf: str) -> Matcher:
         compiled = self.compiler.compile_grammar(ebnf)

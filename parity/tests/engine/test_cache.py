@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import math
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ import gen_engine
 from gen_engine import Completion, GenerationOptions, ModelLoadConfig, OptionError, StopOptions
 from parity.companions.answer_cache import (
     AnswerCache,
+    Answers,
     cache_key,
     fingerprint,
     from_entry,
     loaded_model,
+    sealed,
     to_entry,
 )
 from parity.companions.speculation import Speculation
@@ -154,6 +158,43 @@ def test_a_changed_character_makes_no_answer(place: int, character: str) -> None
 def test_what_is_no_entry_of_this_key_makes_no_answer(entry: Any) -> None:
     assert from_entry("k", entry) is None
     assert from_entry("k", ENTRY) is not None and from_entry("another", ENTRY) is None
+
+
+# What somebody who knows how entries are made may put in place of an answer, by its parts.
+FALSE: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "a number": lambda ids, prompt, own, tops: 5,
+    "three parts": lambda ids, prompt, own, tops: [ids, prompt, own],
+    "no ids": lambda ids, prompt, own, tops: [None, prompt, own, tops],
+    "texts": lambda ids, prompt, own, tops: [["a"] * 3, prompt, own, tops],
+    "true": lambda ids, prompt, own, tops: [[True] * 3, prompt, own, tops],
+    "an id beyond the model": lambda ids, prompt, own, tops: [[10**6] * 3, prompt, own, tops],
+    "a negative id": lambda ids, prompt, own, tops: [[-1] * 3, prompt, own, tops],
+    "nothing": lambda ids, prompt, own, tops: [[], prompt, [], []],
+    "a row without an end": lambda ids, prompt, own, tops: [ids[:2], prompt, own[:2], tops[:2]],
+    "another prompt": lambda ids, prompt, own, tops: [ids, [5], own, tops],
+    "no logprobs": lambda ids, prompt, own, tops: [ids, prompt, None, None],
+    "too few logprobs": lambda ids, prompt, own, tops: [ids, prompt, own[:2], tops],
+    "logprobs that are texts": lambda ids, prompt, own, tops: [ids, prompt, ["a"] * 3, tops],
+    "best tokens that are numbers": lambda ids, prompt, own, tops: [ids, prompt, own, [5, 5, 5]],
+}
+
+
+@pytest.mark.parametrize("kind", FALSE)
+def test_a_false_entry_with_a_right_checksum_is_a_miss(kind: str, shared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = shared(TEXT, "hf")
+    store: dict[str, str] = {}
+    answers = Answers(replace(engine.config, cache=store), engine.checkpoint)
+    monkeypatch.setattr(engine, "_answers", answers)
+    requests = [{"prompt": "Hi"}, {"prompt": "Ho"}]
+    options = {"max_new_tokens": 3, "logprobs": 1}
+    plain = engine.generate_text_batch(requests, options)
+    key = next(iter(store))
+    parts = json.loads(store[key][64:])
+    store[key] = sealed(key, json.dumps(FALSE[kind](*parts)))
+    again = engine.generate_text_batch(requests, options)
+    assert [result.cached for result in again] == [False, True]
+    assert [result.token_ids for result in again] == [result.token_ids for result in plain]
+    assert json.loads(store[key][64:])[:2] == parts[:2]  # it is made anew
 
 
 # -- stores

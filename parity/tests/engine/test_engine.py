@@ -277,6 +277,21 @@ def test_the_fallback_uses_the_same_store_with_keys_of_its_own() -> None:
     assert len(store) == 2
 
 
+def test_an_engine_that_is_closed_in_a_forked_child_is_still_the_parents(text: GenerationEngine) -> None:
+    """vLLM's own shutdown ends the child with SIGSEGV, and is not the child's to call."""
+    child = os.fork()
+    if not child:
+        try:
+            text.close()
+            with pytest.raises(gen_engine.EngineError, match="the engine is closed"):
+                text.generate_text_batch([COUNT])
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert text.generate_text_batch([COUNT])[0].text
+
+
 def test_a_closed_engine_scores_nothing_even_with_a_fallback() -> None:
     engine = open_engine(TEXT, "vllm", fallback_backend="hf")
     engine.close()

@@ -125,6 +125,41 @@ def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(shared: Load, word:
             shared(TEXT, "hf").generate_text_batch([chat("x", structured={"json": form})])
 
 
+UNREADABLE: list[tuple[str, dict[str, Any]]] = [
+    ("nothing satisfies an empty 'anyOf'", {"json": {"anyOf": []}}),
+    ("nothing satisfies an empty 'enum'", {"json": {"items": {"enum": []}, "type": "array"}}),
+    ("the choice has a NUL", {"choice": ["a", "a\0b"]}),
+    ("the regex has a NUL", {"regex": r"a\x00b"}),
+    ("the regex has a NUL", {"regex": "a[\\0]"}),
+    ("the grammar has a NUL", {"grammar": r'root ::= "a\u0000"'}),
+    ("the pattern has a NUL", {"json": {"type": "string", "pattern": r"\x00"}}),
+]
+
+
+@pytest.mark.parametrize(("problem", "form"), UNREADABLE, ids=str)
+def test_what_xgrammar_reads_otherwise_is_refused(text: GenerationEngine, problem: str, form: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"request 1: {problem}"):
+        text.generate_text_batch([chat("a"), chat("b", structured=form)])
+
+
+SPELLED: list[tuple[str, dict[str, Any]]] = [
+    ("a<|vision_start|>b", {"choice": ["a<|vision_start|>b"]}),
+    ('"a<|vision_start|>b"', {"json": {"enum": ["a<|vision_start|>b"]}}),
+    ("<|im_end|>a", {"regex": "<[|]im_end[|]>a"}),
+    ("\\0", {"regex": r"\\0"}),
+    ('"a\\u0000"', {"json": {"const": "a\0"}}),
+]
+
+
+@pytest.mark.parametrize(("wanted", "form"), SPELLED, ids=str)
+def test_a_structure_is_of_text_and_its_special_tokens_are_spelled(
+    text: GenerationEngine, wanted: str, form: dict[str, Any]
+) -> None:
+    """Of a special token there would be nothing in the answer's text."""
+    [result] = text.generate_text_batch([chat("a", structured=form)], {"max_new_tokens": 40})
+    assert (result.text, result.finish_reason) == (wanted, "eos")
+
+
 def test_what_is_only_called_so_is_no_keyword(text: GenerationEngine) -> None:
     named: dict[str, Any] = {"multipleOf": {"const": 5}, "not": {"enum": ["if"], "default": {"multipleOf": 3}}}
     named["a"] = {"type": "array", "uniqueItems": False, "minItems": 1, "maxItems": 1, "items": {"const": 0}}
