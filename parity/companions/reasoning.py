@@ -224,6 +224,7 @@ class Thinking(Plugin):
         self.closing = encode(engine.checkpoint, self.markers.closing, False)
         words = self.tokenizer.get_added_vocab().items()
         self.end_ids = {i for word, i in words if re.fullmatch(self.markers.end, word)}
+        self.settings = {} if budget is None else {"thinking_budget": budget}
         if budget is not None:
             self.logits = self._force_end
         if self.stops:
