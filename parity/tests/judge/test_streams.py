@@ -1,4 +1,4 @@
-"""Moved code that streams is judged as code that waits: on both backends, also where runs are changed to prove a cause."""
+"""Moved code that streams is judged as code that waits: on both backends, also in runs that prove a cause."""
 
 from __future__ import annotations
 
