@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from parity.edited import contradiction
 from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops
 from parity.judge.align import paired, same_ids
@@ -52,7 +53,6 @@ from parity.judge.row import (
     unseen,
 )
 from parity.judge.session import Run
-from parity.judge.stages.decode import own_text_problem
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stage import Tools
 from parity.record import observe
@@ -229,7 +229,7 @@ class Judge:
 
     def verdict(self, comparison: Comparison, steps: list[str]) -> Judged:
         old, new = comparison.old, comparison.new
-        if (problem := self.contradiction(comparison)) != "":
+        if problem := contradiction(old, self.store, comparison.tools.decode):
             return could_not(problem)
         if old.repeats is False:
             said = "the old code gave another value when it was recorded twice"
@@ -241,20 +241,6 @@ class Judge:
         if not any(d.stage == "value" for d in comparison.differences):
             return self.same_value(comparison)
         return self.other_value(self.inquiry(comparison, steps))
-
-    def contradiction(self, comparison: Comparison) -> str:
-        """What in a golden without a digest cannot have been recorded: a text that is not what its
-        ids decode to. Asked of the library that it was recorded with; others decode otherwise."""
-        old = comparison.old
-        if old.digest or not old.rows:
-            return ""
-        if self.store.environment_of(old).get("transformers") != version("transformers"):
-            return ""
-        for number, row in enumerate(old.rows):
-            if problem := own_text_problem(row, comparison.tools):
-                restore = "restore it from version control, or record it again"
-                return f"row {number} of the golden was edited: {problem}; {restore}"
-        return ""
 
     def other_value(self, inquiry: Inquiry) -> Judged:
         comparison = inquiry.comparison

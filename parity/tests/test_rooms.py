@@ -34,7 +34,7 @@ ROOMS: dict[str, str] = {
     "companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("acceptance", "causes", "golden", "real_model"), "ground"),
+    **dict.fromkeys(("acceptance", "causes", "edited", "golden", "real_model"), "ground"),
     **dict.fromkeys(("libraries", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",
