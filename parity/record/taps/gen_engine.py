@@ -18,7 +18,16 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Forward, Ids, ModelCall, Output
 from parity.record.patching import Invocation
-from parity.record.rows import NEUTRAL, STRUCTURED, by_caller, collapsed, runs, sourced
+from parity.record.rows import (
+    NEUTRAL,
+    PLUGIN_SETTINGS,
+    PLUGIN_STOPS,
+    STRUCTURED,
+    by_caller,
+    collapsed,
+    runs,
+    sourced,
+)
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, shown_path
@@ -57,6 +66,16 @@ def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     return [getattr(one, "name", "plugin") for one in hooked]
 
 
+def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """What plugins say of themselves under these names."""
+    found = dict[str, Any]()
+    for plugin in plugins:
+        own = getattr(plugin, "settings", None)
+        if isinstance(own, Mapping):
+            found |= {name: sourced(own[name], "caller") for name in names if name in own}
+    return found
+
+
 def settings_below(events: Sequence[Event]) -> dict[str, Any]:
     """Sampling settings that the library below the engine was given, by their values."""
     for event in events:
@@ -90,6 +109,7 @@ def engine_sampling(
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
             settings[name] = sourced(value, "below the engine")
+    settings.update(plugin_settings(plugins, PLUGIN_SETTINGS))
     if settings["temperature"]["value"] and effective["seed"]["value"] is not None:
         settings["seed"] = effective["seed"]
     return settings
@@ -113,6 +133,7 @@ def engine_stop(
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": by_caller(names_with_hook(plugins, "should_stop", "hf_stopping_criteria")),
         **never_text(strings, tokenizer, skip_special, ends),
+        **plugin_settings(plugins, PLUGIN_STOPS),
     }
     if effective["include_stop"]["value"]:
         stop["include_stop"] = effective["include_stop"]
