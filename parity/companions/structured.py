@@ -214,12 +214,18 @@ DEEPEST = 100
 LONGEST = 1 << 18  # characters of EBNF
 
 
+def allowed_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values of `const` or `enum`; None where it has neither."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
 def types_of(schema: Any) -> frozenset[type[Any]]:
     """Python's types of the values that a schema allows; all of them where it is not told here."""
     if not isinstance(schema, dict):
         return frozenset() if schema is False else ANY_TYPE
-    if "const" in schema or "enum" in schema:
-        return frozenset(map(type, [schema["const"]] if "const" in schema else schema["enum"]))
+    values = allowed_values(schema)
+    if values is not None:
+        return frozenset(map(type, values))
     if "type" in schema:
         names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         return frozenset(itertools.chain.from_iterable(TYPES.get(name, ()) for name in names))
@@ -230,12 +236,13 @@ def types_of(schema: Any) -> frozenset[type[Any]]:
 
 
 def told_apart_by(schema: Any) -> dict[str, set[str]]:
-    """The properties that an object must have with one of a few values: name -> values."""
+    """The properties that an object must have with one of a few strings: name -> strings."""
     apart = {}
     for name, inner in schema.get("properties", {}).items():
-        values = [inner["const"]] if "const" in inner else inner.get("enum", ())
-        if values and name in schema.get("required", ()):
-            apart[name] = set(map(json.dumps, values))
+        values = allowed_values(inner) if isinstance(inner, dict) else None
+        are_strings = values is not None and set(map(type, values)) == {str}
+        if are_strings and name in schema.get("required", ()):
+            apart[name] = set(values or ())
     return apart
 
 

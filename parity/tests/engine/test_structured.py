@@ -121,6 +121,7 @@ BEYOND = [
     ("anyOf", {"anyOf": [{}], "oneOf": [{"type": "null"}]}),
     ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}),  # it would take it for anyOf
     ("oneOf", {"oneOf": [{"type": "object", "properties": {"k": {"const": 1}}}, {"type": "object"}]}),
+    ("oneOf", {"oneOf": [{"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]} for k in (1, 1.0)]}),
     ("if", {"if": False, "else": {"const": 1}}),
     ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
     ("$ref", {"$ref": "other.json"}),
