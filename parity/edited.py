@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from parity.golden import Case, Store
+from parity.golden import Case, GoldenError, Store
 from parity.verdict import brief
 
 Decode = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens, clean_up
@@ -21,24 +21,24 @@ HOLDS: dict[Any, Callable[[str, str], bool]] = {
 }
 
 
-def contradiction(golden: Case, store: Store, decode: Decode | None) -> str:
-    """Where a text of a golden is not what its ids decode to; "" where all are, or nobody can tell.
+def refuse_edited(golden: Case, store: Store, decode: Decode | None) -> None:
+    """Raise GoldenError where a text of a golden is not what its ids decode to.
 
     decode: of the golden's own checkpoint, where that is here. Asked of the release that the golden
     was recorded with: another one may decode otherwise."""
     if golden.digest or decode is None:
-        return ""
+        return
     if store.environment_of(golden).get("transformers") != version("transformers"):
-        return ""
+        return
     for number, row in enumerate(golden.rows):
         problem = text_problem(row, decode)
         if problem:
             fix = "restore it from version control, or record it again"
-            return f"row {number} of the golden was edited: {problem}; {fix}"
-    return ""
+            raise GoldenError(f"row {number} of the golden was edited: {problem}; {fix}")
 
 
 def text_problem(row: Mapping[str, Any], decode: Decode) -> str:
+    """What is wrong with the texts of a row; "" where nothing is, or nobody can tell."""
     if "decode" not in row:
         return ""
     for how in row.get("decodes") or [{**row["decode"], "text": row.get("text")}]:

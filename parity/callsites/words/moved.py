@@ -13,6 +13,7 @@ import enum
 import functools
 import importlib
 import importlib.machinery
+import inspect
 import io
 import json
 import logging
@@ -601,7 +602,7 @@ def contracts() -> Any:
         [own.StopOptions()],
     ]
     kinds = [own.Plan, own.Row, own.Checkpoint, own.Prompt, own.Completion, own.Call, own.Capabilities]
-    kinds += [own.VllmRow, own.Ending, *CONTRACTS.values()]
+    kinds += [own.Ending, *CONTRACTS.values()]
     return {
         "defaults": {name: defaults(kind) for name, kind in CONTRACTS.items()},
         "built": each(functools.partial(own.build, own.GenerationOptions), *builds),
@@ -1878,8 +1879,6 @@ def refusals() -> Any:
     """What each backend cannot do, with a vLLM of today on a GPU."""
     with modules(**fake_vllm("0.32.0", cpu=False)):
         found = {name: [refused(backend, **dict(how)) for backend in ("hf", "vllm")] for name, how in ASKED.items()}
-    flags = {kind.__name__: asked_of("hf", plugins=[kind]) for kind in ALL_PLUGINS}
-    found["hooks of plugins"] = {name: [one.has_logits_plugins, one.has_hf_plugins] for name, one in flags.items()}  # type: ignore[assignment]
     refusal = own.Refusal("both", "that", lambda asked: asked.scoring, "do this")
     decoder = config_of(refusals=(refusal,))
     found["of a decoder"] = [refused(backend, decoder=decoder, scoring=True) for backend in ("hf", "vllm")]
@@ -2803,15 +2802,6 @@ def vllm_params() -> Any:
             own.is_watched(plan_of(letters(), own.adopt_plugins(hooks), **how), bare_prompt(**more))
             for how, more, hooks in watched_rows
         ],
-        "no numbers": [
-            own.VllmRow(None, "a", one).has_nans
-            for one in (  # type: ignore[arg-type]
-                None,
-                config_of(),
-                config_of(num_nans_in_logits=0),
-                config_of(num_nans_in_logits=2),
-            )
-        ],
     }
 
 
@@ -3192,7 +3182,7 @@ def parameters_of(kind: Any) -> list[Any]:
 def declared() -> Any:
     """What whoever reads the declarations sees: fields, defaults, names."""
     contracts = [*CONTRACTS.values(), own.GenerationResult, own.ScoreResult, own.Capabilities, own.Checkpoint, own.Plan]
-    contracts += [own.Prompt, own.Completion, own.Ending, own.Call, own.Row, own.VllmRow]
+    contracts += [own.Prompt, own.Completion, own.Ending, own.Call, own.Row]
     named = [own.Rule, own.Rendered, own.Asked, own.Refusal]
     names = ("name", "backends", "kinds", "should_stop", "logits", "post_decode", "hf_stopping_criteria")
     return {
@@ -3558,4 +3548,64 @@ def columns() -> Any:
         f"{keeps} {cache}": batch_kept(keeps, cache)
         for keeps in (True, False)
         for cache in ("cache", "past_key_values")
+    }
+
+
+# == What a caller of the engine writes ==
+
+
+def signature_of(function: Any) -> list[Any]:
+    """The names of its parameters, and their defaults."""
+    found = []
+    for one in inspect.signature(function).parameters.values():
+        default = "none" if one.default is inspect.Parameter.empty else repr(one.default)
+        found.append([one.name, one.kind.description, default])
+    return found
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {name: one for name, one in vars(kind).items() if not name.startswith("_") and callable(one)}
+
+
+class Elsewhere:
+    """A decoder of which only its name is told."""
+
+    refusals = ()
+
+    def __repr__(self) -> str:
+        return "Elsewhere()"
+
+    def ready(self, config: Any, checkpoint: Any) -> None:
+        raise RuntimeError(f"{type(config).__name__} of {Path(config.model).name}, {checkpoint.vocabulary} ids")
+
+
+def living_adapters() -> list[Any]:
+    """What the companion of adapters is asked for, and whether earlier answers are forgotten."""
+    adapters = Companion()
+    with engine_of(cache={}) as engine, companions_as(adapters=adapters):
+        answers_of(engine, [PARIS], FEW_TOKENS)
+        cached = [answers_of(engine, [PARIS], FEW_TOKENS)[0][4]]
+        engine.add_adapter("law", Path("some/folder"))
+        cached.append(answers_of(engine, [PARIS], FEW_TOKENS)[0][4])
+        engine.remove_adapter("law")
+    return [adapters.seen, cached]
+
+
+@fills("verbs")
+def verbs() -> Any:
+    """What may be written where an engine is called, and what is handed on of it."""
+    functions = [own.load, own.generate_text_batch, own.generate_vlm_batch, own.score_batch, own.render]
+    with engine_of(decoder=Decoding()) as engine:
+        decoding = [engine.describe()["decoder"], engine.config.decoder.seen]
+    with engine_of() as engine:
+        effective = engine.effective({"top_k": 3, "temperature": 0.5})
+        plain_engine = engine.describe()["decoder"]
+    return {
+        "of the engine": {name: signature_of(one) for name, one in public(own.GenerationEngine).items()},
+        "of the module": {one.__name__: signature_of(one) for one in functions},
+        "of plugins": {name: signature_of(one) for name, one in public(own.Plugin).items()},
+        "decoder": [decoding, plain_engine],
+        "effective": {name: effective[name] for name in ("top_k", "temperature", "max_new_tokens")},
+        "a load that breaks": said(engine_of, decoder=Elsewhere()),
+        "adapters": living_adapters(),
     }
