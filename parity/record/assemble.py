@@ -7,7 +7,7 @@ behaviour. What a library does not tell is absent from a row, never guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +30,13 @@ from parity.record.taps.text import (
     decode_stages,
     folded_images,
     joined_text,
-    known_ids,
     longest_beginning,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of a prompt. behind: how many ids were put behind it by hand."""
+    """The text of a prompt. behind: how many ids stand behind it, put there by hand or scored."""
 
     text: str | None
     behind: int = 0
@@ -64,40 +63,32 @@ class Before:
         """The templates of these events alone, and their texts, too."""
         self.templates = [event for event in events if isinstance(event, Template)]
         for event in events:
-            if not isinstance(event, Tokens):
-                continue
-            known = [collapsed(ids, self.placeholder) for ids in event.ids]
-            self.texts.update(zip(known, event.texts))
-            self.unmarked |= {ids[1:]: self.texts[ids] for ids, _ in zip(known, event.texts)}
+            for raw, text in zip(event.ids, event.texts) if isinstance(event, Tokens) else ():
+                ids = collapsed(raw, self.placeholder)
+                self.texts[ids] = self.unmarked[ids[1:]] = text
 
-    def text_stages(self, prompt_ids: Sequence[int], scored: bool = False) -> dict[str, Any]:
-        """The text of a prompt, and its chat. scored: the ids are a response behind its prompt."""
-        ids = collapsed(prompt_ids, self.placeholder)
-        found = self._text_of(ids, scored)
-        stages = {"prompt_text": found.text, "behind": found.behind}
-        if found.text is None:
-            return stages
-        folded = folded_images(found.text)
+    def chat_stages(self, text: str) -> dict[str, Any]:
+        """The text of a prompt, and the chat that it was rendered from."""
+        folded = folded_images(text)
         for event in reversed(self.templates):
             for chat, rendered in zip(event.chats, event.texts):
                 if folded_images(rendered) == folded:
-                    chat_stages = {"messages": chat, "template": event.stage}
-                    return {**stages, **chat_stages, "prompt_text": rendered}
-        return stages
+                    return {"messages": chat, "template": event.stage, "prompt_text": rendered}
+        return {"prompt_text": text}
 
-    def _text_of(self, ids: Ids, scored: bool) -> Text:
+    def text_of(self, prompt_ids: Sequence[int], scored: bool = False) -> Text:
+        """scored: the ids are a response behind its prompt."""
+        ids = collapsed(prompt_ids, self.placeholder)
         text = self.texts.get(ids, self.unmarked.get(ids))
         if text is not None:
             return Text(text)
         begin = longest_beginning(self.texts, ids)
         text = self.texts.get(begin)
-        if scored:
-            return Text(text)
-        if folded_images(text or "") in self._rendered():
+        if begin and (scored or folded_images(self.texts[begin]) in self._rendered()):
             return Text(text, len(ids) - len(begin))
-        # Markers were tokenized apart from what stands between them.
         if self.cut(ids):
             text = None
+        # Markers were tokenized apart from what stands between them.
         return Text(joined_text(self.texts, ids) or text)
 
     def _rendered(self) -> set[str]:
@@ -159,19 +150,27 @@ def complete_loop(output: Output, later: Sequence[Event]) -> None:
                 return
 
 
+def prompt_stages(output: Output, before: Before) -> dict[str, Any]:
+    """What is known of a prompt by its ids; which of them are not its text's, its request says."""
+    is_scored = bool(output.reported.get("scored"))
+    found = before.text_of(output.prompt_ids, is_scored)
+    if found.behind and is_scored:
+        output.request.setdefault("response", found.behind)
+    elif found.behind and "prompt_text" not in output.reported:
+        output.request["behind"] = found.behind
+    return {} if found.text is None else before.chat_stages(found.text)
+
+
 def row_of(
     output: Output, call: ModelCall, before: Before, later: Sequence[Event]
 ) -> dict[str, Any]:
     complete_loop(output, later)
-    stages = before.text_stages(output.prompt_ids, scored=bool(output.reported.get("scored")))
-    stages |= decode_stages(output, later)
-    stages |= without_none(output.reported)
-    if stages["prompt_text"] is not None:
+    stages = prompt_stages(output, before) | decode_stages(output, later)
+    stages |= {name: stage for name, stage in output.reported.items() if stage is not None}
+    if "prompt_text" in stages:
         stages["prompt_text"] = folded_images(stages["prompt_text"])
     elif cut := before.cut(output.prompt_ids):
         output.request["cut"] = cut
-    if stages["behind"] and "prompt_text" not in output.reported:
-        output.request["behind"] = stages["behind"]
     own = {
         "images": stages.get("images") or before.take_pictures(output.prompt_ids),
         "batch": output.batch,
@@ -189,16 +188,6 @@ def row_of(
     }
 
 
-def without_none(stages: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: stage for name, stage in stages.items() if stage is not None}
-
-
-def count_behind_text(ids: Sequence[int], texts: Collection[Ids]) -> int:
-    """How many ids stand behind the longest text that they begin with, such as a scored answer."""
-    begin = longest_beginning(texts, tuple(ids))
-    return len(ids) - len(begin) if begin else 0
-
-
 def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[str, Any]]:
     """All rows of one call, in the order in which the model was asked."""
     found = []
@@ -210,19 +199,9 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
         since = index
         if any(by_itself(output.reported) for output in event.outputs):
             before.know(events[:index])  # their texts may be older than what was read last
-        texts = known_ids(events[:index])
         for output in event.outputs:
-            if output.reported.get("scored"):
-                mark_response(output, texts)
-            row = row_of(output, event, before, events[index:])
-            found.append(stored_row(row, store))
+            found.append(stored_row(row_of(output, event, before, events[index:]), store))
     return found
-
-
-def mark_response(output: Output, texts: Collection[Ids]) -> None:
-    response = count_behind_text(output.prompt_ids, texts)
-    if response:
-        output.request.setdefault("response", response)
 
 
 def stored_row(row: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:

@@ -134,11 +134,9 @@ def count_lines(done: Recorded) -> Iterator[str]:
     for kind, cases in kinds.items():
         for site, own in by_site(cases).items():
             rows = sum(len(case.rows) for case in own)
-            names = (
-                f": {', '.join(sorted(case.case for case in own))}"
-                if kind == "NOT replaced"
-                else ""
-            )
+            names = ""
+            if cases is done.refused:
+                names = ": " + ", ".join(sorted(case.case for case in own))
             yield f"{kind:>12}  {site}: {len(own)} cases, {rows} model rows{names}"
 
 
@@ -150,46 +148,38 @@ def recorder_lines(done: Recorded) -> Iterator[str]:
         yield f"recorder failure (the script was not disturbed): {text}"
 
 
-def silent_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(case for case in done.seen.cases if case.function).items():
-        gave = [case for case in cases if case.raised is None]
-        if gave and all(case.value is None for case in cases):
-            yield (
-                f"{site} returns nothing: its prompts and tokens are compared, what it does with "
-                "the answers is not; a function that returns them is the better site"
-            )
+def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
+    """What the goldens of a site do not hold."""
+    if is_silent(cases):
+        yield (
+            f"{site} returns nothing: its prompts and tokens are compared, what it does with "
+            "the answers is not; a function that returns them is the better site"
+        )
+    sampled = [case.case for case in cases if has_choices(case)]
+    if sampled:
+        yield (
+            f"{site} chooses other tokens than the likeliest in a loop of its own "
+            f"({', '.join(sampled)}), by settings that are not seen: they are held against "
+            "those of the moved code, which takes some hundred tokens; or record it greedy"
+        )
+    if any(given_no_ids(row) for case in cases for row in case.rows):
+        yield (
+            f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing "
+            "is seen, and its model and its value are all that is held"
+        )
+    parts = {place_name(part["at"]) for case in cases for part in case.changing}
+    if parts:
+        yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
 
 
-def own_loop_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(done.written).items():
-        sampled = [
-            case.case
-            for case in cases
-            if any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
-        ]
-        if sampled:
-            yield (
-                f"{site} chooses other tokens than the likeliest in a loop of its own "
-                f"({', '.join(sampled)}), by settings that are not seen: they are held against "
-                "those of the moved code, which takes some hundred tokens; or record it greedy"
-            )
+def is_silent(cases: Sequence[Case]) -> bool:
+    calls = [case for case in cases if case.function]
+    return any(case.raised is None for case in calls) and all(case.value is None for case in calls)
 
 
-def embedding_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(done.written).items():
-        if any(given_no_ids(row) for case in cases for row in case.rows):
-            yield (
-                f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing "
-                "is seen, and its model and its value are all that is held"
-            )
-
-
-def changing_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(done.written).items():
-        parts = {place_name(part["at"]) for case in cases for part in case.changing}
-        if parts:
-            names = ", ".join(sorted(parts))
-            yield f"{site} gives another {names} each time, which is not compared"
+def has_choices(case: Case) -> bool:
+    """Whether a loop of its own passed over the likeliest token."""
+    return any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
 
 
 def end_lines(done: Recorded, store: Store) -> Iterator[str]:
@@ -216,16 +206,10 @@ def end_lines(done: Recorded, store: Store) -> Iterator[str]:
 
 
 def recorded_text(done: Recorded, store: Store) -> str:
-    lines = [
-        *count_lines(done),
-        *recorder_lines(done),
-        *silent_lines(done),
-        *own_loop_lines(done),
-        *embedding_lines(done),
-        *changing_lines(done),
-        *never_reached(done.seen.cases),
-        *end_lines(done, store),
-    ]
+    lines = [*count_lines(done), *recorder_lines(done)]
+    for site, cases in by_site([*done.written, *done.same, *done.refused]).items():
+        lines += site_lines(site, cases)
+    lines += [*never_reached(done.seen.cases), *end_lines(done, store)]
     return "\n".join(lines)
 
 

@@ -48,26 +48,18 @@ class Decode:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
-    """An adapter by the number that vLLM knows it by, and its folder."""
-
-    number: int
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
 class Params:
     """One request as vLLM received it.
 
-    pictures: sha256 of each image, in order.   uuids: the names of its images, the caller's or
-    vLLM's own.   structure: the structured output that is asked for.
+    pictures: sha256 of each image that vLLM shows, in order.   folder: of the adapter that vLLM
+    uses, "" for none.   uuids: the names of its images, the caller's or vLLM's own.   structure:
+    the structured output that is asked for.
     """
 
     params: Any
-    request_id: str = ""
     prompt_ids: Ids = ()
     pictures: tuple[str, ...] = ()
-    adapter: Adapter | None = None
+    folder: str = ""
     uuids: tuple[str | None, ...] = ()
     structure: dict[str, Any] = field(default_factory=dict)
 

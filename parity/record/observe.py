@@ -60,19 +60,12 @@ Sink = Callable[[golden.Case], None]
 TapTable = Mapping[str, Mapping[str, ListenerTap]]  # module -> path in it -> its tap
 
 
-def merge_taps(*tables: TapTable) -> dict[str, dict[str, ListenerTap]]:
-    merged = dict[str, dict[str, ListenerTap]]()
-    for table in tables:
-        for module, taps in table.items():
-            merged.setdefault(module, {}).update(taps)
-    return merged
-
-
 THREADS: TapTable = {
     "threading": {"Thread.start": tap_thread},
     "concurrent.futures.thread": {"ThreadPoolExecutor.submit": tap_pool},
 }
-LIBRARY_TAPS = merge_taps(THREADS, text.TAPS, images.TAPS, transformers.TAPS, loops.TAPS, vllm.TAPS)
+TABLES = (THREADS, text.TAPS, images.TAPS, transformers.TAPS, loops.TAPS, vllm.TAPS)
+LIBRARY_TAPS = {module: taps for table in TABLES for module, taps in table.items()}
 
 
 def text_models() -> list[type]:
@@ -142,7 +135,6 @@ class Observer(Listener):
         self.flush()
         ACTIVE.remove(self)
         sys.meta_path.remove(self._finder)
-        self.memory.of(transformers.ForwardHooks).close()
         self.patches.undo()
 
     @property

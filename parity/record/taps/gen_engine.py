@@ -5,33 +5,26 @@ An engine tells its settings itself. What the library below it was seen to do co
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
-from parity.record.events import Event, Forward, Ids, ModelCall, Output
+from parity.record.events import Event, Forward, Ids, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import NEUTRAL, STRUCTURED, by_caller, collapsed, runs, sourced
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, shown_path
-from parity.record.taps.text import chat_stages
+from parity.record.taps.text import chat_stages, without_mark
 from parity.record.taps.transformers import watched_forward
-from parity.record.taps.vllm import (
-    adapters_received,
-    never_text,
-    params_of,
-    pictures_received,
-    seeds_received,
-    vllm_sampling,
-)
+from parity.record.taps.vllm import never_text, vllm_sampling
 
 
 def is_engine(module: ModuleType) -> bool:
@@ -63,13 +56,15 @@ def settings_below(events: Sequence[Event]) -> dict[str, Any]:
         if isinstance(event, ModelCall):
             # The engine samples by itself, and tells the library neither temperature nor n.
             return values_without(event.sampling, "temperature", "n")
-    for request in params_of(events):
-        return values_without(vllm_sampling(request.params), "n", "processors")
+        if isinstance(event, Params):
+            return values_without(vllm_sampling(event.params), "processors", "n")
     return {}
 
 
 def values_without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: entry["value"] for name, entry in settings.items() if name not in names}
+    """Values but for these names, and those that the engine sees to in each request."""
+    left_out = {*names, "no_repeat_ngram_size", "seed"}
+    return {name: entry["value"] for name, entry in settings.items() if name not in left_out}
 
 
 def engine_sampling(
@@ -84,8 +79,6 @@ def engine_sampling(
     processors = names_with_hook(plugins, "logits", "hf_logits_processors")
     # Handed down as functions, which do not say what they are.
     processors += [name for name in below.pop("processors", ()) if name != "<lambda>"]
-    below.pop("no_repeat_ngram_size", None)
-    below.pop("seed", None)
     settings["processors"] = by_caller(processors)
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
@@ -135,9 +128,11 @@ class MadePrompt:
 
 @dataclass(slots=True)
 class EngineCall:
-    """A call under way. prompts: by the index of their request.   engine: that made them."""
+    """A call under way. prompts: by the index of their request.   scored: prompts that the backend
+    scores.   engine: that made the prompts."""
 
     prompts: dict[int, MadePrompt] = field(default_factory=dict)
+    scored: list[Any] = field(default_factory=list)
     engine: Any = None
 
 
@@ -187,88 +182,70 @@ def is_answer_to(
     return len(ids) == prompt.length or expected != actual
 
 
-def adapter_stage(engine: Any, prompt: Any, used: Mapping[Ids, set[str]]) -> dict[str, Any]:
-    """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
-    folder = ""
-    if prompt.adapter:
-        folder = str(engine.config.adapters.get(prompt.adapter, prompt.adapter))
-    if folder not in used.get(tuple(prompt.token_ids), {folder}):
-        return {"adapter": "another"}
-    return {"adapter": shown_path(folder)} if folder else {}
-
-
-def seed_below(seed: int, sample: int, received: Sequence[int]) -> int:
-    """The seed that a sample is drawn with: its own, or what vLLM received in its place."""
-    own = seed + sample
-    return own if not received or own in received else received[min(sample, len(received) - 1)]
-
-
-def engine_pictures(
-    engine: Any,
-    prompt: Any,
-    ids: Sequence[int],
-    processed: Mapping[Any, Mapping[str, Any]],
-    received: Sequence[tuple[str, ...]],
-) -> list[dict[str, Any]]:
-    """A request's images.
-
-    processed: what the image processor made of an image, by sha256 and tokens.   received: images
-    that vLLM received with this prompt; where none are these, the first are what the model saw.
-    """
-    placeholder = engine.checkpoint.placeholder_id
-    digests = [pixel_digest(image) for image in prompt.images]
-    if received and tuple(digests) not in received:
-        digests[: len(received[0])] = received[0]
-    budget = budget_of(engine.checkpoint.vision.image_processor, prompt.image_kwargs)
-    pictures = []
-    for image, tokens, digest in zip(prompt.images, runs(ids, placeholder), digests):
-        picture = {
-            "sha256": digest,
-            "size": list(image.size),
-            "tokens": tokens,
-            "budget": budget,
-            "pixels": image,
-        }
-        pictures.append({**processed.get((digest, tokens), {}), **picture})
-    return pictures
-
-
 # == What happened below ==
 
 
-@dataclass(frozen=True, slots=True)
 class Below:
     """What the library below an engine was seen to do in a call.
 
-    processed: what the image processor made of an image, by sha256 and tokens.   pictures,
-    adapters, seeds: what vLLM received with a prompt.   batches: how transformers got a prompt
-    padded.   computed: how often a prompt was given to the library.
+    processed: what the image processor made of an image, by sha256 and tokens.   received: requests
+    to vLLM by their prompts.   batches: how transformers got a prompt padded.   computed: how often
+    a prompt was given to the library.
     """
 
-    processed: dict[tuple[str, Any], dict[str, Any]]
-    pictures: dict[Ids, list[tuple[str, ...]]]
-    adapters: dict[Ids, set[str]]
-    seeds: dict[Ids, list[int]]
-    batches: dict[Ids, dict[str, Any]]
-    computed: Counter[Ids]
-
-    @classmethod
-    def read(cls, engine: Any, events: Sequence[Event]) -> Below:
-        placeholder = engine.checkpoint.placeholder_id
-        nested = list[Output]()
+    def __init__(self, engine: Any, events: Sequence[Event]) -> None:
+        self.engine = engine
+        self.placeholder = engine.checkpoint.placeholder_id
+        self.processed = {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)}
+        self.received = dict[Ids, list[Params]]()
+        self.batches = dict[Ids, dict[str, Any]]()
+        self.computed = Counter[Ids]()
         for event in events:
-            if isinstance(event, ModelCall) and event.nested:
-                nested += event.outputs
-        given = [output.prompt_ids for output in nested]
-        given += [list(request.prompt_ids) for request in params_of(events)]
-        return cls(
-            {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)},
-            pictures_received(engine.model, events),
-            adapters_received(engine.model, events),
-            seeds_received(events),
-            {tuple(output.prompt_ids): output.batch for output in nested},
-            Counter(collapsed(ids, placeholder) for ids in given),
-        )
+            if isinstance(event, Params):
+                self.received.setdefault(event.prompt_ids, []).append(event)
+                self.computed[self.collapsed(event.prompt_ids)] += 1
+            for output in event.outputs if isinstance(event, ModelCall) else ():
+                self.batches[tuple(output.prompt_ids)] = output.batch
+                self.computed[self.collapsed(output.prompt_ids)] += 1
+
+    def collapsed(self, ids: Sequence[int]) -> Ids:
+        return collapsed(ids, self.placeholder)
+
+    def adapter_stage(self, prompt: Any) -> dict[str, Any]:
+        """What a request says of its adapter: its folder, or that vLLM was seen to use another."""
+        folder = ""
+        if prompt.adapter:
+            folder = str(self.engine.config.adapters.get(prompt.adapter, prompt.adapter))
+        received = self.received.get(tuple(prompt.token_ids))
+        if received and folder not in [request.folder for request in received]:
+            return {"adapter": "another"}
+        return {"adapter": shown_path(folder)} if folder else {}
+
+    def pictures(
+        self, prompt: Any, ids: Sequence[int], received_ids: Ids
+    ) -> list[dict[str, Any]] | None:
+        """A request's images, if any. Where vLLM received with its ids none that are these, the
+        first are what the model saw."""
+        if not prompt.images:
+            return None
+        digests = [pixel_digest(image) for image in prompt.images]
+        requests = self.received.get(received_ids, ())
+        received = [request.pictures for request in requests if request.pictures]
+        if received and tuple(digests) not in received:
+            digests[: len(received[0])] = received[0]
+        processor = self.engine.checkpoint.vision.image_processor
+        budget = budget_of(processor, prompt.image_kwargs)
+        pictures = []
+        for image, tokens, digest in zip(prompt.images, runs(ids, self.placeholder), digests):
+            picture = {
+                "sha256": digest,
+                "size": list(image.size),
+                "tokens": tokens,
+                "budget": budget,
+                "pixels": image,
+            }
+            pictures.append({**self.processed.get((digest, tokens), {}), **picture})
+        return pictures
 
 
 # == Generate ==
@@ -282,10 +259,9 @@ class EngineReader:
     requests have these ids.
     """
 
-    engine: Any
+    below: Below
     options: Any
     prompts: Mapping[int, MadePrompt]
-    below: Below
     sampling: dict[str, Any]
     lengths: Mapping[Ids, list[tuple[int, int]]]
     requested: Counter[Ids]
@@ -301,11 +277,7 @@ class EngineReader:
         }
         ids = list(sample.token_ids)
         prompt_ids = list(sample.prompt_token_ids)
-        images = None
-        if made.prompt.images:
-            received = self.below.pictures.get(tuple(made.prompt.token_ids), [])
-            processed = self.below.processed
-            images = engine_pictures(self.engine, made.prompt, prompt_ids, processed, received)
+        images = self.below.pictures(made.prompt, prompt_ids, tuple(made.prompt.token_ids))
         request = self.request(number, index, sample)
         return Output(
             prompt_ids,
@@ -321,14 +293,14 @@ class EngineReader:
     def request(self, number: int, index: int, sample: Any) -> dict[str, Any]:
         made = self.prompts[number]
         ids = tuple(made.prompt.token_ids)
-        placeholder = self.engine.checkpoint.placeholder_id
+        placeholder = self.below.placeholder
         request: dict[str, Any] = {"number": number, "sample": index}
         if not is_answer_to(made.prompt, sample.prompt_token_ids, placeholder, self.lengths[ids]):
             request["answers"] = "another"
-        request |= adapter_stage(self.engine, made.prompt, self.below.adapters)
+        request |= self.below.adapter_stage(made.prompt)
         if structure := structure_of(made.request):
             request["structure"] = structure
-        key = collapsed(ids, placeholder)
+        key = self.below.collapsed(ids)
         if 0 < self.below.computed[key] < self.requested[key]:
             request["shared"] = True
         is_cached = getattr(sample, "cached", False)
@@ -336,7 +308,7 @@ class EngineReader:
             request["cached"] = True
         seed = seed_of(made, self.options)
         if seed is not None and sample.effective["temperature"]["value"]:
-            received = [] if is_cached else self.below.seeds.get(ids, [])
+            received = [] if is_cached else self.below.received.get(ids, [])
             request["seed"] = seed_below(seed, index, received)
         return request
 
@@ -349,6 +321,13 @@ class EngineReader:
             processors = [*self.sampling["processors"]["value"], STRUCTURED]
             own["processors"] = sourced(processors, "caller")
         return {**self.sampling, **own} if own else {}
+
+
+def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
+    """The seed that a sample is drawn with: its own, or what vLLM received in its place."""
+    own = seed + sample
+    seeds = [one.params.seed for one in received if one.params.seed is not None]
+    return own if not seeds or own in seeds else seeds[min(sample, len(seeds) - 1)]
 
 
 def read_engine_call(
@@ -379,29 +358,23 @@ def read_engine_call(
         prompt = prompts[number].prompt
         pair = prompt.length, len(result.prompt_token_ids)
         lengths.setdefault(tuple(prompt.token_ids), []).append(pair)
-    reader = EngineReader(
-        engine,
-        options,
-        prompts,
-        Below.read(engine, events),
-        sampling,
-        lengths,
-        count_requests(prompts.values(), engine.checkpoint.placeholder_id),
-    )
+    below = Below(engine, events)
+    requested = count_requests(prompts.values(), below)
+    reader = EngineReader(below, options, prompts, sampling, lengths, requested)
     return ModelCall(
         [reader.output(*one) for one in samples],
         model_stage(engine.model),
         sampling,
         engine_stop(effective, engine.tokenizer, plugins),
-        engine.checkpoint.placeholder_id,
+        below.placeholder,
     )
 
 
-def count_requests(prompts: Any, placeholder: int | None) -> Counter[Ids]:
+def count_requests(prompts: Iterable[MadePrompt], below: Below) -> Counter[Ids]:
     """How many unlike requests there are for each prompt."""
     good = [made.prompt for made in prompts if hasattr(made.prompt, "token_ids")]
     unlike = {request_key(prompt): prompt for prompt in good}
-    return Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
+    return Counter(below.collapsed(prompt.token_ids) for prompt in unlike.values())
 
 
 @model_tap
@@ -444,6 +417,17 @@ def tap_prompt(listener: Listener, call: Invocation) -> Any:
     return prompt
 
 
+def tap_render(listener: Listener, call: Invocation) -> Any:
+    """Where an engine renders a chat, with a mark in special tokens that it escapes."""
+    mark = listener.mark()
+    rendered = call.run()
+    with listener.guarded("a chat of gen_engine"):
+        events = listener.running().events
+        if rendered.mark:
+            events[mark:] = [without_mark(event, rendered.mark) for event in events[mark:]]
+    return rendered
+
+
 # == Score ==
 
 
@@ -457,61 +441,22 @@ def seen_ids(ids: Sequence[int], response: Sequence[int], forwards: Sequence[Ids
     return list(next(others, ids))
 
 
-def scored_pictures(
-    engine: Any, prompts: Sequence[Any], rows: Sequence[Sequence[int]], below: Below
-) -> list[Any]:
-    """Of each row that was scored, its images, also those that vLLM does not process again."""
-    placeholder = engine.checkpoint.placeholder_id
-    left = [prompt for prompt in prompts if prompt.images]
-    found = list[Any]()
-    for row in rows:
-        ids = collapsed(row, placeholder)
-        begins = [ids[: len(prompt.token_ids)] == tuple(prompt.token_ids) for prompt in left]
-        if True not in begins:
-            found.append(None)
-            continue
-        prompt = left.pop(begins.index(True))
-        received = below.pictures.get(ids, [])
-        found.append(engine_pictures(engine, prompt, row, below.processed, received))
-    return found
-
-
-@contextlib.contextmanager
-def scored_prompts(backend: Any) -> Iterator[list[Any]]:
-    """The prompts that an engine hands to its backend to score, as they come."""
-    found = list[Any]()
-    score = backend.score
-
-    def score_seen(pairs: Any, *args: Any, **how: Any) -> Any:
-        found.extend(prompt for prompt, _ in pairs)
-        return score(pairs, *args, **how)
-
-    backend.score = score_seen
-    try:
-        yield found
-    finally:
-        vars(backend).pop("score", None)  # of two calls at once, the first to end takes it away
-
-
 def read_scores(
     engine: Any, prompts: Sequence[Any], events: Sequence[Event], scores: Sequence[Any]
 ) -> ModelCall:
+    """prompts: of the scores, as far as they were seen."""
     forwards = [event for event in events if isinstance(event, Forward)]
     read = [row.ids for event in forwards for row in event.rows]
-    below = Below.read(engine, events)
-    rows = []
-    for score in scores:
-        whole = [*score.prompt_token_ids, *score.token_ids]
-        rows.append(seen_ids(whole, score.token_ids, read))
-    pictures = scored_pictures(engine, prompts, rows, below)
+    below = Below(engine, events)
     outputs = []
-    for number, ids in enumerate(rows):
-        request = dict[str, Any]()
-        if number < len(prompts):
-            request = adapter_stage(engine, prompts[number], below.adapters)
-        request["response"] = len(scores[number].token_ids)
-        outputs.append(scored_output(ids, pictures[number], request))
-    return scored_call(engine.model, outputs, engine.checkpoint.placeholder_id)
+    for score, prompt in itertools.zip_longest(scores, prompts):
+        whole = [*score.prompt_token_ids, *score.token_ids]
+        ids = seen_ids(whole, score.token_ids, read)
+        images = prompt and below.pictures(prompt, ids, below.collapsed(ids))
+        request = below.adapter_stage(prompt) if prompt else {}
+        request["response"] = len(score.token_ids)
+        outputs.append(scored_output(ids, images, request))
+    return scored_call(engine.model, outputs, below.placeholder)
 
 
 @model_tap
@@ -526,15 +471,22 @@ def tap_score(listener: Listener, call: Invocation) -> Any:
             engine = listener.replay.engine(engine)
             score = functools.partial(listener.replay.score, call.original)
         mark = listener.mark()
-        with contextlib.ExitStack() as stack:
-            if hasattr(engine.model, "register_forward_pre_hook"):
-                stack.enter_context(watched_forward(listener, engine.model, each=True))
-            prompts = stack.enter_context(scored_prompts(engine.backend))
+        running = listener.thread.memory.renew(EngineCall)
+        with watched_forward(listener, engine.model, each=True):
             scores = call.run_as(score, engine)
         with listener.guarded("scores of gen_engine"):
             events = listener.events_since(mark)
-            listener.note(read_scores(engine, prompts, events, scores))
+            listener.note(read_scores(engine, running.scored, events, scores))
     return scores
+
+
+def tap_backend(listener: Listener, call: Invocation) -> Any:
+    """Where an engine hands prompts and responses to its backend."""
+    if listener.in_site():
+        with listener.guarded("prompts that are scored"):
+            pairs = call.arguments["pairs"]
+            listener.thread.memory.of(EngineCall).scored += [prompt for prompt, _ in pairs]
+    return call.run()
 
 
 # == Loading ==
@@ -563,6 +515,9 @@ ENGINE_TAPS: dict[str, ListenerTap] = {
     "generate_text_batch": tap_engine,  # the same functions under the module's name
     "generate_vlm_batch": tap_engine,
     "score_batch": tap_score,
+    "HfBackend.score": tap_backend,
+    "VllmBackend.score": tap_backend,
     "GenerationEngine._prompt": tap_prompt,
+    "render_chat": tap_render,
     "GenerationEngine.__init__": tap_open,
 }

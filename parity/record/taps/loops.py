@@ -20,12 +20,12 @@ from typing import Any
 
 from parity.record.calls import MODEL_CALLS, Listener
 from parity.record.events import Event, Forward, Ids, ModelCall, Output
-from parity.record.patching import Invocation, bind_arguments
+from parity.record.patching import Invocation
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, sourced
 from parity.record.seeds import generator_states, process_seed
 from parity.record.taps.models import model_stage, placeholder_of
 from parity.record.taps.text import id_lists, joined_text, known_ids
-from parity.record.taps.transformers import read_forward
+from parity.record.taps.transformers import forward_arguments, note_watched, read_forward
 
 NO_LABEL = -100  # torch's own, of the cross entropy
 
@@ -69,23 +69,19 @@ class LoopReading:
     def read_on(self, ids: Sequence[int], known: Collection[Ids] = ()) -> None:
         """The model reads on. Several ids at once, before any was chosen, are the rest of the
         prompt; so is one that a text goes on with.   known: ids that a tokenizer gave."""
-        if len(ids) != 1 or self._is_prompt_with(ids, known):
-            self.lost |= bool(self.output.new_ids)
+        output = self.output
+        whole = (*self.ids, *ids)
+        is_prompt = not output.new_ids and any(text[: len(whole)] == whole for text in known)
+        if len(ids) != 1 or is_prompt:
+            self.lost |= bool(output.new_ids)
         else:
-            self._choose(ids[0])
+            if not output.new_ids:
+                output.prompt_ids = [*self.ids]
+            output.new_ids = [*output.new_ids, *ids]
+            self.is_likeliest.append(ids[0] == self.best)
         self.ids += ids
         self.width += len(ids)
         self._update()
-
-    def _is_prompt_with(self, ids: Sequence[int], known: Collection[Ids]) -> bool:
-        whole = (*self.ids, *ids)
-        return not self.output.new_ids and any(text[: len(whole)] == whole for text in known)
-
-    def _choose(self, token: int) -> None:
-        if not self.output.new_ids:
-            self.output.prompt_ids = [*self.ids]
-        self.output.new_ids = [*self.output.new_ids, token]
-        self.is_likeliest.append(token == self.best)
 
     def expect(self, best: int) -> None:
         """The likeliest next id is known."""
@@ -122,21 +118,22 @@ class LoopReading:
 
 
 @dataclass(frozen=True, slots=True)
-class NewSequences:
-    """Sequences that a forward begins, and the model call that they are."""
+class LoopStep:
+    """One forward: the events that it is, and the sequences that it reads."""
 
-    event: ModelCall
-    readings: list[LoopReading]
+    events: Sequence[Event] = ()
+    readings: Sequence[LoopReading] = ()
 
 
-def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> NewSequences:
+def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> LoopStep:
+    """A forward that begins sequences."""
     outputs = [scored_output(ids) for ids in rows]
     event = scored_call(model, outputs, placeholder_of(model.config))
     config = getattr(model, "generation_config", None)
     ends = config_ids(config, "eos_token_id")
     pads = config_ids(config, "pad_token_id")
     readings = [LoopReading(one, [*one.prompt_ids], width, ends, pads) for one in outputs]
-    return NewSequences(event, readings)
+    return LoopStep([event], readings)
 
 
 def config_ids(config: Any, name: str) -> frozenset[int]:
@@ -146,14 +143,6 @@ def config_ids(config: Any, name: str) -> frozenset[int]:
 
 
 # == All sequences of a call ==
-
-
-@dataclass(frozen=True, slots=True)
-class LoopStep:
-    """One forward: the events that it is, and the sequences that it reads."""
-
-    events: Sequence[Event] = ()
-    readings: Sequence[LoopReading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,21 +173,17 @@ class Loops:
         if self.states is None:
             self.states = generator_states()
         past = past_of(given.get)
-        count = length_of(past)
         ids = given.get("input_ids")
-        if count:
-            return (
-                LoopStep() if ids is None else self._continued(model, past, id_lists(ids), before)
-            )
-        seen = read_forward(model, given)
-        if seen is None:
-            return self._without_ids(model, given)
-        return self._fresh(model, given, seen, before)
-
-    def _without_ids(self, model: Any, given: Mapping[str, Any]) -> LoopStep:
-        is_new = id(model) not in self.blind and given.get("inputs_embeds") is not None
-        self.blind.add(id(model))
-        return LoopStep([new_sequences(model, [[]]).event]) if is_new else LoopStep()
+        if not length_of(past):
+            seen = read_forward(model, given)
+            if seen is not None:
+                return self._fresh(model, given, seen, before)
+            if id(model) not in self.blind and given.get("inputs_embeds") is not None:
+                self.blind.add(id(model))
+                return LoopStep(new_sequences(model, [[]]).events)
+        elif ids is not None:
+            return self._continued(model, past, id_lists(ids), before)
+        return LoopStep()
 
     def _fresh(
         self, model: Any, given: Mapping[str, Any], seen: Forward, before: Sequence[Event]
@@ -221,13 +206,21 @@ class Loops:
         mark_missing_labels(given, readings)
         if not is_padded:
             self._remember(model, made.readings)
-        return LoopStep([trimmed, made.event], [readings[index] for index in rows])
+        return LoopStep([trimmed, *made.events], [readings[index] for index in rows])
 
     def _longer_ones(self, model: Any, rows: Mapping[int, Ids]) -> dict[int, LoopReading]:
-        """Of these rows, the sequences that go on."""
+        """Of these rows, the sequences that were their ids but the last, and have not gone on by a
+        past."""
         found = dict[int, LoopReading]()
         for index, ids in rows.items():
-            if reading := self._longer(model, ids):
+            key = id(model), ids[:-1]
+            known = self.texts.pop(key, [])
+            reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
+            if others := [one for one in known if one is not reading]:
+                self.texts[key] = others
+            if reading is not None:
+                reading.read_on(ids[-1:])
+                self._remember(model, [reading])
                 found[index] = reading
         return found
 
@@ -259,20 +252,6 @@ class Loops:
         for reading in readings:
             self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
 
-    def _longer(self, model: Any, ids: Ids) -> LoopReading | None:
-        """The sequence that was these ids but the last, and has not gone on by a past."""
-        key = id(model), ids[:-1]
-        known = self.texts.get(key, [])
-        reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
-        if reading is None:
-            return None
-        known.remove(reading)
-        if not known:
-            del self.texts[key]
-        reading.read_on(ids[-1:])
-        self._remember(model, [reading])
-        return reading
-
     def sample_from(self, generator: Any = None) -> None:
         """Random numbers are taken: from a generator of the code's own, or the process's."""
         is_own = generator is not None and generator is not sys.modules["torch"].default_generator
@@ -295,19 +274,16 @@ class Loops:
     def _keep(self, past: Any, readings: Sequence[LoopReading]) -> None:
         """Not a byte longer than the code wants it. The tuples of old releases have no weak
         references: the last one is kept."""
-        is_weak = [isinstance(one.cache, weakref.ref) for one in self.pasts]
-        self.pasts = [
-            one for one, weak in zip(self.pasts, is_weak) if weak and one.cache() is not past
-        ]
+        weak = [one for one in self.pasts if isinstance(one.cache, weakref.ref)]
         cache = (lambda: past) if isinstance(past, tuple) else weakref.ref(past)
-        self.pasts.append(Past(cache, list(readings)))
+        others = [one for one in weak if one.cache() is not past]
+        self.pasts = [*others, Past(cache, list(readings))]
 
 
 def read_on_top(model: Any, pairs: Sequence[tuple[LoopReading, list[int]]], count: int) -> LoopStep:
     """Another text on top of what each sequence has in its first `count` columns."""
     rows = [[*reading.ids_in(count), *ids] for reading, ids in pairs]
-    made = new_sequences(model, rows, count + len(pairs[0][1]))
-    return LoopStep([made.event], made.readings)
+    return new_sequences(model, rows, count + len(pairs[0][1]))
 
 
 def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
@@ -445,13 +421,26 @@ def tap_forward(listener: Listener, call: Invocation) -> Any:
         step = LoopStep()
         given = dict[str, Any]()
         with listener.guarded("a forward"):
-            given = bind_arguments(model.forward, call.args[1:], call.kwargs) | call.kwargs
+            given = forward_arguments(call)
             step = loops.begin(model, given, running.events_so_far())
             listener.note(*step.events)
         result = call.run()
         with listener.guarded("what a forward gave"):
             loops.end(step.readings, given, result)
         return result
+
+
+def tap_model_call(listener: Listener, call: Invocation) -> Any:
+    """A model that anybody calls."""
+    note_watched(listener, call)
+    return tap_forward(listener, call)
+
+
+def tap_model(listener: Listener, call: Invocation) -> None:
+    """Where a model is made, its class is known."""
+    with listener.guarded("a model"):
+        listener.look_at_models()
+    call.run()
 
 
 def tap_sampling(listener: Listener, call: Invocation) -> Any:
@@ -463,6 +452,9 @@ def tap_sampling(listener: Listener, call: Invocation) -> Any:
 
 
 TAPS = {
-    "transformers.modeling_utils": {"PreTrainedModel.__call__": tap_forward},
+    "transformers.modeling_utils": {
+        "PreTrainedModel.__init__": tap_model,
+        "PreTrainedModel.__call__": tap_model_call,
+    },
     "torch": {"multinomial": tap_sampling, "Tensor.multinomial": tap_sampling},
 }

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parity.record.calls import event_tap
@@ -83,10 +84,11 @@ def plain_chat(chat: Any) -> list[Any]:
 def plain_content(content: Any) -> Any:
     if not isinstance(content, (list, tuple)):
         return content
-    parts = [plain_part(part) for part in content]
-    if len(parts) == 1 and isinstance(parts[0], dict) and parts[0].get("type") == "text":
-        return parts[0]["text"]  # two ways to write the same
-    return parts
+    match [plain_part(part) for part in content]:
+        case [{"type": "text", "text": text}]:
+            return text  # two ways to write the same
+        case parts:
+            return parts
 
 
 def plain_part(part: Any) -> Any:
@@ -205,52 +207,26 @@ def decode_stages(output: Output, later: Iterable[Event]) -> dict[str, Any]:
 
 # == The chat of an engine's request ==
 
-LONGEST_MARK = 64
+
+def without_mark(event: Event, mark: str) -> Event:
+    """A template without the mark that an engine puts into the special tokens of its messages."""
+    if not isinstance(event, Template):
+        return event
+    chats = json.loads(json.dumps(event.chats).replace(mark, ""))
+    return replace(event, chats=chats, texts=[text.replace(mark, "") for text in event.texts])
 
 
 def chat_stages(made: Sequence[Event]) -> dict[str, Any]:
     """The chat stages of one request, from what happened while its prompt was made."""
-    stages = dict[str, Any]()
-    parts = as_pieces(tokenized_texts(made))
-    for event in made:
-        if not isinstance(event, Template) or not event.texts:
-            continue
-        stages = {
-            "messages": event.chats[0],
-            "prompt_text": event.texts[0],
-            "template": event.stage,
-        }
-        if mark := mark_between(parts, event.texts[0]):
-            stages["messages"] = json.loads(json.dumps(event.chats[0]).replace(mark, ""))
-            stages["prompt_text"] = "".join(parts)
-    if parts and "prompt_text" not in stages:
-        stages["prompt_text"] = parts[0]
-    return stages
-
-
-def as_pieces(parts: Sequence[str]) -> list[str]:
-    """Texts that were tokenized, without the line end that an engine puts before each piece but the
-    first: it tokenizes that by itself, to take it off again."""
-    led = parts[2:]
-    if parts[1:2] != ["\n"] or not led or not all(part.startswith("\n") for part in led):
-        return list(parts)
-    return [parts[0], *(part[1:] for part in led)]
-
-
-def mark_between(parts: Sequence[str], whole: str) -> str:
-    """What a text has in several places and its tokenized parts have not; "" if that is not all."""
-    joined = "".join(parts)
-    excess = len(whole) - len(joined)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(joined, whole))
-    first = len([*same])
-    for size in range(1, min(excess, LONGEST_MARK) + 1):
-        if excess % size:
-            continue
-        for begin in range(first, max(-1, first - size), -1):
-            mark = whole[begin : begin + size]
-            if whole.replace(mark, "") == joined:
-                return mark
-    return ""
+    for event in reversed(made):
+        if isinstance(event, Template) and event.texts:
+            return {
+                "messages": event.chats[0],
+                "prompt_text": event.texts[0],
+                "template": event.stage,
+            }
+    texts = tokenized_texts(made)
+    return {"prompt_text": texts[0]} if texts else {}
 
 
 # An engine decodes at every step, and tells its text itself.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,82 +29,76 @@ UNSEEN_BY_ROWS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What a model's forward is given, to be read row by row."""
-
-    given: Mapping[str, Any]
-    placeholder: int | None
-
-    @property
-    def ids(self) -> Any:
-        return self.given["input_ids"]  # [B, S]
-
-    @property
-    def tensor_names(self) -> list[str]:
-        """Inputs beside the ids. A mapping is what newer transformers make of images before the
-        forward."""
-        names = {
-            name
-            for name, value in self.given.items()
-            if hasattr(value, "shape") or (isinstance(value, dict) and value)
-        }
-        return sorted(names - UNSEEN_BY_ROWS)
-
-    def has_shape_of_ids(self, name: str) -> bool:
-        """Whether an input is a number for each token, such as of which kind it is."""
-        return bool(getattr(self.given.get(name), "shape", None) == self.ids.shape)
-
-    def own_columns(self, row: int) -> list[int]:
-        """The columns of a row that the mask shows."""
-        if not self.has_shape_of_ids("attention_mask"):
-            return [*range(self.ids.shape[-1])]
-        mask = self.given["attention_mask"][row].tolist()
-        return [column for column, shown in enumerate(mask) if shown]
-
-    def marks(self, row: int, own: Sequence[int]) -> dict[str, list[Any]]:
-        """The numbers of a row's own tokens, where they are not all 0, the default."""
-        found = dict[str, list[Any]]()
-        for name in filter(self.has_shape_of_ids, self.tensor_names):
-            values = self.given[name][row].tolist()
-            found[name] = [values[column] for column in own]
-        return {name: values for name, values in found.items() if any(values)}
-
-    def inputs(self, row: int, own: Sequence[int], has_images: bool) -> dict[str, Any]:
-        """What came with a row's ids. Images beside a row without any are not its own."""
-        marks = self.marks(row, own)
-        if has_images or self.placeholder is None:
-            shared = {name for name in self.tensor_names if not self.has_shape_of_ids(name)}
-            inputs: dict[str, Any] = {"keys": sorted(shared | marks.keys())}
-        else:
-            inputs = {"keys": sorted(marks)}
-        positions = self.given.get("position_ids")
-        if positions is not None and positions.shape[-1] == self.ids.shape[-1]:
-            inputs["positions"] = positions_of(positions, row, own)
-        if marks:
-            inputs["marks"] = short_digest(marks)
-        return inputs
-
-
 def read_forward(model: Any, given: Mapping[str, Any]) -> Forward | None:
     """What a model's forward is given, row by row. None where it is given no ids."""
-    if given.get("input_ids") is None:
+    ids = given.get("input_ids")  # [B, S]
+    if ids is None:
         return None
-    batch = Batch(given, placeholder_of(model.config))
+    batch = Batch.read(given, placeholder_of(model.config))
     adapter = adapter_print(model)
     pictures = picture_sums(given)
     rows = []
-    for index, whole in enumerate(id_lists(batch.ids)):
+    for index, whole in enumerate(id_lists(ids)):
         own = batch.own_columns(index)
-        ids = tuple(whole[column] for column in own)
-        count = len(runs(ids, batch.placeholder))
+        shown = tuple(whole[column] for column in own)
+        count = len(runs(shown, batch.placeholder))
         inputs = batch.inputs(index, own, has_images=count > 0)
         if pictures and count:
             inputs["pictures"] = pictures[:count]
             pictures = pictures[count:]
-        padded = tuple(whole) if len(ids) < len(whole) else ()
-        rows.append(ForwardRow(ids, inputs, adapter, padded))
+        rows.append(ForwardRow(shown, inputs, adapter, () if len(own) == len(whole) else (*whole,)))
     return Forward(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a model's forward is given, to be read row by row.
+
+    names: inputs beside the ids.   per_token: those that are a number for each token, such as of
+    which kind it is.   mask: None where it is none of the ids.
+    """
+
+    given: Mapping[str, Any]
+    placeholder: int | None
+    names: set[str]
+    per_token: list[str]
+    mask: Any
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], placeholder: int | None) -> Batch:
+        """A mapping is what newer transformers make of images before the forward."""
+        tensors = {name for name, value in given.items() if hasattr(value, "shape")}
+        mappings = {name for name, value in given.items() if isinstance(value, dict) and value}
+        names = (tensors | mappings) - UNSEEN_BY_ROWS
+        shape = given["input_ids"].shape
+        like_ids = {name for name in tensors if given[name].shape == shape}
+        mask = given["attention_mask"] if "attention_mask" in like_ids else None
+        return cls(given, placeholder, names, sorted(names & like_ids), mask)
+
+    def own_columns(self, row: int) -> list[int]:
+        """The columns of a row that the mask shows."""
+        if self.mask is None:
+            return [*range(self.given["input_ids"].shape[-1])]
+        return [column for column, shown in enumerate(self.mask[row].tolist()) if shown]
+
+    def inputs(self, row: int, own: Sequence[int], has_images: bool) -> dict[str, Any]:
+        """What came with a row's ids. marks: the numbers of its own tokens, where they are not all
+        0, the default. Images beside a row without any are not its own."""
+        marks = dict[str, list[Any]]()
+        for name in self.per_token:
+            values = self.given[name][row].tolist()
+            if any(values[column] for column in own):
+                marks[name] = [values[column] for column in own]
+        keys = {*marks}
+        if has_images or self.placeholder is None:
+            keys |= self.names.difference(self.per_token)
+        inputs: dict[str, Any] = {"keys": sorted(keys)}
+        positions = self.given.get("position_ids")
+        if positions is not None and positions.shape[-1] == self.given["input_ids"].shape[-1]:
+            inputs["positions"] = positions_of(positions, row, own)
+        if marks:
+            inputs["marks"] = short_digest(marks)
+        return inputs
 
 
 TEXT_AND_ROTARY_AXES = 4  # of Qwen's image models
@@ -149,50 +142,24 @@ def picture_sums(given: Mapping[str, Any]) -> list[list[float]]:
 
 # == Watching the forward ==
 
-Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Watch:
+    """A model whose forward is to be noted. each: every one, not the next alone."""
+
+    model: weakref.ref[Any]
+    each: bool
 
 
-class Looks:
-    """Who is to be told of a model's forward in one thread."""
-
-    def __init__(self) -> None:
-        self.by_model: weakref.WeakKeyDictionary[Any, list[Look]] = weakref.WeakKeyDictionary()
-
-
-class ForwardHooks:
-    """One hook on each model that is watched, in whatever thread: torch adds and removes no hook
-    while another thread is in the model's forward."""
+class Watches:
+    """The models that are watched in one thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held = dict[int, tuple[Any, int]]()
+        self.running = list[Watch]()
 
-    def hold(self, model: Any, hook: Any) -> None:
-        """The model keeps its hook until `let_go`."""
-        with self._lock:
-            handle, count = self._held.get(id(model), (None, 0))
-            handle = handle or model.register_forward_pre_hook(hook, with_kwargs=True)
-            self._held[id(model)] = handle, count + 1
-
-    def let_go(self, model: Any) -> None:
-        with self._lock:
-            handle, count = self._held.pop(id(model), (None, 0))
-            if count > 1:
-                self._held[id(model)] = handle, count - 1
-            elif handle is not None:
-                handle.remove()
-
-    def close(self) -> None:
-        for handle, _ in self._held.values():
-            handle.remove()
-        self._held.clear()
-
-
-def call_looks(listener: Listener, model: Any, args: Any, kwargs: Any = None) -> None:
-    """The hook. torch calls it without kwargs when another thread is about to remove it."""
-    looks = listener.thread.memory.of(Looks).by_model.get(model, ())
-    for look in () if kwargs is None else [*looks]:
-        look(model, args, kwargs)
+    def end(self, watch: Watch) -> None:
+        if watch in self.running:
+            self.running.remove(watch)
 
 
 @contextlib.contextmanager
@@ -204,34 +171,32 @@ def watched_forward(
     stays: an engine makes the step after the block, for which `generate` prepares the batch.
     each: every forward is a first step.
     """
-    hooks = listener.memory.of(ForwardHooks)
-    looks = list[Look]()
-
-    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not each:
-            leave()
-        with listener.guarded("a forward"):
-            given = bind_arguments(module.forward, args, kwargs)
-            event = read_forward(model, {**given, **kwargs})
-            if event is not None:
-                listener.note(event)
-
-    def leave() -> None:
-        if look in looks:
-            looks.remove(look)
-            if stays:
-                hooks.let_go(model)
-
-    with listener.guarded("watching the forward"):
-        hooks.hold(model, functools.partial(call_looks, listener))
-        looks = listener.thread.memory.of(Looks).by_model.setdefault(model, [])
-        looks.append(look)
+    watches = listener.thread.memory.of(Watches)
+    watch = Watch(weakref.ref(model), each)
+    watches.running.append(watch)
     try:
         yield
     finally:
         if not stays:
-            leave()
-            hooks.let_go(model)
+            watches.end(watch)
+
+
+def note_watched(listener: Listener, call: Invocation) -> None:
+    """A model is called."""
+    watches = listener.thread.memory.of(Watches)
+    model = call.owner
+    for watch in [one for one in watches.running if one.model() is model]:
+        if not watch.each:
+            watches.end(watch)
+        with listener.guarded("a forward"):
+            event = read_forward(model, forward_arguments(call))
+            if event is not None:
+                listener.note(event)
+
+
+def forward_arguments(call: Invocation) -> dict[str, Any]:
+    """What a model's forward is given, by name."""
+    return bind_arguments(call.owner.forward, call.args[1:], call.kwargs) | call.kwargs
 
 
 # == Settings ==
@@ -421,34 +386,26 @@ class Padding:
 # == A call ==
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The prompts of a call of generate, [B, S]. mask: None where the call gave none."""
-
-    ids: list[list[int]]
-    mask: Any
-    length: int
-
-    def masks(self, pad: int | None, ends: Collection[int]) -> list[list[int]]:
-        """Where there is none, generate hides the pad id, unless it is an end."""
-        if self.mask is not None:
-            return id_lists(self.mask)
-        if not self.hides_pads(pad, ends):
-            return [[1] * len(row) for row in self.ids]
-        return [[int(token != pad) for token in row] for row in self.ids]
-
-    def hides_pads(self, pad: int | None, ends: Collection[int]) -> bool:
-        return self.mask is None and pad is not None and pad not in ends
-
-
-def read_prompts(model: Any, given: Mapping[str, Any], count: int) -> Prompts:
-    """count: how many sequences were generated."""
-    inputs = given.get("input_ids", given.get("inputs"))
-    if inputs is None:  # embeddings, whose mask hides no ids
-        return Prompts([[] for _ in range(count)], None, 0)
-    ids = id_lists(inputs)
-    length = 0 if model.config.is_encoder_decoder else len(ids[0])
-    return Prompts(ids, given.get("attention_mask"), length)
+def strip_prompts(
+    given: Mapping[str, Any],
+    prompts: Sequence[list[int]],
+    config: Any,
+    ends: Collection[int],
+    known: Collection[Ids],
+) -> list[tuple[list[int], dict[str, Any]]]:
+    """Padded prompts -> their own ids, and how each was padded. Where the call gave no mask,
+    generate hides the pad id, unless it is an end."""
+    pad = first_id(config.pad_token_id)
+    hidden = None
+    mask = given.get("attention_mask")
+    if mask is not None and any(prompts):  # that of embeddings hides no ids
+        masks = id_lists(mask)
+    else:
+        hidden = None if pad in ends else pad
+        masks = [[int(token != hidden) for token in ids] for ids in prompts]
+    ragged = any(tuple(ids) in known for ids in prompts)
+    padding = Padding(pad, hidden is None, known, first_id(config.bos_token_id), ragged)
+    return [*map(padding.strip, prompts, masks)]
 
 
 def read_generate(
@@ -458,23 +415,15 @@ def read_generate(
     becomes of the rows.   known: ids that a tokenizer gave before."""
     model = call.owner
     given = call.arguments
-    if result is None:
-        generated = id_lists(given.get("input_ids", given.get("inputs")))
-    else:
-        generated = id_lists(getattr(result, "sequences", result))
+    config = resolved.config
+    inputs = given.get("input_ids", given.get("inputs"))
+    generated = id_lists(inputs if result is None else getattr(result, "sequences", result))
+    prompts = [[]] * len(generated) if inputs is None else id_lists(inputs)
+    length = 0 if model.config.is_encoder_decoder else len(prompts[0])
     settings = GenerateSettings(given, resolved, model.generation_config)
-    prompts = read_prompts(model, given, len(generated))
-    stop = settings.stop(prompts.length)
+    stop = settings.stop(length)
     ends = stop["end_ids"]["value"]
-    pad = first_id(resolved.config.pad_token_id)
-    padding = Padding(
-        pad,
-        unmasked=not prompts.hides_pads(pad, ends),
-        known=known,
-        bos=first_id(resolved.config.bos_token_id),
-        ragged=any(tuple(ids) in known for ids in prompts.ids),
-    )
-    stripped = [*map(padding.strip, prompts.ids, prompts.masks(pad, ends))]
+    stripped = strip_prompts(given, prompts, config, ends, known)
     copies = max(1, len(generated) // max(1, len(stripped)))
     outputs = []
     for index, whole in enumerate(generated):
@@ -483,12 +432,15 @@ def read_generate(
         batch = {"rows": len(stripped), **side}
         if given.get("position_ids") is not None:
             batch["positions"] = "given"
-        new = whole[prompts.length :]
-        done = resolved.first_done(index, prompts.length)
+        new = whole[length:]
+        done = resolved.first_done(index, length)
+        pad = first_id(config.pad_token_id)
         answer = cut_at_end(new, ends, pad, min(done.values(), default=None))
         reported = {}
-        if stop["criteria"]["value"] and (resolved.config.num_beams or 1) == 1:
-            reported["finish"] = finish_stage(done, len(answer))
+        if stop["criteria"]["value"] and (config.num_beams or 1) == 1:
+            # What they say of the padding behind a row is nothing about it.
+            own_done = {kind: count for kind, count in done.items() if count <= len(answer)}
+            reported["finish"] = {"criteria": own_done}
         request = {"number": number, "sample": sample}
         outputs.append(Output(own, answer, new, whole, batch, reported, request))
     return ModelCall(
@@ -503,12 +455,6 @@ def read_generate(
 
 def first_id(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and value else value
-
-
-def finish_stage(done: Mapping[str, int], count: int) -> dict[str, Any]:
-    """Which criteria called a row of `count` ids done, and after how many of them. What they say
-    of the padding behind it is nothing about the row."""
-    return {"criteria": {kind: place for kind, place in done.items() if place <= count}}
 
 
 def cut_at_end(
@@ -588,13 +534,6 @@ def tap_criteria(listener: Listener, call: Invocation) -> Any:
     return call.run_as(call.original, seen)
 
 
-def tap_model(listener: Listener, call: Invocation) -> None:
-    """Where a model is made, its class is known."""
-    with listener.guarded("a model"):
-        listener.look_at_models()
-    call.run()
-
-
 TAPS: dict[str, dict[str, ListenerTap]] = {
     "transformers.generation.utils": {
         "GenerationMixin.generate": tap_generate,
@@ -602,5 +541,4 @@ TAPS: dict[str, dict[str, ListenerTap]] = {
         "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
     },
     "transformers.generation.stopping_criteria": {"StoppingCriteriaList.__call__": tap_criteria},
-    "transformers.modeling_utils": {"PreTrainedModel.__init__": tap_model},
 }

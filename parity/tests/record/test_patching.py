@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import sys
@@ -16,7 +15,6 @@ import pytest
 from parity.golden import Case
 from parity.record.observe import Observer, Site
 from parity.record.seeds import process_seed
-from parity.record.taps.gen_engine import scored_prompts
 
 from ..conftest import TEXT, chat, open_engine
 
@@ -141,19 +139,6 @@ def test_an_engine_that_is_dropped_is_gone() -> None:
         gc.collect()
         assert list(observer.opened) == [kept]
     kept.close()
-
-
-def test_two_calls_that_score_at_once_leave_the_backend_as_it_was() -> None:
-    class Backend:
-        def score(self, pairs: Any) -> Any:
-            return pairs
-
-    backend, first, second = Backend(), contextlib.ExitStack(), contextlib.ExitStack()
-    found = [stack.enter_context(scored_prompts(backend)) for stack in (first, second)]
-    first.close()
-    assert backend.score([("prompt", ())]) == [("prompt", ())]
-    second.close()
-    assert not vars(backend) and len(found) == 2
 
 
 def test_whose_seed_a_call_began_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
