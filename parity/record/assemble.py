@@ -7,7 +7,7 @@ behaviour. What a library does not tell is absent from a row, never guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from parity.record.events import (
     Tokens,
     is_model_call,
 )
-from parity.record.rows import BUT_THE_LAST, CHOSEN, by_itself, collapsed, runs
+from parity.record.rows import BUT_THE_LAST, CHOSEN, Fields, Row, by_itself, collapsed, runs
 from parity.record.taps.images import kept_picture, pictures_of
 from parity.record.taps.text import (
     decode_stages,
@@ -67,7 +67,7 @@ class Before:
                 ids = collapsed(raw, self.placeholder)
                 self.texts[ids] = self.unmarked[ids[1:]] = text
 
-    def chat_stages(self, text: str) -> dict[str, Any]:
+    def chat_stages(self, text: str) -> Fields:
         """The text of a prompt, and the chat that it was rendered from."""
         folded = folded_images(text)
         for event in reversed(self.templates):
@@ -104,7 +104,7 @@ class Before:
                 return f"last {len(ids)} of {len(text)}"
         return ""
 
-    def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+    def inputs(self, prompt_ids: Sequence[int]) -> Fields | None:
         """What reached the model with a prompt; of rows with one prompt, each has the next.
 
         adapters: all that these ids went through, if any.   hidden: how many of the ids the model
@@ -130,7 +130,7 @@ class Before:
                     return [row]
         return []
 
-    def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:
+    def take_pictures(self, prompt_ids: Sequence[int]) -> list[Fields]:
         """The next images in order, one per run of image tokens."""
         count = len(runs(prompt_ids, self.placeholder))
         taken = self.pictures[:count]
@@ -150,7 +150,7 @@ def complete_loop(output: Output, later: Sequence[Event]) -> None:
                 return
 
 
-def prompt_stages(output: Output, before: Before) -> dict[str, Any]:
+def prompt_stages(output: Output, before: Before) -> Fields:
     """What is known of a prompt by its ids; which of them are not its text's, its request says."""
     is_scored = bool(output.reported.get("scored"))
     found = before.text_of(output.prompt_ids, is_scored)
@@ -161,9 +161,7 @@ def prompt_stages(output: Output, before: Before) -> dict[str, Any]:
     return {} if found.text is None else before.chat_stages(found.text)
 
 
-def row_of(
-    output: Output, call: ModelCall, before: Before, later: Sequence[Event]
-) -> dict[str, Any]:
+def row_of(output: Output, call: ModelCall, before: Before, later: Sequence[Event]) -> Fields:
     complete_loop(output, later)
     stages = prompt_stages(output, before) | decode_stages(output, later)
     stages |= {name: stage for name, stage in output.reported.items() if stage is not None}
@@ -188,7 +186,7 @@ def row_of(
     }
 
 
-def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[str, Any]]:
+def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[Fields]:
     """All rows of one call, in the order in which the model was asked."""
     found = []
     since = 0
@@ -204,7 +202,7 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
     return found
 
 
-def stored_row(row: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+def stored_row(row: Row, store: golden.Store | None) -> Fields:
     """A row in the order of a golden, its images with blobs."""
     kept = {key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None}
     if "images" in kept:
@@ -212,7 +210,7 @@ def stored_row(row: Mapping[str, Any], store: golden.Store | None) -> dict[str, 
     return kept
 
 
-def with_script_seed(rows: Sequence[Mapping[str, Any]], seed: int | None) -> Iterator[Any]:
+def with_script_seed(rows: Sequence[Row], seed: int | None) -> Iterator[Any]:
     """Rows that name the seed that a script gave before their call: they would have been sampled
     with it, had the recorder not given its own."""
     for row in rows:

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from parity.record.calls import Site
 from parity.record.changing import place_name
 from parity.record.process import functions_in
 from parity.record.recorder import Recorded, record
-from parity.record.rows import CHOSEN_BY_ITSELF, given_no_ids, string_lists
+from parity.record.rows import CHOSEN_BY_ITSELF, Row, given_no_ids, string_lists
 from parity.record.seeds import SEED
 
 
@@ -255,7 +255,7 @@ class Stops:
     reached: bool
 
 
-def stops_of(row: Mapping[str, Any], by_hand: list[str]) -> Stops:
+def stops_of(row: Row, by_hand: list[str]) -> Stops:
     settings = {name: entry["value"] for name, entry in row.get("stop", {}).items()}
     never = settings.get("never_text", ())
     told = [stop for stop in settings.get("strings", ()) if stop not in never]

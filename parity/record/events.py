@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from parity.record.rows import Fields
+
 Ids = tuple[int, ...]
 
 
@@ -15,10 +17,10 @@ class Template:
     chats: list[Any]
     texts: list[str]
     sha256: str
-    arguments: dict[str, Any]
+    arguments: Fields
 
     @property
-    def stage(self) -> dict[str, Any]:
+    def stage(self) -> Fields:
         """As it stands in a row."""
         return {"sha256": self.sha256, "arguments": self.arguments}
 
@@ -35,7 +37,7 @@ class Tokens:
 class Images:
     """Images went through an image processor."""
 
-    pictures: list[dict[str, Any]]
+    pictures: list[Fields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Decode:
 
     ids: list[list[int]]
     texts: list[str]
-    how: dict[str, Any]
+    how: Fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Params:
     pictures: tuple[str, ...] = ()
     folder: str = ""
     uuids: tuple[str | None, ...] = ()
-    structure: dict[str, Any] = field(default_factory=dict)
+    structure: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class ForwardRow:
     """
 
     ids: Ids
-    inputs: dict[str, Any]
+    inputs: Fields
     adapter: str = ""
     whole: Ids = ()
 
@@ -98,11 +100,11 @@ class Output:
     output_ids: list[int]
     new_ids: list[int] = field(default_factory=list)
     whole: list[int] = field(default_factory=list)
-    batch: dict[str, Any] = field(default_factory=dict)
-    reported: dict[str, Any] = field(default_factory=dict)
-    request: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    stop: dict[str, Any] = field(default_factory=dict)
+    batch: Fields = field(default_factory=dict)
+    reported: Fields = field(default_factory=dict)
+    request: Fields = field(default_factory=dict)
+    sampling: Fields = field(default_factory=dict)
+    stop: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +112,9 @@ class ModelCall:
     """A call of a model. nested: inside an engine's call, which tells the rest."""
 
     outputs: list[Output]
-    model: dict[str, Any]
-    sampling: dict[str, Any]
-    stop: dict[str, Any]
+    model: Fields
+    sampling: Fields
+    stop: Fields
     placeholder: int | None
     nested: bool = False
 

@@ -18,11 +18,10 @@ from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 Function = Callable[..., Any]
+Arguments = Mapping[str, Any]  # by name
 
 
-def bind_arguments(
-    function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def bind_arguments(function: Function, args: Sequence[Any], kwargs: Arguments) -> dict[str, Any]:
     """Arguments by name; *args under its own name, and each keyword of **kwargs by its own."""
     signature = inspect.signature(function)
     flat = dict[str, Any]()

@@ -32,14 +32,15 @@ NEUTRAL: dict[str, Any] = {
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
 
 Row = Mapping[str, Any]
+Fields = dict[str, Any]  # a part of a row
 
 
-def sourced(value: Any, source: str) -> dict[str, Any]:
+def sourced(value: Any, source: str) -> Fields:
     """A setting and who set it: caller, checkpoint or default."""
     return {"value": value, "from": source}
 
 
-def by_caller(value: Any) -> dict[str, Any]:
+def by_caller(value: Any) -> Fields:
     """A setting that only a caller makes true."""
     return sourced(value, "caller" if value else "default")
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Forward, Ids, ModelCall, Output, Params
-from parity.record.patching import Invocation
-from parity.record.rows import NEUTRAL, STRUCTURED, by_caller, collapsed, runs, sourced
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Row, by_caller, collapsed, runs, sourced
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, shown_path
@@ -50,7 +50,7 @@ def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     return [getattr(one, "name", "plugin") for one in hooked]
 
 
-def settings_below(events: Sequence[Event]) -> dict[str, Any]:
+def settings_below(events: Sequence[Event]) -> Fields:
     """Sampling settings that the library below the engine was given, by their values."""
     for event in events:
         if isinstance(event, ModelCall):
@@ -61,17 +61,17 @@ def settings_below(events: Sequence[Event]) -> dict[str, Any]:
     return {}
 
 
-def values_without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def values_without(settings: Row, *names: str) -> Fields:
     """Values but for these names, and those that the engine sees to in each request."""
     left_out = {*names, "no_repeat_ngram_size", "seed"}
     return {name: entry["value"] for name, entry in settings.items() if name not in left_out}
 
 
 def engine_sampling(
-    effective: Mapping[str, Any], events: Sequence[Event], plugins: Sequence[Any]
-) -> dict[str, Any]:
+    effective: Row, events: Sequence[Event], plugins: Sequence[Any]
+) -> Fields:
     """What the engine says, corrected by what the library below it was really given."""
-    settings = dict[str, Any]()
+    settings = Fields()
     for name, neutral in NEUTRAL.items():
         entry = effective.get(name, sourced(neutral, "default"))
         settings[name] = entry if entry["value"] is not None else {**entry, "value": neutral}
@@ -89,8 +89,8 @@ def engine_sampling(
 
 
 def engine_stop(
-    effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[Any]
-) -> dict[str, Any]:
+    effective: Row, tokenizer: Any, plugins: Sequence[Any]
+) -> Fields:
     """end_ids: those of the checkpoint and those named as ids.   string_ids: those of stop strings
     of one token."""
     strings = list(effective["stop_strings"]["value"])
@@ -151,7 +151,7 @@ def seed_of(made: MadePrompt, options: Any) -> int | None:
     return found
 
 
-def structure_of(request: Any) -> dict[str, Any]:
+def structure_of(request: Any) -> Fields:
     """The structured output that a request asks for, as it says it."""
     asked = field_of(request, "structured")
     is_contract = dataclasses.is_dataclass(asked) and not isinstance(asked, type)
@@ -198,7 +198,7 @@ class Below:
         self.placeholder = engine.checkpoint.placeholder_id
         self.processed = {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)}
         self.received = dict[Ids, list[Params]]()
-        self.batches = dict[Ids, dict[str, Any]]()
+        self.batches = dict[Ids, Fields]()
         self.computed = Counter[Ids]()
         for event in events:
             if isinstance(event, Params):
@@ -211,7 +211,7 @@ class Below:
     def collapsed(self, ids: Sequence[int]) -> Ids:
         return collapsed(ids, self.placeholder)
 
-    def adapter_stage(self, prompt: Any) -> dict[str, Any]:
+    def adapter_stage(self, prompt: Any) -> Fields:
         """What a request says of its adapter: its folder, or that vLLM was seen to use another."""
         folder = ""
         if prompt.adapter:
@@ -223,7 +223,7 @@ class Below:
 
     def pictures(
         self, prompt: Any, ids: Sequence[int], received_ids: Ids
-    ) -> list[dict[str, Any]] | None:
+    ) -> list[Fields] | None:
         """A request's images, if any. Where vLLM received with its ids none that are these, the
         first are what the model saw."""
         if not prompt.images:
@@ -262,7 +262,7 @@ class EngineReader:
     below: Below
     options: Any
     prompts: Mapping[int, MadePrompt]
-    sampling: dict[str, Any]
+    sampling: Fields
     lengths: Mapping[Ids, list[tuple[int, int]]]
     requested: Counter[Ids]
 
@@ -290,11 +290,11 @@ class EngineReader:
             self.own_sampling(made, request),
         )
 
-    def request(self, number: int, index: int, sample: Any) -> dict[str, Any]:
+    def request(self, number: int, index: int, sample: Any) -> Fields:
         made = self.prompts[number]
         ids = tuple(made.prompt.token_ids)
         placeholder = self.below.placeholder
-        request: dict[str, Any] = {"number": number, "sample": index}
+        request: Fields = {"number": number, "sample": index}
         if not is_answer_to(made.prompt, sample.prompt_token_ids, placeholder, self.lengths[ids]):
             request["answers"] = "another"
         request |= self.below.adapter_stage(made.prompt)
@@ -312,9 +312,9 @@ class EngineReader:
             request["seed"] = seed_below(seed, index, received)
         return request
 
-    def own_sampling(self, made: MadePrompt, request: Mapping[str, Any]) -> dict[str, Any]:
+    def own_sampling(self, made: MadePrompt, request: Row) -> Fields:
         """The sampling of one request, where it is not that of the whole call; {} where it is."""
-        own = dict[str, Any]()
+        own = Fields()
         if "seed" in request:
             own["seed"] = sourced(request["seed"] - request["sample"], "caller")
         if getattr(made.prompt, "structured", None) is not None:
@@ -332,7 +332,7 @@ def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
 
 def read_engine_call(
     engine: Any,
-    given: Mapping[str, Any],
+    given: Arguments,
     prompts: Mapping[int, MadePrompt],
     events: Sequence[Event],
     results: Sequence[Any],

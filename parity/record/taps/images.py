@@ -10,7 +10,8 @@ from typing import Any
 from parity import golden
 from parity.record.calls import LOADING, event_tap
 from parity.record.events import Event, Images
-from parity.record.patching import Invocation
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import Fields
 from parity.record.taps.text import id_lists
 
 LARGEST_IMAGE = 4 << 20  # pixels of an image that a golden keeps as a blob
@@ -38,7 +39,7 @@ def pixel_digest(image: Any) -> str:
     return hashlib.sha256(image.tobytes()).hexdigest()
 
 
-def budget_of(processor: Any, kwargs: Mapping[str, Any]) -> list[int] | None:
+def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
     """[least, most] pixels that images are resized to, where the processor has such a budget."""
     kwargs = {**kwargs, **(kwargs.get("images_kwargs") or {})}
     resizes = kwargs.get("do_resize")
@@ -60,7 +61,7 @@ def read_images(call: Invocation, result: Any, _: Sequence[Event]) -> Images:
     pictures = []
     for index, image in enumerate(flat_images(given["images"])):
         rgb = as_rgb(image)
-        picture: dict[str, Any] = {"sha256": pixel_digest(rgb), "size": list(rgb.size)}
+        picture: Fields = {"sha256": pixel_digest(rgb), "size": list(rgb.size)}
         if index < len(grids):
             picture["grid"] = grids[index]
             if hasattr(values, "float"):
@@ -74,7 +75,7 @@ def read_images(call: Invocation, result: Any, _: Sequence[Event]) -> Images:
     return Images(pictures)
 
 
-def pictures_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+def pictures_of(events: Iterable[Event]) -> list[Fields]:
     """All images that went through an image processor."""
     return [one for event in events if isinstance(event, Images) for one in event.pictures]
 
@@ -84,7 +85,7 @@ def mean_and_deviation(values: Any) -> list[float]:
     return [round(float(values.mean()), 4), round(float(values.std()), 4)]
 
 
-def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> Fields:
     """An image as it stands in a row: its pixels are a blob."""
     kept = {k: v for k, v in picture.items() if k != "pixels" and v is not None}
     pixels = picture.get("pixels")

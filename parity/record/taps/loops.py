@@ -20,8 +20,8 @@ from typing import Any
 
 from parity.record.calls import MODEL_CALLS, Listener
 from parity.record.events import Event, Forward, Ids, ModelCall, Output
-from parity.record.patching import Invocation
-from parity.record.rows import BUT_THE_LAST, LIKELIEST, sourced
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import BUT_THE_LAST, LIKELIEST, Fields, sourced
 from parity.record.seeds import generator_states, process_seed
 from parity.record.taps.models import model_stage, placeholder_of
 from parity.record.taps.text import id_lists, joined_text, known_ids
@@ -166,9 +166,9 @@ class Loops:
         self.pasts = list[Past]()
         self.blind = set[int]()
         self.states: list[bytes] | None = None
-        self.seed: dict[str, Any] | None = None
+        self.seed: Fields | None = None
 
-    def begin(self, model: Any, given: Mapping[str, Any], before: Sequence[Event]) -> LoopStep:
+    def begin(self, model: Any, given: Arguments, before: Sequence[Event]) -> LoopStep:
         """A forward, before it. before: the events that led to it."""
         if self.states is None:
             self.states = generator_states()
@@ -186,7 +186,7 @@ class Loops:
         return LoopStep()
 
     def _fresh(
-        self, model: Any, given: Mapping[str, Any], seen: Forward, before: Sequence[Event]
+        self, model: Any, given: Arguments, seen: Forward, before: Sequence[Event]
     ) -> LoopStep:
         """A forward without a past: new sequences, and old ones with one id more."""
         trimmed = without_right_pads(seen, given, known_ids(before)) if is_causal(model) else seen
@@ -257,7 +257,7 @@ class Loops:
         is_own = generator is not None and generator is not sys.modules["torch"].default_generator
         self.seed = sourced(generator.initial_seed(), "process") if is_own else process_seed()
 
-    def end(self, readings: Sequence[LoopReading], given: Mapping[str, Any], result: Any) -> None:
+    def end(self, readings: Sequence[LoopReading], given: Arguments, result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
         if self.seed is None and self.states != generator_states():
             self.sample_from()
@@ -292,9 +292,7 @@ def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
     return LoopStep()
 
 
-def expect_likeliest(
-    readings: Sequence[LoopReading], given: Mapping[str, Any], logits: Any
-) -> None:
+def expect_likeliest(readings: Sequence[LoopReading], given: Arguments, logits: Any) -> None:
     for row, reading in enumerate(readings):
         column = last_own_column(given, row, logits.shape[1])
         reading.expect(int(logits[row, column].argmax()))
@@ -335,7 +333,7 @@ def is_another_text(
     return (*reading.ids_in(count), *ids) in known
 
 
-def last_own_column(given: Mapping[str, Any], row: int, width: int) -> int:
+def last_own_column(given: Arguments, row: int, width: int) -> int:
     """The column of a row's last own id."""
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2 or mask.shape[1] != width:
@@ -344,7 +342,7 @@ def last_own_column(given: Mapping[str, Any], row: int, width: int) -> int:
     return shown[-1] if shown else -1
 
 
-def mark_missing_labels(given: Mapping[str, Any], readings: Mapping[int, LoopReading]) -> None:
+def mark_missing_labels(given: Arguments, readings: Mapping[int, LoopReading]) -> None:
     """Of rows that are read for their loss, those whose labels do not count: of one id, or cut."""
     labels = given.get("labels")  # [B, S]
     if labels is None or labels.ndim != 2:
@@ -362,7 +360,7 @@ def is_causal(model: Any) -> bool:
     return bool(model.can_generate()) and not model.config.is_encoder_decoder
 
 
-def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collection[Ids]) -> Forward:
+def without_right_pads(seen: Forward, given: Arguments, known: Collection[Ids]) -> Forward:
     """A causal model's batch without unmasked pads at the right end of its rows, to which no token
     attends; the same object if there are none.
 
@@ -419,7 +417,7 @@ def tap_forward(listener: Listener, call: Invocation) -> Any:
         loops = running.memory.of(Loops)
         model = call.owner
         step = LoopStep()
-        given = dict[str, Any]()
+        given = Fields()
         with listener.guarded("a forward"):
             given = forward_arguments(call)
             step = loops.begin(model, given, running.events_so_far())

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from parity.record.rows import Fields
+
 SAMPLED = 64  # values of each parameter that a fingerprint reads
 ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
 
@@ -91,7 +93,7 @@ def types_of_buffers(model: Any) -> str | None:
     return " ".join(sorted(types)) or None
 
 
-def model_stage(model: Any) -> dict[str, Any]:
+def model_stage(model: Any) -> Fields:
     """A transformers model, or a vllm.LLM or its engine, as it stands in a row."""
     engine = getattr(model, "llm_engine", model)
     is_vllm = hasattr(engine, "vllm_config")
@@ -99,7 +101,7 @@ def model_stage(model: Any) -> dict[str, Any]:
     return {key: value for key, value in stage.items() if value is not None}
 
 
-def vllm_model(config: Any) -> dict[str, Any]:
+def vllm_model(config: Any) -> Fields:
     return {
         "class": config.hf_config.architectures[0],
         "dtype": dtype_name(config.dtype),
@@ -110,7 +112,7 @@ def vllm_model(config: Any) -> dict[str, Any]:
     }
 
 
-def transformers_model(model: Any) -> dict[str, Any]:
+def transformers_model(model: Any) -> Fields:
     config = model.config
     path = str(getattr(config, "_name_or_path", ""))
     quantization = getattr(config, "quantization_config", None)

@@ -11,7 +11,8 @@ from typing import Any
 
 from parity.record.calls import event_tap
 from parity.record.events import Decode, Event, Ids, Output, Template, Tokens
-from parity.record.patching import Invocation
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import Fields
 
 
 def id_lists(value: Any) -> list[list[int]]:
@@ -62,7 +63,7 @@ def read_template(call: Invocation, result: Any, inner: Sequence[Event]) -> Temp
     )
 
 
-def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def template_arguments(given: Arguments) -> Fields:
     """What the template was told beside the chat."""
     return {
         name: value
@@ -178,7 +179,7 @@ def decoded_part(ids: list[int], output: Output) -> str | None:
     return "part" if len(ids) > 1 and ids == output.new_ids[: len(ids)] else None
 
 
-def decodings(output: Output, later: Iterable[Event]) -> Iterator[dict[str, Any]]:
+def decodings(output: Output, later: Iterable[Event]) -> Iterator[Fields]:
     """What was decoded of a sequence: by the library itself, then by calls after the model's."""
     if "decode" in output.reported:
         yield {**output.reported["decode"], "text": output.reported.get("text")}
@@ -191,7 +192,7 @@ def decodings(output: Output, later: Iterable[Event]) -> Iterator[dict[str, Any]
                 break  # equal rows of one call have equal texts
 
 
-def decode_stages(output: Output, later: Iterable[Event]) -> dict[str, Any]:
+def decode_stages(output: Output, later: Iterable[Event]) -> Fields:
     """The stages of decoding: the first one, and all where there are several."""
     found = [*decodings(output, later)]
     if output.reported.get("loop"):  # which decodes what it has so far, again and again
@@ -216,7 +217,7 @@ def without_mark(event: Event, mark: str) -> Event:
     return replace(event, chats=chats, texts=[text.replace(mark, "") for text in event.texts])
 
 
-def chat_stages(made: Sequence[Event]) -> dict[str, Any]:
+def chat_stages(made: Sequence[Event]) -> Fields:
     """The chat stages of one request, from what happened while its prompt was made."""
     for event in reversed(made):
         if isinstance(event, Template) and event.texts:

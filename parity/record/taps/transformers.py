@@ -9,14 +9,14 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap
 from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
-from parity.record.patching import Invocation, bind_arguments
-from parity.record.rows import NEUTRAL, STRUCTURED, by_caller, runs, sourced
+from parity.record.patching import Arguments, Invocation, bind_arguments
+from parity.record.rows import NEUTRAL, STRUCTURED, Fields, by_caller, runs, sourced
 from parity.record.seeds import process_seed
 from parity.record.taps.models import adapter_print, model_stage, placeholder_of, short_digest
 from parity.record.taps.text import id_lists, known_ids
@@ -29,7 +29,7 @@ UNSEEN_BY_ROWS = {
 }  # fmt: skip
 
 
-def read_forward(model: Any, given: Mapping[str, Any]) -> Forward | None:
+def read_forward(model: Any, given: Arguments) -> Forward | None:
     """What a model's forward is given, row by row. None where it is given no ids."""
     ids = given.get("input_ids")  # [B, S]
     if ids is None:
@@ -58,14 +58,14 @@ class Batch:
     which kind it is.   mask: None where it is none of the ids.
     """
 
-    given: Mapping[str, Any]
+    given: Arguments
     placeholder: int | None
     names: set[str]
     per_token: list[str]
     mask: Any
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], placeholder: int | None) -> Batch:
+    def read(cls, given: Arguments, placeholder: int | None) -> Batch:
         """A mapping is what newer transformers make of images before the forward."""
         tensors = {name for name, value in given.items() if hasattr(value, "shape")}
         mappings = {name for name, value in given.items() if isinstance(value, dict) and value}
@@ -81,7 +81,7 @@ class Batch:
             return [*range(self.given["input_ids"].shape[-1])]
         return [column for column, shown in enumerate(self.mask[row].tolist()) if shown]
 
-    def inputs(self, row: int, own: Sequence[int], has_images: bool) -> dict[str, Any]:
+    def inputs(self, row: int, own: Sequence[int], has_images: bool) -> Fields:
         """What came with a row's ids. marks: the numbers of its own tokens, where they are not all
         0, the default. Images beside a row without any are not its own."""
         marks = dict[str, list[Any]]()
@@ -92,7 +92,7 @@ class Batch:
         keys = {*marks}
         if has_images or self.placeholder is None:
             keys |= self.names.difference(self.per_token)
-        inputs: dict[str, Any] = {"keys": sorted(keys)}
+        inputs: Fields = {"keys": sorted(keys)}
         positions = self.given.get("position_ids")
         if positions is not None and positions.shape[-1] == self.given["input_ids"].shape[-1]:
             inputs["positions"] = positions_of(positions, row, own)
@@ -120,7 +120,7 @@ def positions_of(positions: Any, row: int, own: Sequence[int]) -> str:
     return f"from {first}" if all(axis == plain for axis in values) else short_digest(values)
 
 
-def picture_sums(given: Mapping[str, Any]) -> list[list[float]]:
+def picture_sums(given: Arguments) -> list[list[float]]:
     """Of each image's tensor: mean, deviation, and a mean that depends on the order of patches."""
     values = given.get("pixel_values")
     grids = given.get("image_grid_thw")
@@ -194,7 +194,7 @@ def note_watched(listener: Listener, call: Invocation) -> None:
                 listener.note(event)
 
 
-def forward_arguments(call: Invocation) -> dict[str, Any]:
+def forward_arguments(call: Invocation) -> Fields:
     """What a model's forward is given, by name."""
     return bind_arguments(call.owner.forward, call.args[1:], call.kwargs) | call.kwargs
 
@@ -239,9 +239,9 @@ NO_SETTING = {
 GRAMMARS = {"xgrammar", "outlines", "outlines_core", "lmformatenforcer", "llguidance"}
 
 
-def processor_settings(processors: Sequence[Any]) -> dict[str, Any]:
+def processor_settings(processors: Sequence[Any]) -> Fields:
     """The settings that logits processors stand for; others by the name of their class."""
-    settings = dict[str, Any]()
+    settings = Fields()
     for processor in processors:
         kind = type(processor)
         if kind.__name__ in PROCESSORS:
@@ -258,7 +258,7 @@ def processor_settings(processors: Sequence[Any]) -> dict[str, Any]:
 class GenerateSettings:
     """A call of generate. given: its arguments by name.   checkpoint: the model's own config."""
 
-    given: Mapping[str, Any]
+    given: Arguments
     resolved: Resolved
     checkpoint: Any
 
@@ -272,7 +272,7 @@ class GenerateSettings:
             return "caller"
         return "checkpoint" if getattr(self.checkpoint, name, None) == value else "default"
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> Fields:
         config = self.resolved.config
         values = {
             **NEUTRAL,
@@ -289,7 +289,7 @@ class GenerateSettings:
             sampling["temperature"] = sourced(0, self.source("do_sample", config.do_sample))
         return sampling
 
-    def stop(self, length: int) -> dict[str, Any]:
+    def stop(self, length: int) -> Fields:
         """length: columns of the prompts."""
         config = self.resolved.config
         ends, strings, others = list[int](), list[str](), list[str]()
@@ -334,7 +334,7 @@ class Padding:
     bos: int | None = None
     ragged: bool = False
 
-    def strip(self, ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
+    def strip(self, ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], Fields]:
         """A padded prompt -> its own ids, and how it was padded."""
         shown = [column for column, visible in enumerate(mask) if visible]
         own = [ids[column] for column in shown]
@@ -387,12 +387,12 @@ class Padding:
 
 
 def strip_prompts(
-    given: Mapping[str, Any],
+    given: Arguments,
     prompts: Sequence[list[int]],
     config: Any,
     ends: Collection[int],
     known: Collection[Ids],
-) -> list[tuple[list[int], dict[str, Any]]]:
+) -> list[tuple[list[int], Fields]]:
     """Padded prompts -> their own ids, and how each was padded. Where the call gave no mask,
     generate hides the pad id, unless it is an end."""
     pad = first_id(config.pad_token_id)

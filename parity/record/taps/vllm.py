@@ -10,7 +10,7 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, ModelCall, Output, Params
 from parity.record.patching import Invocation
-from parity.record.rows import NEUTRAL, PENALTIES, STRUCTURED, by_caller, sourced
+from parity.record.rows import NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
 from parity.record.taps.images import as_rgb, pictures_of, pixel_digest
 from parity.record.taps.models import model_stage, placeholder_of, shown_path
 
@@ -27,14 +27,14 @@ def structure_params(params: Any) -> Any:
     return newer or getattr(params, "guided_decoding", None)
 
 
-def asked_structure(params: Any) -> dict[str, Any]:
+def asked_structure(params: Any) -> Fields:
     """The structured output that vLLM is asked for, before it rewrites it."""
     asked = structure_params(params)
     forms = {form: getattr(asked, form, None) for form in STRUCTURES}
     return {form: value for form, value in forms.items() if value not in (None, False)}
 
 
-def vllm_sampling(params: Any) -> dict[str, Any]:
+def vllm_sampling(params: Any) -> Fields:
     values = NEUTRAL | {name: getattr(params, name) for name in SAMPLING}
     values["top_k"] = max(0, values["top_k"])
     structured = [STRUCTURED] if structure_params(params) else []
@@ -52,7 +52,7 @@ def vllm_sampling(params: Any) -> dict[str, Any]:
 
 def never_text(
     strings: Sequence[str], tokenizer: Any, skip_special: bool, ends: Collection[int] = ()
-) -> dict[str, Any]:
+) -> Fields:
     """Of stop strings, those that never end a row: they hold a special token, which the searched
     text leaves out, or are the text of an id that ends the row by itself."""
     added = getattr(tokenizer, "added_tokens_decoder", {}) if strings else {}
@@ -71,7 +71,7 @@ def vllm_ends(engine: Any) -> list[int]:
     return sorted(found if own is None else found | {own})
 
 
-def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int) -> dict[str, Any]:
+def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int) -> Fields:
     """room: tokens that fit behind the prompt, where vLLM ends a row that was allowed more."""
     most = room if params.max_tokens is None else min(params.max_tokens, room)
     ids = {*(params.stop_token_ids or ())}
@@ -98,7 +98,7 @@ class Names:
     """
 
     def __init__(self) -> None:
-        self.pictures = dict[str | None, dict[str, Any]]()
+        self.pictures = dict[str | None, Fields]()
         self.digests = dict[str, str]()
         self.folders = dict[int, str]()
 
@@ -146,7 +146,7 @@ def params_of(events: Iterable[Event]) -> list[Params]:
 
 def received_pictures(
     engine: Any, requests: Sequence[Params], events: Sequence[Event]
-) -> list[list[dict[str, Any]]]:
+) -> list[list[Fields]]:
     """The images of each request, also those that vLLM knows and does not process again."""
     fresh = pictures_of(events)
     known = names_of(engine).pictures
@@ -253,7 +253,7 @@ class Stepped:
     """
 
     def __init__(self) -> None:
-        self.params = dict[str, Any]()
+        self.params = Fields()
         self.parts = dict[str, dict[int, tuple[list[int], str]]]()
 
     def take(self, engine: Any, outputs: Sequence[Any]) -> Iterator[ModelCall]:
