@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -246,45 +245,44 @@ def unseen_lines(done: Recorded, sites: Sequence[Site]) -> Iterator[str]:
 # == Stops that no answer comes to ==
 
 
-@dataclass(frozen=True, slots=True)
-class Stops:
-    """The stop strings of a row. by_hand: those that its code may look for itself."""
-
-    told: list[str]
-    by_hand: list[str]
-    reached: bool
+def stop_settings(row: Row) -> dict[str, Any]:
+    return {name: entry["value"] for name, entry in row.get("stop", {}).items()}
 
 
-def stops_of(row: Row, by_hand: list[str]) -> Stops:
-    settings = {name: entry["value"] for name, entry in row.get("stop", {}).items()}
+def told_stops(row: Row) -> list[str]:
+    settings = stop_settings(row)
     never = settings.get("never_text", ())
-    told = [stop for stop in settings.get("strings", ()) if stop not in never]
+    return [stop for stop in settings.get("strings", ()) if stop not in never]
+
+
+def reaches_stop(row: Row, by_hand: Sequence[str]) -> bool:
+    """by_hand: stops that the code may look for itself."""
+    settings = stop_settings(row)
     ids = row["output_ids"]
     is_end_of_text = not ids or ids[-1] in settings.get("end_ids", ())
     is_end_of_model = is_end_of_text or len(ids) == settings.get("max_new_tokens")
     text = row.get("text") or ""
-    reached = (bool(told) and not is_end_of_model) or any(stop in text for stop in by_hand)
-    return Stops(told, by_hand, reached)
+    return bool(told_stops(row) and not is_end_of_model) or any(stop in text for stop in by_hand)
 
 
 def never_reached(cases: Sequence[Case]) -> Iterator[str]:
     """Of each site with stop strings: that no answer comes to one, if so. What is done at a stop,
     and whether it is looked for at all, shows only there."""
     for site, own in by_site(cases).items():
-        stops = [stop for case in own for stop in case_stops(case)]
-        texts = dict.fromkeys(text for stop in stops for text in (*stop.told, *stop.by_hand))
-        texts = dict.fromkeys(text for text in texts if not re.fullmatch(r"<.*>", text))
-        if texts and not any(stop.reached for stop in stops):
-            some = ", ".join(map(repr, [*texts][:3]))
+        texts = list[str]()
+        is_reached = False
+        for case in own:
+            by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
+            for row in case.rows:
+                texts += [*told_stops(row), *by_hand]
+                is_reached |= reaches_stop(row, by_hand)
+        shown = [text for text in dict.fromkeys(texts) if not re.fullmatch(r"<.*>", text)]
+        if shown and not is_reached:
+            some = ", ".join(map(repr, shown[:3]))
             yield (
                 f"{site}: no answer comes to a stop ({some}), so what is done there is not in "
                 "these goldens; record a call that does"
             )
-
-
-def case_stops(case: Case) -> list[Stops]:
-    by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
-    return [stops_of(row, by_hand) for row in case.rows]
 
 
 # == The command ==

@@ -15,6 +15,7 @@ from parity.record.rows import Fields
 from parity.record.taps.text import id_lists
 
 LARGEST_IMAGE = 4 << 20  # pixels of an image that a golden keeps as a blob
+IMAGE_KEYS = ("sha256", "size", "grid", "values", "tokens", "budget")  # in the order of a golden
 
 
 def flat_images(images: Any) -> Iterator[Any]:
@@ -55,24 +56,30 @@ def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
 
 def read_images(call: Invocation, result: Any, _: Sequence[Event]) -> Images:
     processor, given = call.owner, call.arguments
-    grids = id_lists(result["image_grid_thw"]) if "image_grid_thw" in result else []
-    patches = [math.prod(grid) for grid in grids]
+    images = [as_rgb(image) for image in flat_images(given["images"])]
+    budget = budget_of(processor, given)
+    pictures = [
+        {"sha256": pixel_digest(rgb), "size": list(rgb.size), "budget": budget, "pixels": rgb}
+        for rgb in images
+    ]
+    if "image_grid_thw" not in result:
+        return Images(pictures)
+    grids = id_lists(result["image_grid_thw"])
+    merge = getattr(processor, "merge_size", None)
+    for picture, grid in zip(pictures, grids):
+        picture["grid"] = grid
+        picture["tokens"] = math.prod(grid) // merge**2 if merge else None
     values = result.get("pixel_values")
-    pictures = []
-    for index, image in enumerate(flat_images(given["images"])):
-        rgb = as_rgb(image)
-        picture: Fields = {"sha256": pixel_digest(rgb), "size": list(rgb.size)}
-        if index < len(grids):
-            picture["grid"] = grids[index]
-            if hasattr(values, "float"):
-                start = sum(patches[:index])
-                picture["values"] = mean_and_deviation(values[start : start + patches[index]])
-            merge = getattr(processor, "merge_size", None)
-            picture["tokens"] = patches[index] // merge**2 if merge else None
-        picture["budget"] = budget_of(processor, given)
-        picture["pixels"] = rgb
-        pictures.append(picture)
+    if hasattr(values, "split"):
+        for picture, patches in zip(pictures, patches_of_images(values, grids)):
+            picture["values"] = mean_and_deviation(patches)
     return Images(pictures)
+
+
+def patches_of_images(values: Any, grids: Sequence[Sequence[int]]) -> Sequence[Any]:
+    """The part of all patches that is each image's."""
+    parts: Sequence[Any] = values.split([math.prod(grid) for grid in grids])
+    return parts
 
 
 def pictures_of(events: Iterable[Event]) -> list[Fields]:
@@ -87,7 +94,7 @@ def mean_and_deviation(values: Any) -> list[float]:
 
 def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> Fields:
     """An image as it stands in a row: its pixels are a blob."""
-    kept = {k: v for k, v in picture.items() if k != "pixels" and v is not None}
+    kept = {key: picture[key] for key in IMAGE_KEYS if picture.get(key) is not None}
     pixels = picture.get("pixels")
     if store is None or pixels is None or pixels.width * pixels.height > LARGEST_IMAGE:
         return kept

@@ -18,6 +18,7 @@ from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation, bind_arguments
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, by_caller, runs, sourced
 from parity.record.seeds import process_seed
+from parity.record.taps.images import patches_of_images
 from parity.record.taps.models import adapter_print, model_stage, placeholder_of, short_digest
 from parity.record.taps.text import id_lists, known_ids
 
@@ -126,14 +127,10 @@ def picture_sums(given: Arguments) -> list[list[float]]:
     grids = given.get("image_grid_thw")
     if values is None:
         return []
-    sizes = [1] * len(values)
-    if grids is not None:
-        sizes = [int(t * h * w) for t, h, w in id_lists(grids)]
+    images = values if grids is None else patches_of_images(values, id_lists(grids))
     found = []
-    start = 0
-    for size in sizes:
-        own = values[start : start + size].detach().float().flatten()
-        start += size
+    for image in images:
+        own = image.detach().float().flatten()
         weights = sys.modules["torch"].linspace(-1, 1, len(own), device=own.device)
         sums = own.mean(), own.std(), (own * weights).mean()
         found.append([round(float(value), 4) for value in sums])
