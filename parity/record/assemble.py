@@ -126,7 +126,8 @@ class Before:
         """The first row that ends or begins with these ids, some of which are masked."""
         for rows in self.forwards.values() if ids else ():
             for row in rows:
-                if row.whole and ids in (row.whole[-len(ids) :], row.whole[: len(ids)]):
+                ends = row.whole[-len(ids) :], row.whole[: len(ids)]
+                if ids in ends:
                     return [row]
         return []
 

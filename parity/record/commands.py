@@ -27,9 +27,10 @@ def command_of(args: argparse.Namespace) -> list[str]:
     words: list[str] = args.command
     if words[:1] == ["--"]:
         words = words[1:]
-    if words[:1] == ["-m"] or (words and words[0].endswith(".py")):
+    first = words[0] if words else ""
+    if first == "-m" or first.endswith(".py"):
         return [sys.executable, *words]
-    if words[:1] in (["python"], ["python3"]):
+    if first in ("python", "python3"):
         return [sys.executable, *words[1:]]
     return words
 
@@ -57,9 +58,11 @@ def source_file(module: str, command: Sequence[str]) -> Path | None:
     imported."""
     if module.endswith(".py"):
         return Path(module) if Path(module).is_file() else None
-    around = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    around = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = [script.parent for script in scripts_in(command)]
-    folders += [Path.cwd(), *map(Path, around), *(Path(entry or ".") for entry in sys.path)]
+    folders.append(Path.cwd())
+    folders += [Path(entry) for entry in around if entry]
+    folders += [Path(entry or ".") for entry in sys.path]
     name = module.replace(".", "/")
     for folder in folders:
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):
@@ -249,7 +252,7 @@ def stop_settings(row: Row) -> dict[str, Any]:
     return {name: entry["value"] for name, entry in row.get("stop", {}).items()}
 
 
-def told_stops(row: Row) -> list[str]:
+def declared_stops(row: Row) -> list[str]:
     settings = stop_settings(row)
     never = settings.get("never_text", ())
     return [stop for stop in settings.get("strings", ()) if stop not in never]
@@ -262,7 +265,9 @@ def reaches_stop(row: Row, by_hand: Sequence[str]) -> bool:
     is_end_of_text = not ids or ids[-1] in settings.get("end_ids", ())
     is_end_of_model = is_end_of_text or len(ids) == settings.get("max_new_tokens")
     text = row.get("text") or ""
-    return bool(told_stops(row) and not is_end_of_model) or any(stop in text for stop in by_hand)
+    return bool(declared_stops(row) and not is_end_of_model) or any(
+        stop in text for stop in by_hand
+    )
 
 
 def never_reached(cases: Sequence[Case]) -> Iterator[str]:
@@ -274,7 +279,7 @@ def never_reached(cases: Sequence[Case]) -> Iterator[str]:
         for case in own:
             by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
             for row in case.rows:
-                texts += [*told_stops(row), *by_hand]
+                texts += [*declared_stops(row), *by_hand]
                 is_reached |= reaches_stop(row, by_hand)
         shown = [text for text in dict.fromkeys(texts) if not re.fullmatch(r"<.*>", text)]
         if shown and not is_reached:

@@ -95,7 +95,8 @@ def unused_files(store: Store) -> tuple[list[Path], bool]:
         print(f"{error}{advice}", file=sys.stderr)
     if not is_whole:
         return [], True
-    unused = [path for path in store.unused(cases) if not any(path.stem in text for text in texts)]
+    whole = "\n".join(texts)
+    unused = [path for path in store.unused(cases) if path.stem not in whole]
     return unused, bool(broken)
 
 

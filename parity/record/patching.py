@@ -48,7 +48,8 @@ class Invocation:
         """The same call of another function, with another owner."""
         if self.args:
             return function(owner, *self.args[1:], **self.kwargs)
-        rest = {name: value for name, value in self.kwargs.items() if name != self._first_name()}
+        rest = dict(self.kwargs)
+        del rest[self._first_name()]
         return function(owner, **rest)
 
     @property

@@ -156,7 +156,8 @@ def structure_of(request: Any) -> Fields:
     asked = field_of(request, "structured")
     is_contract = dataclasses.is_dataclass(asked) and not isinstance(asked, type)
     said = dataclasses.asdict(asked) if is_contract else asked or {}
-    return {form: value for form, value in said.items() if value not in (None, False, "", ())}
+    unsaid = (None, False, "", ())
+    return {form: value for form, value in said.items() if value not in unsaid}
 
 
 def request_key(prompt: Any) -> str:
@@ -236,7 +237,8 @@ class Below:
         processor = self.engine.checkpoint.vision.image_processor
         budget = budget_of(processor, prompt.image_kwargs)
         pictures = []
-        for image, tokens, digest in zip(prompt.images, runs(ids, self.placeholder), digests):
+        counts = runs(ids, self.placeholder)
+        for image, tokens, digest in zip(prompt.images, counts, digests):
             picture = {
                 "sha256": digest,
                 "size": list(image.size),
@@ -327,7 +329,9 @@ def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
     """The seed that a sample is drawn with: its own, or what vLLM received in its place."""
     own = seed + sample
     seeds = [one.params.seed for one in received if one.params.seed is not None]
-    return own if not seeds or own in seeds else seeds[min(sample, len(seeds) - 1)]
+    if not seeds or own in seeds:
+        return own
+    return int(seeds[min(sample, len(seeds) - 1)])
 
 
 def read_engine_call(
@@ -484,8 +488,8 @@ def tap_backend(listener: Listener, call: Invocation) -> Any:
     """Where an engine hands prompts and responses to its backend."""
     if listener.in_site():
         with listener.guarded("prompts that are scored"):
-            pairs = call.arguments["pairs"]
-            listener.thread.memory.of(EngineCall).scored += [prompt for prompt, _ in pairs]
+            running = listener.thread.memory.of(EngineCall)
+            running.scored += [prompt for prompt, _ in call.arguments["pairs"]]
     return call.run()
 
 

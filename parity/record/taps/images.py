@@ -89,7 +89,8 @@ def pictures_of(events: Iterable[Event]) -> list[Fields]:
 
 def mean_and_deviation(values: Any) -> list[float]:
     values = values.float()
-    return [round(float(values.mean()), 4), round(float(values.std()), 4)]
+    found = values.mean(), values.std()
+    return [round(float(value), 4) for value in found]
 
 
 def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> Fields:

@@ -64,7 +64,8 @@ class LoopReading:
 
     def ids_in(self, width: int) -> list[int]:
         """Its ids in the first columns of its batch."""
-        return self.ids[: len(self.ids) - (self.width - width)]
+        behind = self.width - width
+        return self.ids[: len(self.ids) - behind]
 
     def read_on(self, ids: Sequence[int], known: Collection[Ids] = ()) -> None:
         """The model reads on. Several ids at once, before any was chosen, are the rest of the
@@ -215,7 +216,8 @@ class Loops:
         for index, ids in rows.items():
             key = id(model), ids[:-1]
             known = self.texts.pop(key, [])
-            reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
+            fitting = (one for one in known if len(one.ids) == len(ids) - 1)
+            reading = next(fitting, None)
             if others := [one for one in known if one is not reading]:
                 self.texts[key] = others
             if reading is not None:
@@ -250,7 +252,8 @@ class Loops:
 
     def _remember(self, model: Any, readings: Sequence[LoopReading]) -> None:
         for reading in readings:
-            self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
+            key = id(model), tuple(reading.ids)
+            self.texts.setdefault(key, []).append(reading)
 
     def sample_from(self, generator: Any = None) -> None:
         """Random numbers are taken: from a generator of the code's own, or the process's."""
@@ -267,8 +270,8 @@ class Loops:
         past = past_of(lambda name: getattr(result, name, None))
         if past is not None and readings:
             self._keep(past, readings)
-        logits = getattr(result, "logits", None)  # [B, S, V]
-        if logits is not None and logits.ndim == 3 and len(logits) == len(readings):
+        logits = getattr(result, "logits", None)
+        if logits is not None and logits.ndim == 3:  # [B, S, V]
             expect_likeliest(readings, given, logits)
 
     def _keep(self, past: Any, readings: Sequence[LoopReading]) -> None:
@@ -293,6 +296,8 @@ def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
 
 
 def expect_likeliest(readings: Sequence[LoopReading], given: Arguments, logits: Any) -> None:
+    if len(logits) != len(readings):
+        return
     for row, reading in enumerate(readings):
         column = last_own_column(given, row, logits.shape[1])
         reading.expect(int(logits[row, column].argmax()))
@@ -338,7 +343,8 @@ def last_own_column(given: Arguments, row: int, width: int) -> int:
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2 or mask.shape[1] != width:
         return -1
-    shown = [column for column, visible in enumerate(mask[row].tolist()) if visible]
+    visible = mask[row].tolist()
+    shown = [column for column, is_shown in enumerate(visible) if is_shown]
     return shown[-1] if shown else -1
 
 
@@ -348,7 +354,8 @@ def mark_missing_labels(given: Arguments, readings: Mapping[int, LoopReading]) -
     if labels is None or labels.ndim != 2:
         return
     for row, reading in readings.items():
-        if not bool((labels[row, 1:] != NO_LABEL).any()):
+        counts = labels[row, 1:] != NO_LABEL
+        if not bool(counts.any()):
             reading.output.request["labels"] = "none"
 
 
@@ -369,7 +376,9 @@ def without_right_pads(seen: Forward, given: Arguments, known: Collection[Ids]) 
     longest row, and no pads.
     """
     mask = given.get("attention_mask")
-    if len({len(row.ids) for row in seen.rows}) > 1 or not (mask is None or mask.all()):
+    is_masked = mask is not None and not mask.all()
+    lengths = {len(row.ids) for row in seen.rows}
+    if is_masked or len(lengths) > 1:
         return seen
     texts = sorted(known)
     rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
@@ -388,15 +397,19 @@ def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
     while least > 1 and ids[least - 1] == ids[-1]:
         least -= 1
     for count in range(len(ids), least - 1, -1):
-        if begins_a_text(ids[:count], texts) or begins_a_text(ids[1:count], texts):
-            return ids[:count]
-    return ids[:1] if least == 1 and 1 in map(len, texts) else ids
+        own = ids[:count]
+        if begins_a_text(own, texts) or begins_a_text(own[1:], texts):
+            return own
+    has_text_of_one = 1 in map(len, texts)
+    return ids[:1] if least == 1 and has_text_of_one else ids
 
 
 def begins_a_text(ids: Ids, texts: Sequence[Ids]) -> bool:
     """Whether ids are the beginning of one of some texts, which are sorted."""
     place = bisect.bisect_left(texts, ids)
-    return bool(ids) and place < len(texts) and texts[place][: len(ids)] == ids
+    if not ids or place == len(texts):
+        return False
+    return texts[place][: len(ids)] == ids
 
 
 # == Taps ==
@@ -445,7 +458,8 @@ def tap_sampling(listener: Listener, call: Invocation) -> Any:
     """A draw by the code itself, which may have a generator of its own."""
     if is_own_code(listener):
         with listener.guarded("a draw"):
-            listener.running().memory.of(Loops).sample_from(call.kwargs.get("generator"))
+            loops = listener.running().memory.of(Loops)
+            loops.sample_from(call.kwargs.get("generator"))
     return call.run()
 
 

@@ -65,7 +65,8 @@ def weight_bytes(model: Any) -> Iterator[bytes]:
 @functools.lru_cache(maxsize=16)
 def weights_on_disk(path: str) -> str | None:
     """A fingerprint of a checkpoint's weight files: their names, sizes and ends."""
-    files = [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")]
+    folder = Path(path)
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
         return None
     return fingerprint(map(file_bytes, sorted(files)))
@@ -82,10 +83,12 @@ def file_bytes(file: Path) -> bytes:
 
 def shown_path(path: str) -> str:
     """A checkpoint's path as a golden holds it: relative to the working directory, or its name."""
-    here = Path(path)
-    if not here.is_absolute():
+    checkpoint = Path(path)
+    if not checkpoint.is_absolute():
         return path
-    return here.relative_to(Path.cwd()).as_posix() if here.is_relative_to(Path.cwd()) else here.name
+    if checkpoint.is_relative_to(Path.cwd()):
+        return checkpoint.relative_to(Path.cwd()).as_posix()
+    return checkpoint.name
 
 
 def dtype_name(dtype: Any) -> str:

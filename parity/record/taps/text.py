@@ -52,8 +52,8 @@ def read_template(call: Invocation, result: Any, inner: Sequence[Event]) -> Temp
     source = given.get("chat_template") or call.owner.chat_template or ""
     if not isinstance(source, str):
         source = json.dumps(source)
-    is_text = isinstance(result[0] if isinstance(result, list) and result else result, str)
-    texts = texts_of(result) if is_text else tokenized_texts(inner)
+    first = result[0] if isinstance(result, list) and result else result
+    texts = texts_of(result) if isinstance(first, str) else tokenized_texts(inner)
     chats = chat if chat and isinstance(chat[0], (list, tuple)) else [chat]
     return Template(
         [plain_chat(entry) for entry in chats],
@@ -141,7 +141,8 @@ def joined_text(texts: Mapping[Ids, str], ids: Ids) -> str | None:
 
 def longest_beginning(texts: Iterable[Ids], ids: Ids) -> Ids:
     """The longest of some texts that ids begin with; () for none."""
-    return max((text for text in texts if text == ids[: len(text)]), key=len, default=())
+    beginnings = [text for text in texts if text == ids[: len(text)]]
+    return max(beginnings, key=len, default=())
 
 
 def folded_images(text: str) -> str:
@@ -214,7 +215,8 @@ def without_mark(event: Event, mark: str) -> Event:
     if not isinstance(event, Template):
         return event
     chats = json.loads(json.dumps(event.chats).replace(mark, ""))
-    return replace(event, chats=chats, texts=[text.replace(mark, "") for text in event.texts])
+    texts = [text.replace(mark, "") for text in event.texts]
+    return replace(event, chats=chats, texts=texts)
 
 
 def chat_stages(made: Sequence[Event]) -> Fields:

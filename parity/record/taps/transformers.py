@@ -47,7 +47,8 @@ def read_forward(model: Any, given: Arguments) -> Forward | None:
         if pictures and count:
             inputs["pictures"] = pictures[:count]
             pictures = pictures[count:]
-        rows.append(ForwardRow(shown, inputs, adapter, () if len(own) == len(whole) else (*whole,)))
+        padded = tuple(whole) if len(own) < len(whole) else ()
+        rows.append(ForwardRow(shown, inputs, adapter, padded))
     return Forward(rows)
 
 
@@ -80,7 +81,8 @@ class Batch:
         """The columns of a row that the mask shows."""
         if self.mask is None:
             return [*range(self.given["input_ids"].shape[-1])]
-        return [column for column, shown in enumerate(self.mask[row].tolist()) if shown]
+        shown = self.mask[row].tolist()
+        return [column for column, is_shown in enumerate(shown) if is_shown]
 
     def inputs(self, row: int, own: Sequence[int], has_images: bool) -> Fields:
         """What came with a row's ids. marks: the numbers of its own tokens, where they are not all
@@ -131,7 +133,8 @@ def picture_sums(given: Arguments) -> list[list[float]]:
     found = []
     for image in images:
         own = image.detach().float().flatten()
-        weights = sys.modules["torch"].linspace(-1, 1, len(own), device=own.device)
+        torch = sys.modules["torch"]
+        weights = torch.linspace(-1, 1, len(own), device=own.device)
         sums = own.mean(), own.std(), (own * weights).mean()
         found.append([round(float(value), 4) for value in sums])
     return found
@@ -214,7 +217,8 @@ class Resolved:
         prompts. Nothing of beams, which change places."""
         if (self.config.num_beams or 1) > 1:
             return {}
-        return {kind: width - length for kind, width in self.done.get(row, {}).items()}
+        widths = self.done.get(row, {})
+        return {kind: width - length for kind, width in widths.items()}
 
 
 LIBRARY_CRITERIA = {
@@ -289,7 +293,9 @@ class GenerateSettings:
     def stop(self, length: int) -> Fields:
         """length: columns of the prompts."""
         config = self.resolved.config
-        ends, strings, others = list[int](), list[str](), list[str]()
+        ends = list[int]()
+        strings = list[str]()
+        others = list[str]()
         for criterion in self.resolved.criteria:
             kind = type(criterion).__name__
             if kind == "StopStringCriteria":
@@ -509,7 +515,8 @@ def watched(criterion: Any, listener: Listener) -> Callable[..., Any]:
             resolved = listener.thread.memory.of(Resolved)
             rows, width = input_ids.shape
             for row in rows_done(done, rows):
-                resolved.done.setdefault(row, {}).setdefault(type(criterion).__name__, width)
+                widths = resolved.done.setdefault(row, {})
+                widths.setdefault(type(criterion).__name__, width)
         return done
 
     return called

@@ -136,7 +136,8 @@ def image_names(request: Any) -> tuple[str | None, ...]:
         features = getattr(request, "mm_features", None) or ()
         features = sorted(features, key=lambda feature: feature.mm_position.offset)
         return tuple(one.identifier for one in features if one.modality == "image")
-    names = (request.get("multi_modal_uuids") or request.get("mm_hashes") or {}).get("image") or ()
+    given = request.get("multi_modal_uuids") or request.get("mm_hashes") or {}
+    names = given.get("image") or ()
     return (names,) if isinstance(names, str) else tuple(names)
 
 
