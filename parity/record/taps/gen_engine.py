@@ -10,14 +10,14 @@ import functools
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Forward, Ids, ModelCall, Output, Params
-from parity.record.patching import Arguments, Invocation
+from parity.record.patching import Invocation
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Row, by_caller, collapsed, runs, sourced
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
@@ -253,22 +253,59 @@ class Below:
 # == Generate ==
 
 
-@dataclass(frozen=True, slots=True)
 class EngineReader:
     """Reads the answers of one call of generate_*_batch.
 
-    lengths: of prompts with the same ids, and of what each got.   requested: how often unlike
-    requests have these ids.
+    given: its arguments by name.   answered: results by the number of their request.   lengths: of
+    prompts with the same ids, and of what each got.   requested: how often unlike requests have
+    these ids.
     """
 
-    below: Below
-    options: Any
-    prompts: Mapping[int, MadePrompt]
-    sampling: Fields
-    lengths: Mapping[Ids, list[tuple[int, int]]]
-    requested: Counter[Ids]
+    def __init__(
+        self,
+        engine: Any,
+        given: Row,
+        prompts: Mapping[int, MadePrompt],
+        events: Sequence[Event],
+        results: Sequence[Any],
+    ) -> None:
+        self.engine = engine
+        self.options = given.get("options")
+        self.plugins = listed_plugins(given.get("plugins"))
+        self.prompts = prompts
+        self.events = events
+        self.below = Below(engine, events)
+        # Of these the model was asked; a request that was refused may hold another one's answer.
+        self.answered = {
+            number: result
+            for number, result in enumerate(results)
+            if hasattr(result, "finish_reason") and number in prompts
+        }
+        self.lengths = dict[Ids, list[tuple[int, int]]]()
+        for number, result in self.answered.items():
+            prompt = prompts[number].prompt
+            pair = prompt.length, len(result.prompt_token_ids)
+            self.lengths.setdefault(tuple(prompt.token_ids), []).append(pair)
+        made = [one.prompt for one in prompts.values() if hasattr(one.prompt, "token_ids")]
+        unlike = {request_key(prompt): tuple(prompt.token_ids) for prompt in made}
+        self.requested = Counter(map(self.below.collapsed, unlike.values()))
 
-    def output(self, number: int, index: int, sample: Any) -> Output:
+    def call(self) -> ModelCall:
+        samples = list[tuple[int, int, Any]]()
+        for number, result in self.answered.items():
+            each = result.samples or (result,)
+            samples += [(number, index, sample) for index, sample in enumerate(each)]
+        effective = samples[-1][2].effective if samples else self.engine.effective(self.options)
+        sampling = engine_sampling(effective, self.events, self.plugins)
+        return ModelCall(
+            [self.output(*one, sampling) for one in samples],
+            model_stage(self.engine.model),
+            sampling,
+            engine_stop(effective, self.engine.tokenizer, self.plugins),
+            self.below.placeholder,
+        )
+
+    def output(self, number: int, index: int, sample: Any, sampling: Fields) -> Output:
         """index: of the sample of request `number`."""
         made = self.prompts[number]
         effective = sample.effective
@@ -289,7 +326,7 @@ class EngineReader:
             self.below.batches.get(tuple(prompt_ids), {}),
             {"decode": how, "text": sample.text, "images": images, **chat_stages(made.events)},
             request,
-            self.own_sampling(made, request),
+            own_sampling(made, request, sampling),
         )
 
     def request(self, number: int, index: int, sample: Any) -> Fields:
@@ -314,15 +351,15 @@ class EngineReader:
             request["seed"] = seed_below(seed, index, received)
         return request
 
-    def own_sampling(self, made: MadePrompt, request: Row) -> Fields:
-        """The sampling of one request, where it is not that of the whole call; {} where it is."""
-        own = Fields()
-        if "seed" in request:
-            own["seed"] = sourced(request["seed"] - request["sample"], "caller")
-        if getattr(made.prompt, "structured", None) is not None:
-            processors = [*self.sampling["processors"]["value"], STRUCTURED]
-            own["processors"] = sourced(processors, "caller")
-        return {**self.sampling, **own} if own else {}
+
+def own_sampling(made: MadePrompt, request: Row, sampling: Fields) -> Fields:
+    """The sampling of one request, where it is not that of the whole call; {} where it is."""
+    own = Fields()
+    if "seed" in request:
+        own["seed"] = sourced(request["seed"] - request["sample"], "caller")
+    if getattr(made.prompt, "structured", None) is not None:
+        own["processors"] = sourced([*sampling["processors"]["value"], STRUCTURED], "caller")
+    return {**sampling, **own} if own else {}
 
 
 def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
@@ -332,53 +369,6 @@ def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
     if not seeds or own in seeds:
         return own
     return int(seeds[min(sample, len(seeds) - 1)])
-
-
-def read_engine_call(
-    engine: Any,
-    given: Arguments,
-    prompts: Mapping[int, MadePrompt],
-    events: Sequence[Event],
-    results: Sequence[Any],
-) -> ModelCall:
-    """A call of generate_*_batch. given: its arguments by name."""
-    # Of these the model was asked; a request that was refused may hold another one's answer.
-    answered = {
-        number: result
-        for number, result in enumerate(results)
-        if hasattr(result, "finish_reason") and number in prompts
-    }
-    samples = [
-        (number, index, sample)
-        for number, result in answered.items()
-        for index, sample in enumerate(result.samples or (result,))
-    ]
-    options = given.get("options")
-    plugins = listed_plugins(given.get("plugins"))
-    effective = samples[-1][2].effective if samples else engine.effective(options)
-    sampling = engine_sampling(effective, events, plugins)
-    lengths = dict[Ids, list[tuple[int, int]]]()
-    for number, result in answered.items():
-        prompt = prompts[number].prompt
-        pair = prompt.length, len(result.prompt_token_ids)
-        lengths.setdefault(tuple(prompt.token_ids), []).append(pair)
-    below = Below(engine, events)
-    requested = count_requests(prompts.values(), below)
-    reader = EngineReader(below, options, prompts, sampling, lengths, requested)
-    return ModelCall(
-        [reader.output(*one) for one in samples],
-        model_stage(engine.model),
-        sampling,
-        engine_stop(effective, engine.tokenizer, plugins),
-        below.placeholder,
-    )
-
-
-def count_requests(prompts: Iterable[MadePrompt], below: Below) -> Counter[Ids]:
-    """How many unlike requests there are for each prompt."""
-    good = [made.prompt for made in prompts if hasattr(made.prompt, "token_ids")]
-    unlike = {request_key(prompt): prompt for prompt in good}
-    return Counter(below.collapsed(prompt.token_ids) for prompt in unlike.values())
 
 
 @model_tap
@@ -397,9 +387,8 @@ def tap_engine(listener: Listener, call: Invocation) -> Any:
         with listener.guarded("a call of gen_engine"):
             engine = running.engine or call.owner
             events = listener.events_since(mark)
-            listener.note_model_call(
-                read_engine_call(engine, call.arguments, running.prompts, events, results)
-            )
+            reader = EngineReader(engine, call.arguments, running.prompts, events, results)
+            listener.note_model_call(reader.call())
     return results
 
 
