@@ -15,6 +15,7 @@ from parity import golden
 from parity.record.events import (
     Decode,
     Event,
+    Events,
     Forward,
     ForwardRow,
     Ids,
@@ -45,7 +46,7 @@ class Text:
 class Before:
     """What happened before a model call, to be asked for by the ids of a prompt."""
 
-    def __init__(self, events: Sequence[Event], placeholder: int | None) -> None:
+    def __init__(self, events: Events, placeholder: int | None) -> None:
         self.placeholder = placeholder
         self.templates = list[Template]()
         self.texts = dict[Ids, str]()
@@ -59,7 +60,7 @@ class Before:
         self.turns = Counter[Ids]()  # how often these ids were asked for
         self.know(events)
 
-    def know(self, events: Sequence[Event]) -> None:
+    def know(self, events: Events) -> None:
         """The templates of these events alone, and their texts, too."""
         self.templates = [event for event in events if isinstance(event, Template)]
         for event in events:
@@ -139,7 +140,7 @@ class Before:
         return taken
 
 
-def complete_loop(output: Output, later: Sequence[Event]) -> None:
+def complete_loop(output: Output, later: Events) -> None:
     """Give a loop's row the last of its ids, where it was decoded with the others."""
     if output.reported.get("loop") != BUT_THE_LAST:
         return
@@ -162,7 +163,7 @@ def prompt_stages(output: Output, before: Before) -> Fields:
     return {} if found.text is None else before.chat_stages(found.text)
 
 
-def row_of(output: Output, call: ModelCall, before: Before, later: Sequence[Event]) -> Fields:
+def row_of(output: Output, call: ModelCall, before: Before, later: Events) -> Fields:
     complete_loop(output, later)
     stages = prompt_stages(output, before) | decode_stages(output, later)
     stages |= {name: stage for name, stage in output.reported.items() if stage is not None}
@@ -187,7 +188,7 @@ def row_of(output: Output, call: ModelCall, before: Before, later: Sequence[Even
     }
 
 
-def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[Fields]:
+def rows_of(events: Events, store: golden.Store | None) -> list[Fields]:
     """All rows of one call, in the order in which the model was asked."""
     found = []
     since = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +121,7 @@ class ModelCall:
 
 
 Event = Template | Tokens | Images | Decode | Params | Forward | ModelCall
+Events = Sequence[Event]
 
 
 def is_model_call(event: Event) -> bool:

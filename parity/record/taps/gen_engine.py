@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
-from parity.record.events import Event, Forward, Ids, ModelCall, Output, Params
+from parity.record.events import Event, Events, Forward, Ids, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Row, by_caller, collapsed, runs, sourced
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
@@ -50,7 +50,7 @@ def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     return [getattr(one, "name", "plugin") for one in hooked]
 
 
-def settings_below(events: Sequence[Event]) -> Fields:
+def settings_below(events: Events) -> Fields:
     """Sampling settings that the library below the engine was given, by their values."""
     for event in events:
         if isinstance(event, ModelCall):
@@ -68,7 +68,7 @@ def values_without(settings: Row, *names: str) -> Fields:
 
 
 def engine_sampling(
-    effective: Row, events: Sequence[Event], plugins: Sequence[Any]
+    effective: Row, events: Events, plugins: Sequence[Any]
 ) -> Fields:
     """What the engine says, corrected by what the library below it was really given."""
     settings = Fields()
@@ -194,7 +194,7 @@ class Below:
     a prompt was given to the library.
     """
 
-    def __init__(self, engine: Any, events: Sequence[Event]) -> None:
+    def __init__(self, engine: Any, events: Events) -> None:
         self.engine = engine
         self.placeholder = engine.checkpoint.placeholder_id
         self.processed = {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)}
@@ -266,7 +266,7 @@ class EngineReader:
         engine: Any,
         given: Row,
         prompts: Mapping[int, MadePrompt],
-        events: Sequence[Event],
+        events: Events,
         results: Sequence[Any],
     ) -> None:
         self.engine = engine
@@ -435,7 +435,7 @@ def seen_ids(ids: Sequence[int], response: Sequence[int], forwards: Sequence[Ids
 
 
 def read_scores(
-    engine: Any, prompts: Sequence[Any], events: Sequence[Event], scores: Sequence[Any]
+    engine: Any, prompts: Sequence[Any], events: Events, scores: Sequence[Any]
 ) -> ModelCall:
     """prompts: of the scores, as far as they were seen."""
     forwards = [event for event in events if isinstance(event, Forward)]

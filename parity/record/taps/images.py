@@ -9,7 +9,7 @@ from typing import Any
 
 from parity import golden
 from parity.record.calls import LOADING, event_tap
-from parity.record.events import Event, Images
+from parity.record.events import Event, Events, Images
 from parity.record.patching import Arguments, Invocation
 from parity.record.rows import Fields
 from parity.record.taps.text import id_lists
@@ -54,7 +54,7 @@ def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
     return [least, most] if least and most else None
 
 
-def read_images(call: Invocation, result: Any, _: Sequence[Event]) -> Images:
+def read_images(call: Invocation, result: Any, _: Events) -> Images:
     processor, given = call.owner, call.arguments
     images = [as_rgb(image) for image in flat_images(given["images"])]
     budget = budget_of(processor, given)

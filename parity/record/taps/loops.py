@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parity.record.calls import MODEL_CALLS, Listener
-from parity.record.events import Event, Forward, Ids, ModelCall, Output
+from parity.record.events import Events, Forward, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, Fields, sourced
 from parity.record.seeds import generator_states, process_seed
@@ -122,7 +122,7 @@ class LoopReading:
 class LoopStep:
     """One forward: the events that it is, and the sequences that it reads."""
 
-    events: Sequence[Event] = ()
+    events: Events = ()
     readings: Sequence[LoopReading] = ()
 
 
@@ -169,7 +169,7 @@ class Loops:
         self.states: list[bytes] | None = None
         self.seed: Fields | None = None
 
-    def begin(self, model: Any, given: Arguments, before: Sequence[Event]) -> LoopStep:
+    def begin(self, model: Any, given: Arguments, before: Events) -> LoopStep:
         """A forward, before it. before: the events that led to it."""
         if self.states is None:
             self.states = generator_states()
@@ -186,9 +186,7 @@ class Loops:
             return self._continued(model, past, id_lists(ids), before)
         return LoopStep()
 
-    def _fresh(
-        self, model: Any, given: Arguments, seen: Forward, before: Sequence[Event]
-    ) -> LoopStep:
+    def _fresh(self, model: Any, given: Arguments, seen: Forward, before: Events) -> LoopStep:
         """A forward without a past: new sequences, and old ones with one id more."""
         trimmed = without_right_pads(seen, given, known_ids(before)) if is_causal(model) else seen
         is_padded = trimmed is not seen
@@ -227,7 +225,7 @@ class Loops:
         return found
 
     def _continued(
-        self, model: Any, past: Any, rows: Sequence[list[int]], before: Sequence[Event]
+        self, model: Any, past: Any, rows: Sequence[list[int]], before: Events
     ) -> LoopStep:
         """A forward with a past: its sequences go on, or another text begins on top of them."""
         count = length_of(past)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from parity.record.calls import event_tap
-from parity.record.events import Decode, Event, Ids, Output, Template, Tokens
+from parity.record.events import Decode, Event, Events, Ids, Output, Template, Tokens
 from parity.record.patching import Arguments, Invocation
 from parity.record.rows import Fields
 
@@ -45,7 +45,7 @@ NOT_FOR_THE_TEMPLATE = {
 SWITCHES = {"enable_thinking"}  # where False says something that leaving it out does not
 
 
-def read_template(call: Invocation, result: Any, inner: Sequence[Event]) -> Template:
+def read_template(call: Invocation, result: Any, inner: Events) -> Template:
     """A rendered chat template. Where its text went on to the tokenizer, that call has it."""
     given = call.arguments
     chat = given["conversation"]
@@ -102,7 +102,7 @@ def plain_part(part: Any) -> Any:
 # == Tokens ==
 
 
-def read_tokens(call: Invocation, result: Any, _: Sequence[Event]) -> Tokens | None:
+def read_tokens(call: Invocation, result: Any, _: Events) -> Tokens | None:
     """None where there is no text, as of a call for labels."""
     text = call.args[1] if len(call.args) > 1 else call.kwargs.get("text")
     if text is None:
@@ -156,7 +156,7 @@ def folded_images(text: str) -> str:
 # == Decoding ==
 
 
-def read_decode(call: Invocation, result: Any, _: Sequence[Event]) -> Decode:
+def read_decode(call: Invocation, result: Any, _: Events) -> Decode:
     given = call.arguments
     clean = given.get("clean_up_tokenization_spaces")
     if clean is None:
@@ -219,7 +219,7 @@ def without_mark(event: Event, mark: str) -> Event:
     return replace(event, chats=chats, texts=texts)
 
 
-def chat_stages(made: Sequence[Event]) -> Fields:
+def chat_stages(made: Events) -> Fields:
     """The chat stages of one request, from what happened while its prompt was made."""
     for event in reversed(made):
         if isinstance(event, Template) and event.texts:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
-from parity.record.events import Event, ModelCall, Output, Params
+from parity.record.events import Event, Events, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
 from parity.record.taps.images import as_rgb, pictures_of, pixel_digest
@@ -146,7 +146,7 @@ def params_of(events: Iterable[Event]) -> list[Params]:
 
 
 def received_pictures(
-    engine: Any, requests: Sequence[Params], events: Sequence[Event]
+    engine: Any, requests: Sequence[Params], events: Events
 ) -> list[list[Fields]]:
     """The images of each request, also those that vLLM knows and does not process again."""
     fresh = pictures_of(events)
@@ -213,7 +213,7 @@ class VllmReader:
             )
 
 
-def read_llm_call(engine: Any, events: Sequence[Event], outputs: Sequence[Any]) -> ModelCall:
+def read_llm_call(engine: Any, events: Events, outputs: Sequence[Any]) -> ModelCall:
     """A call of LLM.generate or LLM.chat, whose outputs are in the order of its requests."""
     reader = VllmReader(engine)
     requests = params_of(events)

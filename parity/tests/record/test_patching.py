@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from parity.golden import Case
+from parity.record import observe
 from parity.record.observe import Observer, Site
 from parity.record.seeds import process_seed
 
@@ -120,6 +121,11 @@ def test_a_class_is_no_site(kinds: Any) -> None:
     with Observer(sites=[Site("s", "kinds_observed:Kinds")], sink=lambda case: None, seed=None) as observer:
         assert inspect.isclass(kinds.Kinds)
     assert "name a method of it" in observer.failures[0]
+
+
+def test_library_taps_each_module_stands_in_one_table() -> None:
+    names = [module for table in observe.TABLES for module in table]
+    assert len(names) == len(observe.LIBRARY_TAPS)
 
 
 def test_the_engine_s_fallback_works_under_observation() -> None:
