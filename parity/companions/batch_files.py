@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """Files of requests, answered line by line through kills and full disks; for gen_engine.py.
 
-Copy it, answer_cache.py and gen_engine.py into your repository, `make vendor DEST=acme/llm WITH="batch_files"`, and
+Copy it, answer_cache.py, request_forms.py and gen_engine.py into your repository,
+`make vendor DEST=acme/llm WITH="batch_files answer_cache request_forms"`, and
 
     python acme/llm/batch_files.py questions.jsonl answers.jsonl --model Qwen/Qwen3-8B
     answer_file("questions.jsonl", "answers.jsonl", "Qwen/Qwen3-8B", {"max_new_tokens": 64})
@@ -68,6 +69,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         RequestError,
         UnsupportedError,
         VlmGenerationRequest,
+        adopt_plugins,
         build,
         companion,
         did_you_mean,
@@ -100,6 +102,7 @@ else:  # the copy beside this file, whatever others the process has
         RequestError,
         UnsupportedError,
         VlmGenerationRequest,
+        adopt_plugins,
         build,
         companion,
         did_you_mean,
@@ -260,11 +263,14 @@ def text_size(value: Any) -> int:
 
 # == Lines in: our own form and OpenAI's ==
 
-# Fields that a Parquet column may hold as JSON text.
-JSON_FIELDS = ("messages", "tools", "chat", "structured", "vlm", "options")
-LINE_FIELDS = {"id", "options", *(f.name for f in dataclasses.fields(VlmGenerationRequest))}
+REQUEST_FIELDS = {f.name for f in dataclasses.fields(VlmGenerationRequest)}
 
 Fields = dict[str, Any]
+
+
+def line_fields() -> set[str]:
+    """The fields of a line in our own form, without its id."""
+    return {*REQUEST_FIELDS, *companion("request_forms").LINE_FIELDS}
 
 
 @dataclass(frozen=True)
@@ -276,118 +282,38 @@ class LineForm:
     models: Sequence[str]
     prompt_field: str | None = None
 
-    def own_fields(self, record: Mapping[str, Any]) -> tuple[Fields, Fields]:
-        """(request, options) of a line in our own form."""
+    def own(self, record: Mapping[str, Any]) -> Any:
+        """request_forms.Wanted of a line in our own form."""
         fields = {name: value for name, value in record.items() if value is not None}
         fields.pop("id", None)
         if self.prompt_field is not None:
             fields = self._map_prompt(fields, self.prompt_field)
-        for name in JSON_FIELDS:
-            if isinstance(fields.get(name), str):
-                fields[name] = parse_column(name, fields[name])
-        options = fields.pop("options", {})
-        if not isinstance(options, Mapping):
-            problem = f"options is {type(options).__name__}"
-            raise RequestError(problem, fix="give a mapping of GenerationOptions' fields")
-        return fields, dict(options)
+        return companion("request_forms").read_fields(fields)
 
     def _map_prompt(self, fields: Fields, column: str) -> Fields:
         if column not in fields:
             problem = f"the line has no field {column!r}, which --prompt-field names"
             raise RequestError(problem, fix=did_you_mean(column, fields))
         prompt = fields.pop(column)
-        known = {name: value for name, value in fields.items() if name in LINE_FIELDS}
+        known = {name: value for name, value in fields.items() if name in line_fields()}
         return {**known, "messages" if isinstance(prompt, list) else "prompt": prompt}
 
     def unread_columns(self, record: Mapping[str, Any]) -> list[str]:
         """Columns that --prompt-field leaves unread."""
         if self.prompt_field is None:
             return []
-        return sorted(record.keys() - LINE_FIELDS - {self.prompt_field})
+        return sorted(record.keys() - line_fields() - {"id", self.prompt_field})
 
-    def body_fields(self, record: Mapping[str, Any]) -> tuple[Fields, Fields]:
-        """(request, options) of an OpenAI batch line. What cannot be honoured is refused."""
-        body = record["body"]
+    def body(self, record: Mapping[str, Any]) -> Any:
+        """request_forms.Wanted of an OpenAI batch line. What cannot be honoured is refused."""
         url = record.get("url", COMPLETIONS)
-        if url != COMPLETIONS or not isinstance(body, Mapping):
+        if url != COMPLETIONS:
             fix = f"only bodies of {COMPLETIONS} are answered here"
             raise RequestError(f"url {url!r}", fix=fix)
-        body = {name: value for name, value in body.items() if value is not None}
-        check_body(body)
-        if body.get("model", self.models[0]) not in self.models:
-            problem = f"body.model is {body['model']!r}"
-            raise RequestError(problem, fix=f"the model here is {' or '.join(self.models)}")
-        options = {BODY_OPTIONS[name]: body[name] for name in BODY_OPTIONS if name in body}
-        if body.get("logprobs"):
-            options["logprobs"] = body.get("top_logprobs", 0)
-        structure = structured_field(body.get("response_format", {"type": "text"}))
-        return {"messages": body.get("messages"), **structure}, options
-
-
-def parse_column(name: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        problem = f"{name} is not JSON: {json_problem(error)}"
-        raise RequestError(problem, fix="correct it") from error
+        return companion("request_forms").read_body(record["body"], self.models)
 
 
 COMPLETIONS = "/v1/chat/completions"
-SAME_NAME = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "n", "stop")
-BODY_OPTIONS = {  # a field of an OpenAI body -> a field of GenerationOptions
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    **{name: name for name in SAME_NAME},
-}
-BODY_NEUTRAL: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
-    "stream": (False,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "modalities": (["text"],),
-    "logprobs": (False, True),
-    "store": (False, True),
-}
-BODY_READ = (
-    "model",
-    "messages",
-    "top_logprobs",
-    "response_format",
-    "user",
-    "metadata",
-    "service_tier",
-)
-
-
-def check_body(body: Mapping[str, Any]) -> None:
-    """Refuse the fields of an OpenAI body that would not be honoured, or contradict each other."""
-    for name, value in body.items():
-        is_known = name in BODY_OPTIONS or name in BODY_READ
-        if not is_known and value not in BODY_NEUTRAL.get(name, ()):
-            problem = f"body.{name} is {json.dumps(value)[:80]}"
-            raise UnsupportedError(problem, fix="drop it: it would not be honoured")
-    if body.get("top_logprobs") is not None and not body.get("logprobs"):
-        raise RequestError("body.top_logprobs without body.logprobs", fix="set logprobs to true")
-    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
-    if len(limits) == 2 and limits[0] != limits[1]:
-        problem = f"body.max_tokens is {limits[0]}, body.max_completion_tokens is {limits[1]}"
-        raise RequestError(problem, fix="give one of them")
-
-
-def structured_field(wanted: Any) -> Fields:
-    """A body's response_format as a request's `structured`."""
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
-    if kind == "json_schema" and isinstance(wanted.get("json_schema"), Mapping):
-        return {"structured": {"json": wanted["json_schema"].get("schema")}}
-    if kind == "json_object":
-        return {"structured": {"json_object": True}}
-    if kind != "text":
-        problem = f"response_format is of type {kind!r}"
-        raise RequestError(problem, fix="known: text, json_object, json_schema")
-    return {}
 
 
 # == The input ==
@@ -529,6 +455,7 @@ class Chunk:
 class Item:
     """One line on its way.
     number: from 1.   name: its id.   size: bytes of its text and images.   options: its own.
+    wanted: request_forms.Wanted.   request: of it, with its images read.
     unread: columns that are not read.   error: why it is not run.
     results: of each sample, or why there is none.   answer: the line to write."""
 
@@ -538,8 +465,8 @@ class Item:
     is_openai: bool = False
     size: int = 0
     unread: Sequence[str] = ()
+    wanted: Any = None
     request: VlmGenerationRequest | None = None
-    options: dict[str, Any] = field(default_factory=dict)
     error: GenEngineError | None = None
     results: dict[int, GenerationResult | GenEngineError] = field(default_factory=dict)
     samples: int = 1
@@ -621,14 +548,11 @@ def read_item(number: int, record: Any, chunk: Chunk, form: LineForm, images: Im
             problem = f"the line has {item.size:,} characters without its images"
             raise RequestError(problem, fix=f"{MOST_TEXT:,} at most are answered")
         if item.is_openai:
-            request, item.options = form.body_fields(fields)
+            item.wanted = form.body(fields)
         else:
-            request, item.options = form.own_fields(fields)
+            item.wanted = form.own(fields)
             item.unread = form.unread_columns(fields)
-        seed = item.options.pop("seed", None)
-        if seed is not None:  # the request's: lines with other options run apart
-            request.setdefault("seed", seed)
-        item.request = make_request(request, images)
+        item.request = make_request(item.wanted.request, images)
         item.size += sum(3 * image.width * image.height for image in loaded_images(item.request))
     except GenEngineError as error:
         item.error = error
@@ -767,12 +691,12 @@ def without_addresses(text: str) -> str:
 class Writer:
     """How answers become lines.
     ids: with token ids.   created: seconds since 1970, when the run was begun.
-    token_text: the text of one token id, for OpenAI's logprobs."""
+    replies: request_forms.Replies, which makes OpenAI's choices."""
 
     model: str
     ids: bool
     created: int
-    token_text: Callable[[int], str] = str
+    replies: Any = None
 
     def line(self, item: Item) -> bytes:
         """The line that answers an item, with its line feed."""
@@ -824,7 +748,7 @@ class Writer:
             "object": "chat.completion",
             "created": self.created,
             "model": self.model,
-            "choices": [self._choice(index, result) for index, result in enumerate(results)],
+            "choices": self.replies.choices(results, item.wanted.tools),
             "usage": {
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
@@ -833,27 +757,6 @@ class Writer:
         }
         response = {"status_code": 200, "request_id": request, "body": body}
         return {"id": request, "custom_id": item.name, "response": response, "error": None}
-
-    def _choice(self, index: int, result: GenerationResult) -> dict[str, Any]:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": result.text},
-            "logprobs": None if result.logprobs is None else self._logprobs(result),
-            "finish_reason": "length" if result.finish_reason == "length" else "stop",
-        }
-
-    def _logprobs(self, result: GenerationResult) -> dict[str, Any]:
-        content = []
-        tops = result.top_logprobs or ({},) * result.completion_tokens
-        for token, logprob, top in zip(result.token_ids, result.logprobs or (), tops):
-            entry = self._token(token, logprob)
-            entry["top_logprobs"] = [self._token(other, value) for other, value in top.items()]
-            content.append(entry)
-        return {"content": content}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        text = self.token_text(token_id)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 # == The files of a run ==
@@ -1818,8 +1721,7 @@ class Stream:
         self.window: deque[Chunk] = deque()
         self.lanes: dict[Lane, deque[Work]] = {}
         self.works: dict[Any, Work] = {}  # that nobody has answered yet
-        make = functools.partial(make_plan, checkpoint=engine.checkpoint)
-        self.plan = functools.lru_cache(maxsize=64)(make)
+        self.plan = functools.lru_cache(maxsize=64)(self._make_plan)
 
     def run(self, first: Chunk, chunks: Ahead, care: Care) -> None:
         """Answer all chunks; each is written, in order, when all its lines are answered."""
@@ -1878,16 +1780,31 @@ class Stream:
 
     def _prompt(self, item: Item) -> tuple[Prompt, Plan]:
         assert item.request is not None  # or there is an error
-        options = bounded(merged(self.options, item.options))
         if loaded_images(item.request):
             _ = self.engine.checkpoint.vision  # or an UnsupportedError
-        plan = self.plan(options)
-        prompt = prompt_of(limit_template(self.engine, item.request), plan)
-        images = bool(prompt.images)
-        asked = Asked(self.engine.config, options, pictures=images, prompts=[prompt])
+        plan = self._plan(item.wanted)
+        request = companion("request_forms").bind_request(item.wanted, self.engine, item.request)
+        prompt = prompt_of(limit_template(self.engine, request), plan)
+        asked = Asked(
+            self.engine.config,
+            plan.options,
+            plan.plugins,
+            pictures=bool(prompt.images),
+            prompts=[prompt],
+        )
         if refused := refusal_of(asked):
             raise refused
         return prompt, plan
+
+    def _plan(self, wanted: Any) -> Plan:
+        options, settings = companion("request_forms").bind_options(wanted, self.options)
+        return self.plan(bounded(options), json.dumps(settings, sort_keys=True))
+
+    def _make_plan(self, options: GenerationOptions, settings: str) -> Plan:
+        """settings: of plugins, as JSON."""
+        make_plugins = companion("request_forms").make_plugins
+        plugins = adopt_plugins(make_plugins(self.engine, json.loads(settings)))
+        return make_plan(options, self.engine.checkpoint, plugins)
 
     def _enlist(self, item: Item, prompt: Prompt, plan: Plan) -> None:
         lane = self.lanes.setdefault((plan, prompt.adapter, bool(prompt.images)), deque())
@@ -1939,7 +1856,8 @@ class Stream:
 
     def _finish(self, work: Work, completion: Completion, plan: Plan) -> None:
         try:
-            result: Any = finish(completion, work.prompt, plan, self.engine.backend.name)
+            name = self.engine.backend.name
+            result: Any = finish(completion, work.prompt, plan, name, effective=plan.effective())
         except GenEngineError as error:
             result = error
         del self.works[work.key]
@@ -1958,13 +1876,6 @@ def end_item(item: Item, writer: Writer, meter: Meter) -> None:
     item.request = None
     item.results = {}
     item.chunk.left -= 1
-
-
-def merged(options: GenerationOptions, own: Mapping[str, Any]) -> GenerationOptions:
-    if not own:
-        return options
-    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-    return build(GenerationOptions, {**fields, **own})
 
 
 def bounded(options: GenerationOptions) -> GenerationOptions:
@@ -2157,11 +2068,8 @@ class Run:
             engine = model
             if not is_engine(model):
                 engine = stack.enter_context(load(self.settings.config))
-
-            def token_text(token: int) -> str:
-                return str(engine.tokenizer.decode([token]))
-
-            writer = dataclasses.replace(self.writer, token_text=token_text)
+            replies = companion("request_forms").Replies(engine)
+            writer = dataclasses.replace(self.writer, replies=replies)
             options = self.settings.options
             self.stream = Stream(engine, options, writer, meter, self.journal, self.most)
             meter.begin()
@@ -2197,6 +2105,7 @@ def answer_file(
     is the answer to that line."""
     if type(chunk) is not int or chunk < 1:
         raise OptionError(f"chunk is {chunk!r}", fix="it must be a whole number >= 1")
+    companion("request_forms")  # or a BackendMissing, which is no fault of a line
     config = config_of(model)
     base = bounded(build(GenerationOptions, options))
     settings = RunSettings(config, base, ids, prompt_field)

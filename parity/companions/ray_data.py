@@ -1,7 +1,8 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """Generation as a step of Ray Data, on as many machines as Ray has: a companion of gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="ray_data"`, and
+Copy both and request_forms.py into your repository,
+`make vendor DEST=acme/llm WITH="ray_data request_forms"`, and
 
     rows = ray.data.read_parquet("questions/")
     rows = rows.map_batches(
@@ -21,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,11 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         GenerationOptions,
         GenerationResult,
         OptionError,
+        RequestError,
         TextGenerationRequest,
         VlmGenerationRequest,
         build,
+        companion,
         load,
     )
 else:  # the copy beside this file, whatever others the process has
@@ -41,9 +45,11 @@ else:  # the copy beside this file, whatever others the process has
         GenerationOptions,
         GenerationResult,
         OptionError,
+        RequestError,
         TextGenerationRequest,
         VlmGenerationRequest,
         build,
+        companion,
         load,
     )
 
@@ -57,12 +63,17 @@ REQUEST = (
     "prompt_token_ids",
     "images",
     "tools",
+    "chat",
+    "continue_final",
     "seed",
     "adapter",
     "structured",
     "vlm",
+    "options",
+    "penalties",
+    "thinking",
 )
-AS_JSON = ("messages", "tools", "structured", "vlm")  # which a column may hold as JSON text
+BODY = "body"  # of OpenAI's chat completions, in place of the others
 ANSWER = ("text", "finish_reason", "prompt_tokens", "completion_tokens")
 
 
@@ -74,9 +85,11 @@ class Generate:
     answer's fields to add, for example also "token_ids"; a name that the rows have already is
     refused.
     Rows have `messages`, `prompt` or `prompt_token_ids`, and what else a request has: `images`
-    (bytes, paths that every worker can read, data: URLs), `seed`, `structured`, ... Lists of
-    mappings may be JSON text. A row that cannot be answered has the reason in `error`, which is
-    None elsewhere. Greedy and seeded answers do not depend on the worker."""
+    (bytes, paths that every worker can read, data: URLs), `seed`, `chat`, `structured`, ..., and
+    `options`, `penalties` and `thinking` of their own; or an OpenAI `body`, whose answer is the
+    column "choices", as JSON text. Mappings and lists of them may be JSON text. A row that cannot
+    be answered has the reason in `error`, which is None elsewhere. Greedy and seeded answers do not
+    depend on the worker."""
 
     def __init__(
         self,
@@ -92,6 +105,8 @@ class Generate:
         self.options = build(GenerationOptions, options)
         self.columns = tuple(columns)
         self.engine = open_engine(model, {"progress": False, **(load or {})})
+        self.forms = companion("request_forms")
+        self.replies: Any = self.forms.Replies(self.engine) if CHOICES in columns else None
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Columns -> the same columns and those of the answers, row by row."""
@@ -107,23 +122,77 @@ class Generate:
                 error = f"{type(answer).__name__}: {said(answer)}"
             added["error"].append(error)
             for name in self.columns:
-                added[name].append(plain(getattr(answer, name)) if error is None else None)
+                added[name].append(self._column(answer, name) if error is None else None)
         return {**batch, **added}
 
-    def _answers(self, requests: Sequence[Any]) -> list[GenerationResult | GenEngineError]:
-        """Answers and errors, in order. Those with pictures and those without are two calls."""
-        answers: list[Any] = list(requests)
-        for kind, verb in (
-            (TextGenerationRequest, self.engine.generate_text_batch),
-            (VlmGenerationRequest, self.engine.generate_vlm_batch),
-        ):
-            places = [place for place, request in enumerate(requests) if type(request) is kind]
-            results = verb([requests[place] for place in places], self.options, on_error="return")
-            for place, result in zip(places, results):
-                answers[place] = result
+    def _column(self, answer: Answer, name: str) -> Any:
+        if name != CHOICES:
+            return plain(getattr(answer.result, name))
+        samples = answer.result.samples or (answer.result,)
+        return json.dumps(self.replies.choices(samples, answer.tools), ensure_ascii=False)
+
+    def _answers(self, rows: Sequence[Row | GenEngineError]) -> list[Any]:
+        """An Answer or an error for each row, in order. Rows with images and without, and those
+        with options or plugins of their own, are calls of their own."""
+        answers: list[Any] = list(rows)
+        calls: dict[Any, list[int]] = {}
+        for place, row in enumerate(rows):
+            if isinstance(row, Row):
+                try:
+                    options, settings = self.forms.bind_options(row.wanted, self.options)
+                except GenEngineError as error:
+                    answers[place] = error
+                else:
+                    key = type(row.request), options, json.dumps(settings, sort_keys=True)
+                    calls.setdefault(key, []).append(place)
+        for (kind, options, settings), places in calls.items():
+            for place, answer in zip(places, self._call(kind, options, settings, places, rows)):
+                answers[place] = answer
+        return answers
+
+    def _call(
+        self,
+        kind: type[TextGenerationRequest],
+        options: GenerationOptions,
+        settings: str,
+        places: Sequence[int],
+        rows: Sequence[Any],
+    ) -> list[Any]:
+        """What one call of the engine gives the rows at these places."""
+        engine = self.engine
+        has_images = kind is VlmGenerationRequest
+        verb = engine.generate_vlm_batch if has_images else engine.generate_text_batch
+        bind_request = self.forms.bind_request
+        try:
+            plugins = self.forms.make_plugins(engine, json.loads(settings))
+            requests = [bind_request(rows[at].wanted, engine, rows[at].request) for at in places]
+            results = verb(requests, options, plugins=plugins, on_error="return")
+        except GenEngineError as error:  # of the options, not of one row
+            results = [error] * len(places)
+        answers: list[Any] = []
+        for place, result in zip(places, results):
+            is_error = isinstance(result, GenEngineError)
+            answers.append(result if is_error else Answer(result, rows[place].wanted.tools))
         return answers
 
 
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one row asks for.   wanted: request_forms.Wanted."""
+
+    request: TextGenerationRequest
+    wanted: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A result, and the tools whose calls may be in it."""
+
+    result: GenerationResult
+    tools: Sequence[Any]
+
+
+CHOICES = "choices"
 FIELDS = (
     "text",
     "raw_text",
@@ -135,6 +204,7 @@ FIELDS = (
     "notes",
     "prompt_tokens",
     "completion_tokens",
+    CHOICES,
 )
 
 
@@ -168,28 +238,23 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def fields_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The request's fields in a row. Raises OptionError for a column that is not JSON."""
+def wanted_of_row(row: Mapping[str, Any]) -> Any:
+    """request_forms.Wanted of a row. Raises GenEngineError."""
+    forms = companion("request_forms")
     fields = {}
-    for name in REQUEST:
+    for name in (*REQUEST, BODY):
         value = unpacked(row.get(name))
-        if missing(value):
-            continue
-        is_json = name in AS_JSON and isinstance(value, str)
-        fields[name] = parse_column(value) if is_json else value
+        if not missing(value):
+            fields[name] = value
     if isinstance(fields.get("seed"), float) and fields["seed"].is_integer():
         # numpy makes floats of whole numbers where some are missing
         fields["seed"] = int(fields["seed"])
-    return fields
-
-
-def parse_column(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        problem = f"a column of the row is not JSON: {why}"
-        raise OptionError(problem, fix="write it as json.dumps does") from error
+    if BODY not in fields:
+        return forms.read_fields(fields)
+    body = fields.pop(BODY)
+    if fields:
+        raise RequestError(f"{', '.join(fields)} beside body", fix="put them into the body")
+    return forms.read_body(forms.parse_column(BODY, body) if isinstance(body, str) else body)
 
 
 def has_images(request: VlmGenerationRequest) -> bool:
@@ -202,17 +267,16 @@ def has_images(request: VlmGenerationRequest) -> bool:
     return False
 
 
-def requested(
-    row: Mapping[str, Any],
-) -> TextGenerationRequest | VlmGenerationRequest | GenEngineError:
-    """The request in a row, or why there is none."""
+def requested(row: Mapping[str, Any]) -> Row | GenEngineError:
+    """What a row asks for, or why it asks for nothing."""
     try:
-        fields = fields_of_row(row)
+        wanted = wanted_of_row(row)
+        fields = dict(wanted.request)
         request = build(VlmGenerationRequest, fields)
         if has_images(request):
-            return request
+            return Row(request, wanted)
         fields.pop("images", None)
-        return build(TextGenerationRequest, fields)
+        return Row(build(TextGenerationRequest, fields), wanted)
     except GenEngineError as error:
         return error
 

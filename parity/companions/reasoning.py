@@ -20,37 +20,53 @@ import bisect
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        Contract,
         GenerationEngine,
         GenerationResult,
         OptionError,
         Plugin,
         StopOptions,
         UnsupportedError,
+        build,
         did_you_mean,
         encode,
+        ruled,
         truncate_at_stops,
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        Contract,
         GenerationEngine,
         GenerationResult,
         OptionError,
         Plugin,
         StopOptions,
         UnsupportedError,
+        build,
         did_you_mean,
         encode,
+        ruled,
         truncate_at_stops,
     )
 
 __version__ = "0.3.0"
 
-__all__ = ["FORMATS", "Format", "Reasoned", "Thinking", "format_of", "split", "split_text"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Reasoned",
+    "Thinking",
+    "ThinkingOptions",
+    "format_of",
+    "split",
+    "split_text",
+]
 
 
 class Format(NamedTuple):
@@ -167,31 +183,44 @@ def tokens_before(ids: Sequence[int], tokenizer: Any, markers: Format) -> int:
 # == Stops and budgets ==
 
 
-class Thinking(Plugin):
-    """A plugin for requests whose model thinks first.
+@dataclass(frozen=True, slots=True)
+class ThinkingOptions(Contract):
+    """What Thinking takes beside the engine.
 
     budget: most tokens, >= 0, of the answer before the thought is ended by writing its marker.
         Needs logits_hooks=True on vllm. Default None: no limit.
-    stop: strings that end the answer, not the thought; `text` ends before the first. Default none.
-    format: a name of FORMATS. Default None: that of the checkpoint.
+    stop: strings that end the answer, not the thought; `text` ends before the first. One string or
+        a list. Default: none.
+    format: a name of FORMATS. Default None: that of the checkpoint."""
+
+    budget: int | None = ruled(
+        None, "a whole number >= 0", int, holds=lambda value: type(value) is int and value >= 0
+    )
+    stop: Any = ()
+    format: str | None = None
+
+    def check(self) -> None:
+        if self.format is not None:
+            format_named(self.format)
+        StopOptions(strings=self.stop)
+
+
+class Thinking(Plugin):
+    """A plugin for requests whose model thinks first.
+
+    engine: the engine that it is for.   settings: fields of ThinkingOptions.
     A row that it ends has the finish_reason "plugin" and the stop_reason "thinking"."""
 
     name = "thinking"
 
-    def __init__(
-        self,
-        engine: GenerationEngine,
-        *,
-        budget: int | None = None,
-        stop: str | Sequence[str] = (),
-        format: str | None = None,
-    ) -> None:
-        if budget is not None and (type(budget) is not int or budget < 0):
-            raise OptionError(f"budget is {budget!r}", fix="it must be a whole number >= 0")
-        self.markers = format_of(engine) if format is None else format_named(format)
+    def __init__(self, engine: GenerationEngine, **settings: Any) -> None:
+        options = build(ThinkingOptions, settings)
+        budget = options.budget
+        is_own = options.format is None
+        self.markers = format_of(engine) if is_own else format_named(str(options.format))
         self.tokenizer = engine.tokenizer
         self.budget = budget
-        self.stops = StopOptions(strings=stop).strings  # type: ignore[arg-type]
+        self.stops = StopOptions(strings=options.stop).strings
         self.closing = encode(engine.checkpoint, self.markers.closing, False)
         words = self.tokenizer.get_added_vocab().items()
         self.end_ids = {i for word, i in words if re.fullmatch(self.markers.end, word)}

@@ -213,8 +213,9 @@ def test_openai_fields_are_honoured(engine: gen_engine.GenerationEngine, tmp_pat
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("stream", True), ("presence_penalty", 0.5), ("logit_bias", {"5": 1}), ("tools", [{}]), ("model", "gpt-9"),
-     ("best_of", 2), ("response_format", {"type": "xml"})],
+    [("stream", True), ("presence_penalty", 2.5), ("logit_bias", {"x": 1}), ("tools", [{}]), ("model", "gpt-9"),
+     ("best_of", 2), ("response_format", {"type": "xml"}), ("tool_choice", "required"), ("reasoning_effort", "low"),
+     ("chat_template_kwargs", [1]), ("parallel_tool_calls", False), ("thinking_token_budget", -1)],
 )  # fmt: skip
 def test_an_openai_field_that_cannot_be_honoured_is_refused(
     field: str, value: Any, engine: gen_engine.GenerationEngine, tmp_path: Path
@@ -223,7 +224,8 @@ def test_an_openai_field_that_cannot_be_honoured_is_refused(
     target, summary = answered(write(tmp_path / "in.jsonl", asked), engine)
     line, _ = lines(target)
     assert line["response"] is None and line["custom_id"] == "c1" and summary.errors == 1
-    assert field in line["error"]["message"] or str(value["type"]) in line["error"]["message"]
+    named = {"thinking_token_budget": "budget", "response_format": "xml"}.get(field, field)
+    assert named in line["error"]["message"]
 
 
 # == Pictures and Parquet ==
@@ -946,7 +948,7 @@ def test_answer_file_takes_parquet_by_any_case_of_its_suffix_and_escapes_surroga
     ("fields", "says"),
     [
         ({"top_logprobs": 2}, "top_logprobs without body.logprobs"),
-        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens is 4"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "body.add_generation_prompt"),
     ],
 )
 def test_openai_fields_that_contradict_each_other_are_refused(
@@ -1072,7 +1074,7 @@ def test_the_command_survives_kills_and_a_file_that_may_not_grow(tmp_path: Path)
 
 
 def test_standard_input_and_a_vendored_copy(tmp_path: Path) -> None:
-    vendor.copy_to(tmp_path / "acme/llm", ["batch_files", "answer_cache"])
+    vendor.copy_to(tmp_path / "acme/llm", ["batch_files", "answer_cache", "request_forms"])
     script, target = tmp_path / "acme/llm/batch_files.py", tmp_path / "out.jsonl"
     asked = b"".join(json.dumps(record).encode() + b"\n" for record in [chat(CAPITAL), {"prompt": ""}])
     run = [sys.executable, str(script), "-", str(target), "--model", str(TEXT), "--options", json.dumps(MOST)]

@@ -35,7 +35,7 @@ def test_a_companion_has_the_engines_version(name: str) -> None:
 @pytest.mark.parametrize("name", COMPANIONS)
 def test_what_a_companion_gives_is_named_and_documented(name: str) -> None:
     module = __import__(f"parity.companions.{name}", fromlist=["*"])
-    assert module.__doc__ and f'WITH="{name}"' in module.__doc__
+    assert module.__doc__ and f'WITH="{name}' in module.__doc__
     assert all(getattr(module, public).__doc__ for public in module.__all__)
 
 

@@ -136,7 +136,7 @@ def test_a_marker_that_cannot_be_one_is_refused(after: Any, text: GenerationEngi
 def test_what_is_no_budget_and_no_format_is_refused(text: GenerationEngine, shared: Load) -> None:
     for budget in (-1, 1.5, True):
         with pytest.raises(OptionError, match="it must be a whole number >= 0|It must be"):
-            Thinking(text, budget=budget)  # type: ignore[arg-type]
+            Thinking(text, budget=budget)
     with pytest.raises(OptionError, match="no reasoning format 'thinc'. Did you mean 'think'"):
         Thinking(text, format="thinc")
     assert format_of(text) == FORMATS["think"]

@@ -29,7 +29,7 @@ FOUND_BY_ENGINE = (
     "vllm_hooks",
     "weights",
 )
-PLAIN = ("penalties", "reasoning", "rollout", "streaming")  # of those that callers import, some
+PLAIN = ("penalties", "reasoning", "request_forms", "rollout", "streaming")  # of those that callers import, some
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
 MOST_TOKENS = 23_030  # of the core
