@@ -30,57 +30,29 @@ UNSEEN_BY_ROWS = {
 }  # fmt: skip
 
 
-def read_forward(model: Any, given: Arguments) -> Forward | None:
-    """What a model's forward is given, row by row. None where it is given no ids."""
-    ids = given.get("input_ids")  # [B, S]
-    if ids is None:
-        return None
-    batch = Batch.read(given, placeholder_of(model.config))
-    adapter = adapter_print(model)
-    pictures = picture_sums(given)
-    rows = []
-    for index, whole in enumerate(id_lists(ids)):
-        own = batch.own_columns(index)
-        shown = tuple(whole[column] for column in own)
-        count = len(runs(shown, batch.placeholder))
-        inputs = batch.inputs(index, own, has_images=count > 0)
-        if pictures and count:
-            inputs["pictures"] = pictures[:count]
-            pictures = pictures[count:]
-        padded = tuple(whole) if len(own) < len(whole) else ()
-        rows.append(ForwardRow(shown, inputs, adapter, padded))
-    return Forward(rows)
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
     """What a model's forward is given, to be read row by row.
 
-    names: inputs beside the ids.   per_token: those that are a number for each token, such as of
-    which kind it is.   mask: None where it is none of the ids.
+    names: inputs beside the ids; a mapping is what newer transformers make of images before the
+    forward.   per_token: those that are a number for each token, such as of which kind it is.
+    mask: None where it is none of the ids.
     """
 
-    given: Arguments
-    placeholder: int | None
-    names: set[str]
-    per_token: list[str]
-    mask: Any
-
-    @classmethod
-    def read(cls, given: Arguments, placeholder: int | None) -> Batch:
-        """A mapping is what newer transformers make of images before the forward."""
+    def __init__(self, given: Arguments, placeholder: int | None) -> None:
+        self.given = given
+        self.ids = given["input_ids"]  # [B, S]
+        self.placeholder = placeholder
         tensors = {name for name, value in given.items() if hasattr(value, "shape")}
         mappings = {name for name, value in given.items() if isinstance(value, dict) and value}
-        names = (tensors | mappings) - UNSEEN_BY_ROWS
-        shape = given["input_ids"].shape
-        like_ids = {name for name in tensors if given[name].shape == shape}
-        mask = given["attention_mask"] if "attention_mask" in like_ids else None
-        return cls(given, placeholder, names, sorted(names & like_ids), mask)
+        like_ids = {name for name in tensors if given[name].shape == self.ids.shape}
+        self.names = (tensors | mappings) - UNSEEN_BY_ROWS
+        self.per_token = sorted(self.names & like_ids)
+        self.mask = given["attention_mask"] if "attention_mask" in like_ids else None
 
     def own_columns(self, row: int) -> list[int]:
         """The columns of a row that the mask shows."""
         if self.mask is None:
-            return [*range(self.given["input_ids"].shape[-1])]
+            return [*range(self.ids.shape[-1])]
         shown = self.mask[row].tolist()
         return [column for column, is_shown in enumerate(shown) if is_shown]
 
@@ -97,11 +69,32 @@ class Batch:
             keys |= self.names.difference(self.per_token)
         inputs: Fields = {"keys": sorted(keys)}
         positions = self.given.get("position_ids")
-        if positions is not None and positions.shape[-1] == self.given["input_ids"].shape[-1]:
+        if positions is not None and positions.shape[-1] == self.ids.shape[-1]:
             inputs["positions"] = positions_of(positions, row, own)
         if marks:
             inputs["marks"] = short_digest(marks)
         return inputs
+
+
+def read_forward(model: Any, given: Arguments) -> Forward | None:
+    """What a model's forward is given, row by row. None where it is given no ids."""
+    if given.get("input_ids") is None:
+        return None
+    batch = Batch(given, placeholder_of(model.config))
+    adapter = adapter_print(model)
+    pictures = picture_sums(given)
+    rows = []
+    for index, whole in enumerate(id_lists(batch.ids)):
+        own = batch.own_columns(index)
+        shown = tuple(whole[column] for column in own)
+        count = len(runs(shown, batch.placeholder))
+        inputs = batch.inputs(index, own, has_images=count > 0)
+        if pictures and count:
+            inputs["pictures"] = pictures[:count]
+            pictures = pictures[count:]
+        padded = tuple(whole) if len(own) < len(whole) else ()
+        rows.append(ForwardRow(shown, inputs, adapter, padded))
+    return Forward(rows)
 
 
 TEXT_AND_ROTARY_AXES = 4  # of Qwen's image models
