@@ -46,7 +46,7 @@ from parity.record.patching import (
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
 from parity.record.taps import gen_engine, images, loops, text, transformers, vllm
 from parity.record.taps.gen_engine import is_engine
-from parity.record.values import by_name, files_in, keep, object_name, text_by_name
+from parity.record.values import Keeper, by_name, keep, object_name, text_by_name
 
 __all__ = [  # what stands above the recorder asks for these names here
     "LIBRARY_TAPS", "SEED", "Call", "Finder", "Observer", "Site", "Tapped", "by_name", "case",
@@ -271,10 +271,11 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
 
 
 def keep_arguments(call: Call, invocation: Invocation, store: golden.Store | None) -> None:
+    keeper = Keeper(store, paths=True)
     given = bind_arguments(invocation.original, invocation.args, invocation.kwargs)
     for name, value in given.items():
         if name == "self":
             call.arguments[name] = object_name(value)
         elif name != "cls" or not inspect.isclass(value):
-            call.arguments[name] = keep(value, store, paths=True)
-    call.files = dict(files_in(given, call.arguments))
+            call.arguments[name] = keeper.keep(value)
+    call.files = keeper.files

@@ -6,8 +6,8 @@ import base64
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,12 @@ def object_name(value: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """`keep` with these arguments."""
+    """`keep` with these arguments. files: path -> what stands for it, of each file that was kept,
+    or will be written; also of its absolute path."""
 
     store: golden.Store | None
     paths: bool = False
+    files: dict[str, str] = field(default_factory=dict)
 
     def keep(self, value: Any) -> Any:
         if isinstance(value, (str, os.PathLike)):
@@ -100,41 +102,27 @@ class Keeper:
         with contextlib.suppress(OSError):  # text that no file system takes as a name
             if self.store and path.is_file() and path.stat().st_size <= LARGEST_FILE:
                 blob = self.store.put_blob(path.read_bytes(), path.suffix)
+                self._name(text, f"{blob[:12]}/{path.name}")
                 return {"$file": blob, "name": path.name}
             if path.is_absolute():
-                return keep_absolute_path(path, text)
+                return self._absolute_path(path, text)
         return text
 
+    def _absolute_path(self, path: Path, text: str) -> Any:
+        if path.is_dir() and path.is_relative_to(Path.cwd()):
+            return path.relative_to(Path.cwd()).as_posix()
+        if path.is_relative_to(TEMPORARY) and not path.exists():
+            inner = path.relative_to(TEMPORARY).parts[1:]
+            if inner:
+                self._name(text, path.name)
+                return {"$scratch": Path(*inner).as_posix()}
+        return text
 
-def keep_absolute_path(path: Path, text: str) -> Any:
-    if path.is_dir() and path.is_relative_to(Path.cwd()):
-        return path.relative_to(Path.cwd()).as_posix()
-    if path.is_relative_to(TEMPORARY) and not path.exists():
-        inner = path.relative_to(TEMPORARY).parts[1:]
-        if inner:
-            return {"$scratch": Path(*inner).as_posix()}
-    return text
+    def _name(self, text: str, name: str) -> None:
+        self.files[os.path.abspath(text)] = self.files[text] = name
 
 
 # == Files among the arguments ==
-
-
-def files_in(given: Any, kept: Any) -> Iterator[tuple[str, str]]:
-    """(path, what stands for it) of each argument that was kept as a file, or as a place for one;
-    also of its absolute path."""
-    if isinstance(kept, Mapping) and isinstance(given, (str, os.PathLike)):
-        text = os.fspath(given)
-        if "$file" in kept:
-            name = f"{kept['$file'][:12]}/{kept['name']}"
-        else:
-            name = Path(kept["$scratch"]).name
-        yield from dict.fromkeys([(os.path.abspath(text), name), (text, name)])
-    elif isinstance(kept, Mapping) and isinstance(given, Mapping):
-        for key, entry in given.items():
-            yield from files_in(entry, kept.get(str(key)))
-    elif isinstance(kept, list) and isinstance(given, (list, tuple)):
-        for entry, part in zip(given, kept):
-            yield from files_in(entry, part)
 
 
 def by_name(value: Any, files: Mapping[str, str]) -> Any:
