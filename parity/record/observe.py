@@ -46,10 +46,10 @@ from parity.record.patching import (
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
 from parity.record.taps import gen_engine, images, loops, text, transformers, vllm
 from parity.record.taps.gen_engine import is_engine
-from parity.record.values import Keeper, by_name, keep, object_name, text_by_name
+from parity.record.values import Keeper, keep, object_name, text_by_name
 
 __all__ = [  # what stands above the recorder asks for these names here
-    "LIBRARY_TAPS", "SEED", "Call", "Finder", "Observer", "Site", "Tapped", "by_name", "case",
+    "LIBRARY_TAPS", "SEED", "Call", "Finder", "Observer", "Site", "Tapped", "case",
     "is_engine", "keep", "load_function", "seed_everything",
 ]  # fmt: skip
 
@@ -211,7 +211,7 @@ class Observer(Listener):
                     call.function,
                     call.arguments,
                     tuple(assemble.with_script_seed(rows, call.script_seed)),
-                    by_name(keep(value, self.store), call.files),
+                    Keeper(self.store, files=call.files).keep(value),
                     error,
                 )
             )

@@ -34,8 +34,11 @@ def object_name(value: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """`keep` with these arguments. files: path -> what stands for it, of each file that was kept,
-    or will be written; also of its absolute path."""
+    """`keep` with these arguments.
+
+    files: path -> what stands for it, of each file among the arguments that was kept or will be
+    written; also of its absolute path. In texts of a value it stands for it.
+    """
 
     store: golden.Store | None
     paths: bool = False
@@ -43,14 +46,17 @@ class Keeper:
 
     def keep(self, value: Any) -> Any:
         if isinstance(value, (str, os.PathLike)):
-            return self._path(os.fspath(value)) if self.paths else str(value)
+            return self._path(os.fspath(value)) if self.paths else self._text(value)
         if value is None or isinstance(value, (bool, int, float)):
             return value
         if isinstance(value, Mapping):
-            return {str(key): self.keep(entry) for key, entry in value.items()}
+            return {self._text(key): self.keep(entry) for key, entry in value.items()}
         if isinstance(value, (list, tuple)):
             return [self.keep(entry) for entry in value]
         return self._object(value)
+
+    def _text(self, value: Any) -> str:
+        return str(value) if self.paths else text_by_name(str(value), self.files)
 
     def _object(self, value: Any) -> Any:
         if isinstance(value, bytes):
@@ -64,7 +70,8 @@ class Keeper:
         if hasattr(value, "detach"):  # torch
             value = value.detach().cpu().float()
         if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy, too
-            return keep(value.tolist(), self.store)
+            files = {} if self.paths else self.files
+            return Keeper(self.store, files=files).keep(value.tolist())
         return object_name(value)
 
     def _fields(self, value: Any) -> dict[str, Any] | None:
@@ -122,22 +129,9 @@ class Keeper:
         self.files[os.path.abspath(text)] = self.files[text] = name
 
 
-# == Files among the arguments ==
-
-
-def by_name(value: Any, files: Mapping[str, str]) -> Any:
-    """A value in which files among the arguments are called by their content and name: a replay has
-    them elsewhere. Within a longer text only a path with folders is one for sure."""
-    if isinstance(value, str):
-        return text_by_name(value, files)
-    if isinstance(value, dict):
-        return {by_name(key, files): by_name(entry, files) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [by_name(entry, files) for entry in value]
-    return value
-
-
 def text_by_name(text: str, files: Mapping[str, str]) -> str:
+    """A text in which files among the arguments are called by their content and name: a replay has
+    them elsewhere. Within a longer text only a path with folders is one for sure."""
     if text in files:
         return files[text]
     for path in sorted(files, key=len, reverse=True):
