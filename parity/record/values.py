@@ -70,9 +70,13 @@ class Keeper:
         if hasattr(value, "detach"):  # torch
             value = value.detach().cpu().float()
         if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy, too
-            files = {} if self.paths else self.files
-            return Keeper(self.store, files=files).keep(value.tolist())
+            return self._array(value.tolist())
         return object_name(value)
+
+    def _array(self, values: Any) -> Any:
+        """Texts among the arguments stay as they are."""
+        files = {} if self.paths else self.files
+        return Keeper(self.store, files=files).keep(values)
 
     def _fields(self, value: Any) -> dict[str, Any] | None:
         """A dataclass; among arguments also a library's settings or a pydantic model. Else None."""
