@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import importlib
 import threading
 import time
@@ -137,16 +138,13 @@ class Call:
         return before + self.all_events()
 
     def is_asking(self) -> bool:
-        """Whether a thread of it is in a model call, or what that gave is not noted yet."""
-        for _, branch in self.branches:
-            if branch.is_asking() or any(branch.depths.get(kind) for kind in GENERATING):
-                return True
-        return False
+        """Whether a thread of it is in a model call."""
+        return any(branch.is_asking() or branch.depths.get(ASKING) for _, branch in self.branches)
 
 
-GENERATING = ("generate", "vllm", "engine")
-MODEL_CALLS = (*GENERATING, "forward")
+MODEL_CALLS = ("generate", "vllm", "engine", "forward")
 LOADING = "loading"
+ASKING = "asking"
 
 
 class ThreadState(threading.local):
@@ -277,6 +275,17 @@ def event_tap(kind: str, doing: str, reader: EventReader, unless: str = "") -> L
         return result
 
     return tap
+
+
+def model_tap(tap: ListenerTap) -> ListenerTap:
+    """A tap on a model call: `Call.is_asking` says so until what it gave is noted."""
+
+    @functools.wraps(tap)
+    def whole(listener: Listener, call: Invocation) -> Any:
+        with listener.inside(ASKING):
+            return tap(listener, call)
+
+    return whole
 
 
 def tap_loading(listener: Listener, call: Invocation) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from parity.record.calls import Listener, ListenerTap, tap_loading
+from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Events, Forward, Ids, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Row, by_caller, collapsed, runs, sourced
@@ -371,6 +371,7 @@ def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
     return int(seeds[min(sample, len(seeds) - 1)])
 
 
+@model_tap
 def tap_engine(listener: Listener, call: Invocation) -> Any:
     """generate_text_batch or generate_vlm_batch of a vendored gen_engine."""
     with listener.inside("engine") as outermost:
@@ -451,6 +452,7 @@ def read_scores(
     return scored_call(engine.model, outputs, below.placeholder)
 
 
+@model_tap
 def tap_score(listener: Listener, call: Invocation) -> Any:
     """score_batch of a vendored gen_engine."""
     with listener.inside("engine") as outermost:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.record.calls import Listener, ListenerTap
+from parity.record.calls import Listener, ListenerTap, model_tap
 from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation, bind_arguments
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, by_caller, runs, sourced
@@ -472,6 +472,7 @@ def cut_at_end(
 # == Taps ==
 
 
+@model_tap
 def tap_generate(listener: Listener, call: Invocation) -> Any:
     with listener.inside("generate") as outermost:
         if not outermost:
@@ -480,10 +481,10 @@ def tap_generate(listener: Listener, call: Invocation) -> Any:
         nested = listener.within("engine")
         with watched_forward(listener, call.owner, stays=nested):
             result = call.run()
-        with listener.guarded("a call of generate"):
-            known = known_ids(listener.running().events_so_far())
-            seen = None if nested else result
-            listener.note_model_call(read_generate(call, resolved, seen, known))
+    with listener.guarded("a call of generate"):
+        known = known_ids(listener.running().events_so_far())
+        seen = None if nested else result
+        listener.note_model_call(read_generate(call, resolved, seen, known))
     return result
 
 

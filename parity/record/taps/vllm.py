@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from parity.record.calls import Listener, ListenerTap, tap_loading
+from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Events, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
@@ -231,15 +231,16 @@ def read_llm_call(engine: Any, events: Events, outputs: Sequence[Any]) -> ModelC
     return reader.call(found)
 
 
+@model_tap
 def tap_llm(listener: Listener, call: Invocation) -> Any:
     """LLM.generate and LLM.chat; chat calls generate's inner parts, not generate."""
     mark = listener.mark()
     with listener.inside("vllm") as outermost:
         outputs = call.run()
-        if outermost:
-            with listener.guarded("a call of vLLM"):
-                events = listener.events_since(mark)
-                listener.note_model_call(read_llm_call(call.owner.llm_engine, events, outputs))
+    if outermost:
+        with listener.guarded("a call of vLLM"):
+            events = listener.events_since(mark)
+            listener.note_model_call(read_llm_call(call.owner.llm_engine, events, outputs))
     return outputs
 
 
