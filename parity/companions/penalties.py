@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +126,19 @@ def bad_word_ids(words: Sequence[str], checkpoint: Checkpoint) -> list[tuple[int
     return sequences
 
 
+def settings_of(options: PenaltyOptions) -> dict[str, Any]:
+    """What the options change, as plain values, for who records a call."""
+    changed = {}
+    for f in fields(options):
+        value = getattr(options, f.name)
+        neutral = 1 if f.name == "repetition_penalty" else 0
+        if value and value != neutral:
+            changed[f.name] = list(value) if isinstance(value, tuple) else value
+    if "logit_bias" in changed:
+        changed["logit_bias"] = {str(i): bias for i, bias in options.logit_bias.items()}
+    return changed
+
+
 class Penalties(Plugin):
     """A plugin for `plugins=[...]`.
 
@@ -141,6 +154,7 @@ class Penalties(Plugin):
         check_vocabulary("allowed_token_ids", allowed or (), checkpoint)
         check_vocabulary("logit_bias", tuple(self.options.logit_bias), checkpoint)
         self._bad_words = bad_word_ids(self.options.bad_words, checkpoint)
+        self.settings = settings_of(self.options)
 
     def logits(
         self, token_ids: Sequence[int], logits: Any, *, prompt_token_ids: Sequence[int]

@@ -69,14 +69,23 @@ __all__ = [
 ]
 
 
+NEVER = "(?!)"
+CALL = r"<(?:seed:)?tool_call>|<\|tool_calls_section_begin\|>|\[TOOL_CALLS\]"
+
+
 class Format(NamedTuple):
     """How a family of models marks its thought.
 
-    begin, end: regular expressions of the markers.   closing: the text that ends a thought."""
+    begin, end: regular expressions of the markers.   closing: the text that ends a thought.
+    call: regular expression of what ends a thought that has no other end, and begins the answer.
+    foot: of what stands behind an answer.   marks: of what is no text in either part."""
 
     begin: str
     end: str
     closing: str
+    call: str = CALL
+    foot: str = NEVER
+    marks: str = NEVER
 
 
 def tagged(begin: str, end: str) -> Format:
@@ -88,17 +97,31 @@ FORMATS = {  # by the name of the first library or model that wrote so
     "think": tagged("<think>", "</think>"),  # Qwen3, DeepSeek-R1, GLM, MiniMax, Nemotron, OLMo, ...
     "mistral": tagged("[THINK]", "[/THINK]"),
     "seed": tagged("<seed:think>", "</seed:think>"),
-    "cohere": tagged("<|START_THINKING|>", "<|END_THINKING|>"),
+    "cohere": Format(
+        r"<\|START_THINKING\|>\s*",
+        r"<\|END_THINKING\|>(?:\s*<\|START_RESPONSE\|>)?",
+        "\n<|END_THINKING|>\n\n",
+        foot=r"<\|END_RESPONSE\|>\s*",
+        marks=r"</?co(?::[^<>]*)?>",  # of citations
+    ),
     "kimi": tagged("◁think▷", "◁/think▷"),
+    "minimax_m3": tagged("<mm:think>", "</mm:think>"),
+    "apertus": tagged("<|inner_prefix|>", "<|inner_suffix|>"),
+    "plamo": tagged("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "gemma": Format(r"<\|channel>(?:thought\n)?", r"<channel\|>", "\n<channel|>"),
     "harmony": Format(  # gpt-oss
-        r"<\|channel\|>analysis<\|message\|>",
-        r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final<\|message\|>",
+        r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+        r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>final"
+        r"(?:\s*<\|constrain\|>[^<]*)?<\|message\|>",
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     "granite": Format(
         r"Here(?:'s| is) my thought process:",
         r"Here(?:'s| is) my response:",
         "\n\nHere is my response:",
+    ),
+    "hunyuan": Format(  # A13B
+        "<think>\n", "\n</think>\n<answer>\n", "\n</think>\n<answer>\n", foot=r"\n</answer>\s*"
     ),
 }
 
@@ -142,15 +165,44 @@ def is_open(text: str, markers: Format) -> bool:
     return max(begins, default=-1) > max(ends, default=-1)
 
 
+def plain(text: str, markers: Format) -> str:
+    """A part of an answer without what is no text in it."""
+    return re.sub(markers.marks, "", re.sub(rf"(?:{markers.foot})\Z", "", text))
+
+
+def unless_blank(text: str) -> str | None:
+    return text if text.strip() else None
+
+
+def thought_end(text: str, markers: Format, start: int) -> tuple[int, int]:
+    """Where a thought ends that begins at `start`, and where the answer begins: at a call, where
+    there is no marker of the end."""
+    end = re.search(markers.end, text)
+    if end is not None:
+        return end.span()
+    call = re.compile(markers.call).search(text, start)
+    at = len(text) if call is None else call.start()
+    return at, at
+
+
 def split_text(text: str, markers: Format, *, opened: bool = False) -> Reasoned:
     """The parts of a text that has its markers. What stands before the first one belongs to the
-    thought.   opened: the prompt has begun the thought. Default False."""
+    thought if that was opened, else to the answer; white space to neither.
+    opened: the prompt has begun the thought. Default False."""
     end = re.search(markers.end, text)
-    if end is None and not opened and not re.search(markers.begin, text):
+    begin = re.search(markers.begin, text if end is None else text[: end.start()])
+    if end is None and begin is None and not opened:
         return Reasoned(None, text or None)
-    thought = re.sub(markers.begin, "", text if end is None else text[: end.start()])
-    answer = None if end is None else text[end.end() :]
-    return Reasoned(thought if thought.strip() else None, answer or None)
+    first, start = (0, 0) if begin is None else begin.span()
+    last, rest = thought_end(text, markers, start)
+    before = unless_blank(text[:first]) or ""
+    thought = plain(text[start:last], markers)
+    answer = plain(text[rest:], markers)
+    if opened:
+        thought = before + thought
+    else:
+        answer = before + answer
+    return Reasoned(unless_blank(thought), answer or None)
 
 
 def split(
@@ -167,8 +219,10 @@ def split(
     before = result.token_ids[: tokens_before(result.token_ids, engine.tokenizer, markers)]
     skip = bool(result.effective["skip_special_tokens"]["value"])
     hidden = engine.tokenizer.decode(list(before), skip_special_tokens=skip)
-    thought = split_text(engine.tokenizer.decode(list(before)), markers).reasoning
-    return Reasoned(thought, result.text[len(hidden) :] or None)
+    shown = engine.tokenizer.decode(list(before))
+    thought, outside = split_text(shown, markers, opened=opened)
+    answer = (outside or "") + plain(result.text[len(hidden) :], markers)
+    return Reasoned(thought, answer or None)
 
 
 def tokens_before(ids: Sequence[int], tokenizer: Any, markers: Format) -> int:
@@ -224,6 +278,7 @@ class Thinking(Plugin):
         self.closing = encode(engine.checkpoint, self.markers.closing, False)
         words = self.tokenizer.get_added_vocab().items()
         self.end_ids = {i for word, i in words if re.fullmatch(self.markers.end, word)}
+        self.settings = {} if budget is None else {"thinking_budget": budget}
         if budget is not None:
             self.logits = self._force_end
         if self.stops:

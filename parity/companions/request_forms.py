@@ -424,8 +424,8 @@ class Replies:
             message["content"] = answer or ""
         else:
             message["reasoning"] = reasoning
-        if tools and answer:
-            message |= self._call_fields(result, answer, tools)
+        if tools:
+            message |= self._call_fields(result, answer or "", tools)
         return message
 
     def _call_fields(self, result: GenerationResult, answer: str, tools: Sequence[Any]) -> Fields:

@@ -177,7 +177,8 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
         into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
     new = session.call(old, job.functions[old.function], {}, {}, frozenset())
     if job.old is not None:  # paths as they are now
-        told = Keeper(None, files=dict([job.old])).keep
+        files = dict([job.old])
+        told = Keeper(None, files=files).keep
         rows = tuple(told(dict(row)) for row in new.rows)
         new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=told(new.raised))
     for blob in blob_names(new):

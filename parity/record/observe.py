@@ -44,7 +44,7 @@ from parity.record.patching import (
     bind_arguments,
 )
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
-from parity.record.taps import gen_engine, images, loops, text, transformers, vllm
+from parity.record.taps import gen_engine, images, loops, streaming, text, transformers, vllm
 from parity.record.taps.gen_engine import is_engine
 from parity.record.values import Keeper, keep, object_name, text_by_name
 
@@ -149,6 +149,8 @@ class Observer(Listener):
             taps = dict(LIBRARY_TAPS.get(name, {}))
             if is_engine(module):
                 taps |= gen_engine.ENGINE_TAPS
+            if streaming.is_streaming(module):
+                taps |= streaming.STREAMING_TAPS
             for path, tap in taps.items():
                 self.add_tap(module, path, tap)
             for site in self.sites:

@@ -35,7 +35,7 @@ from parity.judge.stages.stage import (
     Tools,
     cause_of_table,
 )
-from parity.record.rows import CHOSEN_BY_ITSELF, NEUTRAL, PENALTIES
+from parity.record.rows import CHOSEN_BY_ITSELF, MASKS, NEUTRAL, PENALTIES, PLUGIN_SETTINGS
 from parity.verdict import Difference, brief, equal
 
 with warnings.catch_warnings():
@@ -94,8 +94,8 @@ def is_other_setting(name: str, old: Row, new: Row) -> bool:
         return not has_as_many and bool(before != after)
     if name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new)):
         return False
-    if name in PENALTIES and has_as_many and None in (before, after):
-        return False  # a penalty may be written as a processor: only the ids can tell
+    if name in PLUGIN_SETTINGS and has_as_many and None in (before, after):
+        return False  # it may be written as a processor: only the ids can tell
     return not is_same_setting(name, before, after)
 
 
@@ -105,10 +105,12 @@ def is_same_setting(name: str, before: Any, after: Any) -> bool:
 
 
 def processors(row: Row) -> list[str]:
-    """Names of what else is done to the logits; all penalties are as one, which a processor may
-    be."""
-    penalised = any(entry(row, "sampling", name) for name in PENALTIES)
-    return [*(entry(row, "sampling", "processors") or ()), *(["penalties"] if penalised else [])]
+    """Names of what else is done to the logits; all penalties and bans are as one, which a
+    processor may be."""
+    names = entry(row, "sampling", "processors") or ()
+    others = [name for name in names if name not in (*MASKS, "penalties")]
+    is_penalised = any(entry(row, "sampling", name) for name in PENALTIES)
+    return others if not is_penalised and len(others) == len(names) else [*others, "penalties"]
 
 
 def both_structures(old: Row, new: Row) -> dict[str, tuple[Any, Any]]:

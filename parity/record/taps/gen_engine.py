@@ -18,7 +18,17 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Events, Forward, Ids, ModelCall, Output, Params
 from parity.record.patching import Invocation
-from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Row, by_caller, collapsed, runs, sourced
+from parity.record.rows import (
+    NEUTRAL,
+    PLUGIN_SETTINGS,
+    STRUCTURED,
+    Fields,
+    Row,
+    by_caller,
+    collapsed,
+    runs,
+    sourced,
+)
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, shown_path
@@ -48,6 +58,16 @@ def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     """Names of the plugins that have one of these hooks."""
     hooked = (one for one in plugins if any(getattr(one, hook, None) for hook in hooks))
     return [getattr(one, "name", "plugin") for one in hooked]
+
+
+def plugin_settings(plugins: Sequence[Any]) -> Fields:
+    """What plugins say of themselves that rows have a name for."""
+    found = Fields()
+    for plugin in plugins:
+        own = getattr(plugin, "settings", None)
+        if isinstance(own, Mapping):
+            found |= {name: sourced(own[name], "caller") for name in PLUGIN_SETTINGS if name in own}
+    return found
 
 
 def settings_below(events: Events) -> Fields:
@@ -83,6 +103,7 @@ def engine_sampling(
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
             settings[name] = sourced(value, "below the engine")
+    settings.update(plugin_settings(plugins))
     if settings["temperature"]["value"] and effective["seed"]["value"] is not None:
         settings["seed"] = effective["seed"]
     return settings

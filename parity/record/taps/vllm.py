@@ -10,14 +10,13 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Events, ModelCall, Output, Params
 from parity.record.patching import Invocation
-from parity.record.rows import NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
+from parity.record.rows import MASKS, NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
 from parity.record.taps.images import as_rgb, pictures_of, pixel_digest
 from parity.record.taps.models import model_stage, placeholder_of, shown_path
 
 # == Settings ==
 
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n")
-MASKS = ("allowed_token_ids", "bad_words", "logit_bias")
 STRUCTURES = ("json", "regex", "choice", "grammar", "json_object")
 
 

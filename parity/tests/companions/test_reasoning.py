@@ -28,6 +28,11 @@ MARKS = {
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     "granite": ("Here's my thought process:", "Here is my response:"),
+    "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "plamo": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    "gemma": ("<|channel>thought\n", "<channel|>"),
+    "hunyuan": ("<think>\n", "\n</think>\n<answer>\n"),
 }
 PARTS = {
     "both": ("{begin}a\nb{end}c\nd", ("a\nb", "c\nd")),
@@ -36,7 +41,11 @@ PARTS = {
     "not ended": ("{begin}a", ("a", None)),
     "no thought": ("c", (None, "c")),
     "an empty thought": ("{begin}\n\n{end}\n\nc", (None, "\n\nc")),
-    "something before": ("x {begin}a{end}c", ("x a", "c")),
+    "white space before": ("\n{begin}a{end}c", ("a", "c")),
+    "something said before": ("x {begin}a{end}c", ("a", "x c")),
+    "the first marker once more": ("{begin}a{begin}b{end}c", ("a{begin}b", "c")),
+    "a call in place of the end": ("{begin}a<tool_call>c", ("a", "<tool_call>c")),
+    "a call in the thought": ("{begin}a<tool_call>b{end}c", ("a<tool_call>b", "c")),
     "the marker once more": ("{begin}a{end}c{end}d", ("a", "c{end}d")),
     "nothing": ("", (None, None)),
 }
@@ -57,6 +66,24 @@ def test_split_text_of_each_format_gives_both_parts(name: str, parts: str) -> No
 
 def test_split_text_of_a_thought_that_the_prompt_opened_has_no_answer() -> None:
     assert split_text("a", FORMATS["think"], opened=True) == Reasoned("a", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("think", "x <think>a</think>c", ("x a", "c")),  # the prompt has opened it
+        (
+            "cohere",
+            "<|START_THINKING|> a <co>b</co: 0:[1]><|END_THINKING|>\n<|START_RESPONSE|>c<|END_RESPONSE|>",
+            ("a b", "c"),
+        ),
+        ("hunyuan", "<think>\na\n</think>\n<answer>\nc\n</answer>", ("a", "c")),
+        ("gemma", "<|channel>thousand<channel|>c", ("thousand", "c")),
+        ("harmony", "a<|end|><|start|>assistant<|channel|>final <|constrain|>json<|message|>c", ("a", "c")),
+    ],
+)
+def test_split_text_leaves_out_what_is_no_text(name: str, text: str, expected: tuple[str, str]) -> None:
+    assert split_text(text, FORMATS[name], opened=True) == expected
 
 
 def test_a_thinking_model_is_split(text: GenerationEngine) -> None:

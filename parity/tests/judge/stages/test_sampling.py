@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parity.judge.stages.sampling import both_structures, structure
+from parity.judge.stages.sampling import both_structures, sampling_differences, structure
 from parity.judge.stages.stage import KEPT, Tools
 
 
@@ -46,3 +46,37 @@ def test_structure_stands_behind_its_marker(text: str, is_kept: bool) -> None:
     row["request"]["structure"]["after"] = "</think>"
     tools = Tools(decode=lambda ids, skip, clean: text)
     assert (structure(row, tools) == KEPT) is is_kept
+
+
+def penalised(processors: list[str], **settings: Any) -> dict[str, Any]:
+    """A greedy row with these settings."""
+    named = {name: {"value": value, "from": "caller"} for name, value in settings.items()}
+    return {"sampling": {"processors": {"value": processors, "from": "caller"}, **named}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fields"),
+    [
+        (penalised([], presence_penalty=1.5), penalised(["penalties"], presence_penalty=1.5), []),
+        (
+            penalised(["logit_bias"], presence_penalty=1.5),
+            penalised(["penalties"], presence_penalty=1.5, logit_bias={"5": 1.0}),
+            [],
+        ),
+        (
+            penalised([], presence_penalty=1.5),
+            penalised(["penalties"], presence_penalty=0.5),
+            ["presence_penalty"],
+        ),
+        (penalised(["bad_words"]), penalised([]), ["processors"]),
+        (
+            penalised(["thinking"], thinking_budget=40),
+            penalised(["thinking"], thinking_budget=20),
+            ["thinking_budget"],
+        ),
+    ],
+)
+def test_sampling_differences_of_penalties_and_budgets_wherever_they_are_set(
+    old: dict[str, Any], new: dict[str, Any], fields: list[str]
+) -> None:
+    assert [difference.field for difference in sampling_differences(old, new)] == fields
