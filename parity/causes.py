@@ -60,7 +60,7 @@ TABLE: tuple[Entry, ...] = (
     entry("sampling.draw", "sampling", "tokens are not drawn from the distribution that the settings say",
           "", "sampling"),
     entry("stop.eos_set", "stop", "other ids end the text", "stop.end_ids", "end_ids"),
-    entry("stop.strings", "stop", "other strings end the text", "stop.strings", "strings"),
+    entry("stop.strings", "stop", "other strings end the text", "stop.strings stop.answer_strings", "strings"),
     entry("stop.rule", "stop", "the same stops cut at another place", "stop.criteria"),
     entry("stop.length", "stop", "another number of tokens is allowed",
           "stop.max_new_tokens stop.min_new_tokens", "length"),

@@ -278,10 +278,12 @@ class Thinking(Plugin):
         self.closing = encode(engine.checkpoint, self.markers.closing, False)
         words = self.tokenizer.get_added_vocab().items()
         self.end_ids = {i for word, i in words if re.fullmatch(self.markers.end, word)}
-        self.settings = {} if budget is None else {"thinking_budget": budget}
+        self.settings: dict[str, Any] = {}  # what changes, for who records a call
         if budget is not None:
+            self.settings["thinking_budget"] = budget
             self.logits = self._force_end
         if self.stops:
+            self.settings["answer_strings"] = list(self.stops)
             self.should_stop = self._answer_has_stop
             self.post_decode = self._cut_answer
 

@@ -33,6 +33,7 @@ PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM's own
 MASKS = ("allowed_token_ids", "bad_words", "logit_bias")  # likewise
 # What a plugin may say of itself, and other code may do in another way.
 PLUGIN_SETTINGS = (*PENALTIES, *MASKS, "repetition_penalty", "thinking_budget")
+PLUGIN_STOPS = ("answer_strings",)  # likewise, of a row's stop
 
 Row = Mapping[str, Any]
 Fields = dict[str, Any]  # a part of a row

@@ -45,6 +45,7 @@ def stop_differences(old: Row, new: Row) -> Iterator[Difference]:
             yield Difference("stop", name, before, after)
     yield from string_differences(old, new)
     yield from criteria_differences(old, new)
+    yield from answer_string_differences(old, new)
 
 
 def end_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -66,6 +67,17 @@ def string_differences(old: Row, new: Row) -> Iterator[Difference]:
         # Code that cut by hand, after decoding, names no strings to the library: only its value
         # can tell.
         yield Difference("stop", "strings", before, after, counts=bool(before))
+
+
+def answer_string_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """Of strings that end an answer, not its thought; where one side names none, only the ids can
+    tell."""
+    before = entry(old, "stop", "answer_strings")
+    after = entry(new, "stop", "answer_strings")
+    if before is None or after is None:
+        return
+    if set(before) != set(after):
+        yield Difference("stop", "answer_strings", before, after)
 
 
 def criteria_differences(old: Row, new: Row) -> Iterator[Difference]:

@@ -21,6 +21,7 @@ from parity.record.patching import Invocation
 from parity.record.rows import (
     NEUTRAL,
     PLUGIN_SETTINGS,
+    PLUGIN_STOPS,
     STRUCTURED,
     Fields,
     Row,
@@ -60,13 +61,13 @@ def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     return [getattr(one, "name", "plugin") for one in hooked]
 
 
-def plugin_settings(plugins: Sequence[Any]) -> Fields:
-    """What plugins say of themselves that rows have a name for."""
+def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> Fields:
+    """What plugins say of themselves under these names."""
     found = Fields()
     for plugin in plugins:
         own = getattr(plugin, "settings", None)
         if isinstance(own, Mapping):
-            found |= {name: sourced(own[name], "caller") for name in PLUGIN_SETTINGS if name in own}
+            found |= {name: sourced(own[name], "caller") for name in names if name in own}
     return found
 
 
@@ -103,7 +104,7 @@ def engine_sampling(
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
             settings[name] = sourced(value, "below the engine")
-    settings.update(plugin_settings(plugins))
+    settings.update(plugin_settings(plugins, PLUGIN_SETTINGS))
     if settings["temperature"]["value"] and effective["seed"]["value"] is not None:
         settings["seed"] = effective["seed"]
     return settings
@@ -127,6 +128,7 @@ def engine_stop(
         "min_new_tokens": effective["min_new_tokens"],
         "criteria": by_caller(names_with_hook(plugins, "should_stop", "hf_stopping_criteria")),
         **never_text(strings, tokenizer, skip_special, ends),
+        **plugin_settings(plugins, PLUGIN_STOPS),
     }
     if effective["include_stop"]["value"]:
         stop["include_stop"] = effective["include_stop"]

@@ -17,7 +17,7 @@ from typing import Any
 from parity.record.calls import ASKING, Call, Listener, ListenerTap
 from parity.record.events import Event, Forward, Images, ModelCall, Params
 from parity.record.patching import Invocation
-from parity.record.taps.gen_engine import EngineReader, MadePrompt, field_of
+from parity.record.taps.gen_engine import EngineReader, MadePrompt, field_of, listed_plugins
 
 
 def is_streaming(module: ModuleType) -> bool:
@@ -49,14 +49,20 @@ class Streamed:
 
 @dataclass(slots=True)
 class Counted:
-    """How many prompts a call has made with each maker of them."""
+    """How many prompts a call has made with each maker of them, which are kept: ids of objects come
+    again."""
 
-    by_maker: dict[int, int] = field(default_factory=dict)
+    makers: list[Any] = field(default_factory=list)
+    prompts: list[int] = field(default_factory=list)
 
     def next(self, maker: Any) -> int:
-        number = self.by_maker.get(id(maker), 0)
-        self.by_maker[id(maker)] = number + 1
-        return number
+        known = [place for place, other in enumerate(self.makers) if other is maker]
+        if not known:
+            self.makers.append(maker)
+            self.prompts.append(0)
+        place = known[0] if known else -1
+        self.prompts[place] += 1
+        return self.prompts[place] - 1
 
 
 @dataclass(slots=True)
@@ -162,9 +168,16 @@ def is_of_answer(event: Event, result: Any) -> bool:
 # == Counterfactual runs ==
 
 
-def runs_natively(replay: Any, engine: Any) -> bool:
-    """Whether a replay changes nothing of what a stream asks."""
-    return replay is None or (not replay.put_back and replay.config(engine.config) == engine.config)
+def runs_natively(replay: Any, engine: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a replay changes nothing of what a stream asks, on an engine that can do it."""
+    if replay is None:
+        return True
+    if replay.put_back:
+        return False
+    options = given.get("options")
+    fields = {"logits": None if options is None else field_of(options, "logits")}
+    hooked = replay.needs_hook(fields, listed_plugins(given.get("plugins")))
+    return replay.engine(engine, hooked=hooked) is engine
 
 
 def batch_results(
@@ -189,7 +202,7 @@ def tap_stream(listener: Listener, call: Invocation) -> Any:
     which gives the same."""
     given = call.arguments
     engine = given["engine"]
-    if runs_natively(listener.replay, engine):
+    if runs_natively(listener.replay, engine, given):
         return call.run()
     module = sys.modules[call.original.__module__]
     names = ("plugins", "on_error")
@@ -208,7 +221,7 @@ def tap_submit(listener: Listener, call: Invocation) -> Any:
     """`Live.submit`, likewise."""
     live, request, *_ = call.args
     engine = live._plans.engine
-    if runs_natively(listener.replay, engine):
+    if runs_natively(listener.replay, engine, call.arguments):
         return call.run()
     return submitted(call, engine, request)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ QUESTIONS = ["What is the capital of France?", "Count to 5.", "Is 28 even?"]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "streams_old.py").write_text(HEAD + BATCH)
+    monkeypatch.delitem(sys.modules, "streams_old", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -110,3 +112,12 @@ def test_streaming_code_is_judged_as_code_that_waits(folder: Path, backend: str)
         outcome = judged(store, backend, f"streams_{name}_{backend}")
         assert outcome.verdict == "DRIFT", outcome
         assert outcome.cause is not None and outcome.cause.name == "sampling.processors", outcome
+
+
+def test_streaming_code_that_was_written_for_hf_is_judged_on_vllm_with_its_hook(folder: Path) -> None:
+    head = HEAD.replace(", logits_hooks=True", "")
+    (folder / "streams_old.py").write_text(head + BATCH)
+    store = recorded(folder, "vllm")
+    right = STREAM.replace("PENALTY", "penalty").replace("BUDGET", "budget")
+    (folder / "streams_unhooked.py").write_text(head + right)
+    assert judged(store, "vllm", "streams_unhooked").verdict == "IDENTICAL"

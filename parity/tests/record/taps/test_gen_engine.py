@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import gen_engine
 import pytest
 
 from parity.companions.structured import StructuredOptions
+from parity.golden import Case
+from parity.record.observe import Observer, Site
 from parity.record.taps.gen_engine import (
     ENGINE_TAPS,
     Below,
@@ -17,6 +20,8 @@ from parity.record.taps.gen_engine import (
     structure_of,
 )
 from parity.record.taps.vllm import read_request
+from parity.tests.conftest import TEXT, open_engine
+from parity.tests.engine.test_lora import make_adapter
 
 
 @pytest.mark.parametrize("path", [*ENGINE_TAPS, "refusal_of", "Asked", "truncate_at_stops"])
@@ -80,3 +85,28 @@ def test_pictures_are_those_that_vllm_was_given() -> None:
 )
 def test_structure_of_a_request_is_what_it_asks_for(asked: Any, form: dict[str, Any]) -> None:
     assert structure_of({"structured": asked}) == form
+
+
+def ask_adapter(engine: gen_engine.GenerationEngine, folder: str) -> str:
+    """A call with an adapter that was not there when the engine was loaded."""
+    engine.add_adapter("policy", folder)
+    [result] = engine.generate_text_batch(
+        [{"prompt": "1, 2, ", "adapter": "policy"}], {"max_new_tokens": 4}
+    )
+    engine.remove_adapter("policy")
+    return result.text
+
+
+def test_rows_of_adapters_that_are_added_while_an_engine_lives_name_their_folders(
+    backend: str, tmp_path: Path
+) -> None:
+    folders = [make_adapter(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
+    found: list[Case] = []
+    site = Site("adapters", f"{__name__}:ask_adapter")
+    with open_engine(TEXT, backend, adapters={"policy": folders[0]}) as engine:
+        engine.remove_adapter("policy")
+        with Observer(sink=found.append, sites=[site]):
+            for folder in folders:
+                ask_adapter(engine, folder)
+    rows = [row for case in found for row in case.rows]
+    assert [Path(row["request"]["adapter"]).name for row in rows] == ["one", "two"]

@@ -128,6 +128,18 @@ def test_rows_of_an_engine_that_lives_longer_than_a_call_belong_to_their_calls(
     assert [row["text"] for row in (*first.rows, *second.rows)] == [*first.value, *second.value]
 
 
+def stream_twice(engine: GenerationEngine) -> list[str]:
+    return [
+        *by_stream(engine, REQUESTS[:2], OPTIONS, []),
+        *by_stream(engine, REQUESTS, OPTIONS, []),
+    ]
+
+
+def test_rows_of_two_streams_of_one_call_are_numbered_apart(text: GenerationEngine) -> None:
+    rows = rows_by("stream_twice", text)
+    assert [row["request"]["number"] for row in rows] == [0, 1, 0, 1, 2]
+
+
 def stop_early(engine: GenerationEngine) -> str:
     for _, text, _, _ in streaming.stream(engine, REQUESTS, OPTIONS):
         return text
