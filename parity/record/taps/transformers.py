@@ -150,7 +150,7 @@ class Watches:
     def __init__(self) -> None:
         self.running = list[Watch]()
 
-    def end(self, watch: Watch) -> None:
+    def end(self, watch: Watch | None) -> None:
         if watch in self.running:
             self.running.remove(watch)
 
@@ -165,8 +165,11 @@ def watched_forward(
     each: every forward is a first step.
     """
     watches = listener.thread.memory.of(Watches)
-    watch = Watch(weakref.ref(model), each)
-    watches.running.append(watch)
+    watch = None
+    with listener.guarded("watching the forward"):
+        if hasattr(model, "forward"):  # an engine that is closed has none, and vLLM's is not seen
+            watch = Watch(weakref.ref(model), each)
+            watches.running.append(watch)
     try:
         yield
     finally:
