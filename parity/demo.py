@@ -25,7 +25,7 @@ from typing import Any
 
 from gen_engine import GenerationEngine, GenerationResult, load
 from parity import real_model
-from parity.judge import partings
+from parity.answers import partings
 from parity.judge.numerics import reading
 from parity.tasks import Task, vision_tasks
 

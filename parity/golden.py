@@ -403,10 +403,15 @@ def coded(value: Any) -> Any:
     if isinstance(value, str):
         return {"$lines": value.split("\n")} if "\n" in value else value
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else {"$float": str(value)}
+        return as_written(value) if math.isfinite(value) else {"$float": str(value)}
     if isinstance(value, Mapping):
         return {str(key): coded(entry) for key, entry in value.items()}
     return [coded(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def as_written(number: float) -> float:
+    """A number with the digits that a golden holds of it."""
+    return float(f"{number:.6g}")
 
 
 def decoded(value: Any) -> Any:

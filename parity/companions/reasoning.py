@@ -70,7 +70,7 @@ __all__ = [
 
 
 NEVER = "(?!)"
-CALL = r"<(?:seed:)?tool_call>|<\|tool_calls_section_begin\|>|\[TOOL_CALLS\]"
+CALL = r"<(?:seed:)?tool_call>|<ifm\|tool_calls>|<\|tool_calls_section_begin\|>|\[TOOL_CALLS\]"
 
 
 class Format(NamedTuple):
@@ -105,6 +105,17 @@ FORMATS = {  # by the name of the first library or model that wrote so
         marks=r"</?co(?::[^<>]*)?>",  # of citations
     ),
     "kimi": tagged("◁think▷", "◁/think▷"),
+    "kimi_k3": Format(
+        r"<\|open\|>think<\|sep\|>",
+        r"<\|close\|>think<\|sep\|>(?:\s*<\|open\|>response<\|sep\|>)?",
+        "<|close|>think<|sep|><|open|>response<|sep|>",
+        foot=r"<\|close\|>response<\|sep\|>(?:<\|close\|>message<\|sep\|>)?\s*",
+    ),
+    "k2_horizon": Format(  # of three efforts
+        r"<ifm\|think(?:_fast(?:er)?)?>",
+        r"</ifm\|think(?:_fast(?:er)?)?>",
+        "\n</ifm|think>\n\n",
+    ),
     "minimax_m3": tagged("<mm:think>", "</mm:think>"),
     "apertus": tagged("<|inner_prefix|>", "<|inner_suffix|>"),
     "plamo": tagged("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
@@ -120,6 +131,9 @@ FORMATS = {  # by the name of the first library or model that wrote so
         r"Here(?:'s| is) my response:",
         "\n\nHere is my response:",
     ),
+    # To be named: their markers are those of "think", and line ends belong to them.
+    "step3p5": Format("<think>", r"\n?</think>\n?", "\n</think>\n"),
+    "granite_thinking": Format("<think>", r"</think>\n*", "\n</think>\n"),  # HyperCLOVA X, too
     "hunyuan": Format(  # A13B
         "<think>\n", "\n</think>\n<answer>\n", "\n</think>\n<answer>\n", foot=r"\n</answer>\s*"
     ),
@@ -151,7 +165,7 @@ def format_of(engine: GenerationEngine) -> Format:
 class Reasoned(NamedTuple):
     """The two parts of a text, without the markers.
 
-    reasoning: None where the model did not think, or thought nothing but white space.
+    reasoning: None where the model did not think.
     answer: None where the text ended before it."""
 
     reasoning: str | None
@@ -170,10 +184,6 @@ def plain(text: str, markers: Format) -> str:
     return re.sub(markers.marks, "", re.sub(rf"(?:{markers.foot})\Z", "", text))
 
 
-def unless_blank(text: str) -> str | None:
-    return text if text.strip() else None
-
-
 def thought_end(text: str, markers: Format, start: int) -> tuple[int, int]:
     """Where a thought ends that begins at `start`, and where the answer begins: at a call, where
     there is no marker of the end."""
@@ -185,24 +195,37 @@ def thought_end(text: str, markers: Format, start: int) -> tuple[int, int]:
     return at, at
 
 
-def split_text(text: str, markers: Format, *, opened: bool = False) -> Reasoned:
+def prompt_state(prompt: str, markers: Format) -> bool | None:
+    """`split_text`'s opened."""
+    if is_open(prompt, markers):
+        return True
+    return False if re.search(rf"(?:{markers.end})\s*\Z", prompt) else None
+
+
+def is_answer(end: re.Match[str] | None, opened: bool | None) -> bool:
+    """Whether a text without a beginning of a thought is an answer."""
+    return opened is False or (end is None and opened is None)
+
+
+def split_text(text: str, markers: Format, *, opened: bool | None = None) -> Reasoned:
     """The parts of a text that has its markers. What stands before the first one belongs to the
     thought if that was opened, else to the answer; white space to neither.
-    opened: the prompt has begun the thought. Default False."""
+    opened: whether the prompt has begun the thought. False: it has begun and ended one, so that an
+    end in the text ends nothing. Default None: neither."""
     end = re.search(markers.end, text)
     begin = re.search(markers.begin, text if end is None else text[: end.start()])
-    if end is None and begin is None and not opened:
+    if begin is None and is_answer(end, opened):
         return Reasoned(None, text or None)
     first, start = (0, 0) if begin is None else begin.span()
     last, rest = thought_end(text, markers, start)
-    before = unless_blank(text[:first]) or ""
+    before = text[:first] if text[:first].strip() else ""
     thought = plain(text[start:last], markers)
     answer = plain(text[rest:], markers)
     if opened:
         thought = before + thought
     else:
         answer = before + answer
-    return Reasoned(unless_blank(thought), answer or None)
+    return Reasoned(thought or None, answer or None)
 
 
 def split(
@@ -212,7 +235,7 @@ def split(
 
     format: a name of FORMATS. Default None: that of the checkpoint."""
     markers = format_of(engine) if format is None else format_named(format)
-    opened = is_open(engine.tokenizer.decode(list(result.prompt_token_ids)), markers)
+    opened = prompt_state(engine.tokenizer.decode(list(result.prompt_token_ids)), markers)
     if re.search(markers.end, result.text) or not re.search(markers.end, result.raw_text):
         return split_text(result.text, markers, opened=opened)
     # The marker is of special tokens, which `text` does not show.
@@ -220,6 +243,8 @@ def split(
     skip = bool(result.effective["skip_special_tokens"]["value"])
     hidden = engine.tokenizer.decode(list(before), skip_special_tokens=skip)
     shown = engine.tokenizer.decode(list(before))
+    if opened is False and re.search(markers.begin, shown) is None:
+        return Reasoned(None, result.text or None)
     thought, outside = split_text(shown, markers, opened=opened)
     answer = (outside or "") + plain(result.text[len(hidden) :], markers)
     return Reasoned(thought, answer or None)

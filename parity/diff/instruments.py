@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from parity.answers import partings
 from parity.diff.plants import fp8, int8, rewritten
-from parity.judge import partings
 from parity.judge.numerics import probes, reading, referee
 
 Given = reading.TokenRow

@@ -101,17 +101,12 @@ def certainty_of(inquiry: Inquiry, found: Found) -> tuple[Certainty, str]:
 
 
 def within_stops(inquiry: Inquiry) -> bool:
-    """Whether texts differ by the beginnings of stops only, which both sides were told."""
+    """Whether texts that differ are stops, which both sides were told."""
     stops = told_stops(inquiry.new)
     if not stops or stops != told_or_cut_stops(inquiry.old):
         return False
     texts = inquiry.other_texts
-    return bool(texts) and all({*pair} <= stops or begins_stop(pair, stops) for pair in texts)
-
-
-def begins_stop(pair: tuple[str, str], stops: set[str]) -> bool:
-    short, long = sorted(pair, key=len)
-    return long.startswith(short) and any(stop.startswith(long[len(short) :]) for stop in stops)
+    return bool(texts) and all({*pair} <= stops for pair in texts)
 
 
 def by_a_stop(inquiry: Inquiry) -> bool:

@@ -190,24 +190,20 @@ def smallest(
     if (same := next((way for way in alike[:MOST] if fits(way, way)), None)) is not None:
         return Found(same, same, ())
     sides = [
-        sorted(ways, key=lambda way: plainness(way, hints.get(side)))[:MOST]
+        sorted((plainness(way, hints.get(side)), k, way) for k, way in enumerate(ways))[:MOST]
         for ways, side in ((old, "old"), (new, "new"))
     ]
-    plain = [
-        [plainness(way, hints.get(side)) for way in ways]
-        for ways, side in zip(sides, ("old", "new"))
-    ]
-    scored = []
-    for k, a in enumerate(sides[0]):
-        for j, b in enumerate(sides[1]):
-            fields = fields_apart(a, b)
-            scored.append(
-                (len(fields), plain[0][k] + plain[1][j], "end" in fields, len(a.stops), k, j)
-            )
-    for *_, k, j in sorted(scored):
-        if fits(sides[0][k], sides[1][j]):
-            return Found(sides[0][k], sides[1][j], fields_apart(sides[0][k], sides[1][j]))
-    return None
+    pairs = sorted(itertools.product(*sides), key=lambda pair: how_unlike(*pair))
+    found = ((a, b) for (*_, a), (*_, b) in pairs if fits(a, b))
+    return next((Found(a, b, fields_apart(a, b)) for a, b in found), None)
+
+
+Ranked = tuple[int, int, Recipe]  # how unusual a recipe is, its place, and itself
+
+
+def how_unlike(old: Ranked, new: Ranked) -> tuple[int, int, bool, int]:
+    fields = fields_apart(old[-1], new[-1])
+    return len(fields), old[0] + new[0], "end" in fields, len(old[-1].stops)
 
 
 MOST = 200  # recipes of a side that are looked at, the plainest first
@@ -418,7 +414,7 @@ class Became:
     def gives(self, text: str, new: str | None) -> bool:
         """Whether a new text comes from its ids as the golden's came from its. Of other ids it may
         be the beginning, as they may hold another stop that only the code knows, and be mended a
-        little; it is not nothing, unless the golden's ends there, too. A label, which is read out
+        little; it is not nothing. A label, which is read out
         of a text, may be any other."""
         if not self.explains(text):
             return False
@@ -427,17 +423,9 @@ class Became:
         if self.same or new in self.texts.get(text, ()):
             return new == text or new in self.texts.get(text, ())
         if not new.strip():
-            return self.ends_like(text)
+            return False
         is_other_label = is_label(text) and is_label(new)
         return is_other_label or any(resembles(new, whole) for _, whole in self.wholes)
-
-    def ends_like(self, text: str) -> bool:
-        """Whether a golden's text ends before what the new ids begin with."""
-        for old, new in self.wholes:
-            rest = old.strip()[len(text.strip()) :]
-            if begins(text, old) and rest[:1] == new[:1]:
-                return True
-        return False
 
 
 def is_label(text: str) -> bool:

@@ -35,6 +35,7 @@ from parity.judge.row import (
     stop_strings,
     text_of,
 )
+from parity.judge.stages.prompt import RESPONSE
 from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
 from parity.verdict import Cause
@@ -131,8 +132,8 @@ def as_read(case: Case, other: Case) -> Case:
 
 def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
     """A row whose prompt is as the other side read it.   known: prompts of the other side."""
-    response = request_of(row).get("response")
-    ids = row["prompt_ids"]
+    request, ids = request_of(row), row["prompt_ids"]
+    response = request.get(RESPONSE)
     if response is None or tuple(ids) in known:
         return row
     shorter = [tuple(ids[: len(ids) - count]) for count in dict.fromkeys((1, response))]
@@ -143,7 +144,8 @@ def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
         return row
     inputs = row.get("inputs")
     seen = {} if inputs is None else {"inputs": without_digests(inputs)}
-    return {**row, "prompt_ids": [*found], **seen}
+    left = response - (len(ids) - len(found))
+    return {**row, "prompt_ids": [*found], "request": {**request, RESPONSE: left}, **seen}
 
 
 def without_digests(inputs: Row) -> Row:

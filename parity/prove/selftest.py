@@ -174,14 +174,14 @@ def names_to_run(store: Store, site: str, apart: set[str]) -> list[str]:
 
 def run_clean(store: Store, apart: set[str], progress: CleanProgress) -> tuple[Outcome, ...]:
     """Goldens without any mutation, the last ones first and in another shape; as they are, `make parity` checks them.
-    Those whose difference is accepted are left out. Every second one on hf, a quarter of the largest site's on vLLM."""
+    Those whose difference is accepted are left out. Every second one on hf, an eighth of the largest site's on vLLM."""
     settings, found = store.settings(), list[Outcome]()
     names = {site: names_to_run(store, site, apart) for site in settings if site != WORDS}
     largest = max(names, key=lambda site: len(names[site]))
     for backend, shapes in SHAPES.items():
         fitting = [site for site in names if backend in settings[site].get("backends", ["hf"])]
         chosen = {site: names[site][::2] for site in fitting}
-        chosen = {largest: names[largest][1::4]} if backend == "vllm" else chosen
+        chosen = {largest: names[largest][1::8]} if backend == "vllm" else chosen
         for shape, site in zip(itertools.cycle(shapes), (site for site in chosen if site != PROBE)):
             load = settings[site].get("load", {}).get(backend, {})
             store.set_site(site, load={backend: {**load, **shape}})
@@ -272,7 +272,7 @@ def add_selftest(subparsers: Any) -> None:
     )
     parser.add_argument("--only", metavar="TEXT", help="mutations whose name holds this; no clean runs")
     parser.add_argument(
-        "--sample", type=int, choices=range(1, 10), default=0, metavar="N",
+        "--sample", type=int, choices=range(1, 31), default=0, metavar="N",
         help="of the engine's mutations one in N of each section, on one backend; the sources say which",
     )  # fmt: skip
     parser.add_argument("--json", metavar="PATH", help="also write what each mutation gave")

@@ -25,9 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from parity.judge.numerics import choices, reading, referee
+from parity.answers import choices
+from parity.answers.partings import Pair, PairResult, PairsOutcome
+from parity.judge.numerics import reading, referee
 from parity.judge.numerics.noise import Noise
-from parity.judge.partings import Pair, PairResult, PairsOutcome
 from parity.record.events import Ids
 
 SHOWN = 3  # examples of a group

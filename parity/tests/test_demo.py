@@ -13,8 +13,8 @@ import pytest
 from gen_engine import GenerationResult
 from parity import demo, real_model
 from parity.__main__ import main
+from parity.answers import partings
 from parity.bench import workloads
-from parity.judge import partings
 from parity.judge.numerics.noise import Parted
 
 from .conftest import ROOT

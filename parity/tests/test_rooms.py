@@ -19,18 +19,19 @@ ROOMS: dict[str, str] = {
     "ground": "",
     "record": "ground",
     "judge": "record ground",
-    "report": "judge record ground",
+    "answers": "judge record ground",
+    "report": "answers judge record ground",
     "rollout": "judge record ground companions gen_engine",
-    "bench": "judge record ground companions gen_engine",
+    "bench": "answers judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
-    "diff": "judge record ground companions gen_engine",
+    "diff": "answers judge record ground companions gen_engine",
     "prove": "refusals foreign diff callsites judge record ground companions gen_engine",
-    "demo": "judge record ground companions gen_engine",  # it says why two answers part
+    "demo": "answers judge record ground companions gen_engine",  # it says why two answers part
     "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
     "refusals": "companions gen_engine",
     "shell": "refusals record ground gen_engine",
-    "door": "shell demo diff bench report rollout judge record ground companions gen_engine",
-    "tests": "door refusals shell demo foreign prove diff callsites bench rollout report judge record ground "
+    "door": "shell demo diff bench report rollout answers judge record ground companions gen_engine",
+    "tests": "door refusals shell demo foreign prove diff callsites bench rollout report answers judge record ground "
     "companions gen_engine",
 }
 PLACES = {

@@ -14,7 +14,7 @@ NAMES = (
     "prompts", "windows", "picture-budgets", "endings", "watches", "results", "releases", "refusals",
     "out-of-memory", "batches", "processors", "steps", "memory", "hf-loads", "vllm-loads", "vllm-params", "vllm-runs",
     "engines", "events", "weights", "fallbacks", "command", "declared", "readers", "details", "beside",
-    "columns",
+    "columns", "verbs",
 )  # fmt: skip
 
 

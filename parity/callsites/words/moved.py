@@ -13,6 +13,7 @@ import enum
 import functools
 import importlib
 import importlib.machinery
+import inspect
 import io
 import json
 import logging
@@ -3558,4 +3559,64 @@ def columns() -> Any:
         f"{keeps} {cache}": batch_kept(keeps, cache)
         for keeps in (True, False)
         for cache in ("cache", "past_key_values")
+    }
+
+
+# == What a caller of the engine writes ==
+
+
+def signature_of(function: Any) -> list[Any]:
+    """The names of its parameters, and their defaults."""
+    found = []
+    for one in inspect.signature(function).parameters.values():
+        default = "none" if one.default is inspect.Parameter.empty else repr(one.default)
+        found.append([one.name, one.kind.description, default])
+    return found
+
+
+def public(kind: type) -> dict[str, Any]:
+    return {name: one for name, one in vars(kind).items() if not name.startswith("_") and callable(one)}
+
+
+class Elsewhere:
+    """A decoder of which only its name is told."""
+
+    refusals = ()
+
+    def __repr__(self) -> str:
+        return "Elsewhere()"
+
+    def ready(self, config: Any, checkpoint: Any) -> None:
+        raise RuntimeError(f"{type(config).__name__} of {Path(config.model).name}, {checkpoint.vocabulary} ids")
+
+
+def living_adapters() -> list[Any]:
+    """What the companion of adapters is asked for, and whether earlier answers are forgotten."""
+    adapters = Companion()
+    with engine_of(cache={}) as engine, companions_as(adapters=adapters):
+        answers_of(engine, [PARIS], FEW_TOKENS)
+        cached = [answers_of(engine, [PARIS], FEW_TOKENS)[0][4]]
+        engine.add_adapter("law", Path("some/folder"))
+        cached.append(answers_of(engine, [PARIS], FEW_TOKENS)[0][4])
+        engine.remove_adapter("law")
+    return [adapters.seen, cached]
+
+
+@fills("verbs")
+def verbs() -> Any:
+    """What may be written where an engine is called, and what is handed on of it."""
+    functions = [own.load, own.generate_text_batch, own.generate_vlm_batch, own.score_batch, own.render]
+    with engine_of(decoder=Decoding()) as engine:
+        decoding = [engine.describe()["decoder"], engine.config.decoder.seen]
+    with engine_of() as engine:
+        effective = engine.effective({"top_k": 3, "temperature": 0.5})
+        plain_engine = engine.describe()["decoder"]
+    return {
+        "of the engine": {name: signature_of(one) for name, one in public(own.GenerationEngine).items()},
+        "of the module": {one.__name__: signature_of(one) for one in functions},
+        "of plugins": {name: signature_of(one) for name, one in public(own.Plugin).items()},
+        "decoder": [decoding, plain_engine],
+        "effective": {name: effective[name] for name in ("top_k", "temperature", "max_new_tokens")},
+        "a load that breaks": said(engine_of, decoder=Elsewhere()),
+        "adapters": living_adapters(),
     }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from parity.golden import as_written
 from parity.judge.endings import leaves
 from parity.judge.naming import named_cause
 from parity.verdict import Cause, equal
@@ -135,4 +136,7 @@ def has_few_digits(number: float) -> bool:
 
 
 def has_few_bits(number: float) -> bool:
-    return float.is_integer(math.frexp(number)[0] * 2**HALF_BITS)
+    """Whether it is one of few bits, as far as a golden's digits tell."""
+    part, exponent = math.frexp(number)
+    nearest = math.ldexp(round(part * 2**HALF_BITS), exponent - HALF_BITS)
+    return as_written(nearest) == as_written(number)

@@ -25,6 +25,7 @@ from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept,
 from parity.verdict import Difference, brief
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
+RESPONSE = "response"  # of a scored request: how many of its ids, the last ones
 
 
 # == What differs ==
@@ -42,6 +43,16 @@ def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
             yield Difference(stage, "", old[stage], new[stage], counts=differs)
     if differs:
         yield Difference("prompt_ids", "", old["prompt_ids"], new["prompt_ids"])
+    else:
+        yield from response_differences(old, new)
+
+
+def response_differences(old: Row, new: Row) -> Iterator[Difference]:
+    """How many of the same ids are the response that is scored, where both sides were seen to split
+    them."""
+    before, after = (request_of(row).get(RESPONSE) for row in (old, new))
+    if before and after and before != after:
+        yield Difference("prompt_ids", RESPONSE, before, after)
 
 
 def template_differences(old: Row, new: Row, counts: bool) -> Iterator[Difference]:
@@ -420,6 +431,12 @@ def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | N
     return replace(difference, counts=False) if is_excused else difference
 
 
+def cause(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
+    if difference.field == RESPONSE:
+        return "prompt.tokenization"
+    return prompt_cause(old, new, tools=tools)
+
+
 STAGE = Stage(
     "prompt",
     fields=PROMPT_STAGES,
@@ -429,5 +446,5 @@ STAGE = Stage(
         Invariant("template", "template", template),
         Invariant("tokenization", "prompt_ids", tokenization),
     ),
-    cause=lambda difference, old, new, tools: prompt_cause(old, new, tools=tools),
+    cause=cause,
 )

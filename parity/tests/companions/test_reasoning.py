@@ -28,6 +28,10 @@ MARKS = {
         "<|end|><|start|>assistant<|channel|>final<|message|>",
     ),
     "granite": ("Here's my thought process:", "Here is my response:"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
+    "k2_horizon": ("<ifm|think_fast>", "</ifm|think_fast>"),
+    "step3p5": ("<think>", "\n</think>\n"),
+    "granite_thinking": ("<think>", "</think>\n\n"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "plamo": ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
@@ -40,7 +44,7 @@ PARTS = {
     "nothing behind": ("{begin}a{end}", ("a", None)),
     "not ended": ("{begin}a", ("a", None)),
     "no thought": ("c", (None, "c")),
-    "an empty thought": ("{begin}\n\n{end}\n\nc", (None, "\n\nc")),
+    "an empty thought": ("{begin}{end}c", (None, "c")),
     "white space before": ("\n{begin}a{end}c", ("a", "c")),
     "something said before": ("x {begin}a{end}c", ("a", "x c")),
     "the first marker once more": ("{begin}a{begin}b{end}c", ("a{begin}b", "c")),
@@ -66,6 +70,15 @@ def test_split_text_of_each_format_gives_both_parts(name: str, parts: str) -> No
 
 def test_split_text_of_a_thought_that_the_prompt_opened_has_no_answer() -> None:
     assert split_text("a", FORMATS["think"], opened=True) == Reasoned("a", None)
+
+
+def test_split_text_behind_a_thought_that_the_prompt_ended_is_an_answer() -> None:
+    assert split_text("a</think>c", FORMATS["think"], opened=False) == Reasoned(None, "a</think>c")
+    assert split_text("<think>a</think>c", FORMATS["think"], opened=False) == Reasoned("a", "c")
+
+
+def test_split_text_keeps_white_space_that_stands_in_a_part() -> None:
+    assert split_text("<think>\n\n</think>\n\nc", FORMATS["think"]) == Reasoned("\n\n", "\n\nc")
 
 
 @pytest.mark.parametrize(

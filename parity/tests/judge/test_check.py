@@ -198,7 +198,7 @@ def test_only_what_pictures_are_called_is_another_transformers_own(
     new: Sequence[str],
     verdict: str,
 ) -> None:
-    monkeypatch.setattr("parity.judge.case.version", {"transformers": here}.get)
+    monkeypatch.setattr("parity.judge.site_facts.version", {"transformers": here}.get)
     kept = store.put_environment({"transformers": recorded})
     row = {"prompt_ids": [1], "output_ids": [2], "text": "b"}
     then, now = (

@@ -25,6 +25,7 @@ from parity.judge.counterfactual import (
     from_other_ids,
     put_backs,
 )
+from parity.judge.decide import Findings, of_differences_beside_draws
 from parity.judge.endings import ADDED, strange_text
 from parity.judge.explain import cause_of, is_possible
 from parity.judge.numerics import golden_rows, groups, samples, surprise
@@ -691,7 +692,8 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     monkeypatch.setattr(samples.Samples, "judge", lambda *_: (drawn_as, None, ()))
-    found = judge.drawn_beside(Comparison(old, new))
+    findings = Findings(judge.inquiry(Comparison(old, new)), "hf", judge.samples, None, list)
+    found = of_differences_beside_draws(findings)
     assert (found and found[0]) == verdict
 
 

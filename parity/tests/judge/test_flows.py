@@ -17,6 +17,7 @@ from parity.judge.counterfactual import of_another
 from parity.judge.endings import explain_text
 from parity.judge.explain import cause_of
 from parity.judge.followers import up_to_draws
+from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.stages.model import adapter_differences
@@ -123,8 +124,8 @@ def read(ids: list[int]) -> dict[str, Any]:
 
 def test_what_was_only_read_may_be_read_as_a_beginning() -> None:
     old = Case("s", "c", rows=(read([2, 3]), read([2, 3, 4])))
-    assert check.asked_otherwise(old, Case("s", "c", rows=(read([2, 3, 4]),))) == ""
-    assert "1 did not reach" in check.asked_otherwise(old, Case("s", "c", rows=(read([2, 3]),)))
+    assert asked_otherwise(old, Case("s", "c", rows=(read([2, 3, 4]),))) == ""
+    assert "1 did not reach" in asked_otherwise(old, Case("s", "c", rows=(read([2, 3]),)))
 
 
 def test_what_is_only_read_says_all_the_first_time() -> None:

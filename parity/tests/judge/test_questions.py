@@ -14,7 +14,7 @@ import pytest
 import gen_engine
 from parity.golden import Case, Store, environment
 from parity.judge import replay
-from parity.judge.case import asked_otherwise
+from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
 from parity.judge.numerics.errors import Reading

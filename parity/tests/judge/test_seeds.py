@@ -191,5 +191,5 @@ def test_a_seed_before_each_call_of_a_script_is_the_calls(
     for name, seed in zip(("one", "two"), seeds):
         store.write(of_script(seed, name))
     judge = check.Judge(store, "hf", lambda *_: None)
-    found = list(judge.seeds_of_the_script(Comparison(store.read("s", "one"), new)))
+    found = list(judge.facts.seeds_of_the_script(Comparison(store.read("s", "one"), new)))
     assert [d.old for d in found] == ([lost] if lost else [])

@@ -14,7 +14,6 @@ from parity.judge import case as check
 from parity.judge import endings, site
 from parity.judge.after_model import by_endings
 from parity.judge.changed_places import answers_moved
-from parity.judge.comparison import Comparison
 from parity.judge.explain import cause_of, equal_when_shortened
 from parity.judge.numerics import samples
 from parity.judge.stages.sampling import sampling_differences
@@ -172,13 +171,16 @@ def test_other_draws_that_may_end_elsewhere_are_drift(tmp_path: Path, monkeypatc
     """A budget is no luck; how the model attends may be."""
     monkeypatch.setattr(samples.Samples, "judge", lambda *_: ("SAME-DISTRIBUTION", None, ()))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
-    old, new = case(drawn([4, 5], None)), case({**drawn([6, 7], None), "stop": row(stop={"max_new_tokens": 2})["stop"]})
-    verdict, cause, _ = judge.drawn_beside(Comparison(old, new)) or ("", None, ())
-    assert (verdict, cause and cause.name) == ("DRIFT", "stop.length")
-    other = case({**drawn([6, 7], None), "model": {"path": "m", "dtype": "float32", "attention": "eager"}})
-    seen = case({**drawn([4, 5], None), "model": {"path": "m", "dtype": "float32", "attention": "sdpa"}})
-    verdict, cause, _ = judge.drawn_beside(Comparison(seen, other)) or ("", None, ())
-    assert (verdict, cause and cause.name) == ("LATENT", "model.attn")
+    old, new = (
+        case(drawn([4, 5], None), value="de"),
+        case({**drawn([6, 7], None), "stop": row(stop={"max_new_tokens": 2})["stop"]}, value="fg"),
+    )
+    found = judge.outcome(old, new)
+    assert (found.verdict, found.cause and found.cause.name) == ("DRIFT", "stop.length")
+    other = case({**drawn([6, 7], None), "model": {"path": "m", "dtype": "float32", "attention": "eager"}}, value="fg")
+    seen = case({**drawn([4, 5], None), "model": {"path": "m", "dtype": "float32", "attention": "sdpa"}}, value="de")
+    found = judge.outcome(seen, other)
+    assert (found.verdict, found.cause and found.cause.name) == ("LATENT", "model.attn")
 
 
 # == Seeds ==

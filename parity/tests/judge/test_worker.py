@@ -257,8 +257,16 @@ def test_so_many_processes_judge(jobs: int, acme: Store) -> None:
 
 def test_a_site_of_a_backend_is_one_process_work() -> None:
     items = [("hf", "a", "1"), ("hf", "a", "2"), ("hf", "b", "1"), ("vllm", "a", "1"), ("vllm", "a", "2")]
-    assert shares(items, 2) == [(*items[:2], items[2]), tuple(items[3:])]
+    assert sorted(shares(items, 2)) == [(*items[:2], items[2]), tuple(items[3:])]
     assert shares(items, 1) == [tuple(items)] and len(shares(items, 9)) == 3 and shares([], 4) == [()]
+
+
+def test_processes_have_about_as_much_to_do_as_each_other() -> None:
+    items = [("hf", f"site-{k}", "1") for k in range(6)] + [("vllm", f"site-{k}", "1") for k in range(2)]
+    for part in shares(items, 2):
+        assert [backend for backend, _, _ in part] == ["hf", "hf", "hf", "vllm"]
+    items[6:] = [("vllm", "large", str(k)) for k in range(3)]
+    assert sorted(map(len, shares(items, 2))) == [3, 6], "a case of vLLM takes longer"
 
 
 def test_a_script_is_one_process(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:

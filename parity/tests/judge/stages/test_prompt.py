@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parity.judge.stages.prompt import may_be_written, prompt_cause, tokenization
+from parity.judge.stages.prompt import STAGE, may_be_written, prompt_cause, tokenization
 from parity.judge.stages.stage import Tools
 
 TEXT = "abcdefghijklmnop"
@@ -44,3 +44,13 @@ def test_tokenization_of_half_a_character_is_not_seen() -> None:
         raise TypeError("a tokenizer takes no lone surrogate")
 
     assert tokenization(row([1, 2], "a\ud800"), Tools(encode=refuse)) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "names"),
+    [(1, 2, ["prompt.tokenization"]), (1, 1, []), (1, None, []), (None, 2, []), (1, 0, [])],
+)
+def test_prompt_of_the_same_ids_has_the_same_response(before: int | None, after: int | None, names: list[str]) -> None:
+    old, new = ({**row([1, 2, 3]), "request": {"response": n}} for n in (before, after))
+    found = [STAGE.cause(difference, old, new, Tools()) for difference in STAGE.compare(old, new)]
+    assert found == names

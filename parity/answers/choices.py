@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parity.answers.partings import Pair, PairResult, PairsOutcome
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.errors import FLOOR, Array, robust_size
 from parity.judge.numerics.noise import Noise, Parting, within_noise
-from parity.judge.partings import Pair, PairResult, PairsOutcome
 from parity.record.events import Ids
 
 FAULT = 1.5  # times rounding, surely above it. Clean at least 0.8 to 1.2, int8 weights 1.8 to 2.1

@@ -1,13 +1,13 @@
-"""parity/judge/partings.py: where two answers part, and what follows from a set of them."""
+"""parity/answers/partings.py: where two answers part, and what follows from a set of them."""
 
 from __future__ import annotations
 
 import pytest
 
+from parity.answers.partings import Pair, PairResult, PairsOutcome, given_pair, outcome_of
 from parity.judge.numerics import estimates, referee
 from parity.judge.numerics.estimates import Estimate
 from parity.judge.numerics.noise import Noise, Parted
-from parity.judge.partings import Pair, PairResult, PairsOutcome, given_pair, outcome_of
 from parity.record.events import Ids
 
 NOISE = Noise(0.1, 0.1, 0.3, 500)

@@ -1,13 +1,13 @@
-"""parity/judge/numerics/choices.py: the size of errors, from choices alone, where it is known what it is."""
+"""parity/answers/choices.py: the size of errors, from choices alone, where it is known what it is."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from parity.judge.numerics import choices
+from parity.answers import choices
+from parity.answers.partings import Pair
 from parity.judge.numerics.noise import Noise, Parting
-from parity.judge.partings import Pair
 
 UNIT = 0.1
 

@@ -1,0 +1,118 @@
+"""What differs though the value does not show it: the causes of LATENT, in the order in which they
+are asked for."""
+
+from __future__ import annotations
+
+from parity.golden import Case
+from parity.judge import own_loops
+from parity.judge.comparison import Comparison
+from parity.judge.naming import difference_cause, named_cause
+from parity.judge.numerics.questions import NOT_SHOWN
+from parity.judge.row import entry, prompt_of, request_of, text_of
+from parity.judge.stages.prompt import may_be_written
+from parity.verdict import Cause, Certainty, Difference
+
+
+def seen_directly(comparison: Comparison) -> Cause | None:
+    """The first difference that counts, where the value does not show it."""
+    if not comparison.counted:
+        return None
+    name, difference = comparison.counted[0]
+    # Of a loop of the old code's own no settings were seen; and a value may be cut by hand, too.
+    is_own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)
+    is_criterion = (difference.stage, difference.field) == ("stop", "criteria")
+    is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
+    is_unsure = is_own_choice or is_criterion or is_written
+    certainty: Certainty = "likely" if is_unsure else "confirmed"
+    return difference_cause(name, certainty, difference, f"seen directly; {NOT_SHOWN}")
+
+
+def broken_unseen(comparison: Comparison) -> Cause | None:
+    """The first invariant that the new side alone breaks, but for those of which the value and the
+    ids themselves would tell."""
+    told = ("text", "end") if comparison.has_same_ids else ("text",)
+    broken = next((b for b in comparison.broken if b.law not in told), None)
+    if broken is None:
+        return None
+    law = f"the law of the stage '{broken.law}' is broken by the new side alone"
+    proof = f"{law}; the value does not show it"
+    return named_cause(broken.cause, "likely", f"row {broken.row}: {broken.sentence}", proof)
+
+
+def other_prompts(comparison: Comparison) -> Cause | None:
+    """Prompts that only one side asks for."""
+    old, new = comparison.old, comparison.new
+    if not old.rows or len(old.rows) == len(new.rows):
+        return None
+    said = asked_otherwise(old, new)
+    proof = "seen directly; the value does not show it"
+    return Cause("post.other", "likely", said, proof) if said else None
+
+
+def other_flag(comparison: Comparison) -> Cause | None:
+    """Special tokens that only one side drops, where each row became text once."""
+    for flag in comparison.differences:
+        if (flag.stage, flag.field) == ("decode", "skip_special_tokens"):
+            return flag_that_shows_elsewhere(flag) if decoded_once(comparison) else None
+    return None
+
+
+SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
+
+
+def asked_otherwise(old: Case, new: Case) -> str:
+    """Which prompt only one side asks for; what is asked for twice may be answered once."""
+    before, after = asked_prompts(old), asked_prompts(new)
+    if before == after or may_read_anything(old, new):
+        return ""
+    read = {prompt_of(row) for row in old.rows if row.get("scored")}
+    # Not one that was only read, and is read as the beginning of another one.
+    gone = [ids for ids in before - after if ids not in read or not begins_one_of(ids, after)]
+    if gone:
+        return f"of {len(before)} prompts {len(gone)} did not reach the model"
+    # What was read as a whole may be asked in parts: a prompt, and its answer.
+    more = [ids for ids in after - before if not begins_one_of(ids, before)]
+    return f"{len(more)} prompts reached the model that had not" if more else ""
+
+
+Prompt = tuple[int, ...]
+
+
+def may_read_anything(old: Case, new: Case) -> bool:
+    """Whether a loop became logits processors, which read what they like."""
+    has_processors = any(entry(row, "sampling", "processors") for row in new.rows)
+    return has_processors and own_loops.of_own_loop(old)
+
+
+def asked_prompts(case: Case) -> set[Prompt]:
+    """But for those whose loss was asked for, where no token counts."""
+    counted = [row for row in case.rows if request_of(row).get("labels") != "none"]
+    return {prompt_of(row) for row in counted}
+
+
+def begins_one_of(ids: Prompt, prompts: set[Prompt]) -> bool:
+    return any(ids == whole[: len(ids)] for whole in prompts)
+
+
+def flag_that_shows_elsewhere(difference: Difference) -> Cause:
+    """Special tokens that only one side drops, where no answer of the case holds any. Code that
+    takes an engine's raw text has them whatever its options say, so where they went it is
+    likely."""
+    proof = f"seen directly; {NOT_SHOWN}"
+    if not difference.new:
+        return difference_cause("decode.skip_special", "confirmed", difference, proof)
+    unless = f"{proof}; unless the new code takes the engine's raw text"
+    return difference_cause("decode.skip_special", "likely", difference, unless)
+
+
+def decoded_once(comparison: Comparison) -> bool:
+    """Whether each row became text once, and the same text (with or without its prompt): of several
+    ways the value may use any."""
+    if not all(
+        "decode" in row and "decodes" not in row
+        for case in (comparison.old, comparison.new)
+        for row in case.rows
+    ):
+        return False
+    texts = [(text_of(a), text_of(b)) for a, b in comparison.pairs]
+    return all(one.endswith(other) or other.endswith(one) for one, other in texts)

@@ -1,0 +1,137 @@
+"""What a site, chance and the release of a library say of the differences of one of its cases."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from parity.golden import Case, GoldenError, Store
+from parity.judge import own_loops
+from parity.judge.align import paired
+from parity.judge.comparison import Comparison
+from parity.judge.row import drew, is_drawn, script_seed, seed_source, seeds_of
+from parity.record import observe
+from parity.record.rows import LIKELIEST
+from parity.verdict import Difference
+
+Differences = tuple[Difference, ...]
+
+# tokens of a loop's own, all of them the likeliest: fewer tell nothing of how they were chosen
+LEAST_CHOSEN = 20
+
+# Newer releases encode pictures before the forward pass, which is then given one name for all of
+# them.
+PICTURES = {
+    "pixel_values",
+    "pixel_values_videos",
+    "image_grid_thw",
+    "video_grid_thw",
+    "mm_encoder_outputs",
+}
+SINCE_5 = {"mm_token_type_ids"}  # transformers 4 counts the kinds of tokens by itself
+
+
+@dataclass
+class SiteFacts:
+    """Read from all goldens of a site, once.
+
+    resample: the new code again, with another seed of the process.
+    greedy: site -> its own loops take the likeliest.
+    seeded: site -> its script seeds before each call.
+    """
+
+    store: Store
+    resample: Callable[[Case, int], Case] | None = None
+    greedy: dict[str, bool] = field(default_factory=dict)
+    seeded: dict[str, bool] = field(default_factory=dict)
+
+    def alike(self, old: Case, new: Case) -> tuple[Case, Case]:
+        """Both recordings, a loop of the code's own held against what the other side declares."""
+        greedy = own_loops.of_own_loop(old) and self.only_the_likeliest(old.site)
+        return own_loops.as_declared(*own_loops.of_one_kind(old, new), greedy)
+
+    def weighed(self, comparison: Comparison, more: Differences) -> Comparison:
+        """more: what differs over all cases of the site."""
+        old, new = comparison.old, comparison.new
+        found = self.without_chance(old, new, self.of_this_release(old, comparison.differences))
+        found = (*found, *more, *self.seeds_of_the_script(comparison))
+        return dataclasses.replace(comparison, found=found)
+
+    def goldens(self, site: str) -> Iterator[Case]:
+        for name in self.store.names(site):
+            with contextlib.suppress(GoldenError):  # said when its turn comes
+                yield self.store.read(site, name)
+
+    def only_the_likeliest(self, site: str) -> bool:
+        """Whether a loop of the old code's own never took any other token, over enough of them to
+        say so, nor random numbers of the process: what is drawn may well be the likeliest."""
+        if site not in self.greedy:
+            loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
+            enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
+            self.greedy[site] = enough and all(
+                row["loop"] == LIKELIEST and not drew(row) for row in loops
+            )
+        return self.greedy[site]
+
+    def of_this_release(self, old: Case, found: Differences) -> Differences:
+        """Under which names pictures reach a forward pass is up to transformers' release: against a
+        golden of another one they are told, and fail nothing by themselves. All other names
+        count."""
+        there, here = self.store.environment_of(old).get("transformers"), version("transformers")
+        if there is None or there == here:
+            return found
+        unnamed = () if there.partition(".")[0] == here.partition(".")[0] else SINCE_5
+
+        def names(keys: Sequence[str]) -> set[str]:
+            return {
+                "pictures" if name in PICTURES else name for name in keys if name not in unnamed
+            }
+
+        def renamed(d: Difference) -> bool:
+            return (d.stage, d.field) == ("batch", "keys") and names(d.old) == names(d.new)
+
+        return tuple(dataclasses.replace(d, counts=d.counts and not renamed(d)) for d in found)
+
+    def without_chance(self, old: Case, new: Case, found: Differences) -> Differences:
+        """Seeds that the new code draws by itself, where the old code had none, say no more than
+        none: those are others when the process has another seed."""
+
+        def added(d: Difference) -> bool:
+            return (d.stage, d.field, d.old) == ("sampling", "seed", None)
+
+        if self.resample is None or not any(map(added, found)):
+            return found
+        pairs = paired(new.rows, self.resample(old, observe.SEED + 1).rows)
+        drawn = bool(pairs) and all(not seeds_of(a) & seeds_of(b) for a, b in pairs)
+        return tuple(
+            dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found
+        )
+
+    def seeds_of_the_script(self, comparison: Comparison) -> Iterator[Difference]:
+        """The seed that a script gave before each call of a site and that the new rows lack: as
+        their own, or, where the whole script runs again, as its. A function that is called alone
+        and samples with the process's generator cannot have it."""
+        if not self.is_seeded_each_time(comparison.old.site):
+            return
+        for number, (mine, theirs) in enumerate(comparison.pairs):
+            seed, again = script_seed(mine), script_seed(theirs)
+            left_out = self.resample is not None and seed_source(theirs) == "nobody"
+            if seed is None or not is_drawn(theirs) or left_out:
+                continue
+            if seed != again and seed not in seeds_of(theirs):
+                new_seed = min(seeds_of(theirs), default=again)
+                yield Difference("sampling", "seed", seed, new_seed, number)
+                return
+
+    def is_seeded_each_time(self, site: str) -> bool:
+        """Whether a script gave a seed before each of several calls. One that was given before the
+        first call alone says nothing of the others."""
+        if site not in self.seeded:
+            drawn = [[row for row in golden.rows if is_drawn(row)] for golden in self.goldens(site)]
+            calls = [rows for rows in drawn if rows]
+            told = all(script_seed(row) is not None for rows in calls for row in rows)
+            self.seeded[site] = told and len(calls) > 1
+        return self.seeded[site]
