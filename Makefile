@@ -63,8 +63,10 @@ real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves mus
 	$(BIN)/python -m parity dev real $(REAL)
 
 # FUZZ="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 10,000 on each, by the date.
-fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, on real engines (an hour)
+# SCHEMAS="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 2,000 schemas on each, by the date.
+fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, and answers under JSON schemas, on real engines (an hour)
 	$(BIN)/python -m parity.prove.fuzz $(FUZZ)
+	$(BIN)/python -m parity.prove.fuzz.schemas $(SCHEMAS)
 
 # SOAK="--minutes 10 --backend hf": shorter, on one backend.
 soak: $(VENV)/.ready  ## eight threads on one engine of each backend: memory flat, answers right? (an hour each)

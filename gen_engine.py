@@ -1256,8 +1256,8 @@ def plain_strings(value: Any) -> Any:
 
 def joins_parts(message: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
     """Whether several text parts of a message became one string."""
-    parts = message.get("content") or ""
-    return isinstance(turn.get("content"), str) and not isinstance(parts, str) and len(parts) > 1
+    parts = as_sequence(message.get("content"))
+    return isinstance(turn.get("content"), str) and len(parts) > 1
 
 
 def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
@@ -1326,9 +1326,7 @@ def render_chat(
         if any(map(joins_parts, messages, turns)):
             notes += ("text parts of a message were joined with a line end",)
         if chat.special_tokens != "keep":
-            escaping = companion("escaping")
-            mark = escaping.new_mark() if chat.special_tokens == "escape" else ""
-            turns = escaping.mark_special_tokens(turns, owner, mark)
+            turns, mark = companion("escaping").marked(turns, owner, chat.special_tokens)
         text = owner.apply_chat_template(
             turns,
             add_generation_prompt=chat.add_generation_prompt and not continue_final,
@@ -2147,13 +2145,6 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     return ending
 
 
-def top_logprobs_of(completion: Completion, count: int) -> tuple[Mapping[int, float], ...] | None:
-    """A copy for each result: equal requests share the completion."""
-    if completion.top_logprobs is None:
-        return None
-    return tuple(map(dict, completion.top_logprobs[:count]))
-
-
 def finish(
     completion: Completion, prompt: Prompt, plan: Plan, backend: str, **fields: Any
 ) -> GenerationResult:
@@ -2164,6 +2155,7 @@ def finish(
         raise copy.copy(completion.error) from completion.error.__cause__
     ending = ending_of(completion, prompt, plan, backend)
     ids = completion.token_ids[: ending.count]
+    tops = completion.top_logprobs
     text = cut_text(ids, ending, plan)
     if plan.options.decode.strip:
         text = text.strip()
@@ -2178,7 +2170,8 @@ def finish(
         stop_reason=ending.stop_reason,
         backend=backend,
         logprobs=completion.logprobs and completion.logprobs[: ending.count],
-        top_logprobs=top_logprobs_of(completion, ending.count),
+        # A copy for each result: equal requests share the completion.
+        top_logprobs=tops and tuple(map(dict, tops[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
         **fields,
@@ -2237,14 +2230,6 @@ class Asked(NamedTuple):
     grad: bool = False
     pictures: bool = False
     prompts: Sequence[Prompt] = ()
-
-    @property
-    def has_logits_plugins(self) -> bool:
-        return any(plugin.logits for plugin in self.plugins)
-
-    @property
-    def has_hf_plugins(self) -> bool:
-        return any(p.hf_stopping_criteria or p.hf_logits_processors for p in self.plugins)
 
 
 class Refusal(NamedTuple):
@@ -2336,19 +2321,7 @@ UNSUPPORTED = (
         "hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"
     ),
     Refusal(
-        "vllm",
-        "a replay without its hook",
-        lambda a: a.options.replay is not None and has_no_hook(a) and a.config.decoder is None,
-        WITH_HOOK,
-    ),
-    Refusal(
         "vllm", "logits without its hook", lambda a: a.options.logits and has_no_hook(a), WITH_HOOK
-    ),
-    Refusal(
-        "vllm",
-        "logits plugins without its hook",
-        lambda a: a.has_logits_plugins and has_no_hook(a),
-        WITH_HOOK,
     ),
     Refusal(
         "vllm",
@@ -2374,12 +2347,6 @@ UNSUPPORTED = (
         lambda a: a.options.logits and a.options.min_new_tokens > 0,
         "its hook sees the end ids masked: drop one of the two, or use backend='hf'",
     ),
-    Refusal(
-        "vllm",
-        "plugins that hold transformers objects",
-        lambda a: a.has_hf_plugins,
-        "write should_stop and logits, or use backend='hf'",
-    ),
     Refusal("vllm", "gradients", lambda a: a.grad, "use backend='hf'"),
 )
 
@@ -2401,10 +2368,15 @@ class Decoder(Protocol):
 def refusals_for(asked: Asked) -> list[Refusal]:
     """The decoder's, the table above, and those of the companions that a call needs."""
     rows = [*getattr(asked.config.decoder, "refusals", ()), *UNSUPPORTED]
-    if asked.config.adapters:
-        rows += companion("adapters").REFUSALS
-    if any(prompt.structured for prompt in asked.prompts):
-        rows += companion("structured").REFUSALS
+    needed = {
+        "adapters": asked.config.adapters,
+        "forcing": asked.options.replay,
+        "plugin_hooks": asked.plugins,
+        "structured": any(prompt.structured for prompt in asked.prompts),
+    }
+    for name, wanted in needed.items():
+        if wanted:
+            rows += companion(name).REFUSALS
     return rows
 
 
@@ -2436,7 +2408,8 @@ class Row:
     place: its position in the call.   response: to be scored.
     ids: what the model is fed: each placeholder has become its image's tokens.
     generator: of its samples alone.   matcher: its position in its grammar (structured.py).
-    params: vLLM's SamplingParams."""
+    params, internal, request: vLLM's SamplingParams, its own id, and the scheduler's request; None
+        where the engine is in a process of its own."""
 
     prompt: Prompt
     watch: Any = None
@@ -2446,6 +2419,8 @@ class Row:
     generator: Any = None
     matcher: Any = None
     params: Any = None
+    internal: str = ""
+    request: Any = None
 
 
 def start_rows(
@@ -3158,22 +3133,6 @@ def record_logprobs(watch: RowWatch, entries: Iterable[Mapping[int, Any]]) -> No
         watch.top_logprobs.append(top)
 
 
-@dataclass(eq=False, slots=True)
-class VllmRow:
-    """A row that runs in vLLM's engine.
-
-    internal: the id that the engine uses inside.
-    request: the scheduler's; None where the engine is in a process of its own."""
-
-    row: Row
-    internal: str
-    request: Any
-
-    @property
-    def has_nans(self) -> bool:
-        return bool(getattr(self.request, "num_nans_in_logits", 0))
-
-
 Take = Callable[[Row, Any], bool]  # (row, vLLM's output or an error) -> whether the row is over
 
 
@@ -3287,10 +3246,10 @@ class VllmBackend:
         more: Callable[[], list[Row]] = list,
     ) -> None:
         """Step vLLM until `take` has said of every row that it is over."""
-        running: dict[str, VllmRow] = {}
+        running: dict[str, Row] = {}
         with self.healthy() as engine:
             self._add(engine, rows, running, take)
-            with self._decoding(running):
+            with self._decoding(running.values()):
                 while running and engine.has_unfinished_requests():
                     for name, output in self._step(engine, running):
                         if name in running and self._take(running[name], output, take):
@@ -3300,18 +3259,18 @@ class VllmBackend:
                     observer.stepped()
                     self._add(engine, more(), running, take)
 
-    def _take(self, own: VllmRow, output: Any, take: Take) -> bool:
+    def _take(self, row: Row, output: Any, take: Take) -> bool:
         """Whether a row is over after an output. One with NaNs fails."""
-        if own.has_nans:
+        if getattr(row.request, "num_nans_in_logits", 0):
             self.corrupt = True
             output = no_token(True, False)
-        return take(own.row, output)
+        return take(row, output)
 
-    def _decoding(self, running: Mapping[str, VllmRow]) -> Any:
+    def _decoding(self, rows: Iterable[Row]) -> Any:
         """The context of what a decoder does around the steps of a call."""
         if self.decoder is None:
             return contextlib.nullcontext()
-        prompts = {own.internal: own.row.prompt for own in running.values()}
+        prompts = {row.internal: row.prompt for row in rows}
         return self.decoder.vllm_run(self.model, prompts)
 
     def _step(self, engine: Any, running: Iterable[str]) -> list[tuple[str, Any]]:
@@ -3323,7 +3282,7 @@ class VllmBackend:
         except EngineError as error:
             return [(name, error) for name in running]
 
-    def _add(self, engine: Any, rows: list[Row], running: dict[str, VllmRow], take: Take) -> None:
+    def _add(self, engine: Any, rows: list[Row], running: dict[str, Row], take: Take) -> None:
         """Hand rows to vLLM's engine; `take` is given the error of one that it refuses."""
         core = getattr(engine.engine_core, "engine_core", None)  # None in a process of its own
         for row in rows:
@@ -3338,10 +3297,11 @@ class VllmBackend:
             except RequestError as error:
                 take(row, error)
                 continue
-            if internal is None:  # before 0.17
-                internal = next(reversed(engine.output_processor.request_states))
-            request = None if core is None else core.scheduler.requests.get(internal)
-            running[name] = VllmRow(row, internal, request)
+            # Before 0.17 it returns nothing.
+            row.internal = internal or next(reversed(engine.output_processor.request_states))
+            if core is not None:
+                row.request = core.scheduler.requests.get(row.internal)
+            running[name] = row
 
 
 BACKENDS: dict[str, Callable[[ModelLoadConfig, Checkpoint], Any]] = {
@@ -3656,10 +3616,9 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         # The other engine would have the checkpoint's weights.
         if self.config.fallback_backend is None or self.weight_version is not None:
             raise error
-        config = companion("fallback").config_for(error, self.config)
+        other = companion("fallback").instead(error, self.config)
         if self._fallback is None:
-            why = f"fallback: {error.problem}"
-            self._fallback = GenerationEngine(config, why, self.backend.name)
+            self._fallback = GenerationEngine(*other)
         self._fallback.observer = self.observer
         return self._fallback
 
@@ -3682,7 +3641,11 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             if isinstance(prompt, Prompt):
                 samples[place] = samples_of(prompt, plan)
                 work.update(samples[place])
-        done, cached = self._done(work, plan, cache)
+        cached: frozenset[Any] = frozenset()
+        if cache and self._answers is not None:
+            done, cached = self._answers.complete(work, plan, self._complete)
+        else:
+            done = self._complete(work, plan)
         fields = {
             "fallback_from": self.fallback_from,
             "weight_version": self.weight_version,
@@ -3702,32 +3665,22 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                     answers[place] = dataclasses.replace(results[0], samples=tuple(results))
         return answers
 
-    def _done(
-        self, work: Mapping[Any, Prompt], plan: Plan, cache: bool
-    ) -> tuple[dict[Any, Completion], frozenset[Any]]:
-        """(the completion of each prompt by its key, the keys that the cache had)."""
-        store = self._answers if cache else None
-        read = {} if store is None else store.read(work, plan)
-        left = [key for key in work if key not in read]
-        fresh = dict(zip(left, self._complete([work[key] for key in left], plan)))
-        if store is not None:
-            store.write(fresh, plan)
-        return {**read, **fresh}, frozenset(read)
-
-    def _complete(self, prompts: Sequence[Prompt], plan: Plan) -> list[Completion]:
-        if not prompts:
-            return []
+    def _complete(self, work: Mapping[Any, Prompt], plan: Plan) -> dict[Any, Completion]:
+        """The completion of each prompt, by its key."""
+        if not work:
+            return {}
+        keys = list(work)
+        answers: dict[Any, Completion] = {}
         silent = None if self.config.progress else True  # None: where stderr is no terminal
-        answers: dict[int, Completion] = {}
         tqdm = lazy_import("tqdm").tqdm
-        with tqdm(total=len(prompts), desc="generate", unit="row", disable=silent) as bar:
+        with tqdm(total=len(work), desc="generate", unit="row", disable=silent) as bar:
 
             def done(place: int, completion: Completion) -> None:
-                answers[place] = completion
+                answers[keys[place]] = completion
                 bar.update()
 
-            self.backend.complete(prompts, Call(plan, done, self.observer))
-        return [answers[place] for place in range(len(prompts))]
+            self.backend.complete(list(work.values()), Call(plan, done, self.observer))
+        return answers
 
 
 if TYPE_CHECKING:
@@ -3769,16 +3722,12 @@ def load(
     elif not isinstance(model, Mapping):
         fields = fields_of(build(ModelLoadConfig, model))
     config = build(ModelLoadConfig, {**fields, **overrides})
-    why = "asked for"
-    if config.backend == "auto":
-        config, why = companion("fallback").choose_backend(config)
+    if config.backend == "auto" or config.fallback_backend is not None:
+        return GenerationEngine(*companion("fallback").choose(config))
     refused = refusal_of(Asked(config))
     if refused is not None:
-        if config.fallback_backend is None:
-            raise refused
-        fallback = companion("fallback").config_for(refused, config)
-        return GenerationEngine(fallback, f"fallback: {refused.problem}", config.backend)
-    return GenerationEngine(config, why)
+        raise refused
+    return GenerationEngine(config)
 
 
 # The verbs as functions: generate_text_batch(engine, requests, options), and so on.

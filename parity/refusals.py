@@ -4,8 +4,9 @@ companions."""
 from __future__ import annotations
 
 from gen_engine import UNSUPPORTED
-from parity.companions import adapters, speculation, structured
+from parity.companions import adapters, forcing, plugin_hooks, speculation, structured
 
 __all__ = ["REFUSALS"]
 
-REFUSALS = (*UNSUPPORTED, *adapters.REFUSALS, *structured.REFUSALS, *speculation.REFUSALS)
+COMPANIONS = (adapters, forcing, plugin_hooks, structured, speculation)
+REFUSALS = (*UNSUPPORTED, *(row for companion in COMPANIONS for row in companion.REFUSALS))

@@ -25,7 +25,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -387,6 +387,17 @@ class Answers:
         self.model = loaded_model(config, checkpoint)
         if version is not None:
             self.model = cache_key(self.model, version)
+
+    def complete(
+        self, work: Mapping[Any, Any], plan: Plan, complete: Callable[..., Mapping[Any, Completion]]
+    ) -> tuple[dict[Any, Completion], frozenset[Any]]:
+        """(the completion of each prompt by its key, the keys that the store had). The others are
+        made by `complete`, and kept."""
+        read = self.read(work, plan)
+        left = {key: prompt for key, prompt in work.items() if key not in read}
+        fresh = complete(left, plan)
+        self.write(fresh, plan)
+        return {**read, **fresh}, frozenset(read)
 
     def read(self, prompt_keys: Iterable[Any], plan: Plan) -> dict[Any, Completion]:
         """The answers that the store has, by the key of their prompt."""

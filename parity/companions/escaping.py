@@ -25,7 +25,7 @@ else:  # the copy beside this file, whatever others the process has
 
 __version__ = "0.3.0"
 
-__all__ = ["encode_pieces", "mark_special_tokens", "new_mark"]
+__all__ = ["encode_pieces", "mark_special_tokens", "marked", "new_mark"]
 
 NOTHING = "(?!)"  # a pattern that matches nowhere
 
@@ -60,6 +60,12 @@ def mark_special_tokens(messages: Sequence[Any], owner: Any, mark: str) -> Any:
         fix = "take it out, or set chat.special_tokens to 'escape' or 'keep'"
         raise RequestError(problem, fix=fix)
     return json.loads(first_character.sub(lambda match: match[0] + mark, written))
+
+
+def marked(messages: Sequence[Any], owner: Any, way: str) -> tuple[Any, str]:
+    """(messages with marks, the mark) for `special_tokens`, which is "escape" or "refuse"."""
+    mark = new_mark() if way == "escape" else ""
+    return mark_special_tokens(messages, owner, mark), mark
 
 
 def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, ...]:

@@ -24,7 +24,9 @@ else:  # the copy beside this file, whatever others the process has
 
 __version__ = "0.3.0"
 
-__all__ = ["choose_backend", "config_for"]
+__all__ = ["choose", "choose_backend", "config_for", "instead"]
+
+Choice = tuple[ModelLoadConfig, str, str | None]  # config, why, and the backend that it stands for
 
 log = logging.getLogger("gen_engine")
 
@@ -58,3 +60,22 @@ def choose_backend(config: ModelLoadConfig) -> tuple[ModelLoadConfig, str]:
     if refused is not None:
         return on_hf(config), f"auto: {refused.problem}"
     return fast, f"auto: vllm is installed and runs on {device}"
+
+
+def instead(error: UnsupportedError, config: ModelLoadConfig) -> Choice:
+    """What to load in place of a config that cannot do something, as GenerationEngine takes it."""
+    return config_for(error, config), f"fallback: {error.problem}", config.backend
+
+
+def choose(config: ModelLoadConfig) -> Choice:
+    """What to load for a config with "auto" or a fallback. Raises UnsupportedError where nothing
+    can."""
+    why = "asked for"
+    if config.backend == "auto":
+        config, why = choose_backend(config)
+    refused = refusal_of(Asked(config))
+    if refused is None:
+        return config, why, None
+    if config.fallback_backend is None:
+        raise refused
+    return instead(refused, config)

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        WITH_HOOK,
         GenerationOptions,
         OptionError,
         Plan,
         Plugin,
         Prompt,
+        Refusal,
         RequestError,
         Row,
         RowWatch,
@@ -32,11 +34,13 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        WITH_HOOK,
         GenerationOptions,
         OptionError,
         Plan,
         Plugin,
         Prompt,
+        Refusal,
         RequestError,
         Row,
         RowWatch,
@@ -47,6 +51,15 @@ else:  # the copy beside this file, whatever others the process has
 __version__ = "0.3.0"
 
 __all__ = ["Forced", "check_count", "check_options", "forced_prompt", "without_sampling"]
+
+REFUSALS = (
+    Refusal(
+        "vllm",
+        "a replay without its hook",
+        lambda asked: not asked.config.logits_hooks and asked.config.decoder is None,
+        WITH_HOOK,
+    ),
+)
 
 # == What may be forced ==
 

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        WITH_HOOK,
         OptionError,
         Plugin,
+        Refusal,
         Row,
         RowWatch,
         UnsupportedError,
@@ -37,8 +39,10 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        WITH_HOOK,
         OptionError,
         Plugin,
+        Refusal,
         Row,
         RowWatch,
         UnsupportedError,
@@ -54,6 +58,21 @@ __all__ = ["Hooks", "adopt_plugins"]
 HOOKS = ("should_stop", "logits", "post_decode")
 HF_HOOKS = ("hf_stopping_criteria", "hf_logits_processors")
 LISTS = ("backends", "kinds", *HF_HOOKS)
+
+REFUSALS = (
+    Refusal(
+        "vllm",
+        "logits plugins without its hook",
+        lambda asked: not asked.config.logits_hooks and asked.plugins.named("logits"),
+        WITH_HOOK,
+    ),
+    Refusal(
+        "vllm",
+        "plugins that hold transformers objects",
+        lambda asked: any(map(asked.plugins.named, HF_HOOKS)),
+        "write should_stop and logits, or use backend='hf'",
+    ),
+)
 
 # == What a caller gave, checked ==
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import re
@@ -146,7 +147,7 @@ REFUSALS = (
     Refusal(
         "vllm",
         "logits plugins beside structures",
-        lambda asked: asked.has_logits_plugins,
+        lambda asked: any(plugin.logits for plugin in asked.plugins),
         OTHER_VLLM,
         "vllm>=0.11,<0.14",
     ),
@@ -156,6 +157,8 @@ REFUSALS = (
 
 NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")  # keys are names
 IGNORED = {
+    "$dynamicRef",
+    "$recursiveRef",
     "multipleOf",
     "uniqueItems",
     "contains",
@@ -165,6 +168,14 @@ IGNORED = {
     "if",
     "dependentRequired",
     "dependentSchemas",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
+HARMLESS = {
+    "uniqueItems": False,
+    "not": False,
+    "unevaluatedItems": True,
+    "unevaluatedProperties": True,
 }
 BOUNDS = {
     "minimum",
@@ -188,28 +199,170 @@ SHAPES = {
 }
 LENGTHS = {"minLength", "maxLength"}
 ALONE = {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # xgrammar reads no word beside these
+TYPES: dict[str, tuple[type[Any], ...]] = {  # of JSON -> of Python's values
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "array": (list,),
+    "object": (dict,),
+}
+ANY_TYPE = frozenset(itertools.chain.from_iterable(TYPES.values()))
 DATA = ("const", "default", "enum", "examples")  # hold values, not schemas
 DEEPEST = 100
 LONGEST = 1 << 18  # characters of EBNF
+
+
+def allowed_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """The values of `const` or `enum`; None where it has neither."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def types_of(schema: Any) -> frozenset[type[Any]]:
+    """Python's types of the values that a schema allows; all of them where it is not told here."""
+    if not isinstance(schema, dict):
+        return frozenset() if schema is False else ANY_TYPE
+    values = allowed_values(schema)
+    if values is not None:
+        return frozenset(map(type, values))
+    if "type" in schema:
+        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        return frozenset(itertools.chain.from_iterable(TYPES.get(name, ()) for name in names))
+    for word in ("anyOf", "oneOf", "allOf"):
+        if word in schema:
+            return frozenset[type[Any]]().union(*map(types_of, schema[word]))
+    return ANY_TYPE
+
+
+def told_apart_by(schema: Any) -> dict[str, set[str]]:
+    """The properties that an object must have with one of a few strings: name -> strings."""
+    apart = {}
+    for name, inner in schema.get("properties", {}).items():
+        values = allowed_values(inner) if isinstance(inner, dict) else None
+        are_strings = values is not None and set(map(type, values)) == {str}
+        if are_strings and name in schema.get("required", ()):
+            apart[name] = set(values or ())
+    return apart
+
+
+def are_disjoint(one: Any, other: Any) -> bool:
+    """Whether no value follows both schemas, as far as types and such properties tell."""
+    common = types_of(one) & types_of(other)
+    if not common:
+        return True
+    if common != {dict}:
+        return False
+    values = told_apart_by(other)
+    shared = [(own, values[name]) for name, own in told_apart_by(one).items() if name in values]
+    return any(not own & others for own, others in shared)
+
+
+def overlapping(schema: Mapping[str, Any]) -> bool:
+    """Whether branches of oneOf may hold for one value: xgrammar takes it for anyOf."""
+    pairs = itertools.combinations(schema.get("oneOf", ()), 2)
+    return not all(are_disjoint(one, other) for one, other in pairs)
+
+
+def beside_alone(schema: Mapping[str, Any]) -> set[str]:
+    """The keywords that xgrammar does not read beside one of ALONE; a type that allows what that
+    one allows says nothing more."""
+    alone = schema.keys() & ALONE
+    ignored = schema.keys() & (BOUNDS | SHAPES | {"format"})
+    if len(alone) > 1:
+        ignored |= alone
+    others = {name: schema[name] for name in alone}
+    if "type" in schema and not types_of(others) <= types_of({"type": schema["type"]}):
+        ignored.add("type")
+    return ignored
 
 
 def ignored_words(schema: Mapping[str, Any]) -> set[str]:
     """Keywords and names of one schema that xgrammar would ignore."""
     words = set(schema)
     names = set(schema.get("properties", ()))
-    ignored = {word for word in IGNORED & words if schema[word] is not False}
+    ignored = {word for word in IGNORED & words if schema[word] is not HARMLESS.get(word)}
     ignored |= set(schema.get("required", ())) - names
     if words & ALONE:
-        ignored |= words & (BOUNDS | SHAPES)
+        ignored |= beside_alone(schema)
     elif "type" not in words:
         ignored |= words & BOUNDS
     if words & {"pattern", "format"}:
         ignored |= words & LENGTHS
     if len(schema.get("allOf", ())) > 1:
         ignored.add("allOf")
+    if overlapping(schema):
+        ignored.add("oneOf")
+    if not re.fullmatch("#(/.*)?", schema.get("$ref", "#")):
+        ignored.add("$ref")
     # Releases before 0.2 do not escape names.
     ignored |= {name for name in names if json.dumps(name, ensure_ascii=False) != f'"{name}"'}
     return ignored
+
+
+ESCAPES = frozenset("dDwWsSnrtfvxuc")  # letters and digits that xgrammar reads behind a backslash
+NOT_PLAIN = frozenset('"\\') | frozenset(map(chr, range(32)))  # a JSON string holds them escaped
+PIECE = re.compile(
+    r"\\x(?P<hex>..)|\\u(?P<code>....)|\\c(?P<control>.)|\\(?P<escaped>.)"
+    r"|(?P<group>\(\?(?!:|<\w).?)|(?P<plain>.)",
+    re.DOTALL,
+)
+CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}
+
+
+def character_of(piece: re.Match[str]) -> str:
+    """The character that a piece of a regular expression stands for; "" of a class or a group."""
+    parts = piece.groupdict()
+    if parts["hex"] or parts["code"]:
+        return chr(int(parts["hex"] or parts["code"], 16))
+    if parts["control"]:
+        return chr(ord(parts["control"]) % 32)
+    if parts["escaped"]:
+        escaped = parts["escaped"]
+        return CONTROLS.get(escaped, "" if escaped in ESCAPES else escaped)
+    return parts["plain"] or ""
+
+
+def is_misplaced(anchor: str, before: str, after: str, depth: int) -> bool:
+    """Whether ^ or $ stands where xgrammar ignores it: inside the expression or a group."""
+    is_outer = before == "" or before.endswith("|")
+    if anchor == "$":
+        is_outer = after == "" or after.startswith("|")
+    return depth > 0 or not is_outer
+
+
+def is_unread(piece: re.Match[str]) -> bool:
+    """Whether xgrammar takes it for something else, as \\A for the letter, or ignores it."""
+    escaped = piece["escaped"] or ""
+    return bool(piece["group"]) or (escaped.isalnum() and escaped not in ESCAPES)
+
+
+def misread_piece(pattern: str, is_json: bool) -> str | None:
+    """The first piece of a regular expression that xgrammar reads otherwise than ECMA does, or that
+    would write what a JSON string cannot hold as it is."""
+    depth = 0
+    in_class = False
+    for piece in PIECE.finditer(pattern):
+        text = piece[0]
+        if is_unread(piece) or (is_json and character_of(piece) in NOT_PLAIN):
+            return text
+        if in_class:
+            in_class = text != "]"
+            continue
+        in_class = text == "["
+        depth += (text == "(") - (text == ")")
+        around = (pattern[: piece.start()], pattern[piece.end() :])
+        if text in ("^", "$") and is_misplaced(text, *around, depth):
+            return text
+    return None
+
+
+def check_pattern(pattern: str, *, is_json: bool) -> None:
+    """Raise RequestError for a regular expression that xgrammar does not follow."""
+    piece = misread_piece(pattern, is_json)
+    if piece is not None:
+        problem = f"xgrammar cannot follow {piece!r} in the pattern {short_repr(pattern)}"
+        raise RequestError(problem, fix="write it without")
 
 
 def check_schema(schema: Any, depth: int = 1) -> None:
@@ -226,6 +379,8 @@ def check_schema(schema: Any, depth: int = 1) -> None:
     if ignored:
         problem = f"xgrammar ignores the schema keyword {min(ignored)!r}"
         raise RequestError(problem, fix="take it out of the schema")
+    for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
+        check_pattern(pattern, is_json=True)
     for word, value in schema.items():
         if word in NAMED_SCHEMAS:
             check_schema(list(value.values()), depth + 1)
@@ -242,11 +397,16 @@ def fix_hex_escapes(text: str) -> str:
     return re.sub(r"(\\\\)|\\x(..)", lambda found: found[1] or rf"\u00{found[2]}", text)
 
 
+RAW_CHARACTER = r"[^\"\\\r\n]"  # of a string with a length, as xgrammar writes it: also a tab
+JSON_CHARACTER = r'([^\0-\x1f\"\\] | "\\" [\"\\/bfnrt])'
+
+
 def json_grammar(schema: str) -> str:
     """The EBNF of a JSON schema."""
     check_schema(json.loads(schema))
     grammar = lazy_import("xgrammar").Grammar
     ebnf = str(grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
+    ebnf = ebnf.replace(RAW_CHARACTER, JSON_CHARACTER)
     # Where anything may stand, xgrammar forgets the separators.
     return re.sub(r'(?<!\\)", "', '","', ebnf)
 
@@ -264,6 +424,7 @@ def ebnf_of(form: str, value: Any) -> str:
     if form == "json_object":
         return json_grammar('{"type": "object"}')
     if form == "regex":
+        check_pattern(value, is_json=False)
         return str(grammar.from_regex(fix_hex_escapes(value)))
     return str(grammar.from_ebnf(choice_grammar(value) if form == "choice" else value))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,15 +73,24 @@ def foreign(store: Store) -> Iterator[tuple[str, str]]:
     from parity import real_model  # the foreign room is no part of the package
     from parity.foreign import environment
     from parity.foreign.__main__ import jobs_of, parse, run_job
+    from parity.foreign.score import as_json
 
     environment.build()
     real_model.build()
     recorded: set[Path] = set()
     for job in jobs_of(parse([])):
-        score = run_job(job, recorded)
-        place = f"foreign/{job.library}/{job.dtype}/{job.backend}"
-        for answer in score.answers:
-            yield f"{place}/{answer.site}/{answer.case}", answer.short
+        yield from foreign_answers(as_json([run_job(job, recorded)]))
+
+
+def foreign_answers(scores: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Of what `python -m parity.foreign --json FILE` writes."""
+    for score in scores:
+        job = score["job"]
+        place = f"foreign/{job['library']}/{job['dtype']}/{job['backend']}"
+        answers = [*score["faithful"], *(one for found in score["found"] for one in found["answers"])]
+        for answer in answers:
+            cause = f" {answer['cause']}; {answer['certainty']}" if answer["cause"] else ""
+            yield f"{place}/{answer['site']}/{answer['case']}", f"{answer['verdict']}{cause}"
 
 
 PARTS: Mapping[str, Callable[[Store], Iterator[tuple[str, str]]]] = {
@@ -171,7 +180,10 @@ def run(args: argparse.Namespace) -> int:
     now: Outcomes = {}
     for part in parts:
         print(f"{part} ...", file=sys.stderr, flush=True)
-        now.update(PARTS[part](Store(args.goldens)))
+        if part == "foreign" and args.foreign:
+            now.update(foreign_answers(json.loads(args.foreign.read_text(encoding="utf-8"))))
+        else:
+            now.update(PARTS[part](Store(args.goldens)))
     kinds = {kind for part in parts for kind in KINDS[part]}
     before = read(args.file)
     mine = {key: value for key, value in before.items() if key.partition("/")[0] in kinds}
@@ -195,6 +207,9 @@ def add_frozen(subparsers: Any) -> None:
         "--parts", default="goldens,mutations", help=f"some of {', '.join(PARTS)}; default: %(default)s"
     )
     parser.add_argument("--write", action="store_true", help="freeze what this run gives")
+    parser.add_argument(
+        "--foreign", type=Path, metavar="FILE", help="what `make foreign FOREIGN='--json FILE'` wrote: no second run"
+    )
     parser.add_argument(
         "--file", type=Path, default=OUTCOMES, metavar="FILE", help="default: parity/prove/frozen_outcomes.json"
     )

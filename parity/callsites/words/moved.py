@@ -602,7 +602,7 @@ def contracts() -> Any:
         [own.StopOptions()],
     ]
     kinds = [own.Plan, own.Row, own.Checkpoint, own.Prompt, own.Completion, own.Call, own.Capabilities]
-    kinds += [own.VllmRow, own.Ending, *CONTRACTS.values()]
+    kinds += [own.Ending, *CONTRACTS.values()]
     return {
         "defaults": {name: defaults(kind) for name, kind in CONTRACTS.items()},
         "built": each(functools.partial(own.build, own.GenerationOptions), *builds),
@@ -1879,8 +1879,6 @@ def refusals() -> Any:
     """What each backend cannot do, with a vLLM of today on a GPU."""
     with modules(**fake_vllm("0.32.0", cpu=False)):
         found = {name: [refused(backend, **dict(how)) for backend in ("hf", "vllm")] for name, how in ASKED.items()}
-    flags = {kind.__name__: asked_of("hf", plugins=[kind]) for kind in ALL_PLUGINS}
-    found["hooks of plugins"] = {name: [one.has_logits_plugins, one.has_hf_plugins] for name, one in flags.items()}  # type: ignore[assignment]
     refusal = own.Refusal("both", "that", lambda asked: asked.scoring, "do this")
     decoder = config_of(refusals=(refusal,))
     found["of a decoder"] = [refused(backend, decoder=decoder, scoring=True) for backend in ("hf", "vllm")]
@@ -2804,15 +2802,6 @@ def vllm_params() -> Any:
             own.is_watched(plan_of(letters(), own.adopt_plugins(hooks), **how), bare_prompt(**more))
             for how, more, hooks in watched_rows
         ],
-        "no numbers": [
-            own.VllmRow(None, "a", one).has_nans
-            for one in (  # type: ignore[arg-type]
-                None,
-                config_of(),
-                config_of(num_nans_in_logits=0),
-                config_of(num_nans_in_logits=2),
-            )
-        ],
     }
 
 
@@ -3193,7 +3182,7 @@ def parameters_of(kind: Any) -> list[Any]:
 def declared() -> Any:
     """What whoever reads the declarations sees: fields, defaults, names."""
     contracts = [*CONTRACTS.values(), own.GenerationResult, own.ScoreResult, own.Capabilities, own.Checkpoint, own.Plan]
-    contracts += [own.Prompt, own.Completion, own.Ending, own.Call, own.Row, own.VllmRow]
+    contracts += [own.Prompt, own.Completion, own.Ending, own.Call, own.Row]
     named = [own.Rule, own.Rendered, own.Asked, own.Refusal]
     names = ("name", "backends", "kinds", "should_stop", "logits", "post_decode", "hf_stopping_criteria")
     return {

@@ -18,7 +18,8 @@ from gen_engine import (
     UnsupportedError,
     build,
 )  # fmt: skip
-from parity.companions.structured import StructuredOptions
+from parity.companions.structured import Grammars, StructuredOptions, grammar_of
+from parity.prove.fuzz.schemas import is_valid
 
 from ..conftest import TEXT, Load, chat, open_engine
 
@@ -112,7 +113,20 @@ BEYOND = [
     ("minItems", {"type": "array", "minItems": 2, "anyOf": [{}]}),
     ("properties", {"type": "object", "properties": {"n": {}}, "oneOf": [{"type": "object"}]}),
     ("n", {"type": "object", "properties": {"m": {}}, "required": ["n"]}),
-    ("n", {"type": "object", "anyOf": [{"required": ["n"]}]}),
+    ("n", {"type": "object", "anyOf": [{"type": "object", "required": ["n"]}]}),
+    ("type", {"type": "object", "anyOf": [{}, {"type": "object"}]}),  # it would write a 1
+    ("type", {"type": "string", "enum": ["a", 1]}),
+    ("type", {"type": "integer", "enum": [1, 1.5]}),
+    ("type", {"type": "string", "$ref": "#/properties/a"}),
+    ("anyOf", {"anyOf": [{}], "oneOf": [{"type": "null"}]}),
+    ("oneOf", {"oneOf": [{"type": "integer"}, {"type": "number"}]}),  # it would take it for anyOf
+    ("oneOf", {"oneOf": [{"type": "object", "properties": {"k": {"const": 1}}}, {"type": "object"}]}),
+    ("oneOf", {"oneOf": [{"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]} for k in (1, 1.0)]}),
+    ("if", {"if": False, "else": {"const": 1}}),
+    ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
+    ("$ref", {"$ref": "other.json"}),
+    ("$ref", {"$ref": "#anchor"}),
+    ("$dynamicRef", {"$dynamicRef": "#a"}),
     ('a"b', {"type": "object", "properties": {'a"b': {}}}),  # releases before 0.2 do not escape it
 ]
 
@@ -123,6 +137,54 @@ def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(shared: Load, word:
     for form in (schema, json.dumps(schema).replace(": ", " : ")):
         with pytest.raises(RequestError, match=f"request 0: xgrammar ignores the schema keyword '{re.escape(word)}'"):
             shared(TEXT, "hf").generate_text_batch([chat("x", structured={"json": form})])
+
+
+UNREAD = ("(?=a)a", "a(?!b)", "(a)\\1", "\\Aa", "a\\Z", "\\Qa", "a^b", "(^a)", "a$b", "\\p{L}", "\\0")
+UNESCAPED = ('^"a"$', "^\\\\$", "\\t", "[\\n]", "\\x1f", "\\cA", "\\u0001")
+
+
+@pytest.mark.parametrize("pattern", UNREAD, ids=repr)
+def test_a_pattern_that_xgrammar_does_not_follow_is_refused(text: GenerationEngine, pattern: str) -> None:
+    for form in ({"regex": pattern}, {"json": {"type": "string", "pattern": pattern}}):
+        with pytest.raises(RequestError, match="request 0: xgrammar cannot follow"):
+            text.generate_text_batch([chat("x", structured=form)])
+
+
+@pytest.mark.parametrize("pattern", UNESCAPED, ids=repr)
+def test_a_pattern_of_what_json_escapes_is_refused_in_a_schema_only(text: GenerationEngine, pattern: str) -> None:
+    assert grammar_of(StructuredOptions(regex=pattern))
+    for schema in ({"type": "string", "pattern": pattern}, {"type": "object", "patternProperties": {pattern: {}}}):
+        with pytest.raises(RequestError, match="request 0: xgrammar cannot follow"):
+            text.generate_text_batch([chat("x", structured={"json": schema})])
+
+
+FOLLOWED: list[Any] = [
+    {"type": "string", "pattern": "^[^a-c]{1,3}$|^x[$^]$"},
+    {"type": ["string", "null"], "enum": ["a", None]},
+    {"type": "number", "enum": [1, 2.5]},
+    {"type": "object", "anyOf": [{"type": "object", "properties": {"a": {"type": "null"}}}]},
+    {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 1}]},
+    {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+            {"type": "object", "properties": {"k": {"enum": ["b", "c"]}}, "required": ["k"]},
+        ]
+    },
+]
+
+
+@pytest.mark.parametrize("schema", FOLLOWED, ids=str)
+def test_a_schema_that_xgrammar_follows_is_answered(text: GenerationEngine, schema: Any) -> None:
+    requests = [chat("x", structured={"json": schema}, seed=seed) for seed in range(8)]
+    for result in text.generate_text_batch(requests, {"temperature": 1.0, "max_new_tokens": 40}):
+        assert result.finish_reason != "eos" or is_valid(schema, result.text), result.text
+
+
+def test_a_string_with_a_length_is_json_and_may_have_escapes(text: GenerationEngine) -> None:
+    ebnf = grammar_of(StructuredOptions(json={"type": "string", "minLength": 1, "maxLength": 1}))
+    matchers = {answer: Grammars(text.checkpoint).matcher(ebnf).matcher for answer in ('"a"', '"\t"', '"\\t"', '"\\""')}
+    accepted = {answer: matcher.accept_string(answer) for answer, matcher in matchers.items()}
+    assert accepted == {'"a"': True, '"\t"': False, '"\\t"': True, '"\\""': True}
 
 
 def test_what_is_only_called_so_is_no_keyword(text: GenerationEngine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,18 @@ def test_reasons_belong_to_frozen_outcomes() -> None:
         assert key in outcomes, key
         assert answer.keys() == {"right", "why"} and answer["why"], key
         assert answer["right"] and frozen.head(outcomes[key]) not in answer["right"], key
+
+
+def test_frozen_reads_what_a_run_of_foreign_libraries_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {"site": "rushed", "case": "one", "verdict": "DRIFT", "cause": "rng", "certainty": "likely"}
+    silent = {"site": "faithful", "case": "one", "verdict": "IDENTICAL", "cause": "", "certainty": ""}
+    job = {"library": "trl", "dtype": "float32", "backend": "hf"}
+    run = tmp_path / "run.json"
+    run.write_text(json.dumps([{"job": job, "faithful": [silent], "found": [{"answers": [said]}]}]))
+    held = tmp_path / "frozen.json"
+    written = ["dev", "frozen", "--parts", "foreign", "--foreign", str(run), "--file", str(held)]
+    assert main([*written, "--write"]) == 0
+    place = "foreign/trl/float32/hf"
+    assert frozen.read(held) == {f"{place}/faithful/one": "IDENTICAL", f"{place}/rushed/one": "DRIFT rng; likely"}
+    assert main(written) == 0
+    assert "2 the same" in capsys.readouterr().out
