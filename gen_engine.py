@@ -3373,7 +3373,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self._closed = False
         bar = loading_bar(config.progress)
         with loading(f"{config.backend} cannot load", config.model), rng_untouched(), bar:
-            if config.decoder is not None:
+            if config.decoder:
                 config.decoder.ready(config, checkpoint)
             if config.cache is not None:
                 self._answers = companion("answer_cache").Answers(config, checkpoint)

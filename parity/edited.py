@@ -21,11 +21,12 @@ HOLDS: dict[Any, Callable[[str, str], bool]] = {
 }
 
 
-def refuse_edited(golden: Case, store: Store, decode: Decode | None) -> None:
+def refuse_edited(golden: Case, store: Store, tools: Any) -> None:
     """Raise GoldenError where a text of a golden is not what its ids decode to.
 
-    decode: of the golden's own checkpoint, where that is here. Asked of the release that the golden
-    was recorded with: another one may decode otherwise."""
+    tools: with `decode` of its own checkpoint, None where that is not here. Asked of the release
+    that it was recorded with: another one may decode otherwise."""
+    decode: Decode | None = tools.decode
     if golden.digest or decode is None:
         return
     if store.environment_of(golden).get("transformers") != version("transformers"):

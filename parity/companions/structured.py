@@ -449,9 +449,10 @@ def ebnf_of(form: str, value: Any) -> str:
         return json_grammar(value)
     if form == "json_object":
         return json_grammar('{"type": "object"}')
-    check_nul(form, value)
     if form == "regex":
         check_pattern(value, is_json=False)
+    check_nul(form, value)
+    if form == "regex":
         return str(grammar.from_regex(fix_hex_escapes(value)))
     return str(grammar.from_ebnf(choice_grammar(value) if form == "choice" else value))
 

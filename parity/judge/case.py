@@ -65,7 +65,7 @@ class Judge:
     ) -> Outcome:
         """more: what differs over all cases of the site. Raises GoldenError for an edited one."""
         tools = tools_of(old)
-        refuse_edited(old, self.store, tools.decode)
+        refuse_edited(old, self.store, tools)
         old, new = self.facts.alike(old, new)
         comparison = self.facts.weighed(Comparison(old, new, tools), more)
         inquiry = self.inquiry(comparison)

@@ -144,7 +144,7 @@ UNREADABLE: list[tuple[str, dict[str, Any]]] = [
     ("nothing satisfies an empty 'enum'", {"json": {"items": {"enum": []}, "type": "array"}}),
     ("the choice has a NUL", {"choice": ["a", "a\0b"]}),
     ("the regex has a NUL", {"regex": r"a\x00b"}),
-    ("the regex has a NUL", {"regex": "a[\\0]"}),
+    ("the regex has a NUL", {"regex": r"a[\x00]"}),
     ("the grammar has a NUL", {"grammar": r'root ::= "a\u0000"'}),
 ]
 
