@@ -10,8 +10,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,30 +35,69 @@ PROBES = {  # library -> (backends that need it, what prints its version and its
     ),
 }
 BACKENDS = ("hf", "vllm")
+DEVICE_OF = {"hf": "torch", "vllm": "vllm"}  # the library that says what a backend runs on
 
 
 # == doctor ==
 
 
-def run_probe(*command: str) -> tuple[bool, str]:
-    """Run this Python in a process of its own, where a broken library can do no harm: (worked, last line said)."""
+@dataclass(frozen=True)
+class Tried:
+    """What became of a backend.   libraries: name -> its version and device, of those that import, in their order."""
+
+    libraries: dict[str, str]
+    failed: str = ""  # the library that does not import
+    error: str = ""  # the last line that was said
+
+    @property
+    def works(self) -> bool:
+        return not self.error
+
+
+STEP = "parity doctor: "  # begins the line that names what is tried next
+ANSWER = "an answer"
+
+
+def try_backend(backend: str, model: str | None) -> Tried:
+    """Import what a backend needs and, given a checkpoint, let it answer: in a process of its own, where a broken
+    library can do no harm."""
+    steps = {name: code for name, (needed, code) in PROBES.items() if not needed or backend in needed.split()}
+    if model is not None:
+        asked = ["generate", "--model", model, "--backend", backend, "--max-new-tokens", "4", "Hello"]
+        steps[ANSWER] = f"from parity.__main__ import main\nraise SystemExit(main({asked}))"
+    script = "\n".join(f"print({STEP + name!r}, flush=True)\n{code}" for name, code in steps.items())
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-    return done.returncode == 0, said[-1] if said else f"exit code {done.returncode}"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    _, *tried = done.stdout.split(STEP)
+    said = {lines[0]: lines[-1] for lines in (part.strip().splitlines() for part in tried)}
+    last, _ = said.popitem() if done.returncode or model is not None else ("", "")
+    if done.returncode == 0:
+        return Tried(said)
+    error = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+    return Tried(said, "" if last == ANSWER else last, error)
 
 
-def backend_verdict(backend: str, found: Mapping[str, tuple[bool, str]], model: str | None) -> tuple[bool, str]:
-    """Whether a backend works: its libraries import and, given a checkpoint, it answers."""
-    for library, (works, said) in found.items():
-        if backend in PROBES[library][0] and not works:
-            return False, f"{library}: {said}"
-    if model is None:
-        device = found["vllm" if backend == "vllm" else "torch"][1].rpartition("|")[2].strip()
-        return True, f"on {device}: its libraries import; --model M tries a checkpoint"
-    generate = ("-m", "parity", "generate", "--model", model, "--backend", backend, "--max-new-tokens", "4", "Hello")
-    works, said = run_probe(*generate)
-    return works, f"generated with {model}" if works else said
+def backend_line(backend: str, tried: Tried, model: str | None) -> tuple[str, str, str]:
+    if not tried.works:
+        where = f"{tried.failed}: " if tried.failed else ""
+        return f"backend {backend}", "does not work", f"{where}{tried.error}"
+    if model is not None:
+        return f"backend {backend}", "works", f"generated with {model}"
+    device = tried.libraries[DEVICE_OF[backend]].rpartition("|")[2].strip()
+    return f"backend {backend}", "works", f"on {device}: its libraries import; --model M tries a checkpoint"
+
+
+def library_lines(tried: Iterable[Tried]) -> list[tuple[str, str, str]]:
+    """Each library once: its version and device, or why it does not import."""
+    found: dict[str, tuple[str, str]] = {}
+    for one in tried:
+        for name, said in one.libraries.items():
+            version, _, device = said.partition("|")
+            found[name] = version.strip(), device.strip()
+        if one.failed:
+            found.setdefault(one.failed, ("-", one.error))
+    return [(name, *found[name]) for name in PROBES if name in found]
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -72,17 +112,12 @@ def run_doctor(args: argparse.Namespace) -> int:
     for backend in backends:
         if backend not in BACKENDS:
             raise OptionError(f"no backend {backend!r}", fix="known: " + ", ".join(BACKENDS))
-    probes = {name: code for name, (needed, code) in PROBES.items() if not needed or {*needed.split()} & {*backends}}
     with ThreadPoolExecutor() as pool:
-        found = dict(zip(probes, pool.map(lambda code: run_probe("-c", code), probes.values())))
+        tried = dict(zip(backends, pool.map(lambda backend: try_backend(backend, args.model), backends)))
     rows = [("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve()))]
     rows.append(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
-    for library, (works, said) in found.items():
-        version, _, device = said.partition("|") if works else ("-", "", said)
-        rows.append((library, version.strip(), device.strip()))
-    print(table(rows))
-    verdicts = {backend: backend_verdict(backend, found, args.model) for backend in backends}
-    print(table([(f"backend {b}", "works" if works else "does not work", why) for b, (works, why) in verdicts.items()]))
+    print(table([*rows, *library_lines(tried.values())]))
+    print(table([backend_line(backend, one, args.model) for backend, one in tried.items()]))
     print("what a backend, or a release of a library, refuses before anything runs:")
     print(table([(f"  {r.releases or r.backend}", r.what, r.fix) for r in REFUSALS]))
     for name in ("torch", "transformers"):
@@ -90,7 +125,7 @@ def run_doctor(args: argparse.Namespace) -> int:
             __import__(name)
     print(f"goldens under {args.goldens}, for an environment of " + " ".join(map(" ".join, environment().items())))
     goldens = run_list(args)
-    return 1 if not all(works for works, _ in verdicts.values()) else goldens
+    return goldens if all(one.works for one in tried.values()) else 1
 
 
 # == generate ==

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from parity.judge.revision import Revision
 from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
 from parity.judge.worker import Died, Worker
-from parity.record import observe
+from parity.record.values import Keeper
 from parity.verdict import Check, Outcome, Policy
 
 
@@ -178,7 +177,8 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
         into.put_blob(session.store.blob(blob).read_bytes(), Path(blob).suffix)
     new = session.call(old, job.functions[old.function], {}, {}, frozenset())
     if job.old is not None:  # paths as they are now
-        told = functools.partial(observe.by_name, files=dict([job.old]))
+        files = dict([job.old])
+        told = Keeper(None, files=files).keep
         rows = tuple(told(dict(row)) for row in new.rows)
         new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=told(new.raised))
     for blob in blob_names(new):

@@ -7,7 +7,7 @@ behaviour. What a library does not tell is absent from a row, never guessed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from parity import golden
 from parity.record.events import (
     Decode,
     Event,
+    Events,
     Forward,
     ForwardRow,
     Ids,
@@ -24,20 +25,19 @@ from parity.record.events import (
     Tokens,
     is_model_call,
 )
-from parity.record.rows import BUT_THE_LAST, CHOSEN, by_itself, collapsed, runs
+from parity.record.rows import BUT_THE_LAST, CHOSEN, Fields, Row, by_itself, collapsed, runs
 from parity.record.taps.images import kept_picture, pictures_of
 from parity.record.taps.text import (
     decode_stages,
     folded_images,
     joined_text,
-    known_ids,
     longest_beginning,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of a prompt. behind: how many ids were put behind it by hand."""
+    """The text of a prompt. behind: how many ids stand behind it, put there by hand or scored."""
 
     text: str | None
     behind: int = 0
@@ -46,7 +46,7 @@ class Text:
 class Before:
     """What happened before a model call, to be asked for by the ids of a prompt."""
 
-    def __init__(self, events: Sequence[Event], placeholder: int | None) -> None:
+    def __init__(self, events: Events, placeholder: int | None) -> None:
         self.placeholder = placeholder
         self.templates = list[Template]()
         self.texts = dict[Ids, str]()
@@ -60,44 +60,36 @@ class Before:
         self.turns = Counter[Ids]()  # how often these ids were asked for
         self.know(events)
 
-    def know(self, events: Sequence[Event]) -> None:
+    def know(self, events: Events) -> None:
         """The templates of these events alone, and their texts, too."""
         self.templates = [event for event in events if isinstance(event, Template)]
         for event in events:
-            if not isinstance(event, Tokens):
-                continue
-            known = [collapsed(ids, self.placeholder) for ids in event.ids]
-            self.texts.update(zip(known, event.texts))
-            self.unmarked |= {ids[1:]: self.texts[ids] for ids, _ in zip(known, event.texts)}
+            for raw, text in zip(event.ids, event.texts) if isinstance(event, Tokens) else ():
+                ids = collapsed(raw, self.placeholder)
+                self.texts[ids] = self.unmarked[ids[1:]] = text
 
-    def text_stages(self, prompt_ids: Sequence[int], scored: bool = False) -> dict[str, Any]:
-        """The text of a prompt, and its chat. scored: the ids are a response behind its prompt."""
-        ids = collapsed(prompt_ids, self.placeholder)
-        found = self._text_of(ids, scored)
-        stages = {"prompt_text": found.text, "behind": found.behind}
-        if found.text is None:
-            return stages
-        folded = folded_images(found.text)
+    def chat_stages(self, text: str) -> Fields:
+        """The text of a prompt, and the chat that it was rendered from."""
+        folded = folded_images(text)
         for event in reversed(self.templates):
             for chat, rendered in zip(event.chats, event.texts):
                 if folded_images(rendered) == folded:
-                    chat_stages = {"messages": chat, "template": event.stage}
-                    return {**stages, **chat_stages, "prompt_text": rendered}
-        return stages
+                    return {"messages": chat, "template": event.stage, "prompt_text": rendered}
+        return {"prompt_text": text}
 
-    def _text_of(self, ids: Ids, scored: bool) -> Text:
+    def text_of(self, prompt_ids: Sequence[int], scored: bool = False) -> Text:
+        """scored: the ids are a response behind its prompt."""
+        ids = collapsed(prompt_ids, self.placeholder)
         text = self.texts.get(ids, self.unmarked.get(ids))
         if text is not None:
             return Text(text)
         begin = longest_beginning(self.texts, ids)
         text = self.texts.get(begin)
-        if scored:
-            return Text(text)
-        if folded_images(text or "") in self._rendered():
+        if begin and (scored or folded_images(self.texts[begin]) in self._rendered()):
             return Text(text, len(ids) - len(begin))
-        # Markers were tokenized apart from what stands between them.
         if self.cut(ids):
             text = None
+        # Markers were tokenized apart from what stands between them.
         return Text(joined_text(self.texts, ids) or text)
 
     def _rendered(self) -> set[str]:
@@ -113,7 +105,7 @@ class Before:
                 return f"last {len(ids)} of {len(text)}"
         return ""
 
-    def inputs(self, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+    def inputs(self, prompt_ids: Sequence[int]) -> Fields | None:
         """What reached the model with a prompt; of rows with one prompt, each has the next.
 
         adapters: all that these ids went through, if any.   hidden: how many of the ids the model
@@ -135,11 +127,12 @@ class Before:
         """The first row that ends or begins with these ids, some of which are masked."""
         for rows in self.forwards.values() if ids else ():
             for row in rows:
-                if row.whole and ids in (row.whole[-len(ids) :], row.whole[: len(ids)]):
+                ends = row.whole[-len(ids) :], row.whole[: len(ids)]
+                if ids in ends:
                     return [row]
         return []
 
-    def take_pictures(self, prompt_ids: Sequence[int]) -> list[dict[str, Any]]:
+    def take_pictures(self, prompt_ids: Sequence[int]) -> list[Fields]:
         """The next images in order, one per run of image tokens."""
         count = len(runs(prompt_ids, self.placeholder))
         taken = self.pictures[:count]
@@ -147,7 +140,7 @@ class Before:
         return taken
 
 
-def complete_loop(output: Output, later: Sequence[Event]) -> None:
+def complete_loop(output: Output, later: Events) -> None:
     """Give a loop's row the last of its ids, where it was decoded with the others."""
     if output.reported.get("loop") != BUT_THE_LAST:
         return
@@ -159,19 +152,25 @@ def complete_loop(output: Output, later: Sequence[Event]) -> None:
                 return
 
 
-def row_of(
-    output: Output, call: ModelCall, before: Before, later: Sequence[Event]
-) -> dict[str, Any]:
+def prompt_stages(output: Output, before: Before) -> Fields:
+    """What is known of a prompt by its ids; which of them are not its text's, its request says."""
+    is_scored = bool(output.reported.get("scored"))
+    found = before.text_of(output.prompt_ids, is_scored)
+    if found.behind and is_scored:
+        output.request.setdefault("response", found.behind)
+    elif found.behind and "prompt_text" not in output.reported:
+        output.request["behind"] = found.behind
+    return {} if found.text is None else before.chat_stages(found.text)
+
+
+def row_of(output: Output, call: ModelCall, before: Before, later: Events) -> Fields:
     complete_loop(output, later)
-    stages = before.text_stages(output.prompt_ids, scored=bool(output.reported.get("scored")))
-    stages |= decode_stages(output, later)
-    stages |= without_none(output.reported)
-    if stages["prompt_text"] is not None:
+    stages = prompt_stages(output, before) | decode_stages(output, later)
+    stages |= {name: stage for name, stage in output.reported.items() if stage is not None}
+    if "prompt_text" in stages:
         stages["prompt_text"] = folded_images(stages["prompt_text"])
     elif cut := before.cut(output.prompt_ids):
         output.request["cut"] = cut
-    if stages["behind"] and "prompt_text" not in output.reported:
-        output.request["behind"] = stages["behind"]
     own = {
         "images": stages.get("images") or before.take_pictures(output.prompt_ids),
         "batch": output.batch,
@@ -189,17 +188,7 @@ def row_of(
     }
 
 
-def without_none(stages: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: stage for name, stage in stages.items() if stage is not None}
-
-
-def count_behind_text(ids: Sequence[int], texts: Collection[Ids]) -> int:
-    """How many ids stand behind the longest text that they begin with, such as a scored answer."""
-    begin = longest_beginning(texts, tuple(ids))
-    return len(ids) - len(begin) if begin else 0
-
-
-def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[str, Any]]:
+def rows_of(events: Events, store: golden.Store | None) -> list[Fields]:
     """All rows of one call, in the order in which the model was asked."""
     found = []
     since = 0
@@ -210,22 +199,12 @@ def rows_of(events: Sequence[Event], store: golden.Store | None) -> list[dict[st
         since = index
         if any(by_itself(output.reported) for output in event.outputs):
             before.know(events[:index])  # their texts may be older than what was read last
-        texts = known_ids(events[:index])
         for output in event.outputs:
-            if output.reported.get("scored"):
-                mark_response(output, texts)
-            row = row_of(output, event, before, events[index:])
-            found.append(stored_row(row, store))
+            found.append(stored_row(row_of(output, event, before, events[index:]), store))
     return found
 
 
-def mark_response(output: Output, texts: Collection[Ids]) -> None:
-    response = count_behind_text(output.prompt_ids, texts)
-    if response:
-        output.request.setdefault("response", response)
-
-
-def stored_row(row: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+def stored_row(row: Row, store: golden.Store | None) -> Fields:
     """A row in the order of a golden, its images with blobs."""
     kept = {key: row[key] for key in golden.ROW_KEYS if row.get(key) is not None}
     if "images" in kept:
@@ -233,7 +212,7 @@ def stored_row(row: Mapping[str, Any], store: golden.Store | None) -> dict[str, 
     return kept
 
 
-def with_script_seed(rows: Sequence[Mapping[str, Any]], seed: int | None) -> Iterator[Any]:
+def with_script_seed(rows: Sequence[Row], seed: int | None) -> Iterator[Any]:
     """Rows that name the seed that a script gave before their call: they would have been sampled
     with it, had the recorder not given its own."""
     for row in rows:

@@ -10,13 +10,13 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from parity.golden import Store
-from parity.record.events import Event
+from parity.record.events import Event, Events
 from parity.record.patching import Invocation, load_file
 
 T = TypeVar("T")
@@ -254,7 +254,7 @@ class Listener:
 # == Taps ==
 
 ListenerTap = Callable[[Listener, Invocation], Any]
-EventReader = Callable[[Invocation, Any, Sequence[Event]], Event | None]
+EventReader = Callable[[Invocation, Any, Events], Event | None]
 
 
 def event_tap(kind: str, doing: str, reader: EventReader, unless: str = "") -> ListenerTap:

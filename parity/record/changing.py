@@ -74,7 +74,8 @@ def leaf_parts(values: Sequence[Any], kind: type | None, at: Place) -> Iterator[
     elif kind is str:
         if len({*values}) > 1:
             before = shared_words(values)
-            after = shared_words([text[len(before) :][::-1] for text in values])[::-1]
+            backwards = [text[len(before) :][::-1] for text in values]
+            after = shared_words(backwards)[::-1]
             yield {"at": [*at], "before": before, "after": after}
     elif kind is None or not all(equal(first, other) for other in others):
         raise ValueError(f"{place_name(at)} differs in shape")
@@ -95,7 +96,10 @@ def kind_of_part(value: Any) -> type:
     """dict, list, str, float for any number, or what else it is."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float
-    return next((kind for kind in (dict, list, str) if isinstance(value, kind)), type(value))
+    for kind in (dict, list, str):
+        if isinstance(value, kind):
+            return kind
+    return type(value)
 
 
 def shared_words(texts: Sequence[str]) -> str:
@@ -105,8 +109,9 @@ def shared_words(texts: Sequence[str]) -> str:
         if len({*characters}) > 1:
             break
         length += 1
-    ends = [found.end() for found in WORD_ENDS.finditer(texts[0][:length])]
-    return texts[0][: ends[-1]] if ends else ""
+    shared = texts[0][:length]
+    ends = [found.end() for found in WORD_ENDS.finditer(shared)]
+    return shared[: ends[-1]] if ends else ""
 
 
 def place_name(at: Sequence[str | int]) -> str:
@@ -139,9 +144,10 @@ def with_part(part: Part, at: Sequence[str | int], old: Any, new: Any) -> Any:
 def has_form(part: Part, value: Any) -> bool:
     if "before" not in part:
         return kind_of_part(value) is float
-    before = pattern_of(part["before"])
-    after = pattern_of(part["after"])
-    return isinstance(value, str) and bool(re.fullmatch(f"{before}.*{after}", value, re.S))
+    if not isinstance(value, str):
+        return False
+    form = pattern_of(part["before"]) + ".*" + pattern_of(part["after"])
+    return re.fullmatch(form, value, re.DOTALL) is not None
 
 
 def pattern_of(text: str) -> str:

@@ -9,8 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from parity.record.calls import Site
 from parity.record.changing import place_name
 from parity.record.process import functions_in
 from parity.record.recorder import Recorded, record
-from parity.record.rows import CHOSEN_BY_ITSELF, given_no_ids, string_lists
+from parity.record.rows import CHOSEN_BY_ITSELF, Row, given_no_ids, string_lists
 from parity.record.seeds import SEED
 
 
@@ -28,9 +27,10 @@ def command_of(args: argparse.Namespace) -> list[str]:
     words: list[str] = args.command
     if words[:1] == ["--"]:
         words = words[1:]
-    if words[:1] == ["-m"] or (words and words[0].endswith(".py")):
+    first = words[0] if words else ""
+    if first == "-m" or first.endswith(".py"):
         return [sys.executable, *words]
-    if words[:1] in (["python"], ["python3"]):
+    if first in ("python", "python3"):
         return [sys.executable, *words[1:]]
     return words
 
@@ -58,9 +58,11 @@ def source_file(module: str, command: Sequence[str]) -> Path | None:
     imported."""
     if module.endswith(".py"):
         return Path(module) if Path(module).is_file() else None
-    around = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    around = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = [script.parent for script in scripts_in(command)]
-    folders += [Path.cwd(), *map(Path, around), *(Path(entry or ".") for entry in sys.path)]
+    folders.append(Path.cwd())
+    folders += [Path(entry) for entry in around if entry]
+    folders += [Path(entry or ".") for entry in sys.path]
     name = module.replace(".", "/")
     for folder in folders:
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):
@@ -134,11 +136,9 @@ def count_lines(done: Recorded) -> Iterator[str]:
     for kind, cases in kinds.items():
         for site, own in by_site(cases).items():
             rows = sum(len(case.rows) for case in own)
-            names = (
-                f": {', '.join(sorted(case.case for case in own))}"
-                if kind == "NOT replaced"
-                else ""
-            )
+            names = ""
+            if cases is done.refused:
+                names = ": " + ", ".join(sorted(case.case for case in own))
             yield f"{kind:>12}  {site}: {len(own)} cases, {rows} model rows{names}"
 
 
@@ -150,46 +150,38 @@ def recorder_lines(done: Recorded) -> Iterator[str]:
         yield f"recorder failure (the script was not disturbed): {text}"
 
 
-def silent_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(case for case in done.seen.cases if case.function).items():
-        gave = [case for case in cases if case.raised is None]
-        if gave and all(case.value is None for case in cases):
-            yield (
-                f"{site} returns nothing: its prompts and tokens are compared, what it does with "
-                "the answers is not; a function that returns them is the better site"
-            )
+def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
+    """What the goldens of a site do not hold."""
+    if is_silent(cases):
+        yield (
+            f"{site} returns nothing: its prompts and tokens are compared, what it does with "
+            "the answers is not; a function that returns them is the better site"
+        )
+    sampled = [case.case for case in cases if has_choices(case)]
+    if sampled:
+        yield (
+            f"{site} chooses other tokens than the likeliest in a loop of its own "
+            f"({', '.join(sampled)}), by settings that are not seen: they are held against "
+            "those of the moved code, which takes some hundred tokens; or record it greedy"
+        )
+    if any(given_no_ids(row) for case in cases for row in case.rows):
+        yield (
+            f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing "
+            "is seen, and its model and its value are all that is held"
+        )
+    parts = {place_name(part["at"]) for case in cases for part in case.changing}
+    if parts:
+        yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
 
 
-def own_loop_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(done.written).items():
-        sampled = [
-            case.case
-            for case in cases
-            if any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
-        ]
-        if sampled:
-            yield (
-                f"{site} chooses other tokens than the likeliest in a loop of its own "
-                f"({', '.join(sampled)}), by settings that are not seen: they are held against "
-                "those of the moved code, which takes some hundred tokens; or record it greedy"
-            )
+def is_silent(cases: Sequence[Case]) -> bool:
+    calls = [case for case in cases if case.function]
+    return any(case.raised is None for case in calls) and all(case.value is None for case in calls)
 
 
-def embedding_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(done.written).items():
-        if any(given_no_ids(row) for case in cases for row in case.rows):
-            yield (
-                f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing "
-                "is seen, and its model and its value are all that is held"
-            )
-
-
-def changing_lines(done: Recorded) -> Iterator[str]:
-    for site, cases in by_site(done.written).items():
-        parts = {place_name(part["at"]) for case in cases for part in case.changing}
-        if parts:
-            names = ", ".join(sorted(parts))
-            yield f"{site} gives another {names} each time, which is not compared"
+def has_choices(case: Case) -> bool:
+    """Whether a loop of its own passed over the likeliest token."""
+    return any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
 
 
 def end_lines(done: Recorded, store: Store) -> Iterator[str]:
@@ -216,16 +208,10 @@ def end_lines(done: Recorded, store: Store) -> Iterator[str]:
 
 
 def recorded_text(done: Recorded, store: Store) -> str:
-    lines = [
-        *count_lines(done),
-        *recorder_lines(done),
-        *silent_lines(done),
-        *own_loop_lines(done),
-        *embedding_lines(done),
-        *changing_lines(done),
-        *never_reached(done.seen.cases),
-        *end_lines(done, store),
-    ]
+    lines = [*count_lines(done), *recorder_lines(done)]
+    for site, cases in by_site([*done.written, *done.same, *done.refused]).items():
+        lines += site_lines(site, cases)
+    lines += [*never_reached(done.seen.cases), *end_lines(done, store)]
     return "\n".join(lines)
 
 
@@ -262,45 +248,46 @@ def unseen_lines(done: Recorded, sites: Sequence[Site]) -> Iterator[str]:
 # == Stops that no answer comes to ==
 
 
-@dataclass(frozen=True, slots=True)
-class Stops:
-    """The stop strings of a row. by_hand: those that its code may look for itself."""
-
-    told: list[str]
-    by_hand: list[str]
-    reached: bool
+def stop_settings(row: Row) -> dict[str, Any]:
+    return {name: entry["value"] for name, entry in row.get("stop", {}).items()}
 
 
-def stops_of(row: Mapping[str, Any], by_hand: list[str]) -> Stops:
-    settings = {name: entry["value"] for name, entry in row.get("stop", {}).items()}
+def declared_stops(row: Row) -> list[str]:
+    settings = stop_settings(row)
     never = settings.get("never_text", ())
-    told = [stop for stop in settings.get("strings", ()) if stop not in never]
+    return [stop for stop in settings.get("strings", ()) if stop not in never]
+
+
+def reaches_stop(row: Row, by_hand: Sequence[str]) -> bool:
+    """by_hand: stops that the code may look for itself."""
+    settings = stop_settings(row)
     ids = row["output_ids"]
     is_end_of_text = not ids or ids[-1] in settings.get("end_ids", ())
     is_end_of_model = is_end_of_text or len(ids) == settings.get("max_new_tokens")
     text = row.get("text") or ""
-    reached = (bool(told) and not is_end_of_model) or any(stop in text for stop in by_hand)
-    return Stops(told, by_hand, reached)
+    return bool(declared_stops(row) and not is_end_of_model) or any(
+        stop in text for stop in by_hand
+    )
 
 
 def never_reached(cases: Sequence[Case]) -> Iterator[str]:
     """Of each site with stop strings: that no answer comes to one, if so. What is done at a stop,
     and whether it is looked for at all, shows only there."""
     for site, own in by_site(cases).items():
-        stops = [stop for case in own for stop in case_stops(case)]
-        texts = dict.fromkeys(text for stop in stops for text in (*stop.told, *stop.by_hand))
-        texts = dict.fromkeys(text for text in texts if not re.fullmatch(r"<.*>", text))
-        if texts and not any(stop.reached for stop in stops):
-            some = ", ".join(map(repr, [*texts][:3]))
+        texts = list[str]()
+        is_reached = False
+        for case in own:
+            by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
+            for row in case.rows:
+                texts += [*declared_stops(row), *by_hand]
+                is_reached |= reaches_stop(row, by_hand)
+        shown = [text for text in dict.fromkeys(texts) if not re.fullmatch(r"<.*>", text)]
+        if shown and not is_reached:
+            some = ", ".join(map(repr, shown[:3]))
             yield (
                 f"{site}: no answer comes to a stop ({some}), so what is done there is not in "
                 "these goldens; record a call that does"
             )
-
-
-def case_stops(case: Case) -> list[Stops]:
-    by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
-    return [stops_of(row, by_hand) for row in case.rows]
 
 
 # == The command ==

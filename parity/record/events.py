@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from parity.record.rows import Fields
 
 Ids = tuple[int, ...]
 
@@ -15,10 +18,10 @@ class Template:
     chats: list[Any]
     texts: list[str]
     sha256: str
-    arguments: dict[str, Any]
+    arguments: Fields
 
     @property
-    def stage(self) -> dict[str, Any]:
+    def stage(self) -> Fields:
         """As it stands in a row."""
         return {"sha256": self.sha256, "arguments": self.arguments}
 
@@ -35,7 +38,7 @@ class Tokens:
 class Images:
     """Images went through an image processor."""
 
-    pictures: list[dict[str, Any]]
+    pictures: list[Fields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +47,24 @@ class Decode:
 
     ids: list[list[int]]
     texts: list[str]
-    how: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """An adapter by the number that vLLM knows it by, and its folder."""
-
-    number: int
-    folder: str
+    how: Fields
 
 
 @dataclass(frozen=True, slots=True)
 class Params:
     """One request as vLLM received it.
 
-    pictures: sha256 of each image, in order.   uuids: the names of its images, the caller's or
-    vLLM's own.   structure: the structured output that is asked for.
+    pictures: sha256 of each image that vLLM shows, in order.   folder: of the adapter that vLLM
+    uses, "" for none.   uuids: the names of its images, the caller's or vLLM's own.   structure:
+    the structured output that is asked for.
     """
 
     params: Any
-    request_id: str = ""
     prompt_ids: Ids = ()
     pictures: tuple[str, ...] = ()
-    adapter: Adapter | None = None
+    folder: str = ""
     uuids: tuple[str | None, ...] = ()
-    structure: dict[str, Any] = field(default_factory=dict)
+    structure: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +76,7 @@ class ForwardRow:
     """
 
     ids: Ids
-    inputs: dict[str, Any]
+    inputs: Fields
     adapter: str = ""
     whole: Ids = ()
 
@@ -106,11 +101,11 @@ class Output:
     output_ids: list[int]
     new_ids: list[int] = field(default_factory=list)
     whole: list[int] = field(default_factory=list)
-    batch: dict[str, Any] = field(default_factory=dict)
-    reported: dict[str, Any] = field(default_factory=dict)
-    request: dict[str, Any] = field(default_factory=dict)
-    sampling: dict[str, Any] = field(default_factory=dict)
-    stop: dict[str, Any] = field(default_factory=dict)
+    batch: Fields = field(default_factory=dict)
+    reported: Fields = field(default_factory=dict)
+    request: Fields = field(default_factory=dict)
+    sampling: Fields = field(default_factory=dict)
+    stop: Fields = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +113,15 @@ class ModelCall:
     """A call of a model. nested: inside an engine's call, which tells the rest."""
 
     outputs: list[Output]
-    model: dict[str, Any]
-    sampling: dict[str, Any]
-    stop: dict[str, Any]
+    model: Fields
+    sampling: Fields
+    stop: Fields
     placeholder: int | None
     nested: bool = False
 
 
 Event = Template | Tokens | Images | Decode | Params | Forward | ModelCall
+Events = Sequence[Event]
 
 
 def is_model_call(event: Event) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.acceptance import idle_acceptances, name_of
+from parity.acceptance import Accepted, idle_acceptances, name_of
 from parity.golden import GoldenError, Store, chosen_cases, split_cases
 
 
@@ -30,7 +30,7 @@ def run_list(args: argparse.Namespace) -> int:
     for entry in store.accepted():
         where = f"{entry.site}/{entry.case} on {entry.backend}"
         print(f"accepted until {entry.until}: {where}: {entry.cause}: {entry.reason}")
-    for entry, why in idle_acceptances(store.accepted(), goldens_of(store), datetime.date.today()):
+    for entry, why in idle_entries(store):
         print(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
     for text in broken:
         print(text, file=sys.stderr)
@@ -39,13 +39,15 @@ def run_list(args: argparse.Namespace) -> int:
     return 0 if total else 5
 
 
-def goldens_of(store: Store) -> dict[str, list[str]]:
-    return {site: store.names(site) for site in store.sites()}
+def idle_entries(store: Store) -> list[tuple[Accepted, str]]:
+    """Acceptances that can cover nothing, and why."""
+    goldens = {site: store.names(site) for site in store.sites()}
+    return [*idle_acceptances(store.accepted(), goldens, datetime.date.today())]
 
 
 def prune_acceptances(store: Store, really: bool) -> int:
     """How many acceptances can cover nothing; removed where that is really meant."""
-    idle = list(idle_acceptances(store.accepted(), goldens_of(store), datetime.date.today()))
+    idle = idle_entries(store)
     for entry, why in idle:
         print(f"{'removed' if really else 'would remove'} the acceptance {name_of(entry)}: {why}")
     if really and idle:
@@ -93,7 +95,8 @@ def unused_files(store: Store) -> tuple[list[Path], bool]:
         print(f"{error}{advice}", file=sys.stderr)
     if not is_whole:
         return [], True
-    unused = [path for path in store.unused(cases) if not any(path.stem in text for text in texts)]
+    whole = "\n".join(texts)
+    unused = [path for path in store.unused(cases) if path.stem not in whole]
     return unused, bool(broken)
 
 

@@ -46,10 +46,10 @@ from parity.record.patching import (
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
 from parity.record.taps import gen_engine, images, loops, streaming, text, transformers, vllm
 from parity.record.taps.gen_engine import is_engine
-from parity.record.values import by_name, files_in, keep, object_name, text_by_name
+from parity.record.values import Keeper, keep, object_name, text_by_name
 
 __all__ = [  # what stands above the recorder asks for these names here
-    "LIBRARY_TAPS", "SEED", "Call", "Finder", "Observer", "Site", "Tapped", "by_name", "case",
+    "LIBRARY_TAPS", "SEED", "Call", "Finder", "Observer", "Site", "Tapped", "case",
     "is_engine", "keep", "load_function", "seed_everything",
 ]  # fmt: skip
 
@@ -60,19 +60,12 @@ Sink = Callable[[golden.Case], None]
 TapTable = Mapping[str, Mapping[str, ListenerTap]]  # module -> path in it -> its tap
 
 
-def merge_taps(*tables: TapTable) -> dict[str, dict[str, ListenerTap]]:
-    merged = dict[str, dict[str, ListenerTap]]()
-    for table in tables:
-        for module, taps in table.items():
-            merged.setdefault(module, {}).update(taps)
-    return merged
-
-
 THREADS: TapTable = {
     "threading": {"Thread.start": tap_thread},
     "concurrent.futures.thread": {"ThreadPoolExecutor.submit": tap_pool},
 }
-LIBRARY_TAPS = merge_taps(THREADS, text.TAPS, images.TAPS, transformers.TAPS, loops.TAPS, vllm.TAPS)
+TABLES = (THREADS, text.TAPS, images.TAPS, transformers.TAPS, loops.TAPS, vllm.TAPS)
+LIBRARY_TAPS = {module: taps for table in TABLES for module, taps in table.items()}
 
 
 def text_models() -> list[type]:
@@ -142,7 +135,6 @@ class Observer(Listener):
         self.flush()
         ACTIVE.remove(self)
         sys.meta_path.remove(self._finder)
-        self.memory.of(transformers.ForwardHooks).close()
         self.patches.undo()
 
     @property
@@ -221,7 +213,7 @@ class Observer(Listener):
                     call.function,
                     call.arguments,
                     tuple(assemble.with_script_seed(rows, call.script_seed)),
-                    by_name(keep(value, self.store), call.files),
+                    Keeper(self.store, files=call.files).keep(value),
                     error,
                 )
             )
@@ -281,10 +273,11 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
 
 
 def keep_arguments(call: Call, invocation: Invocation, store: golden.Store | None) -> None:
+    keeper = Keeper(store, paths=True)
     given = bind_arguments(invocation.original, invocation.args, invocation.kwargs)
     for name, value in given.items():
         if name == "self":
             call.arguments[name] = object_name(value)
         elif name != "cls" or not inspect.isclass(value):
-            call.arguments[name] = keep(value, store, paths=True)
-    call.files = dict(files_in(given, call.arguments))
+            call.arguments[name] = keeper.keep(value)
+    call.files = keeper.files

@@ -18,11 +18,10 @@ from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 Function = Callable[..., Any]
+Arguments = Mapping[str, Any]  # by name
 
 
-def bind_arguments(
-    function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def bind_arguments(function: Function, args: Sequence[Any], kwargs: Arguments) -> dict[str, Any]:
     """Arguments by name; *args under its own name, and each keyword of **kwargs by its own."""
     signature = inspect.signature(function)
     flat = dict[str, Any]()
@@ -49,7 +48,8 @@ class Invocation:
         """The same call of another function, with another owner."""
         if self.args:
             return function(owner, *self.args[1:], **self.kwargs)
-        rest = {name: value for name, value in self.kwargs.items() if name != self._first_name()}
+        rest = dict(self.kwargs)
+        del rest[self._first_name()]
         return function(owner, **rest)
 
     @property
@@ -107,8 +107,7 @@ def tap_function(original: Function, tap: Tap) -> Function:
 def tap_attribute(static: Any, tap: Tap) -> Any:
     """What stands for `static`, an attribute as it lies in its class or module: its kind, too."""
     if isinstance(static, property):
-        getter = static.fget and tap_function(static.fget, tap)
-        return property(getter, static.fset, static.fdel, static.__doc__)
+        return static.getter(tap_function(static.fget, tap)) if static.fget else static
     if isinstance(static, staticmethod):
         return staticmethod(tap_attribute(static.__func__, tap))
     if isinstance(static, classmethod):
@@ -132,8 +131,8 @@ class Patches:
     """Attributes that were replaced, to be put back."""
 
     def __init__(self) -> None:
-        self.replaced: list[tuple[Any, str, Any]] = []  # owner, name, what its vars() had there
-        self._keys: set[tuple[int, str]] = set()
+        # (id of the owner, name) -> owner, what its vars() had there
+        self.replaced = dict[tuple[int, str], tuple[Any, Any]]()
 
     def add(self, module: ModuleType | type, path: str, tap: Tap) -> None:
         """Tap `path` ("Class.method" or "function"), once. Raises NotTappable."""
@@ -146,23 +145,22 @@ class Patches:
             raise NotTappable(f"has no {path}")
         if inspect.isclass(static):
             raise NotTappable(f"has a class {path}: name a method of it")
-        if (id(owner), name) in self._keys:
+        key = id(owner), name
+        if key in self.replaced:
             return
-        self._keys.add((id(owner), name))
-        self.replaced.append((owner, name, vars(owner).get(name)))
+        self.replaced[key] = owner, vars(owner).get(name)
         if inspect.isclass(owner) or inspect.ismodule(owner):
             setattr(owner, name, tap_attribute(static, tap))
         else:  # an object, whose methods are bound already
             setattr(owner, name, tap_function(getattr(owner, name), tap))
 
     def undo(self) -> None:
-        for owner, name, original in reversed(self.replaced):
+        for (_, name), (owner, original) in reversed(self.replaced.items()):
             if original is None:  # it was inherited
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
         self.replaced.clear()
-        self._keys.clear()
 
 
 # == In modules that are loaded later ==

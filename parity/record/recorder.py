@@ -273,11 +273,10 @@ def with_other_runs(case: Case, again: Sequence[Seen], others: Sequence[Seen]) -
 
 def same_cases(case: Case, runs: Sequence[Seen]) -> list[Case]:
     """This case in other runs, as far as they have it."""
+    name = case.site, case.case
     found = list[Case]()
     for run in runs:
-        by_name = {(other.site, other.case): other for other in run.cases}
-        if other := by_name.get((case.site, case.case)):
-            found.append(other)
+        found += [other for other in run.cases if (other.site, other.case) == name]
     return found
 
 

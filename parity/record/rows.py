@@ -36,14 +36,15 @@ PLUGIN_SETTINGS = (*PENALTIES, *MASKS, "repetition_penalty", "thinking_budget")
 PLUGIN_STOPS = ("answer_strings",)  # likewise, of a row's stop
 
 Row = Mapping[str, Any]
+Fields = dict[str, Any]  # a part of a row
 
 
-def sourced(value: Any, source: str) -> dict[str, Any]:
+def sourced(value: Any, source: str) -> Fields:
     """A setting and who set it: caller, checkpoint or default."""
     return {"value": value, "from": source}
 
 
-def by_caller(value: Any) -> dict[str, Any]:
+def by_caller(value: Any) -> Fields:
     """A setting that only a caller makes true."""
     return sourced(value, "caller" if value else "default")
 

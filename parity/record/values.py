@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,66 +18,13 @@ LARGEST_FILE = 32 << 20  # bytes of a file argument that a golden keeps
 LONGEST_PATH = 4096
 
 
-def keep(value: Any, blobs: golden.Store | None, *, paths: bool = False) -> Any:
+def keep(value: Any, store: golden.Store | None, *, paths: bool = False) -> Any:
     """A value as plain data; what is no data becomes {"$object": its type}.
 
-    paths: a string that names a file becomes the file, so that another machine can replay the case.
+    paths: of an argument: a string that names a file becomes the file, and an object's fields say
+    whose they are, so that another machine can replay the case.
     """
-    if isinstance(value, (str, os.PathLike)):
-        return keep_path(os.fspath(value), blobs) if paths else str(value)
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        return keep_collection(value, functools.partial(keep, blobs=blobs, paths=paths))
-    return keep_object(value, blobs, paths)
-
-
-def keep_collection(value: Any, keep_one: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): keep_one(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [keep_one(entry) for entry in value]
-    return {"$set": [keep_one(entry) for entry in sorted(value, key=repr)]}
-
-
-def keep_object(value: Any, blobs: golden.Store | None, paths: bool) -> Any:
-    kept = keep_fields(value, blobs, paths)
-    if kept is not None:
-        return kept
-    if hasattr(value, "getexif") and blobs is not None:
-        return {"$image": blobs.put_blob(golden.image_bytes(value), ".png")}
-    if hasattr(value, "detach"):  # torch
-        return keep(value.detach().cpu().float().tolist(), blobs)
-    if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy
-        return keep(value.tolist(), blobs)
-    return object_name(value)
-
-
-def keep_fields(value: Any, blobs: golden.Store | None, paths: bool) -> dict[str, Any] | None:
-    """A dataclass; among arguments also a library's settings or a pydantic model. Else None."""
-    if paths and (settings := keep_settings(value, blobs)) is not None:
-        return settings
-    if is_dataclass(value) and not isinstance(value, type):
-        own = {name: getattr(value, name) for name in value.__dataclass_fields__}
-    elif paths and golden.is_pydantic(type(value)):
-        own = vars(value)
-    else:
-        return None
-    fields = {name: keep(part, blobs, paths=paths) for name, part in own.items()}
-    return {"$record": object_name(value)["$object"], "fields": fields} if paths else fields
-
-
-def keep_settings(value: Any, blobs: golden.Store | None) -> dict[str, Any] | None:
-    """A library's settings by the fields that are not the default. None for anything else, and
-    where one of the fields, such as a function, is no data."""
-    found = golden.settings_in(value)
-    if found is None:
-        return None
-    name, own = found
-    fields = {key: keep(entry, blobs, paths=True) for key, entry in own.items()}
-    return None if golden.objects_in(fields) else {"$settings": name, "fields": fields}
+    return Keeper(store, paths).keep(value)
 
 
 def object_name(value: Any) -> dict[str, str]:
@@ -86,65 +32,110 @@ def object_name(value: Any) -> dict[str, str]:
     return {"$object": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-# == Files ==
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """`keep` with these arguments.
 
+    files: path -> what stands for it, of each file among the arguments that was kept or will be
+    written; also of its absolute path. In texts of a value it stands for it.
+    """
 
-def keep_path(text: str, blobs: golden.Store | None) -> Any:
-    """A path to a file as its content, one to a folder below the working directory as a relative
-    one, one to a file that the code will write as its place in a temporary folder; other text as
-    it is."""
-    if not text or len(text) > LONGEST_PATH or "\0" in text or "\n" in text:
-        return text
-    path = Path(text)
-    with contextlib.suppress(OSError):  # text that no file system takes as a name
-        if blobs is not None and path.is_file() and path.stat().st_size <= LARGEST_FILE:
-            return {"$file": blobs.put_blob(path.read_bytes(), path.suffix), "name": path.name}
-        if path.is_absolute():
-            return keep_absolute_path(path, text)
-    return text
+    store: golden.Store | None
+    paths: bool = False
+    files: dict[str, str] = field(default_factory=dict)
 
+    def keep(self, value: Any) -> Any:
+        if isinstance(value, (str, os.PathLike)):
+            return self._path(os.fspath(value)) if self.paths else self._text(value)
+        if value is None or isinstance(value, (bool, int, float)):
+            return value
+        if isinstance(value, Mapping):
+            return {self._text(key): self.keep(entry) for key, entry in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.keep(entry) for entry in value]
+        return self._object(value)
 
-def keep_absolute_path(path: Path, text: str) -> Any:
-    if path.is_dir() and path.is_relative_to(Path.cwd()):
-        return path.relative_to(Path.cwd()).as_posix()
-    if path.is_relative_to(TEMPORARY) and not path.exists():
-        inner = path.relative_to(TEMPORARY).parts[1:]
-        if inner:
-            return {"$scratch": Path(*inner).as_posix()}
-    return text
+    def _text(self, value: Any) -> str:
+        return str(value) if self.paths else text_by_name(str(value), self.files)
 
+    def _object(self, value: Any) -> Any:
+        if isinstance(value, bytes):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, (set, frozenset)):
+            return {"$set": [self.keep(entry) for entry in sorted(value, key=repr)]}
+        if (fields := self._fields(value)) is not None:
+            return fields
+        if hasattr(value, "getexif") and self.store is not None:
+            return {"$image": self.store.put_blob(golden.image_bytes(value), ".png")}
+        if hasattr(value, "detach"):  # torch
+            value = value.detach().cpu().float()
+        if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy, too
+            return self._array(value.tolist())
+        return object_name(value)
 
-def files_in(given: Any, kept: Any) -> Iterator[tuple[str, str]]:
-    """(path, what stands for it) of each argument that was kept as a file, or as a place for one;
-    also of its absolute path."""
-    if isinstance(kept, Mapping) and isinstance(given, (str, os.PathLike)):
-        text = os.fspath(given)
-        if "$file" in kept:
-            name = f"{kept['$file'][:12]}/{kept['name']}"
+    def _array(self, values: Any) -> Any:
+        """Texts among the arguments stay as they are."""
+        files = {} if self.paths else self.files
+        return Keeper(self.store, files=files).keep(values)
+
+    def _fields(self, value: Any) -> dict[str, Any] | None:
+        """A dataclass; among arguments also a library's settings or a pydantic model. Else None."""
+        if self.paths and (settings := self._settings(value)) is not None:
+            return settings
+        if is_dataclass(value) and not isinstance(value, type):
+            own = {name: getattr(value, name) for name in value.__dataclass_fields__}
+        elif self.paths and golden.is_pydantic(type(value)):
+            own = vars(value)
         else:
-            name = Path(kept["$scratch"]).name
-        yield from dict.fromkeys([(os.path.abspath(text), name), (text, name)])
-    elif isinstance(kept, Mapping) and isinstance(given, Mapping):
-        for key, entry in given.items():
-            yield from files_in(entry, kept.get(str(key)))
-    elif isinstance(kept, list) and isinstance(given, (list, tuple)):
-        for entry, part in zip(given, kept):
-            yield from files_in(entry, part)
+            return None
+        fields = self.keep(own)
+        return (
+            {"$record": object_name(value)["$object"], "fields": fields} if self.paths else fields
+        )
 
+    def _settings(self, value: Any) -> dict[str, Any] | None:
+        """A library's settings by the fields that are not the default. None for anything else, and
+        where one of the fields, such as a function, is no data."""
+        found = golden.settings_in(value)
+        if found is None:
+            return None
+        name, own = found
+        fields = self.keep(own)
+        return None if golden.objects_in(fields) else {"$settings": name, "fields": fields}
 
-def by_name(value: Any, files: Mapping[str, str]) -> Any:
-    """A value in which files among the arguments are called by their content and name: a replay has
-    them elsewhere. Within a longer text only a path with folders is one for sure."""
-    if isinstance(value, str):
-        return text_by_name(value, files)
-    if isinstance(value, dict):
-        return {by_name(key, files): by_name(entry, files) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [by_name(entry, files) for entry in value]
-    return value
+    def _path(self, text: str) -> Any:
+        """A path to a file as its content, one to a folder below the working directory as a
+        relative one, one to a file that the code will write as its place in a temporary folder;
+        other text as it is."""
+        if not text or len(text) > LONGEST_PATH or "\0" in text or "\n" in text:
+            return text
+        path = Path(text)
+        with contextlib.suppress(OSError):  # text that no file system takes as a name
+            if self.store and path.is_file() and path.stat().st_size <= LARGEST_FILE:
+                blob = self.store.put_blob(path.read_bytes(), path.suffix)
+                self._name(text, f"{blob[:12]}/{path.name}")
+                return {"$file": blob, "name": path.name}
+            if path.is_absolute():
+                return self._absolute_path(path, text)
+        return text
+
+    def _absolute_path(self, path: Path, text: str) -> Any:
+        if path.is_dir() and path.is_relative_to(Path.cwd()):
+            return path.relative_to(Path.cwd()).as_posix()
+        if path.is_relative_to(TEMPORARY) and not path.exists():
+            inner = path.relative_to(TEMPORARY).parts[1:]
+            if inner:
+                self._name(text, path.name)
+                return {"$scratch": Path(*inner).as_posix()}
+        return text
+
+    def _name(self, text: str, name: str) -> None:
+        self.files[os.path.abspath(text)] = self.files[text] = name
 
 
 def text_by_name(text: str, files: Mapping[str, str]) -> str:
+    """A text in which files among the arguments are called by their content and name: a replay has
+    them elsewhere. Within a longer text only a path with folders is one for sure."""
     if text in files:
         return files[text]
     for path in sorted(files, key=len, reverse=True):

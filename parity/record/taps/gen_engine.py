@@ -5,24 +5,26 @@ An engine tells its settings itself. What the library below it was seen to do co
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
-from parity.record.events import Event, Forward, Ids, ModelCall, Output
+from parity.record.events import Event, Events, Forward, Ids, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import (
     NEUTRAL,
     PLUGIN_SETTINGS,
     PLUGIN_STOPS,
     STRUCTURED,
+    Fields,
+    Row,
     by_caller,
     collapsed,
     runs,
@@ -31,16 +33,9 @@ from parity.record.rows import (
 from parity.record.taps.images import budget_of, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, shown_path
-from parity.record.taps.text import chat_stages
+from parity.record.taps.text import chat_stages, without_mark
 from parity.record.taps.transformers import watched_forward
-from parity.record.taps.vllm import (
-    adapters_received,
-    never_text,
-    params_of,
-    pictures_received,
-    seeds_received,
-    vllm_sampling,
-)
+from parity.record.taps.vllm import never_text, vllm_sampling
 
 
 def is_engine(module: ModuleType) -> bool:
@@ -66,9 +61,9 @@ def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     return [getattr(one, "name", "plugin") for one in hooked]
 
 
-def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> Fields:
     """What plugins say of themselves under these names."""
-    found = dict[str, Any]()
+    found = Fields()
     for plugin in plugins:
         own = getattr(plugin, "settings", None)
         if isinstance(own, Mapping):
@@ -76,26 +71,28 @@ def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> dict[str, A
     return found
 
 
-def settings_below(events: Sequence[Event]) -> dict[str, Any]:
+def settings_below(events: Events) -> Fields:
     """Sampling settings that the library below the engine was given, by their values."""
     for event in events:
         if isinstance(event, ModelCall):
             # The engine samples by itself, and tells the library neither temperature nor n.
             return values_without(event.sampling, "temperature", "n")
-    for request in params_of(events):
-        return values_without(vllm_sampling(request.params), "n", "processors")
+        if isinstance(event, Params):
+            return values_without(vllm_sampling(event.params), "processors", "n")
     return {}
 
 
-def values_without(settings: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: entry["value"] for name, entry in settings.items() if name not in names}
+def values_without(settings: Row, *names: str) -> Fields:
+    """Values but for these names, and those that the engine sees to in each request."""
+    left_out = {*names, "no_repeat_ngram_size", "seed"}
+    return {name: entry["value"] for name, entry in settings.items() if name not in left_out}
 
 
 def engine_sampling(
-    effective: Mapping[str, Any], events: Sequence[Event], plugins: Sequence[Any]
-) -> dict[str, Any]:
+    effective: Row, events: Events, plugins: Sequence[Any]
+) -> Fields:
     """What the engine says, corrected by what the library below it was really given."""
-    settings = dict[str, Any]()
+    settings = Fields()
     for name, neutral in NEUTRAL.items():
         entry = effective.get(name, sourced(neutral, "default"))
         settings[name] = entry if entry["value"] is not None else {**entry, "value": neutral}
@@ -103,8 +100,6 @@ def engine_sampling(
     processors = names_with_hook(plugins, "logits", "hf_logits_processors")
     # Handed down as functions, which do not say what they are.
     processors += [name for name in below.pop("processors", ()) if name != "<lambda>"]
-    below.pop("no_repeat_ngram_size", None)
-    below.pop("seed", None)
     settings["processors"] = by_caller(processors)
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
@@ -116,8 +111,8 @@ def engine_sampling(
 
 
 def engine_stop(
-    effective: Mapping[str, Any], tokenizer: Any, plugins: Sequence[Any]
-) -> dict[str, Any]:
+    effective: Row, tokenizer: Any, plugins: Sequence[Any]
+) -> Fields:
     """end_ids: those of the checkpoint and those named as ids.   string_ids: those of stop strings
     of one token."""
     strings = list(effective["stop_strings"]["value"])
@@ -156,9 +151,11 @@ class MadePrompt:
 
 @dataclass(slots=True)
 class EngineCall:
-    """A call under way. prompts: by the index of their request.   engine: that made them."""
+    """A call under way. prompts: by the index of their request.   scored: prompts that the backend
+    scores.   engine: that made the prompts."""
 
     prompts: dict[int, MadePrompt] = field(default_factory=dict)
+    scored: list[Any] = field(default_factory=list)
     engine: Any = None
 
 
@@ -177,12 +174,13 @@ def seed_of(made: MadePrompt, options: Any) -> int | None:
     return found
 
 
-def structure_of(request: Any) -> dict[str, Any]:
+def structure_of(request: Any) -> Fields:
     """The structured output that a request asks for, as it says it."""
     asked = field_of(request, "structured")
     is_contract = dataclasses.is_dataclass(asked) and not isinstance(asked, type)
     said = dataclasses.asdict(asked) if is_contract else asked or {}
-    return {form: value for form, value in said.items() if value not in (None, False, "", ())}
+    unsaid = (None, False, "", ())
+    return {form: value for form, value in said.items() if value not in unsaid}
 
 
 def request_key(prompt: Any) -> str:
@@ -208,110 +206,129 @@ def is_answer_to(
     return len(ids) == prompt.length or expected != actual
 
 
-def adapter_stage(engine: Any, prompt: Any, used: Mapping[Ids, set[str]]) -> dict[str, Any]:
-    """What a request says of its adapter: its folder, or that vLLM was seen to use another one."""
-    folder = ""
-    if prompt.adapter:
-        folder = str(engine.config.adapters.get(prompt.adapter, prompt.adapter))
-    if folder not in used.get(tuple(prompt.token_ids), {folder}):
-        return {"adapter": "another"}
-    return {"adapter": shown_path(folder)} if folder else {}
-
-
-def seed_below(seed: int, sample: int, received: Sequence[int]) -> int:
-    """The seed that a sample is drawn with: its own, or what vLLM received in its place."""
-    own = seed + sample
-    return own if not received or own in received else received[min(sample, len(received) - 1)]
-
-
-def engine_pictures(
-    engine: Any,
-    prompt: Any,
-    ids: Sequence[int],
-    processed: Mapping[Any, Mapping[str, Any]],
-    received: Sequence[tuple[str, ...]],
-) -> list[dict[str, Any]]:
-    """A request's images.
-
-    processed: what the image processor made of an image, by sha256 and tokens.   received: images
-    that vLLM received with this prompt; where none are these, the first are what the model saw.
-    """
-    placeholder = engine.checkpoint.placeholder_id
-    digests = [pixel_digest(image) for image in prompt.images]
-    if received and tuple(digests) not in received:
-        digests[: len(received[0])] = received[0]
-    budget = budget_of(engine.checkpoint.vision.image_processor, prompt.image_kwargs)
-    pictures = []
-    for image, tokens, digest in zip(prompt.images, runs(ids, placeholder), digests):
-        picture = {
-            "sha256": digest,
-            "size": list(image.size),
-            "tokens": tokens,
-            "budget": budget,
-            "pixels": image,
-        }
-        pictures.append({**processed.get((digest, tokens), {}), **picture})
-    return pictures
-
-
 # == What happened below ==
 
 
-@dataclass(frozen=True, slots=True)
 class Below:
     """What the library below an engine was seen to do in a call.
 
-    processed: what the image processor made of an image, by sha256 and tokens.   pictures,
-    adapters, seeds: what vLLM received with a prompt.   batches: how transformers got a prompt
-    padded.   computed: how often a prompt was given to the library.
+    processed: what the image processor made of an image, by sha256 and tokens.   received: requests
+    to vLLM by their prompts.   batches: how transformers got a prompt padded.   computed: how often
+    a prompt was given to the library.
     """
 
-    processed: dict[tuple[str, Any], dict[str, Any]]
-    pictures: dict[Ids, list[tuple[str, ...]]]
-    adapters: dict[Ids, set[str]]
-    seeds: dict[Ids, list[int]]
-    batches: dict[Ids, dict[str, Any]]
-    computed: Counter[Ids]
-
-    @classmethod
-    def read(cls, engine: Any, events: Sequence[Event]) -> Below:
-        placeholder = engine.checkpoint.placeholder_id
-        nested = list[Output]()
+    def __init__(self, engine: Any, events: Events) -> None:
+        self.engine = engine
+        self.placeholder = engine.checkpoint.placeholder_id
+        self.processed = {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)}
+        self.received = dict[Ids, list[Params]]()
+        self.batches = dict[Ids, Fields]()
+        self.computed = Counter[Ids]()
         for event in events:
-            if isinstance(event, ModelCall) and event.nested:
-                nested += event.outputs
-        given = [output.prompt_ids for output in nested]
-        given += [list(request.prompt_ids) for request in params_of(events)]
-        return cls(
-            {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)},
-            pictures_received(engine.model, events),
-            adapters_received(engine.model, events),
-            seeds_received(events),
-            {tuple(output.prompt_ids): output.batch for output in nested},
-            Counter(collapsed(ids, placeholder) for ids in given),
-        )
+            if isinstance(event, Params):
+                self.received.setdefault(event.prompt_ids, []).append(event)
+                self.computed[self.collapsed(event.prompt_ids)] += 1
+            for output in event.outputs if isinstance(event, ModelCall) else ():
+                self.batches[tuple(output.prompt_ids)] = output.batch
+                self.computed[self.collapsed(output.prompt_ids)] += 1
+
+    def collapsed(self, ids: Sequence[int]) -> Ids:
+        return collapsed(ids, self.placeholder)
+
+    def adapter_stage(self, prompt: Any) -> Fields:
+        """What a request says of its adapter: its folder, or that vLLM was seen to use another."""
+        folder = ""
+        if prompt.adapter:
+            folder = str(self.engine.config.adapters.get(prompt.adapter, prompt.adapter))
+        received = self.received.get(tuple(prompt.token_ids))
+        if received and folder not in [request.folder for request in received]:
+            return {"adapter": "another"}
+        return {"adapter": shown_path(folder)} if folder else {}
+
+    def pictures(
+        self, prompt: Any, ids: Sequence[int], received_ids: Ids
+    ) -> list[Fields] | None:
+        """A request's images, if any. Where vLLM received with its ids none that are these, the
+        first are what the model saw."""
+        if not prompt.images:
+            return None
+        digests = [pixel_digest(image) for image in prompt.images]
+        requests = self.received.get(received_ids, ())
+        received = [request.pictures for request in requests if request.pictures]
+        if received and tuple(digests) not in received:
+            digests[: len(received[0])] = received[0]
+        processor = self.engine.checkpoint.vision.image_processor
+        budget = budget_of(processor, prompt.image_kwargs)
+        pictures = []
+        counts = runs(ids, self.placeholder)
+        for image, tokens, digest in zip(prompt.images, counts, digests):
+            picture = {
+                "sha256": digest,
+                "size": list(image.size),
+                "tokens": tokens,
+                "budget": budget,
+                "pixels": image,
+            }
+            pictures.append({**self.processed.get((digest, tokens), {}), **picture})
+        return pictures
 
 
 # == Generate ==
 
 
-@dataclass(frozen=True, slots=True)
 class EngineReader:
     """Reads the answers of one call of generate_*_batch.
 
-    lengths: of prompts with the same ids, and of what each got.   requested: how often unlike
-    requests have these ids.
+    given: its arguments by name.   answered: results by the number of their request.   lengths: of
+    prompts with the same ids, and of what each got.   requested: how often unlike requests have
+    these ids.
     """
 
-    engine: Any
-    options: Any
-    prompts: Mapping[int, MadePrompt]
-    below: Below
-    sampling: dict[str, Any]
-    lengths: Mapping[Ids, list[tuple[int, int]]]
-    requested: Counter[Ids]
+    def __init__(
+        self,
+        engine: Any,
+        given: Row,
+        prompts: Mapping[int, MadePrompt],
+        events: Events,
+        results: Sequence[Any],
+    ) -> None:
+        self.engine = engine
+        self.options = given.get("options")
+        self.plugins = listed_plugins(given.get("plugins"))
+        self.prompts = prompts
+        self.events = events
+        self.below = Below(engine, events)
+        # Of these the model was asked; a request that was refused may hold another one's answer.
+        self.answered = {
+            number: result
+            for number, result in enumerate(results)
+            if hasattr(result, "finish_reason") and number in prompts
+        }
+        self.lengths = dict[Ids, list[tuple[int, int]]]()
+        for number, result in self.answered.items():
+            prompt = prompts[number].prompt
+            pair = prompt.length, len(result.prompt_token_ids)
+            self.lengths.setdefault(tuple(prompt.token_ids), []).append(pair)
+        made = [one.prompt for one in prompts.values() if hasattr(one.prompt, "token_ids")]
+        unlike = {request_key(prompt): tuple(prompt.token_ids) for prompt in made}
+        self.requested = Counter(map(self.below.collapsed, unlike.values()))
 
-    def output(self, number: int, index: int, sample: Any) -> Output:
+    def call(self) -> ModelCall:
+        samples = list[tuple[int, int, Any]]()
+        for number, result in self.answered.items():
+            each = result.samples or (result,)
+            samples += [(number, index, sample) for index, sample in enumerate(each)]
+        effective = samples[-1][2].effective if samples else self.engine.effective(self.options)
+        sampling = engine_sampling(effective, self.events, self.plugins)
+        return ModelCall(
+            [self.output(*one, sampling) for one in samples],
+            model_stage(self.engine.model),
+            sampling,
+            engine_stop(effective, self.engine.tokenizer, self.plugins),
+            self.below.placeholder,
+        )
+
+    def output(self, number: int, index: int, sample: Any, sampling: Fields) -> Output:
         """index: of the sample of request `number`."""
         made = self.prompts[number]
         effective = sample.effective
@@ -322,11 +339,7 @@ class EngineReader:
         }
         ids = list(sample.token_ids)
         prompt_ids = list(sample.prompt_token_ids)
-        images = None
-        if made.prompt.images:
-            received = self.below.pictures.get(tuple(made.prompt.token_ids), [])
-            processed = self.below.processed
-            images = engine_pictures(self.engine, made.prompt, prompt_ids, processed, received)
+        images = self.below.pictures(made.prompt, prompt_ids, tuple(made.prompt.token_ids))
         request = self.request(number, index, sample)
         return Output(
             prompt_ids,
@@ -336,20 +349,20 @@ class EngineReader:
             self.below.batches.get(tuple(prompt_ids), {}),
             {"decode": how, "text": sample.text, "images": images, **chat_stages(made.events)},
             request,
-            self.own_sampling(made, request),
+            own_sampling(made, request, sampling),
         )
 
-    def request(self, number: int, index: int, sample: Any) -> dict[str, Any]:
+    def request(self, number: int, index: int, sample: Any) -> Fields:
         made = self.prompts[number]
         ids = tuple(made.prompt.token_ids)
-        placeholder = self.engine.checkpoint.placeholder_id
-        request: dict[str, Any] = {"number": number, "sample": index}
+        placeholder = self.below.placeholder
+        request: Fields = {"number": number, "sample": index}
         if not is_answer_to(made.prompt, sample.prompt_token_ids, placeholder, self.lengths[ids]):
             request["answers"] = "another"
-        request |= adapter_stage(self.engine, made.prompt, self.below.adapters)
+        request |= self.below.adapter_stage(made.prompt)
         if structure := structure_of(made.request):
             request["structure"] = structure
-        key = collapsed(ids, placeholder)
+        key = self.below.collapsed(ids)
         if 0 < self.below.computed[key] < self.requested[key]:
             request["shared"] = True
         is_cached = getattr(sample, "cached", False)
@@ -357,72 +370,28 @@ class EngineReader:
             request["cached"] = True
         seed = seed_of(made, self.options)
         if seed is not None and sample.effective["temperature"]["value"]:
-            received = [] if is_cached else self.below.seeds.get(ids, [])
+            received = [] if is_cached else self.below.received.get(ids, [])
             request["seed"] = seed_below(seed, index, received)
         return request
 
-    def own_sampling(self, made: MadePrompt, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The sampling of one request, where it is not that of the whole call; {} where it is."""
-        own = dict[str, Any]()
-        if "seed" in request:
-            own["seed"] = sourced(request["seed"] - request["sample"], "caller")
-        if getattr(made.prompt, "structured", None) is not None:
-            processors = [*self.sampling["processors"]["value"], STRUCTURED]
-            own["processors"] = sourced(processors, "caller")
-        return {**self.sampling, **own} if own else {}
+
+def own_sampling(made: MadePrompt, request: Row, sampling: Fields) -> Fields:
+    """The sampling of one request, where it is not that of the whole call; {} where it is."""
+    own = Fields()
+    if "seed" in request:
+        own["seed"] = sourced(request["seed"] - request["sample"], "caller")
+    if getattr(made.prompt, "structured", None) is not None:
+        own["processors"] = sourced([*sampling["processors"]["value"], STRUCTURED], "caller")
+    return {**sampling, **own} if own else {}
 
 
-def read_engine_call(
-    engine: Any,
-    given: Mapping[str, Any],
-    prompts: Mapping[int, MadePrompt],
-    events: Sequence[Event],
-    results: Sequence[Any],
-) -> ModelCall:
-    """A call of generate_*_batch. given: its arguments by name."""
-    # Of these the model was asked; a request that was refused may hold another one's answer.
-    answered = {
-        number: result
-        for number, result in enumerate(results)
-        if hasattr(result, "finish_reason") and number in prompts
-    }
-    samples = [
-        (number, index, sample)
-        for number, result in answered.items()
-        for index, sample in enumerate(result.samples or (result,))
-    ]
-    options = given.get("options")
-    plugins = listed_plugins(given.get("plugins"))
-    effective = samples[-1][2].effective if samples else engine.effective(options)
-    sampling = engine_sampling(effective, events, plugins)
-    lengths = dict[Ids, list[tuple[int, int]]]()
-    for number, result in answered.items():
-        prompt = prompts[number].prompt
-        pair = prompt.length, len(result.prompt_token_ids)
-        lengths.setdefault(tuple(prompt.token_ids), []).append(pair)
-    reader = EngineReader(
-        engine,
-        options,
-        prompts,
-        Below.read(engine, events),
-        sampling,
-        lengths,
-        count_requests(prompts.values(), engine.checkpoint.placeholder_id),
-    )
-    return ModelCall(
-        [reader.output(*one) for one in samples],
-        model_stage(engine.model),
-        sampling,
-        engine_stop(effective, engine.tokenizer, plugins),
-        engine.checkpoint.placeholder_id,
-    )
-
-
-def count_requests(prompts: Any, placeholder: int | None) -> Counter[Ids]:
-    """How many unlike requests there are for each prompt."""
-    good = [made.prompt for made in prompts if hasattr(made.prompt, "token_ids")]
-    unlike = {request_key(prompt): prompt for prompt in good}
-    return Counter(collapsed(prompt.token_ids, placeholder) for prompt in unlike.values())
+def seed_below(seed: int, sample: int, received: Sequence[Params]) -> int:
+    """The seed that a sample is drawn with: its own, or what vLLM received in its place."""
+    own = seed + sample
+    seeds = [one.params.seed for one in received if one.params.seed is not None]
+    if not seeds or own in seeds:
+        return own
+    return int(seeds[min(sample, len(seeds) - 1)])
 
 
 @model_tap
@@ -441,9 +410,8 @@ def tap_engine(listener: Listener, call: Invocation) -> Any:
         with listener.guarded("a call of gen_engine"):
             engine = running.engine or call.owner
             events = listener.events_since(mark)
-            listener.note_model_call(
-                read_engine_call(engine, call.arguments, running.prompts, events, results)
-            )
+            reader = EngineReader(engine, call.arguments, running.prompts, events, results)
+            listener.note_model_call(reader.call())
     return results
 
 
@@ -465,6 +433,17 @@ def tap_prompt(listener: Listener, call: Invocation) -> Any:
     return prompt
 
 
+def tap_render(listener: Listener, call: Invocation) -> Any:
+    """Where an engine renders a chat, with a mark in special tokens that it escapes."""
+    mark = listener.mark()
+    rendered = call.run()
+    with listener.guarded("a chat of gen_engine"):
+        events = listener.running().events
+        if rendered.mark:
+            events[mark:] = [without_mark(event, rendered.mark) for event in events[mark:]]
+    return rendered
+
+
 # == Score ==
 
 
@@ -478,61 +457,22 @@ def seen_ids(ids: Sequence[int], response: Sequence[int], forwards: Sequence[Ids
     return list(next(others, ids))
 
 
-def scored_pictures(
-    engine: Any, prompts: Sequence[Any], rows: Sequence[Sequence[int]], below: Below
-) -> list[Any]:
-    """Of each row that was scored, its images, also those that vLLM does not process again."""
-    placeholder = engine.checkpoint.placeholder_id
-    left = [prompt for prompt in prompts if prompt.images]
-    found = list[Any]()
-    for row in rows:
-        ids = collapsed(row, placeholder)
-        begins = [ids[: len(prompt.token_ids)] == tuple(prompt.token_ids) for prompt in left]
-        if True not in begins:
-            found.append(None)
-            continue
-        prompt = left.pop(begins.index(True))
-        received = below.pictures.get(ids, [])
-        found.append(engine_pictures(engine, prompt, row, below.processed, received))
-    return found
-
-
-@contextlib.contextmanager
-def scored_prompts(backend: Any) -> Iterator[list[Any]]:
-    """The prompts that an engine hands to its backend to score, as they come."""
-    found = list[Any]()
-    score = backend.score
-
-    def score_seen(pairs: Any, *args: Any, **how: Any) -> Any:
-        found.extend(prompt for prompt, _ in pairs)
-        return score(pairs, *args, **how)
-
-    backend.score = score_seen
-    try:
-        yield found
-    finally:
-        vars(backend).pop("score", None)  # of two calls at once, the first to end takes it away
-
-
 def read_scores(
-    engine: Any, prompts: Sequence[Any], events: Sequence[Event], scores: Sequence[Any]
+    engine: Any, prompts: Sequence[Any], events: Events, scores: Sequence[Any]
 ) -> ModelCall:
+    """prompts: of the scores, as far as they were seen."""
     forwards = [event for event in events if isinstance(event, Forward)]
     read = [row.ids for event in forwards for row in event.rows]
-    below = Below.read(engine, events)
-    rows = []
-    for score in scores:
-        whole = [*score.prompt_token_ids, *score.token_ids]
-        rows.append(seen_ids(whole, score.token_ids, read))
-    pictures = scored_pictures(engine, prompts, rows, below)
+    below = Below(engine, events)
     outputs = []
-    for number, ids in enumerate(rows):
-        request = dict[str, Any]()
-        if number < len(prompts):
-            request = adapter_stage(engine, prompts[number], below.adapters)
-        request["response"] = len(scores[number].token_ids)
-        outputs.append(scored_output(ids, pictures[number], request))
-    return scored_call(engine.model, outputs, engine.checkpoint.placeholder_id)
+    for score, prompt in itertools.zip_longest(scores, prompts):
+        whole = [*score.prompt_token_ids, *score.token_ids]
+        ids = seen_ids(whole, score.token_ids, read)
+        images = prompt and below.pictures(prompt, ids, below.collapsed(ids))
+        request = below.adapter_stage(prompt) if prompt else {}
+        request["response"] = len(score.token_ids)
+        outputs.append(scored_output(ids, images, request))
+    return scored_call(engine.model, outputs, below.placeholder)
 
 
 @model_tap
@@ -547,15 +487,22 @@ def tap_score(listener: Listener, call: Invocation) -> Any:
             engine = listener.replay.engine(engine)
             score = functools.partial(listener.replay.score, call.original)
         mark = listener.mark()
-        with contextlib.ExitStack() as stack:
-            if hasattr(engine.model, "register_forward_pre_hook"):
-                stack.enter_context(watched_forward(listener, engine.model, each=True))
-            prompts = stack.enter_context(scored_prompts(engine.backend))
+        running = listener.thread.memory.renew(EngineCall)
+        with watched_forward(listener, engine.model, each=True):
             scores = call.run_as(score, engine)
         with listener.guarded("scores of gen_engine"):
             events = listener.events_since(mark)
-            listener.note(read_scores(engine, prompts, events, scores))
+            listener.note(read_scores(engine, running.scored, events, scores))
     return scores
+
+
+def tap_backend(listener: Listener, call: Invocation) -> Any:
+    """Where an engine hands prompts and responses to its backend."""
+    if listener.in_site():
+        with listener.guarded("prompts that are scored"):
+            running = listener.thread.memory.of(EngineCall)
+            running.scored += [prompt for prompt, _ in call.arguments["pairs"]]
+    return call.run()
 
 
 # == Loading ==
@@ -584,6 +531,9 @@ ENGINE_TAPS: dict[str, ListenerTap] = {
     "generate_text_batch": tap_engine,  # the same functions under the module's name
     "generate_vlm_batch": tap_engine,
     "score_batch": tap_score,
+    "HfBackend.score": tap_backend,
+    "VllmBackend.score": tap_backend,
     "GenerationEngine._prompt": tap_prompt,
+    "render_chat": tap_render,
     "GenerationEngine.__init__": tap_open,
 }

@@ -9,11 +9,13 @@ from typing import Any
 
 from parity import golden
 from parity.record.calls import LOADING, event_tap
-from parity.record.events import Event, Images
-from parity.record.patching import Invocation
+from parity.record.events import Event, Events, Images
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import Fields
 from parity.record.taps.text import id_lists
 
 LARGEST_IMAGE = 4 << 20  # pixels of an image that a golden keeps as a blob
+IMAGE_KEYS = ("sha256", "size", "grid", "values", "tokens", "budget")  # in the order of a golden
 
 
 def flat_images(images: Any) -> Iterator[Any]:
@@ -38,7 +40,7 @@ def pixel_digest(image: Any) -> str:
     return hashlib.sha256(image.tobytes()).hexdigest()
 
 
-def budget_of(processor: Any, kwargs: Mapping[str, Any]) -> list[int] | None:
+def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
     """[least, most] pixels that images are resized to, where the processor has such a budget."""
     kwargs = {**kwargs, **(kwargs.get("images_kwargs") or {})}
     resizes = kwargs.get("do_resize")
@@ -52,41 +54,48 @@ def budget_of(processor: Any, kwargs: Mapping[str, Any]) -> list[int] | None:
     return [least, most] if least and most else None
 
 
-def read_images(call: Invocation, result: Any, _: Sequence[Event]) -> Images:
+def read_images(call: Invocation, result: Any, _: Events) -> Images:
     processor, given = call.owner, call.arguments
-    grids = id_lists(result["image_grid_thw"]) if "image_grid_thw" in result else []
-    patches = [math.prod(grid) for grid in grids]
+    images = [as_rgb(image) for image in flat_images(given["images"])]
+    budget = budget_of(processor, given)
+    pictures = [
+        {"sha256": pixel_digest(rgb), "size": list(rgb.size), "budget": budget, "pixels": rgb}
+        for rgb in images
+    ]
+    if "image_grid_thw" not in result:
+        return Images(pictures)
+    grids = id_lists(result["image_grid_thw"])
+    merge = getattr(processor, "merge_size", None)
+    for picture, grid in zip(pictures, grids):
+        picture["grid"] = grid
+        picture["tokens"] = math.prod(grid) // merge**2 if merge else None
     values = result.get("pixel_values")
-    pictures = []
-    for index, image in enumerate(flat_images(given["images"])):
-        rgb = as_rgb(image)
-        picture: dict[str, Any] = {"sha256": pixel_digest(rgb), "size": list(rgb.size)}
-        if index < len(grids):
-            picture["grid"] = grids[index]
-            if hasattr(values, "float"):
-                start = sum(patches[:index])
-                picture["values"] = mean_and_deviation(values[start : start + patches[index]])
-            merge = getattr(processor, "merge_size", None)
-            picture["tokens"] = patches[index] // merge**2 if merge else None
-        picture["budget"] = budget_of(processor, given)
-        picture["pixels"] = rgb
-        pictures.append(picture)
+    if hasattr(values, "split"):
+        for picture, patches in zip(pictures, patches_of_images(values, grids)):
+            picture["values"] = mean_and_deviation(patches)
     return Images(pictures)
 
 
-def pictures_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+def patches_of_images(values: Any, grids: Sequence[Sequence[int]]) -> Sequence[Any]:
+    """The part of all patches that is each image's."""
+    parts: Sequence[Any] = values.split([math.prod(grid) for grid in grids])
+    return parts
+
+
+def pictures_of(events: Iterable[Event]) -> list[Fields]:
     """All images that went through an image processor."""
     return [one for event in events if isinstance(event, Images) for one in event.pictures]
 
 
 def mean_and_deviation(values: Any) -> list[float]:
     values = values.float()
-    return [round(float(values.mean()), 4), round(float(values.std()), 4)]
+    found = values.mean(), values.std()
+    return [round(float(value), 4) for value in found]
 
 
-def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> dict[str, Any]:
+def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> Fields:
     """An image as it stands in a row: its pixels are a blob."""
-    kept = {k: v for k, v in picture.items() if k != "pixels" and v is not None}
+    kept = {key: picture[key] for key in IMAGE_KEYS if picture.get(key) is not None}
     pixels = picture.get("pixels")
     if store is None or pixels is None or pixels.width * pixels.height > LARGEST_IMAGE:
         return kept

@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from parity.record.calls import MODEL_CALLS, Listener
-from parity.record.events import Event, Forward, Ids, ModelCall, Output
-from parity.record.patching import Invocation, bind_arguments
-from parity.record.rows import BUT_THE_LAST, LIKELIEST, sourced
+from parity.record.events import Events, Forward, Ids, ModelCall, Output
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import BUT_THE_LAST, LIKELIEST, Fields, sourced
 from parity.record.seeds import generator_states, process_seed
 from parity.record.taps.models import model_stage, placeholder_of
 from parity.record.taps.text import id_lists, joined_text, known_ids
-from parity.record.taps.transformers import read_forward
+from parity.record.taps.transformers import forward_arguments, note_watched, read_forward
 
 NO_LABEL = -100  # torch's own, of the cross entropy
 
@@ -64,28 +64,25 @@ class LoopReading:
 
     def ids_in(self, width: int) -> list[int]:
         """Its ids in the first columns of its batch."""
-        return self.ids[: len(self.ids) - (self.width - width)]
+        behind = self.width - width
+        return self.ids[: len(self.ids) - behind]
 
     def read_on(self, ids: Sequence[int], known: Collection[Ids] = ()) -> None:
         """The model reads on. Several ids at once, before any was chosen, are the rest of the
         prompt; so is one that a text goes on with.   known: ids that a tokenizer gave."""
-        if len(ids) != 1 or self._is_prompt_with(ids, known):
-            self.lost |= bool(self.output.new_ids)
+        output = self.output
+        whole = (*self.ids, *ids)
+        is_prompt = not output.new_ids and any(text[: len(whole)] == whole for text in known)
+        if len(ids) != 1 or is_prompt:
+            self.lost |= bool(output.new_ids)
         else:
-            self._choose(ids[0])
+            if not output.new_ids:
+                output.prompt_ids = [*self.ids]
+            output.new_ids = [*output.new_ids, *ids]
+            self.is_likeliest.append(ids[0] == self.best)
         self.ids += ids
         self.width += len(ids)
         self._update()
-
-    def _is_prompt_with(self, ids: Sequence[int], known: Collection[Ids]) -> bool:
-        whole = (*self.ids, *ids)
-        return not self.output.new_ids and any(text[: len(whole)] == whole for text in known)
-
-    def _choose(self, token: int) -> None:
-        if not self.output.new_ids:
-            self.output.prompt_ids = [*self.ids]
-        self.output.new_ids = [*self.output.new_ids, token]
-        self.is_likeliest.append(token == self.best)
 
     def expect(self, best: int) -> None:
         """The likeliest next id is known."""
@@ -122,21 +119,22 @@ class LoopReading:
 
 
 @dataclass(frozen=True, slots=True)
-class NewSequences:
-    """Sequences that a forward begins, and the model call that they are."""
+class LoopStep:
+    """One forward: the events that it is, and the sequences that it reads."""
 
-    event: ModelCall
-    readings: list[LoopReading]
+    events: Events = ()
+    readings: Sequence[LoopReading] = ()
 
 
-def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> NewSequences:
+def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> LoopStep:
+    """A forward that begins sequences."""
     outputs = [scored_output(ids) for ids in rows]
     event = scored_call(model, outputs, placeholder_of(model.config))
     config = getattr(model, "generation_config", None)
     ends = config_ids(config, "eos_token_id")
     pads = config_ids(config, "pad_token_id")
     readings = [LoopReading(one, [*one.prompt_ids], width, ends, pads) for one in outputs]
-    return NewSequences(event, readings)
+    return LoopStep([event], readings)
 
 
 def config_ids(config: Any, name: str) -> frozenset[int]:
@@ -146,14 +144,6 @@ def config_ids(config: Any, name: str) -> frozenset[int]:
 
 
 # == All sequences of a call ==
-
-
-@dataclass(frozen=True, slots=True)
-class LoopStep:
-    """One forward: the events that it is, and the sequences that it reads."""
-
-    events: Sequence[Event] = ()
-    readings: Sequence[LoopReading] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,32 +167,26 @@ class Loops:
         self.pasts = list[Past]()
         self.blind = set[int]()
         self.states: list[bytes] | None = None
-        self.seed: dict[str, Any] | None = None
+        self.seed: Fields | None = None
 
-    def begin(self, model: Any, given: Mapping[str, Any], before: Sequence[Event]) -> LoopStep:
+    def begin(self, model: Any, given: Arguments, before: Events) -> LoopStep:
         """A forward, before it. before: the events that led to it."""
         if self.states is None:
             self.states = generator_states()
         past = past_of(given.get)
-        count = length_of(past)
         ids = given.get("input_ids")
-        if count:
-            return (
-                LoopStep() if ids is None else self._continued(model, past, id_lists(ids), before)
-            )
-        seen = read_forward(model, given)
-        if seen is None:
-            return self._without_ids(model, given)
-        return self._fresh(model, given, seen, before)
+        if not length_of(past):
+            seen = read_forward(model, given)
+            if seen is not None:
+                return self._fresh(model, given, seen, before)
+            if id(model) not in self.blind and given.get("inputs_embeds") is not None:
+                self.blind.add(id(model))
+                return LoopStep(new_sequences(model, [[]]).events)
+        elif ids is not None:
+            return self._continued(model, past, id_lists(ids), before)
+        return LoopStep()
 
-    def _without_ids(self, model: Any, given: Mapping[str, Any]) -> LoopStep:
-        is_new = id(model) not in self.blind and given.get("inputs_embeds") is not None
-        self.blind.add(id(model))
-        return LoopStep([new_sequences(model, [[]]).event]) if is_new else LoopStep()
-
-    def _fresh(
-        self, model: Any, given: Mapping[str, Any], seen: Forward, before: Sequence[Event]
-    ) -> LoopStep:
+    def _fresh(self, model: Any, given: Arguments, seen: Forward, before: Events) -> LoopStep:
         """A forward without a past: new sequences, and old ones with one id more."""
         trimmed = without_right_pads(seen, given, known_ids(before)) if is_causal(model) else seen
         is_padded = trimmed is not seen
@@ -221,18 +205,27 @@ class Loops:
         mark_missing_labels(given, readings)
         if not is_padded:
             self._remember(model, made.readings)
-        return LoopStep([trimmed, made.event], [readings[index] for index in rows])
+        return LoopStep([trimmed, *made.events], [readings[index] for index in rows])
 
     def _longer_ones(self, model: Any, rows: Mapping[int, Ids]) -> dict[int, LoopReading]:
-        """Of these rows, the sequences that go on."""
+        """Of these rows, the sequences that were their ids but the last, and have not gone on by a
+        past."""
         found = dict[int, LoopReading]()
         for index, ids in rows.items():
-            if reading := self._longer(model, ids):
+            key = id(model), ids[:-1]
+            known = self.texts.pop(key, [])
+            fitting = (one for one in known if len(one.ids) == len(ids) - 1)
+            reading = next(fitting, None)
+            if others := [one for one in known if one is not reading]:
+                self.texts[key] = others
+            if reading is not None:
+                reading.read_on(ids[-1:])
+                self._remember(model, [reading])
                 found[index] = reading
         return found
 
     def _continued(
-        self, model: Any, past: Any, rows: Sequence[list[int]], before: Sequence[Event]
+        self, model: Any, past: Any, rows: Sequence[list[int]], before: Events
     ) -> LoopStep:
         """A forward with a past: its sequences go on, or another text begins on top of them."""
         count = length_of(past)
@@ -257,28 +250,15 @@ class Loops:
 
     def _remember(self, model: Any, readings: Sequence[LoopReading]) -> None:
         for reading in readings:
-            self.texts.setdefault((id(model), tuple(reading.ids)), []).append(reading)
-
-    def _longer(self, model: Any, ids: Ids) -> LoopReading | None:
-        """The sequence that was these ids but the last, and has not gone on by a past."""
-        key = id(model), ids[:-1]
-        known = self.texts.get(key, [])
-        reading = next((one for one in known if len(one.ids) == len(ids) - 1), None)
-        if reading is None:
-            return None
-        known.remove(reading)
-        if not known:
-            del self.texts[key]
-        reading.read_on(ids[-1:])
-        self._remember(model, [reading])
-        return reading
+            key = id(model), tuple(reading.ids)
+            self.texts.setdefault(key, []).append(reading)
 
     def sample_from(self, generator: Any = None) -> None:
         """Random numbers are taken: from a generator of the code's own, or the process's."""
         is_own = generator is not None and generator is not sys.modules["torch"].default_generator
         self.seed = sourced(generator.initial_seed(), "process") if is_own else process_seed()
 
-    def end(self, readings: Sequence[LoopReading], given: Mapping[str, Any], result: Any) -> None:
+    def end(self, readings: Sequence[LoopReading], given: Arguments, result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
         if self.seed is None and self.states != generator_states():
             self.sample_from()
@@ -288,26 +268,23 @@ class Loops:
         past = past_of(lambda name: getattr(result, name, None))
         if past is not None and readings:
             self._keep(past, readings)
-        logits = getattr(result, "logits", None)  # [B, S, V]
-        if logits is not None and logits.ndim == 3 and len(logits) == len(readings):
+        logits = getattr(result, "logits", None)
+        if logits is not None and logits.ndim == 3:  # [B, S, V]
             expect_likeliest(readings, given, logits)
 
     def _keep(self, past: Any, readings: Sequence[LoopReading]) -> None:
         """Not a byte longer than the code wants it. The tuples of old releases have no weak
         references: the last one is kept."""
-        is_weak = [isinstance(one.cache, weakref.ref) for one in self.pasts]
-        self.pasts = [
-            one for one, weak in zip(self.pasts, is_weak) if weak and one.cache() is not past
-        ]
+        weak = [one for one in self.pasts if isinstance(one.cache, weakref.ref)]
         cache = (lambda: past) if isinstance(past, tuple) else weakref.ref(past)
-        self.pasts.append(Past(cache, list(readings)))
+        others = [one for one in weak if one.cache() is not past]
+        self.pasts = [*others, Past(cache, list(readings))]
 
 
 def read_on_top(model: Any, pairs: Sequence[tuple[LoopReading, list[int]]], count: int) -> LoopStep:
     """Another text on top of what each sequence has in its first `count` columns."""
     rows = [[*reading.ids_in(count), *ids] for reading, ids in pairs]
-    made = new_sequences(model, rows, count + len(pairs[0][1]))
-    return LoopStep([made.event], made.readings)
+    return new_sequences(model, rows, count + len(pairs[0][1]))
 
 
 def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
@@ -316,9 +293,9 @@ def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
     return LoopStep()
 
 
-def expect_likeliest(
-    readings: Sequence[LoopReading], given: Mapping[str, Any], logits: Any
-) -> None:
+def expect_likeliest(readings: Sequence[LoopReading], given: Arguments, logits: Any) -> None:
+    if len(logits) != len(readings):
+        return
     for row, reading in enumerate(readings):
         column = last_own_column(given, row, logits.shape[1])
         reading.expect(int(logits[row, column].argmax()))
@@ -359,22 +336,24 @@ def is_another_text(
     return (*reading.ids_in(count), *ids) in known
 
 
-def last_own_column(given: Mapping[str, Any], row: int, width: int) -> int:
+def last_own_column(given: Arguments, row: int, width: int) -> int:
     """The column of a row's last own id."""
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2 or mask.shape[1] != width:
         return -1
-    shown = [column for column, visible in enumerate(mask[row].tolist()) if visible]
+    visible = mask[row].tolist()
+    shown = [column for column, is_shown in enumerate(visible) if is_shown]
     return shown[-1] if shown else -1
 
 
-def mark_missing_labels(given: Mapping[str, Any], readings: Mapping[int, LoopReading]) -> None:
+def mark_missing_labels(given: Arguments, readings: Mapping[int, LoopReading]) -> None:
     """Of rows that are read for their loss, those whose labels do not count: of one id, or cut."""
     labels = given.get("labels")  # [B, S]
     if labels is None or labels.ndim != 2:
         return
     for row, reading in readings.items():
-        if not bool((labels[row, 1:] != NO_LABEL).any()):
+        counts = labels[row, 1:] != NO_LABEL
+        if not bool(counts.any()):
             reading.output.request["labels"] = "none"
 
 
@@ -386,7 +365,7 @@ def is_causal(model: Any) -> bool:
     return bool(model.can_generate()) and not model.config.is_encoder_decoder
 
 
-def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collection[Ids]) -> Forward:
+def without_right_pads(seen: Forward, given: Arguments, known: Collection[Ids]) -> Forward:
     """A causal model's batch without unmasked pads at the right end of its rows, to which no token
     attends; the same object if there are none.
 
@@ -395,7 +374,9 @@ def without_right_pads(seen: Forward, given: Mapping[str, Any], known: Collectio
     longest row, and no pads.
     """
     mask = given.get("attention_mask")
-    if len({len(row.ids) for row in seen.rows}) > 1 or not (mask is None or mask.all()):
+    is_masked = mask is not None and not mask.all()
+    lengths = {len(row.ids) for row in seen.rows}
+    if is_masked or len(lengths) > 1:
         return seen
     texts = sorted(known)
     rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
@@ -414,15 +395,19 @@ def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:
     while least > 1 and ids[least - 1] == ids[-1]:
         least -= 1
     for count in range(len(ids), least - 1, -1):
-        if begins_a_text(ids[:count], texts) or begins_a_text(ids[1:count], texts):
-            return ids[:count]
-    return ids[:1] if least == 1 and 1 in map(len, texts) else ids
+        own = ids[:count]
+        if begins_a_text(own, texts) or begins_a_text(own[1:], texts):
+            return own
+    has_text_of_one = 1 in map(len, texts)
+    return ids[:1] if least == 1 and has_text_of_one else ids
 
 
 def begins_a_text(ids: Ids, texts: Sequence[Ids]) -> bool:
     """Whether ids are the beginning of one of some texts, which are sorted."""
     place = bisect.bisect_left(texts, ids)
-    return bool(ids) and place < len(texts) and texts[place][: len(ids)] == ids
+    if not ids or place == len(texts):
+        return False
+    return texts[place][: len(ids)] == ids
 
 
 # == Taps ==
@@ -443,9 +428,9 @@ def tap_forward(listener: Listener, call: Invocation) -> Any:
         loops = running.memory.of(Loops)
         model = call.owner
         step = LoopStep()
-        given = dict[str, Any]()
+        given = Fields()
         with listener.guarded("a forward"):
-            given = bind_arguments(model.forward, call.args[1:], call.kwargs) | call.kwargs
+            given = forward_arguments(call)
             step = loops.begin(model, given, running.events_so_far())
             listener.note(*step.events)
         result = call.run()
@@ -454,15 +439,32 @@ def tap_forward(listener: Listener, call: Invocation) -> Any:
         return result
 
 
+def tap_model_call(listener: Listener, call: Invocation) -> Any:
+    """A model that anybody calls."""
+    note_watched(listener, call)
+    return tap_forward(listener, call)
+
+
+def tap_model(listener: Listener, call: Invocation) -> None:
+    """Where a model is made, its class is known."""
+    with listener.guarded("a model"):
+        listener.look_at_models()
+    call.run()
+
+
 def tap_sampling(listener: Listener, call: Invocation) -> Any:
     """A draw by the code itself, which may have a generator of its own."""
     if is_own_code(listener):
         with listener.guarded("a draw"):
-            listener.running().memory.of(Loops).sample_from(call.kwargs.get("generator"))
+            loops = listener.running().memory.of(Loops)
+            loops.sample_from(call.kwargs.get("generator"))
     return call.run()
 
 
 TAPS = {
-    "transformers.modeling_utils": {"PreTrainedModel.__call__": tap_forward},
+    "transformers.modeling_utils": {
+        "PreTrainedModel.__init__": tap_model,
+        "PreTrainedModel.__call__": tap_model_call,
+    },
     "torch": {"multinomial": tap_sampling, "Tensor.multinomial": tap_sampling},
 }

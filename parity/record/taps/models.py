@@ -10,13 +10,22 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from parity.record.rows import Fields
+
 SAMPLED = 64  # values of each parameter that a fingerprint reads
 ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
 
 
+def fingerprint(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
 def short_digest(value: Any) -> str:
     """A fingerprint of plain data."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return fingerprint([json.dumps(value).encode()])
 
 
 def sampled(weight: Any) -> Any:
@@ -37,47 +46,49 @@ def weights_in_memory(model: Any) -> str:
     version = sum(weight._version for weight in model.parameters())
     known = _weights.get(model)
     if known is None or known[0] != version:
-        known = _weights[model] = version, digest_weights(model)
+        known = _weights[model] = version, fingerprint(weight_bytes(model))
     return known[1]
 
 
-def digest_weights(model: Any) -> str:
-    digest = hashlib.sha256()
-    named = []
+def weight_bytes(model: Any) -> Iterator[bytes]:
+    """A model's weights as they were before adapters were put around them: whose adapter a row has
+    is its own."""
+    named = dict[str, Any]()
     for name, weight in model.named_parameters():
-        # as it was before adapters were put around it
-        bare = name.replace(".base_layer.", ".").removeprefix("base_model.model.")
-        named += [(bare, weight)]
-    for name, weight in sorted(named):
-        if "lora_" in name:  # whose adapter a row has is its own
-            continue
-        digest.update(f"{name}{tuple(weight.shape)}".encode())
-        digest.update(value_bytes(sampled(weight)))
-    return digest.hexdigest()[:16]
+        named[name.replace(".base_layer.", ".").removeprefix("base_model.model.")] = weight
+    for name in sorted(named):
+        if "lora_" not in name:
+            yield f"{name}{tuple(named[name].shape)}".encode()
+            yield value_bytes(sampled(named[name]))
 
 
 @functools.lru_cache(maxsize=16)
 def weights_on_disk(path: str) -> str | None:
     """A fingerprint of a checkpoint's weight files: their names, sizes and ends."""
-    files = [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")]
+    folder = Path(path)
+    files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
         return None
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        size = file.stat().st_size
-        with file.open("rb") as content:
-            digest.update(f"{file.name}{size}".encode() + content.read(ENDS))
-            content.seek(max(0, size - ENDS))
-            digest.update(content.read())
-    return digest.hexdigest()[:16]
+    return fingerprint(map(file_bytes, sorted(files)))
+
+
+def file_bytes(file: Path) -> bytes:
+    """A file's name, its size, and what it begins and ends with."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        begin = content.read(ENDS)
+        content.seek(max(0, size - ENDS))
+        return f"{file.name}{size}".encode() + begin + content.read()
 
 
 def shown_path(path: str) -> str:
     """A checkpoint's path as a golden holds it: relative to the working directory, or its name."""
-    here = Path(path)
-    if not here.is_absolute():
+    checkpoint = Path(path)
+    if not checkpoint.is_absolute():
         return path
-    return here.relative_to(Path.cwd()).as_posix() if here.is_relative_to(Path.cwd()) else here.name
+    if checkpoint.is_relative_to(Path.cwd()):
+        return checkpoint.relative_to(Path.cwd()).as_posix()
+    return checkpoint.name
 
 
 def dtype_name(dtype: Any) -> str:
@@ -91,7 +102,7 @@ def types_of_buffers(model: Any) -> str | None:
     return " ".join(sorted(types)) or None
 
 
-def model_stage(model: Any) -> dict[str, Any]:
+def model_stage(model: Any) -> Fields:
     """A transformers model, or a vllm.LLM or its engine, as it stands in a row."""
     engine = getattr(model, "llm_engine", model)
     is_vllm = hasattr(engine, "vllm_config")
@@ -99,7 +110,7 @@ def model_stage(model: Any) -> dict[str, Any]:
     return {key: value for key, value in stage.items() if value is not None}
 
 
-def vllm_model(config: Any) -> dict[str, Any]:
+def vllm_model(config: Any) -> Fields:
     return {
         "class": config.hf_config.architectures[0],
         "dtype": dtype_name(config.dtype),
@@ -110,7 +121,7 @@ def vllm_model(config: Any) -> dict[str, Any]:
     }
 
 
-def transformers_model(model: Any) -> dict[str, Any]:
+def transformers_model(model: Any) -> Fields:
     config = model.config
     path = str(getattr(config, "_name_or_path", ""))
     quantization = getattr(config, "quantization_config", None)
@@ -137,11 +148,10 @@ def placeholder_of(config: Any) -> int | None:
 def adapter_print(model: Any) -> str:
     """A fingerprint of the adapters that a forward goes through, whatever they are called; "" for
     none."""
-    weights = [*adapter_weights(model.modules())]
-    digest = hashlib.sha256()
-    for weight in weights:
-        digest.update(value_bytes(sampled(weight).bfloat16()))  # in whichever type it was loaded
-    return digest.hexdigest()[:16] if weights else ""
+    weights = adapter_weights(model.modules())
+    # In one type, in whichever they were loaded.
+    values = [value_bytes(sampled(weight).bfloat16()) for weight in weights]
+    return fingerprint(values) if values else ""
 
 
 def adapter_weights(modules: Iterable[Any]) -> Iterator[Any]:

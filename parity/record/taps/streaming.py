@@ -17,7 +17,7 @@ from typing import Any
 from parity.record.calls import ASKING, Call, Listener, ListenerTap
 from parity.record.events import Event, Forward, Images, ModelCall, Params
 from parity.record.patching import Invocation
-from parity.record.taps.gen_engine import MadePrompt, field_of, listed_plugins, read_engine_call
+from parity.record.taps.gen_engine import EngineReader, MadePrompt, field_of, listed_plugins
 
 
 def is_streaming(module: ModuleType) -> bool:
@@ -151,8 +151,8 @@ def note_answer(listener: Listener, streamed: StreamedPrompt, plan: Any, result:
     prompts = {streamed.number: streamed.made}
     results = [None] * streamed.number + [result]
     events = [*streamed.made.events, *below]
-    answer = read_engine_call(streamed.engine, given, prompts, events, results)
-    streamed.branch.events += [*below, answer]
+    reader = EngineReader(streamed.engine, given, prompts, events, results)
+    streamed.branch.events += [*below, reader.call()]
 
 
 def is_of_answer(event: Event, result: Any) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from parity.record.calls import event_tap
-from parity.record.events import Decode, Event, Ids, Output, Template, Tokens
-from parity.record.patching import Invocation
+from parity.record.events import Decode, Event, Events, Ids, Output, Template, Tokens
+from parity.record.patching import Arguments, Invocation
+from parity.record.rows import Fields
 
 
 def id_lists(value: Any) -> list[list[int]]:
@@ -43,15 +45,15 @@ NOT_FOR_THE_TEMPLATE = {
 SWITCHES = {"enable_thinking"}  # where False says something that leaving it out does not
 
 
-def read_template(call: Invocation, result: Any, inner: Sequence[Event]) -> Template:
+def read_template(call: Invocation, result: Any, inner: Events) -> Template:
     """A rendered chat template. Where its text went on to the tokenizer, that call has it."""
     given = call.arguments
     chat = given["conversation"]
     source = given.get("chat_template") or call.owner.chat_template or ""
     if not isinstance(source, str):
         source = json.dumps(source)
-    is_text = isinstance(result[0] if isinstance(result, list) and result else result, str)
-    texts = texts_of(result) if is_text else tokenized_texts(inner)
+    first = result[0] if isinstance(result, list) and result else result
+    texts = texts_of(result) if isinstance(first, str) else tokenized_texts(inner)
     chats = chat if chat and isinstance(chat[0], (list, tuple)) else [chat]
     return Template(
         [plain_chat(entry) for entry in chats],
@@ -61,7 +63,7 @@ def read_template(call: Invocation, result: Any, inner: Sequence[Event]) -> Temp
     )
 
 
-def template_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+def template_arguments(given: Arguments) -> Fields:
     """What the template was told beside the chat."""
     return {
         name: value
@@ -83,10 +85,11 @@ def plain_chat(chat: Any) -> list[Any]:
 def plain_content(content: Any) -> Any:
     if not isinstance(content, (list, tuple)):
         return content
-    parts = [plain_part(part) for part in content]
-    if len(parts) == 1 and isinstance(parts[0], dict) and parts[0].get("type") == "text":
-        return parts[0]["text"]  # two ways to write the same
-    return parts
+    match [plain_part(part) for part in content]:
+        case [{"type": "text", "text": text}]:
+            return text  # two ways to write the same
+        case parts:
+            return parts
 
 
 def plain_part(part: Any) -> Any:
@@ -99,7 +102,7 @@ def plain_part(part: Any) -> Any:
 # == Tokens ==
 
 
-def read_tokens(call: Invocation, result: Any, _: Sequence[Event]) -> Tokens | None:
+def read_tokens(call: Invocation, result: Any, _: Events) -> Tokens | None:
     """None where there is no text, as of a call for labels."""
     text = call.args[1] if len(call.args) > 1 else call.kwargs.get("text")
     if text is None:
@@ -138,7 +141,8 @@ def joined_text(texts: Mapping[Ids, str], ids: Ids) -> str | None:
 
 def longest_beginning(texts: Iterable[Ids], ids: Ids) -> Ids:
     """The longest of some texts that ids begin with; () for none."""
-    return max((text for text in texts if text == ids[: len(text)]), key=len, default=())
+    beginnings = [text for text in texts if text == ids[: len(text)]]
+    return max(beginnings, key=len, default=())
 
 
 def folded_images(text: str) -> str:
@@ -152,7 +156,7 @@ def folded_images(text: str) -> str:
 # == Decoding ==
 
 
-def read_decode(call: Invocation, result: Any, _: Sequence[Event]) -> Decode:
+def read_decode(call: Invocation, result: Any, _: Events) -> Decode:
     given = call.arguments
     clean = given.get("clean_up_tokenization_spaces")
     if clean is None:
@@ -176,7 +180,7 @@ def decoded_part(ids: list[int], output: Output) -> str | None:
     return "part" if len(ids) > 1 and ids == output.new_ids[: len(ids)] else None
 
 
-def decodings(output: Output, later: Iterable[Event]) -> Iterator[dict[str, Any]]:
+def decodings(output: Output, later: Iterable[Event]) -> Iterator[Fields]:
     """What was decoded of a sequence: by the library itself, then by calls after the model's."""
     if "decode" in output.reported:
         yield {**output.reported["decode"], "text": output.reported.get("text")}
@@ -189,7 +193,7 @@ def decodings(output: Output, later: Iterable[Event]) -> Iterator[dict[str, Any]
                 break  # equal rows of one call have equal texts
 
 
-def decode_stages(output: Output, later: Iterable[Event]) -> dict[str, Any]:
+def decode_stages(output: Output, later: Iterable[Event]) -> Fields:
     """The stages of decoding: the first one, and all where there are several."""
     found = [*decodings(output, later)]
     if output.reported.get("loop"):  # which decodes what it has so far, again and again
@@ -205,52 +209,27 @@ def decode_stages(output: Output, later: Iterable[Event]) -> dict[str, Any]:
 
 # == The chat of an engine's request ==
 
-LONGEST_MARK = 64
+
+def without_mark(event: Event, mark: str) -> Event:
+    """A template without the mark that an engine puts into the special tokens of its messages."""
+    if not isinstance(event, Template):
+        return event
+    chats = json.loads(json.dumps(event.chats).replace(mark, ""))
+    texts = [text.replace(mark, "") for text in event.texts]
+    return replace(event, chats=chats, texts=texts)
 
 
-def chat_stages(made: Sequence[Event]) -> dict[str, Any]:
+def chat_stages(made: Events) -> Fields:
     """The chat stages of one request, from what happened while its prompt was made."""
-    stages = dict[str, Any]()
-    parts = as_pieces(tokenized_texts(made))
-    for event in made:
-        if not isinstance(event, Template) or not event.texts:
-            continue
-        stages = {
-            "messages": event.chats[0],
-            "prompt_text": event.texts[0],
-            "template": event.stage,
-        }
-        if mark := mark_between(parts, event.texts[0]):
-            stages["messages"] = json.loads(json.dumps(event.chats[0]).replace(mark, ""))
-            stages["prompt_text"] = "".join(parts)
-    if parts and "prompt_text" not in stages:
-        stages["prompt_text"] = parts[0]
-    return stages
-
-
-def as_pieces(parts: Sequence[str]) -> list[str]:
-    """Texts that were tokenized, without the line end that an engine puts before each piece but the
-    first: it tokenizes that by itself, to take it off again."""
-    led = parts[2:]
-    if parts[1:2] != ["\n"] or not led or not all(part.startswith("\n") for part in led):
-        return list(parts)
-    return [parts[0], *(part[1:] for part in led)]
-
-
-def mark_between(parts: Sequence[str], whole: str) -> str:
-    """What a text has in several places and its tokenized parts have not; "" if that is not all."""
-    joined = "".join(parts)
-    excess = len(whole) - len(joined)
-    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(joined, whole))
-    first = len([*same])
-    for size in range(1, min(excess, LONGEST_MARK) + 1):
-        if excess % size:
-            continue
-        for begin in range(first, max(-1, first - size), -1):
-            mark = whole[begin : begin + size]
-            if whole.replace(mark, "") == joined:
-                return mark
-    return ""
+    for event in reversed(made):
+        if isinstance(event, Template) and event.texts:
+            return {
+                "messages": event.chats[0],
+                "prompt_text": event.texts[0],
+                "template": event.stage,
+            }
+    texts = tokenized_texts(made)
+    return {"prompt_text": texts[0]} if texts else {}
 
 
 # An engine decodes at every step, and tells its text itself.

@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap
 from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
-from parity.record.patching import Invocation, bind_arguments
-from parity.record.rows import NEUTRAL, STRUCTURED, by_caller, runs, sourced
+from parity.record.patching import Arguments, Invocation, bind_arguments
+from parity.record.rows import NEUTRAL, STRUCTURED, Fields, by_caller, runs, sourced
 from parity.record.seeds import process_seed
+from parity.record.taps.images import patches_of_images
 from parity.record.taps.models import adapter_print, model_stage, placeholder_of, short_digest
 from parity.record.taps.text import id_lists, known_ids
 
@@ -30,55 +30,44 @@ UNSEEN_BY_ROWS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
 class Batch:
-    """What a model's forward is given, to be read row by row."""
+    """What a model's forward is given, to be read row by row.
 
-    given: Mapping[str, Any]
-    placeholder: int | None
+    names: inputs beside the ids; a mapping is what newer transformers make of images before the
+    forward.   per_token: those that are a number for each token, such as of which kind it is.
+    mask: None where it is none of the ids.
+    """
 
-    @property
-    def ids(self) -> Any:
-        return self.given["input_ids"]  # [B, S]
-
-    @property
-    def tensor_names(self) -> list[str]:
-        """Inputs beside the ids. A mapping is what newer transformers make of images before the
-        forward."""
-        names = {
-            name
-            for name, value in self.given.items()
-            if hasattr(value, "shape") or (isinstance(value, dict) and value)
-        }
-        return sorted(names - UNSEEN_BY_ROWS)
-
-    def has_shape_of_ids(self, name: str) -> bool:
-        """Whether an input is a number for each token, such as of which kind it is."""
-        return bool(getattr(self.given.get(name), "shape", None) == self.ids.shape)
+    def __init__(self, given: Arguments, placeholder: int | None) -> None:
+        self.given = given
+        self.ids = given["input_ids"]  # [B, S]
+        self.placeholder = placeholder
+        tensors = {name for name, value in given.items() if hasattr(value, "shape")}
+        mappings = {name for name, value in given.items() if isinstance(value, dict) and value}
+        like_ids = {name for name in tensors if given[name].shape == self.ids.shape}
+        self.names = (tensors | mappings) - UNSEEN_BY_ROWS
+        self.per_token = sorted(self.names & like_ids)
+        self.mask = given["attention_mask"] if "attention_mask" in like_ids else None
 
     def own_columns(self, row: int) -> list[int]:
         """The columns of a row that the mask shows."""
-        if not self.has_shape_of_ids("attention_mask"):
+        if self.mask is None:
             return [*range(self.ids.shape[-1])]
-        mask = self.given["attention_mask"][row].tolist()
-        return [column for column, shown in enumerate(mask) if shown]
+        shown = self.mask[row].tolist()
+        return [column for column, is_shown in enumerate(shown) if is_shown]
 
-    def marks(self, row: int, own: Sequence[int]) -> dict[str, list[Any]]:
-        """The numbers of a row's own tokens, where they are not all 0, the default."""
-        found = dict[str, list[Any]]()
-        for name in filter(self.has_shape_of_ids, self.tensor_names):
+    def inputs(self, row: int, own: Sequence[int], has_images: bool) -> Fields:
+        """What came with a row's ids. marks: the numbers of its own tokens, where they are not all
+        0, the default. Images beside a row without any are not its own."""
+        marks = dict[str, list[Any]]()
+        for name in self.per_token:
             values = self.given[name][row].tolist()
-            found[name] = [values[column] for column in own]
-        return {name: values for name, values in found.items() if any(values)}
-
-    def inputs(self, row: int, own: Sequence[int], has_images: bool) -> dict[str, Any]:
-        """What came with a row's ids. Images beside a row without any are not its own."""
-        marks = self.marks(row, own)
+            if any(values[column] for column in own):
+                marks[name] = [values[column] for column in own]
+        keys = {*marks}
         if has_images or self.placeholder is None:
-            shared = {name for name in self.tensor_names if not self.has_shape_of_ids(name)}
-            inputs: dict[str, Any] = {"keys": sorted(shared | marks.keys())}
-        else:
-            inputs = {"keys": sorted(marks)}
+            keys |= self.names.difference(self.per_token)
+        inputs: Fields = {"keys": sorted(keys)}
         positions = self.given.get("position_ids")
         if positions is not None and positions.shape[-1] == self.ids.shape[-1]:
             inputs["positions"] = positions_of(positions, row, own)
@@ -87,7 +76,7 @@ class Batch:
         return inputs
 
 
-def read_forward(model: Any, given: Mapping[str, Any]) -> Forward | None:
+def read_forward(model: Any, given: Arguments) -> Forward | None:
     """What a model's forward is given, row by row. None where it is given no ids."""
     if given.get("input_ids") is None:
         return None
@@ -97,14 +86,14 @@ def read_forward(model: Any, given: Mapping[str, Any]) -> Forward | None:
     rows = []
     for index, whole in enumerate(id_lists(batch.ids)):
         own = batch.own_columns(index)
-        ids = tuple(whole[column] for column in own)
-        count = len(runs(ids, batch.placeholder))
+        shown = tuple(whole[column] for column in own)
+        count = len(runs(shown, batch.placeholder))
         inputs = batch.inputs(index, own, has_images=count > 0)
         if pictures and count:
             inputs["pictures"] = pictures[:count]
             pictures = pictures[count:]
-        padded = tuple(whole) if len(ids) < len(whole) else ()
-        rows.append(ForwardRow(ids, inputs, adapter, padded))
+        padded = tuple(whole) if len(own) < len(whole) else ()
+        rows.append(ForwardRow(shown, inputs, adapter, padded))
     return Forward(rows)
 
 
@@ -127,21 +116,18 @@ def positions_of(positions: Any, row: int, own: Sequence[int]) -> str:
     return f"from {first}" if all(axis == plain for axis in values) else short_digest(values)
 
 
-def picture_sums(given: Mapping[str, Any]) -> list[list[float]]:
+def picture_sums(given: Arguments) -> list[list[float]]:
     """Of each image's tensor: mean, deviation, and a mean that depends on the order of patches."""
     values = given.get("pixel_values")
     grids = given.get("image_grid_thw")
     if values is None:
         return []
-    sizes = [1] * len(values)
-    if grids is not None:
-        sizes = [int(t * h * w) for t, h, w in id_lists(grids)]
+    images = values if grids is None else patches_of_images(values, id_lists(grids))
     found = []
-    start = 0
-    for size in sizes:
-        own = values[start : start + size].detach().float().flatten()
-        start += size
-        weights = sys.modules["torch"].linspace(-1, 1, len(own), device=own.device)
+    for image in images:
+        own = image.detach().float().flatten()
+        torch = sys.modules["torch"]
+        weights = torch.linspace(-1, 1, len(own), device=own.device)
         sums = own.mean(), own.std(), (own * weights).mean()
         found.append([round(float(value), 4) for value in sums])
     return found
@@ -149,50 +135,24 @@ def picture_sums(given: Mapping[str, Any]) -> list[list[float]]:
 
 # == Watching the forward ==
 
-Look = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Watch:
+    """A model whose forward is to be noted. each: every one, not the next alone."""
+
+    model: weakref.ref[Any]
+    each: bool
 
 
-class Looks:
-    """Who is to be told of a model's forward in one thread."""
-
-    def __init__(self) -> None:
-        self.by_model: weakref.WeakKeyDictionary[Any, list[Look]] = weakref.WeakKeyDictionary()
-
-
-class ForwardHooks:
-    """One hook on each model that is watched, in whatever thread: torch adds and removes no hook
-    while another thread is in the model's forward."""
+class Watches:
+    """The models that are watched in one thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._held = dict[int, tuple[Any, int]]()
+        self.running = list[Watch]()
 
-    def hold(self, model: Any, hook: Any) -> None:
-        """The model keeps its hook until `let_go`."""
-        with self._lock:
-            handle, count = self._held.get(id(model), (None, 0))
-            handle = handle or model.register_forward_pre_hook(hook, with_kwargs=True)
-            self._held[id(model)] = handle, count + 1
-
-    def let_go(self, model: Any) -> None:
-        with self._lock:
-            handle, count = self._held.pop(id(model), (None, 0))
-            if count > 1:
-                self._held[id(model)] = handle, count - 1
-            elif handle is not None:
-                handle.remove()
-
-    def close(self) -> None:
-        for handle, _ in self._held.values():
-            handle.remove()
-        self._held.clear()
-
-
-def call_looks(listener: Listener, model: Any, args: Any, kwargs: Any = None) -> None:
-    """The hook. torch calls it without kwargs when another thread is about to remove it."""
-    looks = listener.thread.memory.of(Looks).by_model.get(model, ())
-    for look in () if kwargs is None else [*looks]:
-        look(model, args, kwargs)
+    def end(self, watch: Watch | None) -> None:
+        if watch in self.running:
+            self.running.remove(watch)
 
 
 @contextlib.contextmanager
@@ -204,34 +164,35 @@ def watched_forward(
     stays: an engine makes the step after the block, for which `generate` prepares the batch.
     each: every forward is a first step.
     """
-    hooks = listener.memory.of(ForwardHooks)
-    looks = list[Look]()
-
-    def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not each:
-            leave()
-        with listener.guarded("a forward"):
-            given = bind_arguments(module.forward, args, kwargs)
-            event = read_forward(model, {**given, **kwargs})
-            if event is not None:
-                listener.note(event)
-
-    def leave() -> None:
-        if look in looks:
-            looks.remove(look)
-            if stays:
-                hooks.let_go(model)
-
+    watches = listener.thread.memory.of(Watches)
+    watch = None
     with listener.guarded("watching the forward"):
-        hooks.hold(model, functools.partial(call_looks, listener))
-        looks = listener.thread.memory.of(Looks).by_model.setdefault(model, [])
-        looks.append(look)
+        if hasattr(model, "forward"):  # an engine that is closed has none, and vLLM's is not seen
+            watch = Watch(weakref.ref(model), each)
+            watches.running.append(watch)
     try:
         yield
     finally:
         if not stays:
-            leave()
-            hooks.let_go(model)
+            watches.end(watch)
+
+
+def note_watched(listener: Listener, call: Invocation) -> None:
+    """A model is called."""
+    watches = listener.thread.memory.of(Watches)
+    model = call.owner
+    for watch in [one for one in watches.running if one.model() is model]:
+        if not watch.each:
+            watches.end(watch)
+        with listener.guarded("a forward"):
+            event = read_forward(model, forward_arguments(call))
+            if event is not None:
+                listener.note(event)
+
+
+def forward_arguments(call: Invocation) -> Fields:
+    """What a model's forward is given, by name."""
+    return bind_arguments(call.owner.forward, call.args[1:], call.kwargs) | call.kwargs
 
 
 # == Settings ==
@@ -252,7 +213,8 @@ class Resolved:
         prompts. Nothing of beams, which change places."""
         if (self.config.num_beams or 1) > 1:
             return {}
-        return {kind: width - length for kind, width in self.done.get(row, {}).items()}
+        widths = self.done.get(row, {})
+        return {kind: width - length for kind, width in widths.items()}
 
 
 LIBRARY_CRITERIA = {
@@ -274,9 +236,9 @@ NO_SETTING = {
 GRAMMARS = {"xgrammar", "outlines", "outlines_core", "lmformatenforcer", "llguidance"}
 
 
-def processor_settings(processors: Sequence[Any]) -> dict[str, Any]:
+def processor_settings(processors: Sequence[Any]) -> Fields:
     """The settings that logits processors stand for; others by the name of their class."""
-    settings = dict[str, Any]()
+    settings = Fields()
     for processor in processors:
         kind = type(processor)
         if kind.__name__ in PROCESSORS:
@@ -293,7 +255,7 @@ def processor_settings(processors: Sequence[Any]) -> dict[str, Any]:
 class GenerateSettings:
     """A call of generate. given: its arguments by name.   checkpoint: the model's own config."""
 
-    given: Mapping[str, Any]
+    given: Arguments
     resolved: Resolved
     checkpoint: Any
 
@@ -307,7 +269,7 @@ class GenerateSettings:
             return "caller"
         return "checkpoint" if getattr(self.checkpoint, name, None) == value else "default"
 
-    def sampling(self) -> dict[str, Any]:
+    def sampling(self) -> Fields:
         config = self.resolved.config
         values = {
             **NEUTRAL,
@@ -324,10 +286,12 @@ class GenerateSettings:
             sampling["temperature"] = sourced(0, self.source("do_sample", config.do_sample))
         return sampling
 
-    def stop(self, length: int) -> dict[str, Any]:
+    def stop(self, length: int) -> Fields:
         """length: columns of the prompts."""
         config = self.resolved.config
-        ends, strings, others = list[int](), list[str](), list[str]()
+        ends = list[int]()
+        strings = list[str]()
+        others = list[str]()
         for criterion in self.resolved.criteria:
             kind = type(criterion).__name__
             if kind == "StopStringCriteria":
@@ -369,7 +333,7 @@ class Padding:
     bos: int | None = None
     ragged: bool = False
 
-    def strip(self, ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
+    def strip(self, ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], Fields]:
         """A padded prompt -> its own ids, and how it was padded."""
         shown = [column for column, visible in enumerate(mask) if visible]
         own = [ids[column] for column in shown]
@@ -421,34 +385,26 @@ class Padding:
 # == A call ==
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
-    """The prompts of a call of generate, [B, S]. mask: None where the call gave none."""
-
-    ids: list[list[int]]
-    mask: Any
-    length: int
-
-    def masks(self, pad: int | None, ends: Collection[int]) -> list[list[int]]:
-        """Where there is none, generate hides the pad id, unless it is an end."""
-        if self.mask is not None:
-            return id_lists(self.mask)
-        if not self.hides_pads(pad, ends):
-            return [[1] * len(row) for row in self.ids]
-        return [[int(token != pad) for token in row] for row in self.ids]
-
-    def hides_pads(self, pad: int | None, ends: Collection[int]) -> bool:
-        return self.mask is None and pad is not None and pad not in ends
-
-
-def read_prompts(model: Any, given: Mapping[str, Any], count: int) -> Prompts:
-    """count: how many sequences were generated."""
-    inputs = given.get("input_ids", given.get("inputs"))
-    if inputs is None:  # embeddings, whose mask hides no ids
-        return Prompts([[] for _ in range(count)], None, 0)
-    ids = id_lists(inputs)
-    length = 0 if model.config.is_encoder_decoder else len(ids[0])
-    return Prompts(ids, given.get("attention_mask"), length)
+def strip_prompts(
+    given: Arguments,
+    prompts: Sequence[list[int]],
+    config: Any,
+    ends: Collection[int],
+    known: Collection[Ids],
+) -> list[tuple[list[int], Fields]]:
+    """Padded prompts -> their own ids, and how each was padded. Where the call gave no mask,
+    generate hides the pad id, unless it is an end."""
+    pad = first_id(config.pad_token_id)
+    hidden = None
+    mask = given.get("attention_mask")
+    if mask is not None and any(prompts):  # that of embeddings hides no ids
+        masks = id_lists(mask)
+    else:
+        hidden = None if pad in ends else pad
+        masks = [[int(token != hidden) for token in ids] for ids in prompts]
+    ragged = any(tuple(ids) in known for ids in prompts)
+    padding = Padding(pad, hidden is None, known, first_id(config.bos_token_id), ragged)
+    return [*map(padding.strip, prompts, masks)]
 
 
 def read_generate(
@@ -458,23 +414,15 @@ def read_generate(
     becomes of the rows.   known: ids that a tokenizer gave before."""
     model = call.owner
     given = call.arguments
-    if result is None:
-        generated = id_lists(given.get("input_ids", given.get("inputs")))
-    else:
-        generated = id_lists(getattr(result, "sequences", result))
+    config = resolved.config
+    inputs = given.get("input_ids", given.get("inputs"))
+    generated = id_lists(inputs if result is None else getattr(result, "sequences", result))
+    prompts = [[]] * len(generated) if inputs is None else id_lists(inputs)
+    length = 0 if model.config.is_encoder_decoder else len(prompts[0])
     settings = GenerateSettings(given, resolved, model.generation_config)
-    prompts = read_prompts(model, given, len(generated))
-    stop = settings.stop(prompts.length)
+    stop = settings.stop(length)
     ends = stop["end_ids"]["value"]
-    pad = first_id(resolved.config.pad_token_id)
-    padding = Padding(
-        pad,
-        unmasked=not prompts.hides_pads(pad, ends),
-        known=known,
-        bos=first_id(resolved.config.bos_token_id),
-        ragged=any(tuple(ids) in known for ids in prompts.ids),
-    )
-    stripped = [*map(padding.strip, prompts.ids, prompts.masks(pad, ends))]
+    stripped = strip_prompts(given, prompts, config, ends, known)
     copies = max(1, len(generated) // max(1, len(stripped)))
     outputs = []
     for index, whole in enumerate(generated):
@@ -483,12 +431,15 @@ def read_generate(
         batch = {"rows": len(stripped), **side}
         if given.get("position_ids") is not None:
             batch["positions"] = "given"
-        new = whole[prompts.length :]
-        done = resolved.first_done(index, prompts.length)
+        new = whole[length:]
+        done = resolved.first_done(index, length)
+        pad = first_id(config.pad_token_id)
         answer = cut_at_end(new, ends, pad, min(done.values(), default=None))
         reported = {}
-        if stop["criteria"]["value"] and (resolved.config.num_beams or 1) == 1:
-            reported["finish"] = finish_stage(done, len(answer))
+        if stop["criteria"]["value"] and (config.num_beams or 1) == 1:
+            # What they say of the padding behind a row is nothing about it.
+            own_done = {kind: count for kind, count in done.items() if count <= len(answer)}
+            reported["finish"] = {"criteria": own_done}
         request = {"number": number, "sample": sample}
         outputs.append(Output(own, answer, new, whole, batch, reported, request))
     return ModelCall(
@@ -503,12 +454,6 @@ def read_generate(
 
 def first_id(value: Any) -> Any:
     return value[0] if isinstance(value, (list, tuple)) and value else value
-
-
-def finish_stage(done: Mapping[str, int], count: int) -> dict[str, Any]:
-    """Which criteria called a row of `count` ids done, and after how many of them. What they say
-    of the padding behind it is nothing about the row."""
-    return {"criteria": {kind: place for kind, place in done.items() if place <= count}}
 
 
 def cut_at_end(
@@ -566,7 +511,8 @@ def watched(criterion: Any, listener: Listener) -> Callable[..., Any]:
             resolved = listener.thread.memory.of(Resolved)
             rows, width = input_ids.shape
             for row in rows_done(done, rows):
-                resolved.done.setdefault(row, {}).setdefault(type(criterion).__name__, width)
+                widths = resolved.done.setdefault(row, {})
+                widths.setdefault(type(criterion).__name__, width)
         return done
 
     return called
@@ -588,13 +534,6 @@ def tap_criteria(listener: Listener, call: Invocation) -> Any:
     return call.run_as(call.original, seen)
 
 
-def tap_model(listener: Listener, call: Invocation) -> None:
-    """Where a model is made, its class is known."""
-    with listener.guarded("a model"):
-        listener.look_at_models()
-    call.run()
-
-
 TAPS: dict[str, dict[str, ListenerTap]] = {
     "transformers.generation.utils": {
         "GenerationMixin.generate": tap_generate,
@@ -602,5 +541,4 @@ TAPS: dict[str, dict[str, ListenerTap]] = {
         "GenerationMixin._get_stopping_criteria": functools.partial(tap_resolved, "criteria"),
     },
     "transformers.generation.stopping_criteria": {"StoppingCriteriaList.__call__": tap_criteria},
-    "transformers.modeling_utils": {"PreTrainedModel.__init__": tap_model},
 }

@@ -37,9 +37,9 @@ from parity.judge.stages.sampling import sampling_differences, seeds, structure
 from parity.judge.stages.stage import Tools
 from parity.judge.stages.stop import end
 from parity.record import rows
-from parity.record.taps.gen_engine import adapter_stage
+from parity.record.taps.gen_engine import Below
 from parity.record.taps.transformers import read_forward
-from parity.record.taps.vllm import adapters_received, pictures_received, read_request
+from parity.record.taps.vllm import read_request
 from parity.verdict import Cause, Difference
 
 from .inquiries import broken_by_new, cause_name, differences, inquiry_of
@@ -396,20 +396,22 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
     llm, red, blue = Llm(), Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     events = [
         read_request(
+            llm,
             {"prompt_token_ids": [k], "multi_modal_data": {"image": [picture]}, "multi_modal_uuids": {"image": uuids}},
-            None, str(k), SimpleNamespace(lora_int_id=number, lora_path=folder),
+            None, SimpleNamespace(lora_int_id=number, lora_path=folder),
         )
         for k, (picture, uuids, number, folder) in enumerate(
             [(red, ["0.0"], 1, "a"), (blue, ["0.0"], 1, "b"), (blue, [None], 2, "b")]
         )
     ]  # fmt: skip
-    [first], [second], [third] = pictures_received(llm, events).values()
+    [first], [second], [third] = (request.pictures for request in events)
     assert first == second != third
-    used = adapters_received(llm, events)
-    assert used == {(0,): {"a"}, (1,): {"a"}, (2,): {"b"}}
-    engine = SimpleNamespace(config=SimpleNamespace(adapters={"one": "a", "two": Path("b")}))
+    assert [request.folder for request in events] == ["a", "a", "b"]
+    checkpoint = SimpleNamespace(placeholder_id=None)
+    config = SimpleNamespace(adapters={"one": "a", "two": Path("b")})
+    below = Below(SimpleNamespace(config=config, checkpoint=checkpoint), events)
     told = [
-        adapter_stage(engine, SimpleNamespace(adapter=name, token_ids=ids), used)
+        below.adapter_stage(SimpleNamespace(adapter=name, token_ids=ids))
         for name, ids in (("one", [0]), ("two", [1]), ("two", [2]), (None, [2]), (None, [3]))
     ]
     assert told == [{"adapter": "a"}, {"adapter": "another"}, {"adapter": "b"}, {"adapter": "another"}, {}]

@@ -14,14 +14,14 @@ def test_inputs_of_rows_with_one_prompt_are_each_ones_own() -> None:
     assert before.inputs([1]) is None
 
 
-def test_text_stages_a_text_whose_first_id_is_masked_is_known() -> None:
+def test_text_of_a_text_whose_first_id_is_masked_is_known() -> None:
     before = Before([Tokens(["Dear"], [[0, 4, 5]])], None)
-    texts = [before.text_stages(ids)["prompt_text"] for ids in ([0, 4, 5], [4, 5], [5])]
+    texts = [before.text_of(ids).text for ids in ([0, 4, 5], [4, 5], [5])]
     assert texts == ["Dear", "Dear", None]
 
 
-def test_text_stages_the_beginning_of_a_text_is_cut_and_no_shorter_text() -> None:
+def test_text_of_the_beginning_of_a_text_is_cut_and_no_shorter_text() -> None:
     before = Before([Tokens(["Dear Ann and Bo", "Dear"], [[4, 5, 6, 7], [4]])], None)
-    assert before.text_stages([4, 5, 6])["prompt_text"] is None
+    assert before.text_of([4, 5, 6]).text is None
     assert before.cut([4, 5, 6]) == "first 3 of 4"
-    assert before.text_stages([4, 9])["prompt_text"] == "Dear"  # and what stands behind it
+    assert before.text_of([4, 9]).text == "Dear"  # and what stands behind it

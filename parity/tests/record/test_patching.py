@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import inspect
 import sys
@@ -14,9 +13,9 @@ from typing import Any
 import pytest
 
 from parity.golden import Case
+from parity.record import observe
 from parity.record.observe import Observer, Site
 from parity.record.seeds import process_seed
-from parity.record.taps.gen_engine import scored_prompts
 
 from ..conftest import TEXT, chat, open_engine
 
@@ -124,6 +123,11 @@ def test_a_class_is_no_site(kinds: Any) -> None:
     assert "name a method of it" in observer.failures[0]
 
 
+def test_library_taps_each_module_stands_in_one_table() -> None:
+    names = [module for table in observe.TABLES for module in table]
+    assert len(names) == len(observe.LIBRARY_TAPS)
+
+
 def test_the_engine_s_fallback_works_under_observation() -> None:
     """A second engine is loaded inside a call of the first; its loading is observed, and is not the caller's."""
     with Observer(sink=lambda case: None, loose="x") as observer:
@@ -141,19 +145,6 @@ def test_an_engine_that_is_dropped_is_gone() -> None:
         gc.collect()
         assert list(observer.opened) == [kept]
     kept.close()
-
-
-def test_two_calls_that_score_at_once_leave_the_backend_as_it_was() -> None:
-    class Backend:
-        def score(self, pairs: Any) -> Any:
-            return pairs
-
-    backend, first, second = Backend(), contextlib.ExitStack(), contextlib.ExitStack()
-    found = [stack.enter_context(scored_prompts(backend)) for stack in (first, second)]
-    first.close()
-    assert backend.score([("prompt", ())]) == [("prompt", ())]
-    second.close()
-    assert not vars(backend) and len(found) == 2
 
 
 def test_whose_seed_a_call_began_with_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

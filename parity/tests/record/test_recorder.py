@@ -12,9 +12,10 @@ import pytest
 from parity.golden import Case
 from parity.judge.script import REPLAYS, Replays
 from parity.record.commands import never_reached
+from parity.record.events import Template, Tokens
 from parity.record.observe import SEED, Site, load_function
 from parity.record.recorder import run_observed
-from parity.record.taps.text import as_pieces, mark_between
+from parity.record.taps.text import chat_stages, without_mark
 from parity.record.taps.vllm import vllm_sampling
 
 ABOVE = """
@@ -65,30 +66,14 @@ def test_what_vllm_masks_besides_a_structure_is_a_processor(mask: dict[str, Any]
     assert vllm_sampling(params())["processors"] == {"value": [], "from": "default"}
 
 
-@pytest.mark.parametrize(
-    ("parts", "whole", "mark"),
-    [
-        (["a<", "b c<", "b"], "a<4fb c<4fb", "4f"),
-        (["a<b c<b"], "a<4fb c<4fb", "4f"),  # put together again before it was tokenized
-        (["a", "b"], "ab", ""),
-        (["a", "c"], "a4fb", ""),
-    ],
-)
-def test_a_mark_is_what_a_text_has_and_its_parts_have_not(parts: list[str], whole: str, mark: str) -> None:
-    assert mark_between(parts, whole) == mark
-
-
-@pytest.mark.parametrize(
-    ("parts", "pieces"),
-    [
-        (["a<", "\n", "\n|b<", "\n|c"], ["a<", "|b<", "|c"]),  # an engine's, each behind a line end
-        (["a", "\nb"], ["a", "\nb"]),
-        (["a", "\n", "b"], ["a", "\n", "b"]),
-        ([], []),
-    ],
-)
-def test_pieces_are_known_without_the_line_end_before_them(parts: list[str], pieces: list[str]) -> None:
-    assert as_pieces(parts) == pieces
+def test_a_mark_of_the_engine_is_no_part_of_a_chat() -> None:
+    chat = [{"role": "user", "content": "a<4fb"}]
+    marked = Template([chat], ["[user] a<4fb"], "0", {})
+    plain = without_mark(marked, "4f")
+    assert plain == Template([[{"role": "user", "content": "a<b"}]], ["[user] a<b"], "0", {})
+    read = Tokens(["a<"], [[5]])
+    assert without_mark(read, "4f") is read
+    assert chat_stages([plain, read])["prompt_text"] == "[user] a<b"
 
 
 def stopping(stops: list[str], **answer: Any) -> Case:

@@ -185,7 +185,7 @@ def test_the_whole_surface_is_the_same_observed_and_all_is_put_back(backend: str
                 open_engine(VL, backend, logits_hooks=True) as two,
             ):
                 loaded = surface(own, two)
-            patched = {(id(owner), name): f"{owner!r}.{name}" for owner, name, _ in observer.patches.replaced}
+            patched = {key: f"{owner!r}.{key[1]}" for key, (owner, _) in observer.patches.replaced.items()}
         after = attributes()
         again = surface(text, vl)
     for name, value in first.items():

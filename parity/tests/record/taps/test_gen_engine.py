@@ -14,7 +14,7 @@ from parity.golden import Case
 from parity.record.observe import Observer, Site
 from parity.record.taps.gen_engine import (
     ENGINE_TAPS,
-    engine_pictures,
+    Below,
     is_answer_to,
     seen_ids,
     structure_of,
@@ -47,19 +47,26 @@ def test_seen_ids_are_those_that_were_read() -> None:
     assert seen_ids([2, 5], [5], []) == [2, 5]
 
 
-def test_engine_pictures_are_those_that_vllm_was_given() -> None:
+class Llm:
+    """vLLM's engine, by which its names are known."""
+
+
+def test_pictures_are_those_that_vllm_was_given() -> None:
     from PIL import Image
 
     red, blue = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
     request = {"prompt_token_ids": [1, 7, 7], "multi_modal_data": {"image": [blue, red]}}
-    received = read_request(request, None, "0")
+    received = read_request(Llm(), request, None)
     assert received.prompt_ids == (1, 7, 7)
     vision = SimpleNamespace(image_processor=SimpleNamespace(size={}))
     engine = SimpleNamespace(checkpoint=SimpleNamespace(placeholder_id=7, vision=vision))
     prompt = SimpleNamespace(images=(red, blue), image_kwargs={})
     own, theirs = (
-        [picture["sha256"] for picture in engine_pictures(engine, prompt, [1, 7, 2, 7], {}, given)]
-        for given in ((), (received.pictures,))
+        [
+            picture["sha256"]
+            for picture in Below(engine, events).pictures(prompt, [1, 7, 2, 7], (1, 7, 7)) or ()
+        ]
+        for events in ((), (received,))
     )
     assert own == theirs[::-1] != theirs
 

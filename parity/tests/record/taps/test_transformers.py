@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import importlib
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
+
+from parity.record.observe import Observer
 from parity.record.rows import STRUCTURED
 from parity.record.taps.models import adapter_print
-from parity.record.taps.transformers import Padding, positions_of, processor_settings, read_forward
+from parity.record.taps.transformers import (
+    Padding,
+    Watches,
+    positions_of,
+    processor_settings,
+    read_forward,
+    watched_forward,
+)
 
 
 def test_strip_a_beginning_that_is_the_pad_id_is_kept() -> None:
@@ -31,6 +42,15 @@ def test_strip_padding_that_the_tokenizer_alone_knows_is_removed() -> None:
     assert padding.strip([0, 1, 5, 6], [1] * 4)[0] == [0, 1, 5, 6], "no run of one id"
     beginning = Padding(9, True, known, bos=3, ragged=True)
     assert beginning.strip([3, 5, 6], [1] * 3)[0] == [3, 5, 6]
+
+
+@pytest.mark.parametrize("model", [None, object()])
+def test_watched_forward_of_what_is_no_model_disturbs_nothing(model: Any) -> None:
+    """An engine that is closed has no model: what it says of that is its own."""
+    observer = Observer(sink=lambda case: None)
+    with watched_forward(observer, model, each=True):
+        pass
+    assert observer.failures == [] and not observer.thread.memory.of(Watches).running
 
 
 def test_read_forward_padded_rows_have_their_own_inputs() -> None:
