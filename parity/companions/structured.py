@@ -437,6 +437,20 @@ def json_grammar(schema: str) -> str:
     return re.sub(r'(?<!\\)", "', '","', ebnf)
 
 
+# Not xgrammar's own, of which each release has another one.
+JSON_OBJECT = r"""
+root ::= object
+object ::= "{" (member ("," member)*)? "}"
+member ::= string ":" value
+value ::= object | array | string | number | "true" | "false" | "null"
+array ::= "[" (value ("," value)*)? "]"
+string ::= "\"" character* "\""
+character ::= [^"\\\u0000-\u001f] | "\\" (["\\/bfnrt] | "u" hex hex hex hex)
+hex ::= [0-9A-Fa-f]
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [+\-]? [0-9]+)?
+"""
+
+
 def choice_grammar(choices: Sequence[str]) -> str:
     """The EBNF of one of these strings."""
     return "root ::= " + " | ".join(json.dumps(one, ensure_ascii=False) for one in choices)
@@ -448,7 +462,7 @@ def ebnf_of(form: str, value: Any) -> str:
     if form == "json":
         return json_grammar(value)
     if form == "json_object":
-        return json_grammar('{"type": "object"}')
+        return str(grammar.from_ebnf(JSON_OBJECT))
     if form == "regex":
         check_pattern(value, is_json=False)
     check_nul(form, value)

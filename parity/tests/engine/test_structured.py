@@ -75,6 +75,30 @@ def test_any_json_object(text: GenerationEngine) -> None:
     assert '": ' not in result.text  # one way to write it: without white space
 
 
+OBJECTS = {
+    '{"a":[1,-2.5e+3,{}],"":"\\n\\u00e9é","b":null}': True,
+    "{}": True,
+    "[]": False,
+    '{"a": 1}': False,
+    '{"a":01}': False,
+    '{"a":.5}': False,
+    '{"a":1,}': False,
+    '{"a":"\t"}': False,
+    '{"a":"\\x"}': False,
+    "{a:1}": False,
+}
+
+
+@pytest.mark.parametrize(("answer", "expected"), OBJECTS.items())
+def test_any_json_object_is_the_same_language_on_every_release(
+    text: GenerationEngine, answer: str, expected: bool
+) -> None:
+    ebnf = grammar_of(StructuredOptions(json_object=True))
+    matcher = Grammars(text.checkpoint).matcher(ebnf).matcher
+    [end] = text.checkpoint.eos_ids[:1]
+    assert (matcher.accept_string(answer) and matcher.accept_token(end)) == expected
+
+
 def test_a_stop_string_may_end_a_structured_row_early(text: GenerationEngine) -> None:
     request = chat(QUESTIONS[0], structured={"regex": "[ab]{4}c"})
     [result] = text.generate_text_batch([request], {"stop": ["aa", "ab", "ba", "bb"]})
