@@ -734,8 +734,8 @@ class GenerationOptions(Contract):
     n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`. 1 to
         16,384. Default 1.
     logprobs: how many of the most likely tokens to report beside the chosen one (0: only the chosen
-        one's). Raw: the model's own distribution, before penalties, temperature and plugins.
-        Default None: none.
+        one's). Raw: the model's own distribution, before penalties, temperature and plugins;
+        under a structure, among the tokens that it allows. Default None: none.
     logits: also the full raw logits of each step, float32 [tokens, vocabulary] on the CPU.
     replay: forced decoding: for each request the token ids that it shall answer. Sampling and
         penalties are off, and logprobs of the ids are reported. Needs the companion forcing.py.
@@ -951,7 +951,8 @@ FinishReason = Literal["eos", "stop", "length", "plugin"]
 class GenerationResult:
     """One answer.
 
-    text: decoded as DecodeOptions say, cut at the first stop.   raw_text: all ids decoded.
+    text: decoded as DecodeOptions say, cut at the stop that completes first.
+    raw_text: all ids decoded.
     token_ids: what was generated, with the id that ended it, without padding.
     prompt_token_ids: what the model was given, each image as its run of image tokens.
     finish_reason: "eos", "stop" (stop_reason is the string or the id), "length", "plugin".
@@ -1377,8 +1378,8 @@ def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bo
     character the longest.
 
     ("abc", ["abc", "b"]) -> "a"    ("abXYZ", ["XYZ", "Y"]) -> "abX"    ("xab", ["b", "ab"]) -> "x"
-    The order of `stops` does not matter, cutting twice is cutting once, and no stop remains.
-    Linear in len(text)."""
+    The order of `stops` does not matter, cutting twice is cutting once, and no stop remains
+    (with include_stop the one at the end). Linear in len(text)."""
     cut = first_stop(text, StopOptions(strings=stops).strings)  # type: ignore[arg-type]
     if cut is None:
         return text
@@ -1427,8 +1428,8 @@ def adopt_plugins(plugins: Any) -> Sequence[Any]:
 class Checkpoint:
     """What both backends read from a checkpoint, once, so that they cannot read it differently.
 
-    eos_ids: the tokenizer's, config.json's and generation_config.json's; nothing else is taken from
-        the latter.
+    eos_ids: the tokenizer's, config.json's and generation_config.json's; beside padding nothing
+        else is taken from the latter.
     pad_id: of padding, which no model attends to.   dtype: that the model computes in.
     window: most tokens of prompt and answer; None where the checkpoint names no limit.
     vocabulary: every id is below it. The model's; the tokenizer's where the model names none."""
@@ -1486,8 +1487,8 @@ def saved_dtype(model: str) -> Any:
 
 
 def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
-    """The dtype that a checkpoint was saved in: its config's, its weights', else float32. Not left
-    to vLLM, whose "auto" makes bfloat16 of float32."""
+    """The dtype that a checkpoint was saved in: its config's, its weights' (of a local
+    directory), else float32. Not left to vLLM, whose "auto" makes bfloat16 of float32."""
     named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
     named = named or saved_dtype(model)
     dtype = str(named or "float32").removeprefix("torch.")
@@ -2014,7 +2015,8 @@ def first_end_id(ids: Sequence[int], plan: Plan) -> tuple[int, int | None]:
 
 def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     """The first end in `ids`, or None while the row runs: one rule for every backend. At the same
-    token: an EOS id, then an id that the caller named, then a stop string, then length."""
+    token: an EOS id, then an id that the caller named, then a stop string, then length. An id that
+    is a whole stop string ends as that string."""
     ids = ids[: plan.options.max_new_tokens]
     reach, end_id = first_end_id(ids, plan)
     by_string = string_end(ids[:reach], plan)
@@ -2449,7 +2451,7 @@ def is_oom(error: BaseException) -> bool:
 
 
 def oom_error(error: BaseException, row: Row) -> GenEngineError:
-    """For the one row that does not fit into memory."""
+    """For a row that ran out of memory while no other was running."""
     length = row.prompt.length + len(row.response)
     problem = f"out of memory with one prompt of {length} tokens: {error}"
     return EngineError(problem, fix="shorten it, or lower max_new_tokens", index=row.place)
@@ -3095,7 +3097,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
     structure = None
     if prompt.structured is not None:
         structure = kit.StructuredOutputsParams(grammar=prompt.structured)
-        end_ids = sorted(plan.eos_ids)  # 0.32 lets no stop id stand inside a structure
+        end_ids = sorted(plan.eos_ids)  # vLLM 0.32 lets no stop id stand inside a structure
     hook = None
     if plan.checkpoint.settings.logits_hooks:
         hook = companion("vllm_hooks").logits_hook(plan, watch)
