@@ -3,6 +3,7 @@ error of its case alone."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -146,8 +147,7 @@ def test_a_broken_golden_is_the_error_of_its_case_alone(store: Store, capfd: pyt
 def test_a_broken_environment_is_the_error_of_its_cases_alone(
     command: list[str], content: str, store: Store, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    path = store.path("answers", "answer-001")
-    path.write_text(path.read_text().replace(store.read("answers", path.stem).environment, "0123456789ab"))
+    store.write(dataclasses.replace(store.read("answers", "answer-001"), environment="0123456789ab"))
     (store.root / "environments/0123456789ab.json").write_text(content)
     assert main([*CHECK, *command]) == 3
     said = said_by(capfd)
