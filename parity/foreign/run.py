@@ -11,12 +11,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from parity.foreign.drive import cases_of
 from parity.foreign.material import Case, Mistake
+from parity.golden import Store
 
 __all__ = [
     "FAITHFUL",
@@ -175,12 +176,9 @@ def lay_out(job: Job) -> Path:
 
 def site(job: Job, name: str, moved: dict[str, str], cases: Iterable[str]) -> dict[str, Any]:
     """Copy a site's goldens under its name. Returns its entry of sites.json."""
-    (job.store / name).mkdir()
+    goldens, laid_out = Store(job.goldens), Store(job.store)
     for case in cases:
-        golden = json.loads((job.goldens / FAITHFUL / f"{case}.json").read_text(encoding="utf-8"))
-        golden["site"] = name
-        text = json.dumps(golden, ensure_ascii=False)
-        (job.store / name / f"{case}.json").write_text(text, encoding="utf-8")
+        laid_out.write(replace(goldens.read(FAITHFUL, case), site=name))
     recorded = json.loads((job.goldens / "sites.json").read_text(encoding="utf-8"))
     return {**recorded[FAITHFUL], "moved": moved, "backends": [job.backend], "load": LOAD}
 
