@@ -11,11 +11,12 @@ from types import CodeType
 import pytest
 
 from parity.foreign import __main__ as command
-from parity.foreign import environment
+from parity.foreign import environment, run
 from parity.foreign.drive import LIBRARIES, cases_of
 from parity.foreign.material import BACKENDS, DTYPES, Mistake, MistakeError
 from parity.foreign.run import Answer, Job, answers_of, mistakes_of
 from parity.foreign.score import as_json, exit_code, render_faults, render_table, score
+from parity.golden import Case, Store
 
 CAUSES = {
     "prompt": "messages template clock double_bos tokenization truncation",
@@ -153,3 +154,13 @@ def test_short_without_an_environment_says_so_and_passes(
 def test_build_without_a_registry_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(environment.EnvironmentMissing, match="package registry"):
         environment.run(["false"])
+
+
+def test_a_golden_is_laid_out_whole_under_the_name_of_its_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "WORK", tmp_path)
+    job = run.Job("trl", "hf", "float32")
+    recorded = Store(job.goldens)
+    recorded.write(Case(run.FAITHFUL, "one", function="m:f", arguments={"n": 1}, value="a"))
+    recorded.set_site(run.FAITHFUL, functions=["m:f"])
+    run.site(job, "rushed", {"m": "n"}, ["one"])
+    assert Store(job.store).read("rushed", "one").value == "a"
