@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -41,21 +40,21 @@ DEVICE_OF = {"hf": "torch", "vllm": "vllm"}  # the library that says what a back
 # == doctor ==
 
 
+STEP = "parity doctor: "  # begins the line that names what is tried next
+ANSWER = "an answer"
+
+
 @dataclass(frozen=True)
 class Tried:
     """What became of a backend.   libraries: name -> its version and device, of those that import, in their order."""
 
     libraries: dict[str, str]
-    failed: str = ""  # the library that does not import
+    failed: str = ""  # the library that does not import, or ANSWER
     error: str = ""  # the last line that was said
 
     @property
     def works(self) -> bool:
         return not self.error
-
-
-STEP = "parity doctor: "  # begins the line that names what is tried next
-ANSWER = "an answer"
 
 
 def try_backend(backend: str, model: str | None) -> Tried:
@@ -69,18 +68,18 @@ def try_backend(backend: str, model: str | None) -> Tried:
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    _, *tried = done.stdout.split(STEP)
-    said = {lines[0]: lines[-1] for lines in (part.strip().splitlines() for part in tried)}
-    last, _ = said.popitem() if done.returncode or model is not None else ("", "")
+    reached = [part.strip().splitlines() for part in done.stdout.split(STEP)[1:]]  # the name of a step, what it said
+    versions = {lines[0]: lines[-1] for lines in reached if lines[0] in PROBES}
     if done.returncode == 0:
-        return Tried(said)
+        return Tried(versions)
     error = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    return Tried(said, "" if last == ANSWER else last, error)
+    last = reached[-1][0] if reached else ""
+    return Tried({name: said for name, said in versions.items() if name != last}, last, error)
 
 
 def backend_line(backend: str, tried: Tried, model: str | None) -> tuple[str, str, str]:
     if not tried.works:
-        where = f"{tried.failed}: " if tried.failed else ""
+        where = f"{tried.failed}: " if tried.failed in PROBES else ""
         return f"backend {backend}", "does not work", f"{where}{tried.error}"
     if model is not None:
         return f"backend {backend}", "works", f"generated with {model}"
@@ -95,7 +94,7 @@ def library_lines(tried: Iterable[Tried]) -> list[tuple[str, str, str]]:
         for name, said in one.libraries.items():
             version, _, device = said.partition("|")
             found[name] = version.strip(), device.strip()
-        if one.failed:
+        if one.failed in PROBES:
             found.setdefault(one.failed, ("-", one.error))
     return [(name, *found[name]) for name in PROBES if name in found]
 
@@ -112,8 +111,8 @@ def run_doctor(args: argparse.Namespace) -> int:
     for backend in backends:
         if backend not in BACKENDS:
             raise OptionError(f"no backend {backend!r}", fix="known: " + ", ".join(BACKENDS))
-    with ThreadPoolExecutor() as pool:
-        tried = dict(zip(backends, pool.map(lambda backend: try_backend(backend, args.model), backends)))
+    # One after the other: two models may not fit, and vLLM refuses to begin where another takes memory.
+    tried = {backend: try_backend(backend, args.model) for backend in backends}
     rows = [("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve()))]
     rows.append(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
     print(table([*rows, *library_lines(tried.values())]))

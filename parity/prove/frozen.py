@@ -173,17 +173,28 @@ def write(path: Path, outcomes: Mapping[str, str]) -> None:
 # == The command ==
 
 
-def run(args: argparse.Namespace) -> int:
-    parts = args.parts.split(",")
+def outcomes_of(part: str, args: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    if part == "foreign" and args.foreign is not None:
+        return foreign_answers(json.loads(args.foreign.read_text(encoding="utf-8")))
+    return PARTS[part](Store(args.goldens))
+
+
+def parts_of(args: argparse.Namespace) -> list[str]:
+    """Raises ValueError."""
+    parts: list[str] = args.parts.split(",")
     if unknown := [part for part in parts if part not in PARTS]:
         raise ValueError(f"--parts {unknown[0]}: expected some of {', '.join(PARTS)}")
+    if args.foreign is not None and "foreign" not in parts:
+        raise ValueError("--foreign: these are answers of the part foreign; add it to --parts")
+    return parts
+
+
+def run(args: argparse.Namespace) -> int:
+    parts = parts_of(args)
     now: Outcomes = {}
     for part in parts:
         print(f"{part} ...", file=sys.stderr, flush=True)
-        if part == "foreign" and args.foreign:
-            now.update(foreign_answers(json.loads(args.foreign.read_text(encoding="utf-8"))))
-        else:
-            now.update(PARTS[part](Store(args.goldens)))
+        now.update(outcomes_of(part, args))
     kinds = {kind for part in parts for kind in KINDS[part]}
     before = read(args.file)
     mine = {key: value for key, value in before.items() if key.partition("/")[0] in kinds}

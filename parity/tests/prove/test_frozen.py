@@ -52,6 +52,11 @@ def test_frozen_unknown_part_is_a_usage_error(capsys: pytest.CaptureFixture[str]
     assert "goldns" in capsys.readouterr().err
 
 
+def test_frozen_answers_of_a_part_that_is_not_asked_for_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "frozen", "--parts", "goldens", "--foreign", "run.json"]) == 2
+    assert "add it to --parts" in capsys.readouterr().err
+
+
 def test_written_outcomes_are_read_again_and_stand_a_line_each(tmp_path: Path) -> None:
     file = tmp_path / "outcomes.json"
     frozen.write(file, WAS)
