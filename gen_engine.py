@@ -3208,7 +3208,7 @@ class VllmBackend:
             self.model.reset_prefix_cache()
 
     def close(self) -> None:
-        if self.model:
+        if self.model is not None:
             self.model.llm_engine.engine_core.shutdown()
         self.model = None
         free_memory()
@@ -3375,7 +3375,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self._closed = False
         bar = loading_bar(config.progress)
         with loading(f"{config.backend} cannot load", config.model), rng_untouched(), bar:
-            if config.decoder:
+            if config.decoder is not None:
                 config.decoder.ready(config, checkpoint)
             if config.cache is not None:
                 self._answers = companion("answer_cache").Answers(config, checkpoint)
@@ -3547,7 +3547,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """Use no answer and no state of other weights or adapters than those that are loaded."""
         self.weight_version = version
         self.backend.forget()
-        if self._answers:
+        if self._answers is not None:
             self._answers.set_model(self.config, self.checkpoint, version)
         if self._fallback is not None:
             self._fallback.close()
@@ -3561,7 +3561,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             if os.getpid() != self._process:
                 return
             self.backend.close()
-            if self._fallback:
+            if self._fallback is not None:
                 self._fallback.close()
 
     def __enter__(self) -> GenerationEngine:

@@ -297,3 +297,17 @@ def test_a_closed_engine_scores_nothing_even_with_a_fallback() -> None:
     engine.close()
     with pytest.raises(gen_engine.EngineError, match="the engine is closed"):
         engine.score_batch([("a", "b")], logits=True)
+
+
+def test_a_decoder_that_calls_itself_empty_is_asked_all_the_same() -> None:
+    class Empty:
+        refusals = ()
+
+        def __len__(self) -> int:
+            return 0
+
+        def ready(self, *given: object) -> None:
+            raise RuntimeError("this decoder was asked")
+
+    with pytest.raises(gen_engine.LoadError, match="this decoder was asked"):
+        open_engine(TEXT, "hf", decoder=Empty())
