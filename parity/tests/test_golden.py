@@ -58,6 +58,9 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "other ids": lambda said: said["rows"][0]["output_ids"].reverse(),
     "another value": lambda said: said.update(value=["x", {"y": 1.5}]),
     "a part that changes": lambda said: said.update(changing=[{"at": [0]}]),
+    "other arguments": lambda said: said.update(arguments={"other": 1}),
+    "another function": lambda said: said.update(function="m:other"),
+    "another environment": lambda said: said.update(environment="0123456789ab"),
     "another digest": lambda said: said.update(digest="0" * 32),
     "a digest of another kind": lambda said: said.update(digest=5),
 }

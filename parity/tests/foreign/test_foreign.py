@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 
@@ -160,7 +161,8 @@ def test_a_golden_is_laid_out_whole_under_the_name_of_its_site(tmp_path: Path, m
     monkeypatch.setattr(run, "WORK", tmp_path)
     job = run.Job("trl", "hf", "float32")
     recorded = Store(job.goldens)
-    recorded.write(Case(run.FAITHFUL, "one", function="m:f", arguments={"n": 1}, value="a"))
+    row = {"prompt_ids": [1], "output_ids": [2], "text": "b"}
+    recorded.write(Case(run.FAITHFUL, "one", function="m:f", arguments={"n": 1}, value="a", rows=(row,)))
     recorded.set_site(run.FAITHFUL, functions=["m:f"])
     run.site(job, "rushed", {"m": "n"}, ["one"])
-    assert Store(job.store).read("rushed", "one").value == "a"
+    assert Store(job.store).read("rushed", "one") == replace(recorded.read(run.FAITHFUL, "one"), site="rushed")
