@@ -845,8 +845,7 @@ PART_TYPES = ("text", "image", "image_url")
 
 def check_parts(content: Any, where: str) -> None:
     """Raise RequestError for what is no list of text and image parts."""
-    is_list = isinstance(content, Sequence)
-    if not is_list or not all(isinstance(part, Mapping) for part in content):
+    if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
         problem = f"{where}: its content is {type(content).__name__}"
         raise RequestError(problem, fix="give a string or a list of parts")
     for part in content:
@@ -875,7 +874,7 @@ def check_message(message: Any, where: str) -> None:
 
 def checked_messages(messages: Any) -> tuple[Mapping[str, Any], ...]:
     """The messages of a chat. Raises RequestError."""
-    checked: tuple[Mapping[str, Any], ...] = tuple(batch_of(messages, "messages"))
+    checked = tuple(batch_of(messages, "messages"))
     if not checked:
         raise RequestError("messages is empty", fix="a chat needs at least one message")
     for position, message in enumerate(checked):
@@ -1062,8 +1061,7 @@ def readable(source: Any) -> Any:
     if isinstance(source, (str, os.PathLike)):
         if os.path.isfile(source):  # a pipe or a device may never end
             return source
-        problem = f"there is no file {short_repr(source)}"
-        raise ImageError(problem, fix="give the path of an image")
+        raise ImageError(f"there is no file {short_repr(source)}", fix="give the path of an image")
     fix = "give a PIL image, a path, bytes or a data: URL"
     raise ImageError(f"{type(source).__name__} is no image", fix=fix)
 
@@ -1109,7 +1107,7 @@ def check_size(image: Any) -> None:
 
 def flattened(image: Any, background: str | None) -> Any:
     """An image in RGB, with a colour behind what is transparent."""
-    has_alpha = "transparency" in image.info or image.mode.endswith(("A", "a"))
+    has_alpha = "transparency" in image.info or image.mode[-1] in "Aa"
     if has_alpha and background is not None:
         behind = lazy_import("PIL.Image").new("RGBA", image.size, background)
         behind.alpha_composite(image.convert("RGBA"))
@@ -1130,7 +1128,6 @@ def load_image(
     a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
     in VlmPreprocessOptions. Raises ImageError."""
     image_module = lazy_import("PIL.Image")
-    image_ops = lazy_import("PIL.ImageOps")
     source = fetched(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
@@ -1139,7 +1136,7 @@ def load_image(
         if not isinstance(source, image_module.Image):
             image = image_module.open(readable(source), formats=known)
         check_size(image)
-        return flattened(image_ops.exif_transpose(image), background)
+        return flattened(lazy_import("PIL.ImageOps").exif_transpose(image), background)
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
@@ -1220,9 +1217,9 @@ def switches(
             known[name] = value
         else:
             kind = type(owner).__name__
-            notes += (f"{kind}'s chat template knows no {name} switch; rendered without it",)
-    for note in notes:
-        warn_once(note)
+            note = f"{kind}'s chat template knows no {name} switch; rendered without it"
+            warn_once(note)
+            notes += (note,)
     return known, notes
 
 
@@ -1766,8 +1763,15 @@ def check_known(ids: Iterable[int], checkpoint: Checkpoint, what: str, fix: str)
         raise RequestError(f"{problem}: {short_repr(unknown)}", fix=fix)
 
 
+MOST_TEXT = 8 << 20  # characters: a tokenizer takes 130 bytes for each
+
+
 def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple[int, ...]:
-    """Token ids of a text. Raises RequestError for a lone surrogate."""
+    """Token ids of a text. Raises RequestError for a lone surrogate, and for a text so long that
+    the tokenizer would take more than a GiB."""
+    if len(text) > MOST_TEXT:
+        problem = f"the text has {len(text):,} characters"
+        raise RequestError(problem, fix=f"at most {MOST_TEXT:,} are tokenized")
     if text and not is_text(text):
         problem = "the text contains a lone surrogate, half a character"
         raise RequestError(problem, fix="see where it was cut")
@@ -1797,15 +1801,15 @@ def fit_to_window(
     options say so, else raises PromptTooLongError."""
     options = plan.options
     window = plan.checkpoint.window or sys.maxsize
-    room = window - options.max_new_tokens
+    taken = options.max_new_tokens
+    room = window - taken
     most = options.max_prompt_tokens or sys.maxsize
     limit = min(room, most)
     if length <= limit:
         return ids, length
     if options.truncate_prompt and not has_images and limit > 0:
         return ids[-limit:], limit
-    why = f"the window of {window} less max_new_tokens {options.max_new_tokens}"
-    why += f" leaves {max(room, 0)}"
+    why = f"the window of {window} less max_new_tokens {taken} leaves {max(room, 0)}"
     if most < room:
         why = f"max_prompt_tokens is {most}"
     fix = "shorten it or set truncate_prompt=True"

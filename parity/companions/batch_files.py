@@ -51,6 +51,7 @@ from urllib.parse import unquote
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        MOST_TEXT,
         Asked,
         BackendMissing,
         Call,
@@ -84,6 +85,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        MOST_TEXT,
         Asked,
         BackendMissing,
         Call,
@@ -126,7 +128,6 @@ PART_BYTES = 128 << 20  # of text and decoded images, at which a part ends early
 MINUTE = 60.0  # seconds between two progress lines, where there is no terminal
 FIRST_LINES = 20  # checked before the model is loaded; if all of them are bad, nothing is begun
 MOST_LINE = 64 << 20  # bytes
-MOST_TEXT = 8 << 20  # characters of a line without its images; a tokenizer takes 130 bytes for each
 MOST_SAMPLES = 128
 MOST_LOGPROBS = 1000
 MOST_REPORTED = 8  # places in one error message

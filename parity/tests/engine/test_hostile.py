@@ -58,6 +58,14 @@ def test_half_a_character_costs_its_row(text: GenerationEngine, bad: Any) -> Non
         text.generate_text_batch([FRANCE], {"stop": [HALF]})
 
 
+@pytest.mark.parametrize(
+    "bad", [{"prompt": "a" * 9_000_000}, chat("x", chat={"template": "{{ 'a' * 300000000 }}"})], ids=["text", "chat"]
+)
+def test_a_text_whose_tokens_would_fill_the_memory_costs_its_row(text: GenerationEngine, bad: Any) -> None:
+    how = {} if "prompt" in bad else {"options": {"truncate_prompt": True}}  # cut behind the tokenizer
+    assert "At most 8,388,608 are tokenized" in str(beside(text, bad, **how))
+
+
 UNSATISFIABLE = [
     {"json": {"$ref": "#"}},
     {"grammar": 'root ::= root "a"'},
