@@ -41,7 +41,7 @@ from parity.acceptance import with_acceptances
 from parity.golden import Case, GoldenError, Store, chosen_cases, environment
 from parity.judge.session import Session, new_function
 from parity.judge.site import Pending, check_site, error_outcome, missing
-from parity.judge.worker import Died, Worker
+from parity.judge.worker import Died, Worker, has_new_libraries, settle
 from parity.verdict import Check, Outcome, Policy
 from parity.verdict import Numerics as Measurement
 
@@ -331,8 +331,9 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
         names = [(site, name) for b, site, name in job.items if b == backend]
         with Session(store, job.functions, factories) as session:
             for site, some in itertools.groupby(names, key=lambda item: item[0]):
-                if len(session.observer.opened) > MOST_ENGINES:
+                if len(session.observer.opened) > MOST_ENGINES or has_new_libraries():
                     session.forget()
+                    settle()  # here no engine is open: it would be left out of collections, too
                 wanted = [name for _, name in some]
                 for found in check_site(
                     session, site, wanted, backend, job.settings[site], pending

@@ -172,17 +172,19 @@ def names_to_run(store: Store, site: str, apart: set[str]) -> list[str]:
     return [name for name in store.names(site) if f"{site}/{name}" not in apart][::-1]
 
 
-def run_clean(store: Store, apart: set[str], progress: CleanProgress) -> tuple[Outcome, ...]:
+def run_clean(
+    store: Store, apart: set[str], progress: CleanProgress, backends: Iterable[str] = tuple(SHAPES)
+) -> tuple[Outcome, ...]:
     """Goldens without any mutation, the last ones first and in another shape; as they are, `make parity` checks them.
     Those whose difference is accepted are left out. Every second one on hf, an eighth of the largest site's on vLLM."""
     settings, found = store.settings(), list[Outcome]()
     names = {site: names_to_run(store, site, apart) for site in settings if site != WORDS}
     largest = max(names, key=lambda site: len(names[site]))
-    for backend, shapes in SHAPES.items():
+    for backend in backends:
         fitting = [site for site in names if backend in settings[site].get("backends", ["hf"])]
         chosen = {site: names[site][::2] for site in fitting}
         chosen = {largest: names[largest][1::8]} if backend == "vllm" else chosen
-        for shape, site in zip(itertools.cycle(shapes), (site for site in chosen if site != PROBE)):
+        for shape, site in zip(itertools.cycle(SHAPES[backend]), (site for site in chosen if site != PROBE)):
             load = settings[site].get("load", {}).get(backend, {})
             store.set_site(site, load={backend: {**load, **shape}})
         cases, kind = [f"{site}/{name}" for site, own in chosen.items() for name in own], (backend,)
@@ -194,7 +196,8 @@ def run_clean(store: Store, apart: set[str], progress: CleanProgress) -> tuple[O
 def selftest(
     store: Store, only: str | None = None, progress: Callable[[str], None] = lambda text: None, sample: int = 0
 ) -> Result:
-    """sample: one of the engine's mutations in so many of each section, on one of its backends; 0 is all on both."""
+    """sample: one of the engine's mutations in so many of each section, on one of its backends, and clean runs on hf
+    alone; 0 is all on both."""
     apart = {f"{entry.site}/{entry.case}" for entry in store.accepted()}
     with tempfile.TemporaryDirectory(prefix="parity-") as name:
         scratch = copied(store, Path(name) / "golden")
@@ -204,7 +207,8 @@ def selftest(
             for score in judged_in_forks(scratch, kind, only, sample):
                 progress(score.line())
                 scores.append(score)
-        clean = run_clean(scratch, apart, CleanProgress(progress)) if only is None else ()
+        backends = ["hf"] if sample else list(SHAPES)
+        clean = run_clean(scratch, apart, CleanProgress(progress), backends) if only is None else ()
     return Result(tuple(scores), clean)
 
 
