@@ -1882,7 +1882,7 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     if not holds_images(request):
         return (), {}
     loose = list(request.images)
-    load = functools.partial(
+    read = functools.partial(
         load_image,
         loader=request.image_loader,
         root=request.image_root,
@@ -1899,11 +1899,11 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
                 problem = "a bare image part, but no image in `images` for it"
                 raise RequestError(problem, fix="add it to images")
             source = loose.pop(0)
-        images.append(load(source))
+        images.append(read(source))
     if request.messages is not None and loose:
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
-    images += map(load, loose)
+    images += map(read, loose)
     return tuple(images), pixel_budget(request.vlm, checkpoint)
 
 

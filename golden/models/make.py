@@ -30,7 +30,8 @@ What the printed figures mean: the exact rate and the smallest margin are over t
 video_tasks(60). People, number pairs and drawings in them were never trained on; capitals, lists, emoji, counting and
 one-digit sums are closed facts and necessarily overlap. The margin is the gap of the two best logits in nats, smallest
 over every step of every answer, the end token included. Two corners are trained but not asked, because their margins
-are the smallest: counting after a thought, and pictures with a side of 80 pixels. Expect one drawing in a few hundred to be misread.
+are the smallest: counting after a thought, and pictures with a side of 80 pixels. Expect one drawing in a few hundred
+to be misread.
 
 The run is seeded and repeats on the same machine and versions; other versions of torch may give other weights of the
 same worth.
