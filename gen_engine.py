@@ -840,11 +840,11 @@ class VlmPreprocessOptions(Contract):
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-PART_TYPES = ("text", "image", "image_url")
+PART_TYPES = ("text", "image", "image_url", "video")
 
 
 def check_parts(content: Any, where: str) -> None:
-    """Raise RequestError for what is no list of text and image parts."""
+    """Raise RequestError for what is no list of text, image and video parts."""
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
         problem = f"{where}: its content is {type(content).__name__}"
         raise RequestError(problem, fix="give a string or a list of parts")
@@ -925,7 +925,8 @@ class VlmGenerationRequest(TextGenerationRequest):
     """A request with images.
 
     Images stand in the messages, as {"type": "image", "image": X}, also with "path", "url" or
-    "base64" as the name of the field, or as {"type": "image_url", "image_url": {"url": X}}; or, for
+    "base64" as the name of the field, or as {"type": "image_url", "image_url": {"url": X}}; videos
+    as {"type": "video", "video": V, "fps": 2} (needs the companion video.py); or images, for
     a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order. Other
     fields of a part are refused: `vlm` sets the pixel budget. "detail": "auto" and None mean
     nothing.
@@ -1140,7 +1141,7 @@ def load_image(
 
 
 def image_parts(messages: Iterable[Mapping[str, Any]] | None) -> list[Mapping[str, Any]]:
-    """The image parts of checked messages, in order."""
+    """The image and video parts of checked messages, in order."""
     parts = []
     for message in messages or ():
         content = message.get("content")
@@ -1237,7 +1238,10 @@ def template_content(content: Any, owner: Any, source: str) -> Any:
         if hasattr(owner, "image_processor") and "is string" not in source:
             return [{"type": "text", "text": content}]
         return content
-    parts = [part if part["type"] == "text" else {"type": "image"} for part in content]
+    parts = [
+        part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")}
+        for part in content
+    ]
     if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
@@ -1463,6 +1467,11 @@ class Checkpoint:
         if self.processor is None:
             return None
         return int(self.tokenizer.convert_tokens_to_ids(self.placeholder))
+
+    @property
+    def placeholder_ids(self) -> set[int | None]:
+        """Of an image and of a video."""
+        return {self.placeholder_id, getattr(self.processor, "video_token_id", None)}
 
 
 def merge_ids(vocabulary: int, *sources: Any) -> tuple[int, ...]:
@@ -1712,7 +1721,8 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Any =
 class Prompt:
     """What a backend is given.
 
-    token_ids: with ONE placeholder per image.   images: upright RGB PIL images.
+    token_ids: with ONE placeholder per image.   images: upright RGB PIL images, and video.py's
+        Clips.
     image_kwargs: the processor's keywords for their size.
     length: in tokens, once each image has become its image tokens.
     seed: None where each run samples anew.   adapter: a name, or None for the base model.
@@ -1778,19 +1788,21 @@ def encode(checkpoint: Checkpoint, text: str, add_special_tokens: bool) -> tuple
     return tuple(checkpoint.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
 
-def check_ids(ids: Sequence[int], images: int, checkpoint: Checkpoint) -> None:
-    """Raise RequestError for an empty prompt, an unknown id, or not one placeholder per image."""
+def check_ids(ids: Sequence[int], images: Sequence[Any], checkpoint: Checkpoint) -> None:
+    """Raise RequestError for an empty prompt, an unknown id, or not one placeholder per image and
+    video, in their order."""
     if not ids:
         raise RequestError("the prompt has no tokens", fix="give it some text")
-    placeholder = checkpoint.placeholder_id
-    own_ids = (i for i in ids if i != placeholder)
+    known = checkpoint.placeholder_ids
+    own_ids = (i for i in ids if i not in known)
     check_known(own_ids, checkpoint, "a token id", "check prompt_token_ids")
-    placeholders = ids.count(placeholder)
-    if placeholders != images:
+    placeholders = [i for i in ids if i in known]
+    usual = checkpoint.placeholder_id
+    if placeholders != [getattr(image, "placeholder_id", usual) for image in images]:
         fix = ""
         if checkpoint.processor is not None:
             fix = f"a prompt has one {checkpoint.placeholder!r} for each image"
-        problem = f"{images} images, but {placeholders} placeholders in the prompt"
+        problem = f"{len(images)} images, but {len(placeholders)} placeholders in the prompt"
         raise RequestError(problem, fix=fix)
 
 
@@ -1870,46 +1882,52 @@ def pixel_budget(vlm: VlmPreprocessOptions, checkpoint: Checkpoint) -> dict[str,
 
 
 def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(images of a request in order, the processor's keywords for them)."""
+    """(images and videos of a request in order, the processor's keywords for images)."""
     if not holds_images(request):
         return (), {}
     loose = list(request.images)
-    sources = []
+    read = functools.partial(
+        load_image,
+        loader=request.image_loader,
+        root=request.image_root,
+        background=request.vlm.background,
+    )
+    images = []
     for part in image_parts(request.messages):
+        if part["type"] == "video":
+            images.append(companion("video").load_video(part, request, checkpoint))
+            continue
         source = part_source(part)
         if source is None:
             if not loose:
                 problem = "a bare image part, but no image in `images` for it"
                 raise RequestError(problem, fix="add it to images")
             source = loose.pop(0)
-        sources.append(source)
+        images.append(read(source))
     if request.messages is not None and loose:
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
-    sources += loose
-    how = {
-        "loader": request.image_loader,
-        "root": request.image_root,
-        "background": request.vlm.background,
-    }
-    images = tuple(load_image(source, **how) for source in sources)
-    return images, pixel_budget(request.vlm, checkpoint)
+    images += map(read, loose)
+    return tuple(images), pixel_budget(request.vlm, checkpoint)
 
 
-def expand_images(images: Sequence[Any], kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
-    """The processor's tensors for images: input_ids [images, most image tokens], attention_mask,
+def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:
+    """The processor's tensors for an image or a video: input_ids [1, its tokens], attention_mask,
     pixel values and grid."""
-    how = {"padding": True, "add_special_tokens": False, "return_tensors": "pt", **kwargs}
-    texts = [checkpoint.placeholder] * len(images)
-    return checkpoint.vision(text=texts, images=[[image] for image in images], **how)
+    if hasattr(image, "frames"):
+        return companion("video").expand(image, checkpoint)
+    how = {"add_special_tokens": False, "return_tensors": "pt", **kwargs}
+    return checkpoint.vision(text=[checkpoint.placeholder], images=[[image]], **how)
 
 
 def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> int:
     """How many tokens an image becomes, by arithmetic where the image processor offers it. Raises
     ImageError for one that is no whole number of patches, without resizing."""
+    if hasattr(image, "tokens"):
+        return int(image.tokens)
     processor = checkpoint.vision.image_processor
     if not counts_patches(checkpoint):
-        return len(expand_images([image], kwargs, checkpoint)["input_ids"][0])
+        return len(expand_image(image, kwargs, checkpoint)["input_ids"][0])
     if not kwargs.get("do_resize", True):
         side = processor.patch_size * processor.merge_size
         if image.width % side or image.height % side:
@@ -1928,7 +1946,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     checkpoint = plan.checkpoint
     ids, notes = prompt_ids(request, checkpoint)
     images, image_kwargs = images_of(request, checkpoint)
-    check_ids(ids, len(images), checkpoint)
+    check_ids(ids, images, checkpoint)
     length = len(ids)
     for image in images:
         length += image_tokens(image, image_kwargs, checkpoint) - 1
@@ -2471,8 +2489,8 @@ def padding_id(prompt: Prompt, checkpoint: Checkpoint) -> int:
     """The first token of a row's own text. Padding is masked, but a repetition penalty reads the
     ids and not the mask: here it finds nothing that the row does not have itself. No placeholder:
     the model would look for its image."""
-    placeholder = checkpoint.placeholder_id
-    return next((i for i in prompt.token_ids if i != placeholder), checkpoint.pad_id)
+    own_ids = (i for i in prompt.token_ids if i not in checkpoint.placeholder_ids)
+    return next(own_ids, checkpoint.pad_id)
 
 
 def stack_columns(columns: Sequence[Mapping[str, list[int]]]) -> dict[str, Any]:
@@ -2486,32 +2504,20 @@ ALIGNED = ("input_ids", "token_type_ids", "mm_token_type_ids")  # a value per to
 Run = Mapping[str, list[int]]  # what an image is per token, by name of an ALIGNED input
 
 
-def image_groups(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> list[list[Any]]:
-    """(image, kwargs) of all images in order, in groups for one call of the processor each.
-
-    Neighbours of one pixel budget are a group where the processor makes rows of patches (Qwen-VL):
-    a call takes longer than a small image. Other processors pad images to the largest of a call."""
-    images = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
-    if "image_grid_thw" not in checkpoint.vision.image_processor.model_input_names:
-        return [[image] for image in images]
-    groups = itertools.groupby(images, key=lambda item: repr(item[1]))
-    return [list(group) for _, group in groups]
-
-
 def image_inputs(
     prompts: Sequence[Prompt], checkpoint: Checkpoint
 ) -> tuple[list[Run], dict[str, Any]]:
-    """(what each image is per token, the tensors of all images), in order."""
+    """(what each image is per token, the tensors of all images), in order. Each image is a call of
+    the processor: some pad images to the largest of a call."""
     runs: list[Run] = []
     tensors: dict[str, list[Any]] = {}
-    for group in image_groups(prompts, checkpoint):
-        made = dict(expand_images([image for image, _ in group], group[0][1], checkpoint))
-        seen = made.pop("attention_mask").bool()
-        aligned = {name: made.pop(name) for name in ALIGNED if name in made}
-        for place, own in enumerate(seen):
-            runs.append({name: values[place][own].tolist() for name, values in aligned.items()})
-        for name, tensor in made.items():
-            tensors.setdefault(name, []).append(tensor)
+    for prompt in prompts:
+        for image in prompt.images:
+            made = dict(expand_image(image, prompt.image_kwargs, checkpoint))
+            del made["attention_mask"]
+            runs.append({name: made.pop(name)[0].tolist() for name in ALIGNED if name in made})
+            for name, tensor in made.items():
+                tensors.setdefault(name, []).append(tensor)
     return runs, {name: lazy_import("torch").cat(parts) for name, parts in tensors.items()}
 
 
@@ -2522,12 +2528,13 @@ def image_columns(
     image's run; beside an id of text stand zeros."""
     runs, tensors = image_inputs([row.prompt for row in rows], checkpoint)
     left = iter(runs)
+    placeholders = checkpoint.placeholder_ids
     columns = []
     for row in rows:
         own: dict[str, list[int]] = {name: [] for name in runs[0]}
         for token_id in (*row.prompt.token_ids, *row.response):
             text = {"input_ids": [token_id]}
-            run = next(left) if token_id == checkpoint.placeholder_id else text
+            run = next(left) if token_id in placeholders else text
             for name, values in own.items():
                 values += run.get(name, [0])
         columns.append(own)
@@ -2547,9 +2554,9 @@ def collate(
     for row, own in zip(rows, columns):
         row.ids = tuple(own["input_ids"])
         own["attention_mask"] = [1] * len(row.ids)
-        fill = {"input_ids": padding_id(row.prompt, checkpoint)}
         for name, values in own.items():
-            padding = [fill.get(name, 0)] * (longest - len(row.ids))
+            fill = padding_id(row.prompt, checkpoint) if name == "input_ids" else 0
+            padding = [fill] * (longest - len(row.ids))
             own[name] = padding + values if side == "left" else values + padding
     tensors.update(stack_columns(columns))
     return {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -3163,7 +3170,11 @@ def take_tokens(call: Call, row: Row, output: Any) -> bool:
 def vllm_inputs(prompt: Prompt) -> dict[str, Any]:
     inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
     if prompt.images:
-        inputs["multi_modal_data"] = {"image": list(prompt.images)}
+        data: dict[str, Any] = {}
+        for image in prompt.images:
+            kind, item = getattr(image, "vllm_item", ("image", image))
+            data.setdefault(kind, []).append(item)
+        inputs["multi_modal_data"] = data
         inputs["mm_processor_kwargs"] = dict(prompt.image_kwargs)
     return inputs
 

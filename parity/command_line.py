@@ -32,6 +32,7 @@ from parity.report import answers
 from parity.report import commands as judging
 from parity.rollout import report as rollout
 from parity.rollout import schedule
+from parity.upgrade import commands as upgrading
 from parity.verdict import printable
 
 COMMANDS = (
@@ -41,6 +42,7 @@ COMMANDS = (
     judging.add_accept,
     inventory.add_list,
     inventory.add_prune,
+    upgrading.add_upgrade,
     differing.add_diff,
     answers.add_compare,
     bench.add_bench,
@@ -55,7 +57,7 @@ COMMANDS = (
 )
 PROVING = "parity.prove"  # what proves this project itself: in a clone, no part of the package
 NEEDED = {  # command -> the libraries without which it can do nothing
-    **dict.fromkeys(("check", "explain", "accept", "diff", "bench", "generate", "batch"), libraries.MODEL),
+    **dict.fromkeys(("check", "explain", "accept", "upgrade", "diff", "bench", "generate", "batch"), libraries.MODEL),
     "demo": libraries.EXTRA,
 }
 USAGE = 2

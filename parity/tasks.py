@@ -1,16 +1,17 @@
 """The small synthetic world that the checkpoints under golden/models were trained on.
 
 A test that wants a real model to say something exact takes its questions from here: `text_tasks` for the text
-checkpoint, `vision_tasks` for the vision-language one. Each `Task` holds the messages and the one right answer. What
-they ask was kept out of training wherever the kind is open-ended (people, numbers, drawings); closed facts (capitals,
-lists, emoji, counting, one-digit sums) are the same in both, because there is nothing to generalise from.
+checkpoint, `vision_tasks` for the vision-language one, `video_tasks` for the one of clips. Each `Task` holds the
+messages and the one right answer. What they ask was kept out of training wherever the kind is open-ended (people,
+numbers, drawings); closed facts (capitals, lists, emoji, counting, one-digit sums) are the same in both, because there
+is nothing to generalise from.
 
     from parity.tasks import text_tasks
     for task in text_tasks(3):
         print(task.kind, task.messages[-1]["content"], "->", task.answer)
 
-Map: Task, facts of the world, choosing facts, text kinds, wrappers around them, drawings, vision kinds, public lists.
-Importing this costs neither torch nor transformers; PIL is imported by `drawing`.
+Map: Task, facts of the world, choosing facts, text kinds, wrappers around them, drawings, vision kinds, video kinds,
+public lists. Importing this costs neither torch nor transformers; PIL is imported by `drawing`.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL import Image
 
-__all__ = ["Task", "chance_tasks", "drawing", "real_questions", "text_tasks", "training_tasks", "vision_tasks"]
+__all__ = [
+    "Task", "chance_tasks", "clip", "drawing", "real_questions", "text_tasks", "training_tasks", "video_tasks",
+    "video_training_tasks", "vision_tasks",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Task:
-    """One question with its one right answer; OpenAI-style messages, pictures as {"type": "image", "image": PIL}."""
+    """One question with its one right answer; OpenAI-style messages, pictures as {"type": "image", "image": PIL}, clips
+    as {"type": "video", "video": [PIL, ...], "fps": ...}."""
 
     kind: str
     messages: list[dict[str, Any]]
@@ -331,6 +336,44 @@ def _thinking_shape(rng: random.Random, held_out: bool) -> Task:
     return _think(rng.choice([_shape, _shape_json, _pair, _capital])(rng, held_out))
 
 
+# == Video kinds ==
+
+
+def clip(
+    first: str, second: str, *, frames: int = 8, change: int = 4, width: int = 64, height: int = 64, seed: int = 0
+) -> list[Image.Image]:
+    """Frames of a square that jumps about: in the colour `first` up to frame `change`, from there on in `second`."""
+    colours = [first] * change + [second] * (frames - change)
+    size = {"width": width, "height": height}
+    return [drawing(colour, "square", **size, seed=seed + index) for index, colour in enumerate(colours)]
+
+
+CLIP_RATES = (0.5, 1, 2, 2, 4, 8)  # frames per second
+
+
+def _clip(rng: random.Random, held_out: bool) -> tuple[str, str, dict[str, Any]]:
+    """A clip with its two colours; even seeds belong to the tests, odd ones to training."""
+    first, second = rng.sample(list(COLOURS), 2)
+    frames = 2 * rng.randint(2, 6)
+    change = 2 * rng.randint(1, frames // 2 - 1)
+    width, height = rng.choice(SIDES), rng.choice(SIDES)
+    seed = 2 * rng.randrange(1_000_000) + (not held_out)
+    images = clip(first, second, frames=frames, change=change, width=width, height=height, seed=100 * seed)
+    return first, second, {"type": "video", "video": images, "fps": rng.choice(CLIP_RATES)}
+
+
+def _change(rng: random.Random, held_out: bool) -> Task:
+    first, second, video = _clip(rng, held_out)
+    return Task("change", _ask([video, _text("Which colors do you see?")]), f"First {first}, then {second}.")
+
+
+def _last_frame(rng: random.Random, held_out: bool) -> Task:
+    """When the last two frames are: halfway between them, in seconds, as Qwen3-VL's processor says it."""
+    _, _, video = _clip(rng, held_out)
+    seconds = (len(video["video"]) - 1.5) / video["fps"]
+    return Task("last_frame", _ask([video, _text("When does it end?")]), f"At {seconds:.1f} seconds.")
+
+
 # == Public lists ==
 
 # The order is the order of the test lists: a list of n tasks holds the first n kinds of the cycle.
@@ -342,6 +385,7 @@ VISION_CYCLE: Sequence[Maker] = (
     _shape_json, _shape, _pair, _capital, _shape, _shape_json,
     _json, _shape, _pair, _small_sum, _shape_json, _thinking_shape,
 )  # fmt: skip
+VIDEO_CYCLE: Sequence[Maker] = (_change, _last_frame)
 
 # How often each is trained on: hard kinds more, kinds with long prompts less, all others once.
 TEXT_TRAINING = {
@@ -371,6 +415,17 @@ def text_tasks(count: int, *, seed: int = 0) -> list[Task]:
 def vision_tasks(count: int, *, seed: int = 0) -> list[Task]:
     """Return `count` tasks for the vision-language checkpoint: one picture mostly, two in some, none in some."""
     return _cycle(VISION_CYCLE, count, seed)
+
+
+def video_tasks(count: int, *, seed: int = 0) -> list[Task]:
+    """Return `count` tasks for the checkpoint of clips: two colours that change, and the time of the end."""
+    return _cycle(VIDEO_CYCLE, count, seed)
+
+
+def video_training_tasks(count: int, *, seed: int) -> list[Task]:
+    """Return `count` tasks of clips that the list above never uses."""
+    rng = random.Random(seed)
+    return [rng.choice(VIDEO_CYCLE)(rng, False) for _ in range(count)]
 
 
 def training_tasks(count: int, *, seed: int, vision: bool = False, polish: bool = False) -> list[Task]:

@@ -1,11 +1,12 @@
 """Make the tiny checkpoints of this folder: tokenizer, chat template, configs, training, evaluation.
 
-    python golden/models/make.py all            # everything that is trained, about 30 minutes of one core
+    python golden/models/make.py all            # everything that is trained, about 45 minutes of one core
     python golden/models/make.py random         # what is not: seconds
     python golden/models/make.py text --steps 300 --out /tmp/try
 
 tiny-qwen3        Qwen3ForCausalLM: knows every text kind of parity/tasks.py.
 tiny-qwen3-vl     Qwen3VLForConditionalGeneration: drawn shapes, and some of the text kinds.
+tiny-qwen3-video  Qwen3VLForConditionalGeneration: clips of a square that changes its colour, and when they end.
 tiny-qwen3-draft  Qwen3ForCausalLM, one small layer, same vocabulary: a draft model that is right often, not always.
 random-llama      LlamaForCausalLM, untrained: tokenizer and template both write a BOS, which is also the pad.
 random-llama-twin its weights behind other settings: a shorter rope, another norm, and a text that is tidied when asked.
@@ -25,11 +26,12 @@ What they hold, and why so:
 - Files are in the form of transformers 4.57, which 5.x reads too: rope_theta, torch_dtype, Qwen2Tokenizer, names of
   fast processors. Weights are plain float32 safetensors.
 
-What the printed figures mean: the exact rate and the smallest margin are over text_tasks(200) and vision_tasks(60).
-People, number pairs and drawings in them were never trained on; capitals, lists, emoji, counting and one-digit sums are
-closed facts and necessarily overlap. The margin is the gap of the two best logits in nats, smallest over every step of
-every answer, the end token included. Two corners are trained but not asked, because their margins are the smallest:
-counting after a thought, and pictures with a side of 80 pixels. Expect one drawing in a few hundred to be misread.
+What the printed figures mean: the exact rate and the smallest margin are over text_tasks(200), vision_tasks(60) and
+video_tasks(60). People, number pairs and drawings in them were never trained on; capitals, lists, emoji, counting and
+one-digit sums are closed facts and necessarily overlap. The margin is the gap of the two best logits in nats, smallest
+over every step of every answer, the end token included. Two corners are trained but not asked, because their margins
+are the smallest: counting after a thought, and pictures with a side of 80 pixels. Expect one drawing in a few hundred
+to be misread.
 
 The run is seeded and repeats on the same machine and versions; other versions of torch may give other weights of the
 same worth.
@@ -72,7 +74,15 @@ from transformers.utils import logging as transformers_logging
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))  # run as a script, the repository root is not on the path
 
-from parity.tasks import Task, chance_tasks, text_tasks, training_tasks, vision_tasks  # noqa: E402
+from parity.tasks import (  # noqa: E402
+    Task,
+    chance_tasks,
+    text_tasks,
+    training_tasks,
+    video_tasks,
+    video_training_tasks,
+    vision_tasks,
+)
 
 # == Recipes ==
 
@@ -93,11 +103,27 @@ class Recipe:
     @property
     def vision(self) -> bool:
         """Whether it is a vision-language checkpoint; the folder's name says so."""
-        return self.folder.endswith("-vl")
+        return self.folder.endswith(("-vl", "-video"))
+
+    @property
+    def video(self) -> bool:
+        """Whether it sees clips, and knows nothing else."""
+        return self.folder.endswith("-video")
 
     def held_out_tasks(self) -> list[Task]:
         """Return the tasks that the printed figures are about."""
+        if self.video:
+            return video_tasks(60)
         return vision_tasks(60) if self.vision else text_tasks(200)
+
+    def training_tasks(self, count: int, *, seed: int, polish: bool) -> list[Task]:
+        """Return tasks that are not held out."""
+        if self.video:
+            return video_training_tasks(count, seed=seed)
+        tasks = training_tasks(count, seed=seed, vision=self.vision, polish=polish)
+        if not self.vision:
+            tasks += chance_tasks(count // 50, seed=seed)
+        return tasks
 
 
 RECIPES = {
@@ -106,6 +132,9 @@ RECIPES = {
     ),
     "vl": Recipe(
         "tiny-qwen3-vl", hidden=64, layers=2, intermediate=160, steps=5500, polish=2500, batch_tokens=1300, rate=1.5e-3
+    ),
+    "video": Recipe(
+        "tiny-qwen3-video", hidden=64, layers=2, intermediate=128, steps=2600, polish=0, batch_tokens=3000, rate=1.5e-3
     ),
     "draft": Recipe(
         "tiny-qwen3-draft", hidden=64, layers=1, intermediate=128, steps=1200, polish=0, batch_tokens=2400, rate=3e-3
@@ -391,13 +420,18 @@ def write_files(recipe: Recipe, folder: Path) -> None:
 # == Data ==
 
 
+VIDEO_KINDS = {task.kind for task in video_tasks(2)}
+
+
 class Encoder:
     """Turns tasks into model inputs: the prompt as the template renders it, then the answer and the end token."""
 
     def __init__(self, folder: Path, vision: bool) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.images = AutoProcessor.from_pretrained(folder).image_processor if vision else None
+        self.processor: Any = AutoProcessor.from_pretrained(folder) if vision else None
+        self.images = self.processor.image_processor if self.processor else None
         self.image_token = self.tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        self.video_token = self.tokenizer.convert_tokens_to_ids("<|video_pad|>")
         self.ids = cache(lambda text: tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]))
 
     def prompt(self, task: Task) -> str:
@@ -408,8 +442,11 @@ class Encoder:
         )
 
     def length(self, task: Task) -> int:
-        """Return the number of text tokens, for batches of like length."""
-        return len(self.ids(self.prompt(task))) + len(self.ids(task.answer))
+        """Return the number of text tokens, for batches of like length; of a clip also a guess at its frames'."""
+        length = len(self.ids(self.prompt(task))) + len(self.ids(task.answer))
+        if task.kind in VIDEO_KINDS:
+            length += 10 * len(task.messages[-1]["content"][0]["video"])
+        return length
 
     def pictures(self, tasks: list[Task]) -> dict[str, torch.Tensor]:
         """Return the patches of all pictures of a batch in order, with their grids; empty without pictures."""
@@ -423,6 +460,21 @@ class Encoder:
         ]
         return dict(self.images(found, return_tensors="pt")) if self.images and found else {}
 
+    def clips(self, tasks: list[Task]) -> tuple[list[str], dict[str, torch.Tensor]]:
+        """Return the prompt of each task, where a clip's placeholder has become its frames, and the patches of all."""
+        texts, tensors = [], defaultdict(list)
+        for task in tasks:
+            [part] = [part for part in task.messages[-1]["content"] if part["type"] == "video"]
+            frames = len(part["video"])
+            known = {"fps": part["fps"], "total_num_frames": frames, "frames_indices": list(range(frames))}
+            how = {"video_metadata": [known], "do_sample_frames": False, "return_tensors": "pt"}
+            made = self.processor.video_processor([part["video"]], return_metadata=True, **how)
+            run = self.processor.replace_video_token(made, 0)
+            texts.append(self.prompt(task).replace(self.processor.video_token, run))
+            for name in ("pixel_values_videos", "video_grid_thw"):
+                tensors[name].append(made[name])
+        return texts, {name: torch.cat(parts) for name, parts in tensors.items()}
+
     def expand(self, ids: tuple[int, ...], grids: Iterator[torch.Tensor]) -> list[int]:
         """Repeat each picture's placeholder once per merged patch."""
         return [
@@ -433,9 +485,13 @@ class Encoder:
 
     def batch(self, tasks: list[Task], *, answers: bool) -> dict[str, torch.Tensor]:
         """Return model inputs, [batch, longest]: right-padded with labels if `answers`, else left-padded prompts."""
-        inputs = self.pictures(tasks)
-        grids = iter(inputs.get("image_grid_thw", ()))
-        prompts = [self.expand(self.ids(self.prompt(task)), grids) for task in tasks]
+        if tasks[0].kind in VIDEO_KINDS:
+            texts, inputs = self.clips(tasks)
+            prompts = [list(self.ids(text)) for text in texts]
+        else:
+            inputs = self.pictures(tasks)
+            grids = iter(inputs.get("image_grid_thw", ()))
+            prompts = [self.expand(self.ids(self.prompt(task)), grids) for task in tasks]
         end = self.tokenizer.eos_token_id
         said = [[*self.ids(task.answer), end] if answers else [] for task in tasks]
         longest = max(len(p) + len(s) for p, s in zip(prompts, said, strict=True))
@@ -449,7 +505,8 @@ class Encoder:
             inputs["attention_mask"][row, start : start + len(p) + len(s)] = 1
             labels[row, start + len(p) : start + len(p) + len(s)] = torch.tensor(s)
         if self.images is not None:
-            inputs["mm_token_type_ids"] = (inputs["input_ids"] == self.image_token).long()
+            seen = inputs["input_ids"]  # 1 stands for an image, 2 for a clip
+            inputs["mm_token_type_ids"] = (seen == self.image_token) + 2 * (seen == self.video_token)
         return {**inputs, "labels": labels} if answers else inputs
 
 
@@ -468,9 +525,7 @@ def _cut(tasks: list[Task], lengths: list[int], budget: int) -> Iterator[list[Ta
 def batches(recipe: Recipe, encoder: Encoder, polish: bool) -> Iterator[dict[str, torch.Tensor]]:
     """Yield training batches without end, each round of tasks from a new seed."""
     for seed in itertools.count((SEED + polish) * 1_000_000):
-        tasks = training_tasks(ROUND, seed=seed, vision=recipe.vision, polish=polish)
-        if not recipe.vision:
-            tasks += chance_tasks(ROUND // 50, seed=seed)
+        tasks = recipe.training_tasks(ROUND, seed=seed, polish=polish)
         tasks.sort(key=encoder.length)
         cuts = list(_cut(tasks, [encoder.length(task) for task in tasks], recipe.batch_tokens))
         random.Random(seed).shuffle(cuts)

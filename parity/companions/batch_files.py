@@ -201,6 +201,8 @@ class ImageFolder:
     def _load_part(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
         if not is_image_part(part):
             return part
+        if part["type"] == "video":  # its frames would have to fit into memory beside all others
+            raise RequestError("a video in a line", fix="answer it from code: generate_vlm_batch")
         source = part.get(str(part["type"]))
         if isinstance(source, Mapping) and "url" in source:
             source = source["url"]

@@ -157,7 +157,7 @@ def scored_pair(item: Any, plan: Plan, spare: int, boundary: str) -> tuple[Promp
         source, response = joined_ids(source, response, plan.checkpoint)
     response = response_ids(response, plan.checkpoint)
     prompt = prompt_of(scored_request(source), plan)
-    check_ids((*prompt.token_ids, *response), len(prompt.images), plan.checkpoint)
+    check_ids((*prompt.token_ids, *response), prompt.images, plan.checkpoint)
     window = plan.checkpoint.window
     length = prompt.length + len(response)
     if window and length + spare > window:

@@ -26,6 +26,8 @@ examples:
 exit codes: 0 equal or the same within rounding, 1 differs or beyond a gate, 2 usage, 3 cannot tell
 """
 CODES = {"equal": 0, "rounding": 0, "differs": 1, "cannot tell": 3}
+TOKENS = 48
+AUDITED_TOKENS = 24  # 64 rows, each alone and in seven other ways
 GATES = {"tmpe": "tmpe", "kl": "k3", "mean": "mean", "max": "most"}  # of --gate -> of Mismatch
 
 
@@ -39,7 +41,7 @@ def add_diff(sub: Any) -> None:
     command.add_argument("paths", nargs="*", metavar="PATH", help="A and B; see below")
     command.add_argument("--model", required=True, help="a checkpoint directory")
     command.add_argument("--prompts", type=Path, metavar="F.jsonl", help="default: 24 of our own")
-    command.add_argument("--tokens", type=int, default=48, help="of an answer; default: 48")
+    command.add_argument("--tokens", type=int, help="of an answer; default: 48, of the audit 24")
     command.add_argument("--layers", action="store_true", help="hf: which layer differs")
     command.add_argument("--invariance", choices=("hf", "vllm"), help="one path, other batches")
     command.add_argument("--gate", default="", metavar="NAME=MOST,...", help="tmpe, kl, mean, max")
@@ -62,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return run_layers(args)
     from parity.diff.comparison import compare
 
-    found = compare(a, b, args.model, prompts_of(args), args.tokens)
+    found = compare(a, b, args.model, prompts_of(args), args.tokens or TOKENS)
     beyond = beyond_gates(found.mismatch, gates)
     print(describe(found))
     for line in beyond:
@@ -140,7 +142,7 @@ def run_layers(args: argparse.Namespace) -> int:
     from parity.diff.layers import compare_layers
 
     a, b = (parse_path(text) for text in args.paths)
-    found = compare_layers(a, b, args.model, prompts_of(args), args.tokens)
+    found = compare_layers(a, b, args.model, prompts_of(args), args.tokens or TOKENS)
     print(found)
     return 1 if found.first else 0
 
@@ -150,6 +152,7 @@ def run_invariance(args: argparse.Namespace) -> int:
         raise ValueError("diff --invariance: takes no paths. Leave them out.")
     from parity.diff.invariance import audit, table
 
-    found = audit(args.invariance, args.model, prompts_of(args), args.tokens)
+    tokens = args.tokens or AUDITED_TOKENS
+    found = audit(args.invariance, args.model, prompts_of(args), tokens)
     print(table(found))
     return 1 if any(not one.within for one in found) else 0

@@ -9,12 +9,12 @@ rows alone are off from float32; where they part, float32 prefers neither token 
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from parity.companions.speculation import Speculation
+from parity.diff.comparison import Progress
 from parity.diff.instruments import Scored, read_exact, row_of
 from parity.diff.path import EnginePath
 from parity.diff.prompts import Prompt
@@ -51,22 +51,25 @@ class Variant:
 def audit(backend: str, model: str, prompts: Sequence[Prompt], tokens: int) -> list[Variant]:
     """Every variant against each row alone."""
     path = EnginePath(backend, backend)
-    asked = long_prompts(prompts)
-    runs = runs_of(path, model, asked, tokens)
+    is_cached = backend == "vllm"
+    asked = many_prompts(prompts, PREFIX if is_cached else "")
+    progress = Progress(9 if is_cached else 7)  # the variants, alone, and float32
+    runs = runs_of(path, model, asked, tokens, progress)
     alone = runs.pop("alone")
     others: list[list[tuple[int, int]]] = [[] for _ in alone]
     for made in runs.values():
         for row, step in parted_rows(alone, made):
             others[row] += candidates(alone[row], made[row], step)
     rows = [row_of(one.prompt, one.ids, asked) for one, asked in zip(alone, others)]
+    progress.step("float32 reads each row")
     truth = read_exact(model, rows)
     exact = [dict(zip(asked, one.others)) for asked, one in zip(others, truth)]
     largest = largest_error(alone, truth)
     return [variant(name, alone, made, exact, largest) for name, made in runs.items()]
 
 
-def long_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """ROWS prompts with one long beginning, so that a prefix cache and chunks have work."""
+def many_prompts(prompts: Sequence[Prompt], beginning: str) -> list[Prompt]:
+    """ROWS prompts. beginning: of all; a long one gives work to a prefix cache and to chunks."""
     found: list[Prompt] = []
     for k in range(ROWS):
         prompt = prompts[k % len(prompts)]
@@ -74,17 +77,16 @@ def long_prompts(prompts: Sequence[Prompt]) -> list[Prompt]:
         text = prompt["prompt"] if "prompt" in prompt else prompt["messages"][-1]["content"]
         if not isinstance(text, str):
             raise ValueError(f"--invariance: prompt {k} is no text. Give prompts without images.")
-        found.append({"prompt": PREFIX + text + again})
+        found.append({"prompt": beginning + text + again})
     return found
 
 
 def runs_of(
-    path: EnginePath, model: str, prompts: Sequence[Prompt], tokens: int
+    path: EnginePath, model: str, prompts: Sequence[Prompt], tokens: int, progress: Progress
 ) -> dict[str, list[Answered]]:
     """Name of a variant -> answers, in the order of the prompts; one engine after the other."""
     runs: dict[str, list[Answered]] = {}
     cold = {"vllm_kwargs": {"enable_prefix_caching": False}} if path.backend == "vllm" else {}
-    note(f"{path.backend}: alone, in batches, in other orders")
     with open_path(path, model, **cold) as engine:
         for name, size in (
             ("alone", 1),
@@ -92,35 +94,34 @@ def runs_of(
             ("batches of 8", 8),
             ("batch of 64", 64),
         ):
+            progress.step(f"{path.backend}: {name}")
             runs[name] = ask(engine, prompts, tokens, size)
+        progress.step(f"{path.backend}: other order")
         order = list(range(len(prompts)))
         random.Random(0).shuffle(order)
         made = ask(engine, [prompts[k] for k in order], tokens, 8)
         runs["batches of 8, other order"] = [made[order.index(k)] for k in range(len(order))]
     if path.backend == "vllm":
-        runs.update(cached_runs(path, model, prompts, tokens))
-    note(f"{path.backend}: speculated")
+        runs.update(cached_runs(path, model, prompts, tokens, progress))
+    progress.step(f"{path.backend}: speculated")
     with open_path(path, model, decoder=Speculation("ngram", num_tokens=4)) as engine:
         runs["speculated (ngram)"] = ask(engine, prompts, tokens, 8)
     return runs
 
 
 def cached_runs(
-    path: EnginePath, model: str, prompts: Sequence[Prompt], tokens: int
+    path: EnginePath, model: str, prompts: Sequence[Prompt], tokens: int, progress: Progress
 ) -> dict[str, list[Answered]]:
-    note("vllm: prefix cache, chunked prefill")
     runs = {}
+    progress.step("vllm: prefix cache")
     with open_path(path, model, vllm_kwargs={"enable_prefix_caching": True}) as engine:
         ask(engine, prompts[:1], tokens, 1)
         runs["alone, after a prefix-cache hit"] = ask(engine, prompts, tokens, 1)
+    progress.step("vllm: chunked prefill")
     chunks = {"enable_chunked_prefill": True, "max_num_batched_tokens": CHUNK}
     with open_path(path, model, vllm_kwargs={**chunks, "enable_prefix_caching": False}) as engine:
         runs["alone, prefill in chunks"] = ask(engine, prompts, tokens, 1)
     return runs
-
-
-def note(what: str) -> None:
-    print(f"{what} ...", file=sys.stderr, flush=True)
 
 
 def ask(engine: Any, prompts: Sequence[Prompt], tokens: int, size: int) -> list[Answered]:

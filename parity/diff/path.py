@@ -11,6 +11,7 @@ env:/path/to/python             the same in another environment; env:/path/to/py
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,17 @@ DTYPES = ("float32", "bfloat16", "float16")
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flex_attention")
 FACTORS = ("attention", "logits", "theta")  # planted: a factor on the attention scale, logits, rope
 ROUNDED = ("int8", "fp8")  # planted: weights rounded to so many bits and back
-SETTINGS = ("quantization", "kv_cache_dtype", "block_size", "attention_backend")
+SETTINGS = (  # of vLLM, as it names them; none changes what is asked
+    "quantization",
+    "kv_cache_dtype",
+    "block_size",
+    "attention_backend",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "gpu_memory_utilization",
+)
 HF_WORDS = (*DTYPES, *ATTENTION, *ROUNDED, *(f"{name}=" for name in FACTORS), "matrix=")
 VLLM_WORDS = (*DTYPES, "transformers", *(f"{name}=" for name in SETTINGS))
 SHAPE = re.compile(r"(?P<backend>\w*)(?:@(?P<model>[^:+]+))?(?:\+adapter=(?P<adapter>[^:]+))?"
@@ -80,7 +91,7 @@ def add_word(values: dict[str, Any], word: str) -> None:
     if name + equals not in known or (equals and not value):
         raise ValueError(unknown_word(values["text"], word, known))
     if name in SETTINGS:
-        values["settings"] = {**values.get("settings", {}), name: value}
+        values["settings"] = {**values.get("settings", {}), name: setting_of(value)}
     elif name == "transformers":
         values["settings"] = {**values.get("settings", {}), "model_impl": name}
     elif name in DTYPES:
@@ -96,6 +107,14 @@ def set_once(values: dict[str, Any], name: str, value: str) -> None:
     if name in values:
         raise ValueError(f"path {values['text']!r}: two of {name}, expected one. Leave one out.")
     values[name] = value
+
+
+def setting_of(value: str) -> Any:
+    """A number or true or false where it reads as one, else the text."""
+    try:
+        return json.loads(value.lower())
+    except json.JSONDecodeError:
+        return value
 
 
 def amount_of(text: str, word: str, value: str) -> float:

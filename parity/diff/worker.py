@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
+import math
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,9 +30,11 @@ from parity.diff.instruments import (
 )
 from parity.diff.path import EnginePath
 from parity.diff.prompts import Prompt
+from parity.elsewhere import CannotRunThere, own_code, run_there
 
 ADAPTER = "adapter"
-ROOT = Path(__file__).parents[2]
+MOST_MEMORY = 0.9  # of a device: vLLM's own default
+FREE_PART = 0.8  # of what is free: other programs grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,32 @@ def open_path(path: EnginePath, model: str, **more: Any) -> Iterator[GenerationE
     if path.attention:
         values["attn_implementation"] = path.attention
     if path.backend == "vllm":
-        values["vllm_kwargs"] = {"max_num_seqs": 64, **path.settings, **more.get("vllm_kwargs", {})}
+        values["vllm_kwargs"] = {**small_engine(), **path.settings, **more.get("vllm_kwargs", {})}
     with load(path.model or model, **values) as engine:
         if path.backend == "vllm":
             yield engine
             return
         with planted(engine.model, path.fault, path.amount):
             yield engine
+
+
+def small_engine() -> dict[str, Any]:
+    """Settings of vLLM beside other programs: of what is free now, not of all that there is."""
+    free, total = memory()
+    share = math.floor(min(MOST_MEMORY, FREE_PART * free / total) * 100) / 100
+    return {"max_num_seqs": 64, "gpu_memory_utilization": share}
+
+
+def memory() -> tuple[int, int]:
+    """Bytes free and in all, where vLLM's engine would lie."""
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return int(free), int(total)
+    text = Path("/proc/meminfo").read_text(encoding="ascii")
+    sizes = {name: int(kilobytes) for name, kilobytes in re.findall(r"(\w+): +(\d+) kB", text)}
+    return sizes["MemAvailable"], sizes["MemTotal"]
 
 
 def answer(engine: GenerationEngine, job: Job) -> Answers:
@@ -110,20 +131,17 @@ def answer(engine: GenerationEngine, job: Job) -> Answers:
 
 
 def visit_elsewhere(job: Job) -> Visit:
-    """The same job in another interpreter, over two files. Raises ValueError where that fails."""
+    """The same job in another interpreter, over two files. Raises CannotRunThere where it fails."""
     here = dataclasses.replace(job, path=dataclasses.replace(job.path, python=""))
     model = str(Path(job.model).resolve()) if Path(job.model).exists() else job.model
-    with tempfile.TemporaryDirectory(prefix="diff-") as folder:
+    with tempfile.TemporaryDirectory(prefix="diff-") as folder, own_code() as variables:
         asked = Path(folder, "job.json")
         answered = Path(folder, "visit.json")
         asked.write_text(json.dumps(dataclasses.asdict(dataclasses.replace(here, model=model))))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [job.path.python, "-m", "parity.diff.worker", str(asked), str(answered)]
-        done = subprocess.run(command, env=environment, stdout=sys.stderr, check=False)
-        if done.returncode:
-            raise ValueError(
-                f"{job.path.text}: its process ended with {done.returncode}; see above."
-            )
+        words = ["-m", "parity.diff.worker", str(asked), str(answered)]
+        ran = run_there(job.path.python, words, variables)
+        if ran.code:
+            raise CannotRunThere(f"{job.path.text}: {ran.last_words}")
         return visit_from(json.loads(answered.read_text()))
 
 

@@ -443,7 +443,7 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         "normalised by another mean",
         ("image.values",),
         ("stage_a/circle", "stage_a/sizes-mixed"),
-        inside=((gen_engine, "expand_images", brighter),),
+        inside=((gen_engine, "expand_image", brighter),),
     ),
     # the model
     SiteMutation(

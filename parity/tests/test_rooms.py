@@ -25,17 +25,18 @@ ROOMS: dict[str, str] = {
     "bench": "answers judge record ground companions gen_engine",
     "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
     "diff": "answers judge record ground companions gen_engine",
+    "upgrade": "report answers judge record ground",
     "prove": "refusals foreign diff callsites judge record ground companions gen_engine",
     "demo": "answers judge record ground companions gen_engine",  # it says why two answers part
     "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
     "refusals": "companions gen_engine",
     "shell": "refusals record ground gen_engine",
-    "door": "shell demo diff bench report rollout answers judge record ground companions gen_engine",
-    "tests": "door refusals shell demo foreign prove diff callsites bench rollout report answers judge record ground "
-    "companions gen_engine",
+    "door": "shell demo upgrade diff bench report rollout answers judge record ground companions gen_engine",
+    "tests": "door refusals shell demo foreign prove upgrade diff callsites bench rollout report answers judge record "
+    "ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("acceptance", "causes", "edited", "golden", "real_model"), "ground"),
+    **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "real_model"), "ground"),
     **dict.fromkeys(("libraries", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",

@@ -166,7 +166,7 @@ def prompt_rows() -> Refused:
         (user(["Hello"]), ["message 0", "list of parts"]),
         (user([{"text": "Hello"}]), ["message 0", "type", "None"]),
         (user([{"type": "txt", "text": "a"}]), ["message 0", "'txt'", "'text'"]),
-        (user([{"type": "video"}]), ["message 0", "'video'", "image_url"]),
+        (user([{"type": "audio"}]), ["message 0", "'audio'", "image_url"]),
         (user([{"type": "text"}]), ["message 0", "text part"]),
         (user([{"type": "text", "text": 3}]), ["message 0", "text part"]),
         (said(one, continue_final=True), ["continue_final", "assistant"]),

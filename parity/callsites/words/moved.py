@@ -1466,14 +1466,14 @@ def prompts() -> Any:
     vision = checkpoint_of(VL)
     place = vision.placeholder_id
     ids = [
-        [[], 0, checkpoint],
-        [[1], 0, checkpoint],
-        [[1], 1, checkpoint],
-        [[99], 0, checkpoint],
-        [[5, place], 1, vision],
-        [[5, place], 0, vision],
-        [[place, place], 1, vision],
-        [[5], 1, vision],
+        [[], (), checkpoint],
+        [[1], (), checkpoint],
+        [[1], (None,), checkpoint],
+        [[99], (), checkpoint],
+        [[5, place], (None,), vision],
+        [[5, place], (), vision],
+        [[place, place], (None,), vision],
+        [[5], (None,), vision],
     ]
     talk = {"messages": [{"role": "user", "content": "a<|im_end|>b"}]}
     escaped = prompt_made(checkpoint_of(LLAMA), {**talk, "chat": {"special_tokens": "escape"}}, max_new_tokens=4)
@@ -1630,7 +1630,7 @@ def picture_budgets() -> Any:
         {"prompt": "a", "images": [transparent("RGBA")], "vlm": {"background": "red"}},
     ]
     requests = [own.build(own.VlmGenerationRequest, row) for row in loose]
-    expanded = own.expand_images([image, odd], {"do_resize": False}, counting)
+    expanded = own.expand_image(image, {"do_resize": False}, counting)
     return {
         "budgets": [said(own.pixel_budget, one, counting) for one in made],
         "no budgets": [said(own.pixel_budget, one, other) for one in made[:3]],
@@ -2033,10 +2033,7 @@ def batches() -> Any:
     made = own.collate(mixed, vision, "cpu")
     kinds = made.pop("mm_token_type_ids", made["input_ids"] == place)  # of newer releases
     alike = bool((kinds == ((made["input_ids"] == place) & made["attention_mask"].bool())).all())
-    prompts = [row.prompt for row in mixed]
     padding = [((place, 5), vision), ((place,), vision), ((), vision), ((1, 2), checkpoint), ((), checkpoint)]
-    other = seeing(config_of(model_input_names=["pixel_values"]))
-    grids = seeing(config_of(model_input_names=["pixel_values", "image_grid_thw"]))
     return {
         "sides": sides,
         "ids": [plain(row.ids) for row in rows],
@@ -2050,7 +2047,6 @@ def batches() -> Any:
         "kinds of tokens": alike,
         "their ids": [plain(row.ids) for row in mixed],
         "padding": [own.padding_id(bare_prompt(token_ids=ids), one) for ids, one in padding],
-        "groups": [[len(group) for group in own.image_groups(prompts, one)] for one in (vision, other, grids)],
         "stacked": {
             name: [list(one.shape), str(one.dtype)] for name, one in own.stack_columns([{"a": [1, 2]}]).items()
         },

@@ -899,6 +899,13 @@ def test_image_folder_keeps_paths_inside_whatever_they_are_called(tmp_path: Path
         images.read("HTTP://example.com/p.png")
 
 
+def test_make_request_with_a_video_is_refused(tmp_path: Path) -> None:
+    content = [{"type": "video", "video": "../clip.mp4"}]
+    fields = {"messages": [{"role": "user", "content": content}]}
+    with pytest.raises(gen_engine.RequestError, match="a video in a line"):
+        batch_files.make_request(fields, batch_files.ImageFolder(tmp_path))
+
+
 def test_answer_file_writes_errors_without_addresses_and_codec_traces(
     engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

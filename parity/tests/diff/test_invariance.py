@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.diff.invariance import Answered, long_prompts, variant
+from parity.diff.invariance import Answered, many_prompts, variant
 
 ALONE = Answered((1, 2), (3, 4, 5), (-0.1, -0.2, -0.3))
 LARGEST = 0.01  # nats, the rows' own rounding
@@ -35,6 +35,6 @@ def test_variant_answer_that_goes_on_is_no_rounding() -> None:
     assert not variant("shorter", [ALONE], [other], [{}], LARGEST).within
 
 
-def test_long_prompts_are_distinct() -> None:
-    texts = [prompt["prompt"] for prompt in long_prompts([{"prompt": "a"}, {"prompt": "b"}])]
+def test_many_prompts_are_distinct() -> None:
+    texts = [prompt["prompt"] for prompt in many_prompts([{"prompt": "a"}, {"prompt": "b"}], "begin ")]
     assert len(set(texts)) == 64

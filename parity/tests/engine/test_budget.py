@@ -26,6 +26,7 @@ FOUND_BY_ENGINE = (
     "plugin_hooks",
     "scoring",
     "structured",
+    "video",
     "vllm_hooks",
     "weights",
 )

@@ -329,7 +329,7 @@ def test_pictures_read_together_are_what_each_is_alone(vl: GenerationEngine) -> 
     bare = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Hello."), plan)
     runs, tensors = gen_engine.image_inputs([*prompts[:1], bare, *prompts[1:]], vl.checkpoint)
     pictures = [(image, prompt.image_kwargs) for prompt in prompts for image in prompt.images]
-    alone = [gen_engine.expand_images([image], kwargs, vl.checkpoint) for image, kwargs in pictures]
+    alone = [gen_engine.expand_image(image, kwargs, vl.checkpoint) for image, kwargs in pictures]
     assert len(runs) == len(alone) == 4
     assert [run["input_ids"] for run in runs] == [one["input_ids"][0].tolist() for one in alone]
     for name, tensor in tensors.items():

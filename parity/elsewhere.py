@@ -1,0 +1,81 @@
+"""Another interpreter, with its own libraries, runs this copy of parity: `env:` paths, `parity upgrade`.
+
+with own_code() as variables:
+    ran = run_there(python, ["-m", "parity", "check"], variables)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parity.golden import GoldenError
+
+PACKAGE = Path(__file__).resolve().parent
+ENGINES = ("gen_engine.py", "gen_engine")  # in a clone, and as it is installed
+
+
+class CannotRunThere(GoldenError):
+    """An interpreter is not there, or cannot do what it was asked. A command exits with 3."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A process that has ended.   said: what it printed to stdout.   complained: to stderr."""
+
+    code: int
+    said: str
+    complained: str
+
+    @property
+    def last_words(self) -> str:
+        """The last line of what it complained of, or said: of a traceback, the error."""
+        lines = [*self.said.splitlines(), *self.complained.splitlines()]
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+@contextlib.contextmanager
+def own_code() -> Iterator[dict[str, str]]:
+    """Variables of a process that is to import parity and gen_engine from here, and all else from
+    where it is. An installed parity lies among its own environment's libraries: the folder that is
+    named holds nothing but the two."""
+    with tempfile.TemporaryDirectory(prefix="parity-code-") as folder:
+        beside = [PACKAGE.with_name(name) for name in ENGINES]
+        for own in (PACKAGE, *filter(Path.exists, beside)):
+            Path(folder, own.name).symlink_to(own)
+        others = os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join(filter(None, (folder, others)))
+        variables = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+        yield {**variables, "PYTHONPATH": path}
+
+
+def run_there(
+    python: str | Path,
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    folder: str | Path | None = None,
+) -> Ran:
+    """folder: where it runs, None for here. Raises CannotRunThere where there is no such
+    interpreter."""
+    command = [str(python), *words]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError as error:
+        inside = Path(python, "bin/python")
+        fix = f"Did you mean {inside}?" if inside.exists() else "Give the path of a Python."
+        raise CannotRunThere(f"{python}: {error.strerror or error}. {fix}") from error
+    return Ran(done.returncode, done.stdout, done.stderr)

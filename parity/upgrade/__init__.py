@@ -1,0 +1,1 @@
+"""Goldens in another environment, and the package that makes the difference: `parity upgrade`."""
