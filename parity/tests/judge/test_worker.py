@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sys
@@ -16,8 +17,9 @@ import pytest
 
 from parity.__main__ import main
 from parity.golden import Case, Store
-from parity.judge.check import Measured, check_sites, shares
+from parity.judge.check import Job, Measured, check_sites, judged, shares
 from parity.judge.worker import Died, Worker, inspect_models_here, output_into, replace_kernels_once
+from parity.verdict import Outcome
 
 from ..conftest import TEXT
 
@@ -272,3 +274,41 @@ def test_processes_have_about_as_much_to_do_as_each_other() -> None:
 def test_a_script_is_one_process(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "answers", "--jobs", "2", "--", "python", "new.py"]) == 2
     assert "leave --jobs out" in capsys.readouterr().err
+
+
+LOADS = """
+import gc
+from gen_engine import load
+
+def asks(model):
+    engine = load(model, max_model_len=1024)
+    import many_modules
+    gc.HELD_BY_A_LIBRARY = many_modules.HELD
+    return engine.generate_text_batch([{"prompt": "One, two"}], {"max_new_tokens": 1})[0].finish_reason
+
+def looks():
+    return any(thing is gc.HELD_BY_A_LIBRARY for thing in gc.get_objects())
+"""
+
+
+def test_a_library_that_judged_code_imports_is_left_out_of_collections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loads.py").write_text(LOADS)
+    (tmp_path / "many_modules").mkdir()
+    for number in range(300):
+        (tmp_path / f"many_modules/m{number}.py").touch()
+    imports = "import importlib\nfor n in range(300):\n    importlib.import_module(f'many_modules.m{n}')\n"
+    (tmp_path / "many_modules/__init__.py").write_text(f"{imports}HELD = [[]]\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    store = Store(tmp_path / "golden")
+    store.write(Case("asks", "one", "loads:asks", {"model": str(TEXT)}, value="length"))
+    store.write(Case("looks", "one", "loads:looks", {}, value=False))
+    items = ("hf", "asks", "one"), ("hf", "looks", "one")
+    functions = {"loads:asks": "asks", "loads:looks": "looks"}
+    found = list(
+        judged(Job(str(store.root), items, {site: {"moved": {}} for site in ("asks", "looks")}, functions, False))
+    )
+    vars(gc).pop("HELD_BY_A_LIBRARY")
+    [looked] = [o for o in found if isinstance(o, Outcome) and o.site == "looks"]
+    assert looked.verdict == "IDENTICAL", looked
