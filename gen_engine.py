@@ -73,6 +73,7 @@ __all__ = [
     "BackendMissing",
     "UnsupportedError",
     "EngineError",
+    "MOST_TEXT",
     "did_you_mean",
     "short_repr",
     "wrapping_errors",

@@ -41,7 +41,7 @@ from parity.acceptance import with_acceptances
 from parity.golden import Case, GoldenError, Store, chosen_cases, environment
 from parity.judge.session import Session, new_function
 from parity.judge.site import Pending, check_site, error_outcome, missing
-from parity.judge.worker import Died, Worker, has_new_libraries, settle
+from parity.judge.worker import Died, Worker, settle
 from parity.verdict import Check, Outcome, Policy
 from parity.verdict import Numerics as Measurement
 
@@ -331,7 +331,7 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
         names = [(site, name) for b, site, name in job.items if b == backend]
         with Session(store, job.functions, factories) as session:
             for site, some in itertools.groupby(names, key=lambda item: item[0]):
-                if len(session.observer.opened) > MOST_ENGINES or has_new_libraries():
+                if session.is_full():
                     session.forget()
                     settle()  # here no engine is open: it would be left out of collections, too
                 wanted = [name for _, name in some]
@@ -345,10 +345,6 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
     final = zip(outcomes, pending.settle(outcomes))
     settled = {(new.backend, new.site, new.case): new for old, new in final if new is not old}
     yield Measured(pending.numerics.told(), settled)
-
-
-# that sites before this one may have left open: on vLLM each takes a part of the memory for itself
-MOST_ENGINES = 6
 
 
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import inspect
 import sys
 import tempfile
@@ -63,6 +64,12 @@ ROOMS = {
 HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS - {"callsites", "tests"})))
 
 
+# left open: on vLLM each takes a part of the memory for itself
+MOST_ENGINES = 6
+# that a garbage collection goes through: each engine makes one when it ends, vLLM's eight more
+MOST_OBJECTS = 150_000
+
+
 class Session:
     """Moved functions, called under observation on one backend.
 
@@ -103,6 +110,10 @@ class Session:
         for name in own_modules():
             del sys.modules[name]
         self.objects.clear()
+
+    def is_full(self) -> bool:
+        """Whether engines and code of sites before this one are better forgotten."""
+        return len(self.observer.opened) > MOST_ENGINES or len(gc.get_objects()) > MOST_OBJECTS
 
     def call(
         self,

@@ -48,13 +48,6 @@ WORKER_TICK = 0.5
 
 
 _freeze = gc.freeze
-_settled = 0  # modules that were loaded when it was done last
-LIBRARY = 200  # modules: fewer cost a collection nothing that counts
-
-
-def has_new_libraries() -> bool:
-    """Whether much was imported since `settle`: code that is judged imports what it likes."""
-    return 0 < _settled < len(sys.modules) - LIBRARY
 
 
 def settle(*modules: str) -> None:
@@ -71,8 +64,6 @@ def settle(*modules: str) -> None:
     gc.collect()
     _freeze()
     gc.freeze = gc.unfreeze = lambda: None
-    global _settled
-    _settled = len(sys.modules)
 
 
 def replace_kernels_once() -> None:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from parity.acceptance import with_acceptances
 from parity.golden import Store
-from parity.judge.check import MOST_ENGINES, Job
+from parity.judge.check import Job
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.judge.worker import Worker
@@ -184,7 +184,7 @@ class Judging:
 
     def failure_at(self, session: Session, site: str, names: list[str]) -> Outcome | None:
         """The first outcome of a site that fails for good."""
-        if len(session.observer.opened) > MOST_ENGINES:
+        if session.is_full():
             session.forget()
         settings = self.job.settings[site]
         found = check_site(session, site, names, self.backend, settings, self.pending)

@@ -30,7 +30,7 @@ from parity.record.rows import (
     runs,
     sourced,
 )
-from parity.record.taps.images import budget_of, pictures_of, pixel_digest
+from parity.record.taps.images import budget_of, pictures_of, pixel_digest, refuse_video
 from parity.record.taps.loops import scored_call, scored_output
 from parity.record.taps.models import model_stage, shown_path
 from parity.record.taps.text import chat_stages, without_mark
@@ -185,6 +185,8 @@ def structure_of(request: Any) -> Fields:
 
 def request_key(prompt: Any) -> str:
     """What makes a Prompt a request of its own."""
+    for image in prompt.images:
+        refuse_video(getattr(image, "frames", None))
     images = [(image.size, image.mode, pixel_digest(image)) for image in prompt.images]
     names = ("image_kwargs", "seed", "adapter", "structured")
     others = [getattr(prompt, name, None) for name in names]

@@ -40,6 +40,14 @@ def pixel_digest(image: Any) -> str:
     return hashlib.sha256(image.tobytes()).hexdigest()
 
 
+def refuse_video(video: Any) -> None:
+    """Raise GoldenError for a video: other frames of it would go unseen."""
+    if video is not None:
+        raise golden.GoldenError(
+            "goldens hold no videos yet: a call with one can be neither recorded nor checked"
+        )
+
+
 def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
     """[least, most] pixels that images are resized to, where the processor has such a budget."""
     kwargs = {**kwargs, **(kwargs.get("images_kwargs") or {})}

@@ -18,7 +18,7 @@ from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation, bind_arguments
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, by_caller, runs, sourced
 from parity.record.seeds import process_seed
-from parity.record.taps.images import patches_of_images
+from parity.record.taps.images import patches_of_images, refuse_video
 from parity.record.taps.models import adapter_print, model_stage, placeholder_of, short_digest
 from parity.record.taps.text import id_lists, known_ids
 
@@ -485,6 +485,7 @@ def tap_generate(listener: Listener, call: Invocation) -> Any:
         with watched_forward(listener, call.owner, stays=nested):
             result = call.run()
     with listener.guarded("a call of generate"):
+        refuse_video(call.arguments.get("pixel_values_videos"))
         known = known_ids(listener.running().events_so_far())
         seen = None if nested else result
         listener.note_model_call(read_generate(call, resolved, seen, known))

@@ -11,7 +11,7 @@ from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Events, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import MASKS, NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
-from parity.record.taps.images import as_rgb, pictures_of, pixel_digest
+from parity.record.taps.images import as_rgb, pictures_of, pixel_digest, refuse_video
 from parity.record.taps.models import model_stage, placeholder_of, shown_path
 
 # == Settings ==
@@ -113,7 +113,9 @@ def read_request(engine: Any, request: Any, params: Any, lora: Any = None) -> Pa
     """A request as vLLM's engine is given it: a text, ids, or a mapping with images."""
     known = names_of(engine)
     given = request if isinstance(request, dict) else {}
-    images = (given.get("multi_modal_data") or {}).get("image")
+    shown = given.get("multi_modal_data") or {}
+    refuse_video(shown.get("video"))
+    images = shown.get("image")
     if not isinstance(images, (list, tuple)):
         images = [images]
     digests = [pixel_digest(as_rgb(image)) for image in images if hasattr(image, "tobytes")]

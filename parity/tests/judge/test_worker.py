@@ -282,8 +282,7 @@ from gen_engine import load
 
 def asks(model):
     engine = load(model, max_model_len=1024)
-    import many_modules
-    gc.HELD_BY_A_LIBRARY = many_modules.HELD
+    gc.HELD_BY_A_LIBRARY = [[] for _ in range(200_000)]
     return engine.generate_text_batch([{"prompt": "One, two"}], {"max_new_tokens": 1})[0].finish_reason
 
 def looks():
@@ -291,15 +290,8 @@ def looks():
 """
 
 
-def test_a_library_that_judged_code_imports_is_left_out_of_collections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_judged_code_imports_is_left_out_of_collections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loads.py").write_text(LOADS)
-    (tmp_path / "many_modules").mkdir()
-    for number in range(300):
-        (tmp_path / f"many_modules/m{number}.py").touch()
-    imports = "import importlib\nfor n in range(300):\n    importlib.import_module(f'many_modules.m{n}')\n"
-    (tmp_path / "many_modules/__init__.py").write_text(f"{imports}HELD = [[]]\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     store = Store(tmp_path / "golden")
     store.write(Case("asks", "one", "loads:asks", {"model": str(TEXT)}, value="length"))
