@@ -1887,29 +1887,27 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     if not holds_images(request):
         return (), {}
     loose = list(request.images)
-    read = functools.partial(
-        load_image,
-        loader=request.image_loader,
-        root=request.image_root,
-        background=request.vlm.background,
-    )
-    images = []
+    sources = []
     for part in image_parts(request.messages):
-        if part["type"] == "video":
-            images.append(companion("video").load_video(part, request, checkpoint))
-            continue
-        source = part_source(part)
+        source = part if part["type"] == "video" else part_source(part)
         if source is None:
             if not loose:
                 problem = "a bare image part, but no image in `images` for it"
                 raise RequestError(problem, fix="add it to images")
             source = loose.pop(0)
-        images.append(read(source))
+        sources.append(source)
     if request.messages is not None and loose:
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
-    images += map(read, loose)
-    return tuple(images), pixel_budget(request.vlm, checkpoint)
+    sources += loose
+
+    def read(source: Any) -> Any:
+        if isinstance(source, Mapping):
+            return companion("video").load_video(source, request, checkpoint)
+        where = {"loader": request.image_loader, "root": request.image_root}
+        return load_image(source, **where, background=request.vlm.background)
+
+    return tuple(map(read, sources)), pixel_budget(request.vlm, checkpoint)
 
 
 def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:

@@ -98,13 +98,13 @@ def refused() -> list[tuple[str, str, list[dict[str, Any]]]]:
         call(["<|im_end|>"], {**few, "stop": {"strings": ["a<|im_end|>"]}}, hello),
     ]
     system = {"role": "admin", "content": "Hello"}
-    parts = [{"type": "video", "video": "a.mp4"}]
+    parts = [{"type": "audio", "audio": "a.mp3"}]
     shapes = [
         call(["messages", "prompt"], few, {**chat("Hello"), "prompt": "Hello"}, {}, hello),
         call(["messages is empty"], few, {"messages": []}, hello),
         call(["role", "admin"], few, {"messages": [system]}, hello),
         call(["content"], few, {"messages": [{"role": "user"}]}, hello),
-        call(["video"], few, {"messages": [{"role": "user", "content": parts}]}, hello),
+        call(["audio"], few, {"messages": [{"role": "user", "content": parts}]}, hello),
         call(["continue_final"], few, chat("Hello", continue_final=True), hello),
         call(["tools", "chat"], few, {"prompt": "Hello", "tools": [TOOL]}, hello),
         call(["adapter", "french"], few, {"prompt": "Hello", "adapter": "french"}, hello),
