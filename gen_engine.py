@@ -1886,28 +1886,31 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     """(images and videos of a request in order, the processor's keywords for images)."""
     if not holds_images(request):
         return (), {}
+    read = functools.partial(
+        load_image,
+        loader=request.image_loader,
+        root=request.image_root,
+        background=request.vlm.background,
+    )
     loose = list(request.images)
-    sources = []
+    to_read = []  # when all parts are sound
     for part in image_parts(request.messages):
-        source = part if part["type"] == "video" else part_source(part)
+        if part["type"] == "video":
+            load = companion("video").load_video
+            to_read.append(functools.partial(load, part, request, checkpoint))
+            continue
+        source = part_source(part)
         if source is None:
             if not loose:
                 problem = "a bare image part, but no image in `images` for it"
                 raise RequestError(problem, fix="add it to images")
             source = loose.pop(0)
-        sources.append(source)
+        to_read.append(functools.partial(read, source))
     if request.messages is not None and loose:
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
-    sources += loose
-
-    def read(source: Any) -> Any:
-        if isinstance(source, Mapping):
-            return companion("video").load_video(source, request, checkpoint)
-        where = {"loader": request.image_loader, "root": request.image_root}
-        return load_image(source, **where, background=request.vlm.background)
-
-    return tuple(map(read, sources)), pixel_budget(request.vlm, checkpoint)
+    to_read += [functools.partial(read, source) for source in loose]
+    return tuple(one() for one in to_read), pixel_budget(request.vlm, checkpoint)
 
 
 def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) -> Any:

@@ -19,7 +19,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -347,8 +347,7 @@ def load_video(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) ->
     check_fields(part)
     check_budget(request.vlm)
     clip = read_clip(part, request, checkpoint)
-    object.__setattr__(clip, "tokens", count_tokens(clip, checkpoint))
-    return clip
+    return replace(clip, tokens=count_tokens(clip, checkpoint))
 
 
 def expand(clip: Clip, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return run_layers(args)
     from parity.diff.comparison import compare
 
-    found = compare(a, b, args.model, prompts_of(args), args.tokens or TOKENS)
+    found = compare(a, b, args.model, prompts_of(args), tokens_of(args, TOKENS))
     beyond = beyond_gates(found.mismatch, gates)
     print(describe(found))
     for line in beyond:
@@ -89,6 +89,14 @@ def refuse_unused(args: argparse.Namespace) -> None:
     for name in ("gate", "json", "html"):
         if mode and getattr(args, name):
             raise ValueError(f"diff {mode}: has no --{name}. Leave it out.")
+
+
+def tokens_of(args: argparse.Namespace, usual: int) -> int:
+    """How long an answer may be. Raises ValueError."""
+    tokens: int = usual if args.tokens is None else args.tokens
+    if tokens < 1:
+        raise ValueError(f"diff: --tokens is {tokens}; give a whole number >= 1.")
+    return tokens
 
 
 def prompts_of(args: argparse.Namespace) -> Any:
@@ -142,7 +150,7 @@ def run_layers(args: argparse.Namespace) -> int:
     from parity.diff.layers import compare_layers
 
     a, b = (parse_path(text) for text in args.paths)
-    found = compare_layers(a, b, args.model, prompts_of(args), args.tokens or TOKENS)
+    found = compare_layers(a, b, args.model, prompts_of(args), tokens_of(args, TOKENS))
     print(found)
     return 1 if found.first else 0
 
@@ -152,7 +160,7 @@ def run_invariance(args: argparse.Namespace) -> int:
         raise ValueError("diff --invariance: takes no paths. Leave them out.")
     from parity.diff.invariance import audit, table
 
-    tokens = args.tokens or AUDITED_TOKENS
+    tokens = tokens_of(args, AUDITED_TOKENS)
     found = audit(args.invariance, args.model, prompts_of(args), tokens)
     print(table(found))
     return 1 if any(not one.within for one in found) else 0

@@ -27,7 +27,7 @@ from typing import Any, Literal
 from parity.acceptance import with_acceptances
 from parity.golden import Store
 from parity.judge.check import Job
-from parity.judge.session import Session
+from parity.judge.session import MOST_ENGINES, Session
 from parity.judge.site import Pending, check_site
 from parity.judge.worker import Worker
 from parity.prove.forks import Died, engine_source, forked, job_of, prepare
@@ -184,7 +184,7 @@ class Judging:
 
     def failure_at(self, session: Session, site: str, names: list[str]) -> Outcome | None:
         """The first outcome of a site that fails for good."""
-        if session.is_full():
+        if len(session.observer.opened) > MOST_ENGINES:
             session.forget()
         settings = self.job.settings[site]
         found = check_site(session, site, names, self.backend, settings, self.pending)

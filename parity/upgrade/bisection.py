@@ -26,7 +26,9 @@ def build_of(package: Package | None) -> tuple[str, str] | None:
     return (package.version, package.content) if package else None
 
 
-def mixed(here: Mapping[str, Package], there: Mapping[str, Package], names: Names) -> dict[str, Package]:
+def mixed(
+    here: Mapping[str, Package], there: Mapping[str, Package], names: Names
+) -> dict[str, Package]:
     """The packages of here, but for those of there that are named."""
     kept = {name: package for name, package in here.items() if name not in names}
     return {**kept, **{name: there[name] for name in names if name in there}}

@@ -1,4 +1,4 @@
-"""`python -m parity upgrade --python NEW`: do the goldens hold there, and if not, by which package?"""
+"""`python -m parity upgrade --python NEW`: do the goldens hold there, and if not, why?"""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ EPILOG = """example:
   uv venv /tmp/new && uv pip install --python /tmp/new/bin/python numpy torch transformers==5.24.0
   python -m parity upgrade --python /tmp/new/bin/python
 
-The goldens are checked by NEW, in a process of its own. Where one holds here and not there, packages
-that differ are tried: environments with some of them from there and all others from here, made of
-links to both environments' files. Nothing is downloaded, and nothing is written into either. They
-need the same Python here and there.
+The goldens are checked by NEW, in a process of its own. Where one holds here and not there,
+packages that differ are tried: environments with some of them from there and all others from here,
+made of links to both environments' files. Nothing is downloaded, and nothing is written into
+either. They need the same Python here and there.
 
 Exit codes are those of check in NEW: 0 all hold, 1 drift, 2 usage, 3 could not judge or could not
 run there, 4 missing or unused, 5 nothing compared.
@@ -56,9 +56,6 @@ def run(args: argparse.Namespace) -> int:
         print(there.report)
         if there.failing:
             explain(asking, args.python, there)
-        else:
-            count = len(there.outcomes)
-            print(f"{count} of {count} hold in {args.python} as they do here or better")
         return there.code
 
 
@@ -220,7 +217,9 @@ class Search:
         if not names:
             return set()
         self.runs += 1
-        note(f"run {self.runs}: {brief(names)} of {len(differing(self.here, self.there))} from there")
+        note(
+            f"run {self.runs}: {brief(names)} of {len(differing(self.here, self.there))} from there"
+        )
         with tempfile.TemporaryDirectory(dir=self.asking.folder) as folder:
             chosen = mixed(self.here, self.there, names)
             python = environments.make_environment(Path(folder), chosen.values())

@@ -57,6 +57,23 @@ def same_on(engines: list[GenerationEngine], requests: list[dict[str, Any]]) -> 
     return first
 
 
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_a_mapping_where_an_image_belongs_is_no_video(shared: Load, backend: str) -> None:
+    engine = shared(MODEL, backend)
+    inside = {"messages": [{"role": "user", "content": [{"type": "image", "image": part(FRAMES)}]}]}
+    beside = {**watch({"type": "image"}), "images": [part(FRAMES)]}
+    good = watch(part(FRAMES))
+    errors = engine.generate_vlm_batch([inside, good, beside], {"max_new_tokens": 24}, on_error="return")
+    assert errors[1].text == "First red, then blue."
+    assert all(isinstance(e, gen_engine.ImageError) and "dict is no image" in str(e) for e in errors[::2]), errors
+
+
+def test_pictures_are_read_when_all_parts_are_sound(shared: Load) -> None:
+    asked = watch({"type": "image"}, images=["nowhere.png", "nowhere-else.png"])
+    with pytest.raises(RequestError, match="1 of `images` have no part"):
+        shared(MODEL, "hf").generate_vlm_batch([asked])
+
+
 def test_clips_are_answered_right_and_alike_on_both_backends(both: Both) -> None:
     tasks = video_tasks(20)
     results = same_on(both(MODEL), [of_task(task) for task in tasks])

@@ -68,3 +68,9 @@ def test_diff_wrong_arguments_are_usage_errors(words: tuple[str, ...]) -> None:
 def test_diff_layers_unused_flag_is_refused(flag: str) -> None:
     value = "tmpe=1.05" if flag == "--gate" else "out"
     assert diff("hf", "hf", "--layers", flag, value) == 2
+
+
+def test_no_tokens_at_all_are_refused_and_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["hf", "hf"], ["hf", "hf", "--layers"], ["--invariance", "hf"]):
+        assert main(["diff", *words, "--model", QWEN, "--tokens", "0"]) == 2
+        assert "--tokens is 0" in capsys.readouterr().err
