@@ -1804,6 +1804,8 @@ def check_ids(ids: Sequence[int], images: Sequence[Any], checkpoint: Checkpoint)
         if checkpoint.processor is not None:
             fix = f"a prompt has one {checkpoint.placeholder!r} for each image"
         problem = f"{len(images)} images, but {len(placeholders)} placeholders in the prompt"
+        if len(placeholders) == len(images):
+            problem = "images and videos come in another order than their placeholders"
         raise RequestError(problem, fix=fix)
 
 
@@ -1896,8 +1898,8 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     to_read = []  # when all parts are sound
     for part in image_parts(request.messages):
         if part["type"] == "video":
-            load = companion("video").load_video
-            to_read.append(functools.partial(load, part, request, checkpoint))
+            load_video = companion("video").load_video
+            to_read.append(functools.partial(load_video, part, request, checkpoint))
             continue
         source = part_source(part)
         if source is None:

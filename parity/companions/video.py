@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import numbers
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -115,7 +116,8 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     needed = {"hf": "transformers>=5.10", "vllm": "vllm>=0.32"}  # older ones place frames otherwise
     for releases in {needed["hf"], needed[checkpoint.settings.backend]}:
         if not installed(releases):
-            raise UnsupportedError("this release has no videos", fix=f"install {releases}")
+            problem = f"videos need {releases}, which is not installed"
+            raise UnsupportedError(problem, fix="install it, or give frames as images")
 
 
 def check_budget(vlm: VlmPreprocessOptions) -> None:
@@ -146,10 +148,13 @@ def frame_rate(part: Mapping[str, Any]) -> float | None:
     rate = part.get("fps")
     if rate is None:
         return None
-    is_number = type(rate) in (int, float) and math.isfinite(rate)
-    if not is_number or rate <= 0:
+    known = 0.0
+    if isinstance(rate, numbers.Real) and not isinstance(rate, bool):
+        with contextlib.suppress(OverflowError):  # a whole number that no float holds
+            known = float(rate)
+    if not math.isfinite(known) or known <= 0:
         raise VideoError(f"fps is {short_repr(rate)}", fix="give a number above 0")
-    return float(rate)
+    return known
 
 
 # == Frames of a file ==
@@ -163,7 +168,7 @@ CONTAINERS = re.compile(
     rb"|\x00\x00\x01\xba",  # MPEG
     re.DOTALL,
 )
-MOST_BYTES = 1 << 32  # of the frames of one video
+MOST_BYTES = 1 << 32  # of the frames that are read out of one file
 
 
 def check_file(path: str) -> None:
@@ -179,13 +184,18 @@ def check_file(path: str) -> None:
         raise VideoError(f"{short_repr(path)} is {what}", fix=fix)
 
 
-@contextlib.contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """OpenCV's reader of a file. Raises VideoError."""
+def decoder() -> Any:
+    """The module cv2. Raises BackendMissing with the line that installs it."""
     if find_spec("cv2") is None:
         fix = "run: pip install opencv-python-headless; or give a list of frames"
         raise BackendMissing("OpenCV, which decodes videos, is not installed", fix=fix)
-    cv2 = lazy_import("cv2")
+    return lazy_import("cv2")
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """OpenCV's reader of a file. Raises VideoError."""
+    cv2 = decoder()
     check_file(path)
     reader = cv2.VideoCapture(os.path.abspath(path), cv2.CAP_FFMPEG)
     try:
@@ -208,7 +218,7 @@ def count_frames(path: str) -> int:
 
 def file_facts(path: str) -> tuple[int, float, int]:
     """(frames, frames per second, bytes of a frame) of a file. Raises VideoError."""
-    cv2 = lazy_import("cv2")
+    cv2 = decoder()
     with opened(path) as reader:
         names = (cv2.CAP_PROP_FRAME_COUNT, cv2.CAP_PROP_FPS)
         total, rate = (reader.get(name) for name in names)
@@ -226,7 +236,7 @@ def file_facts(path: str) -> tuple[int, float, int]:
 def read_frames(path: str, indices: Sequence[int]) -> list[Any]:
     """The frames with these indices, in RGB, upright. Raises VideoError for a file that ends
     before them."""
-    cv2 = lazy_import("cv2")
+    cv2 = decoder()
     wanted = set(indices)
     frames = []
     with opened(path) as reader:
@@ -264,7 +274,9 @@ def given_frames(frames: Any, request: VlmGenerationRequest) -> list[Any]:
     numpy = lazy_import("numpy")
     arrays = []
     for position, frame in enumerate(frames):
-        with wrapping_errors(VideoError, f"frame {position} of a video", "see what it says"):
+        with wrapping_errors(
+            VideoError, f"frame {position} of a video", "give what an image may be"
+        ):
             if isinstance(frame, numpy.ndarray):
                 frame = lazy_import("PIL.Image").fromarray(frame)
             image = load_image(
@@ -277,14 +289,14 @@ def given_frames(frames: Any, request: VlmGenerationRequest) -> list[Any]:
     return arrays
 
 
-def stacked(frames: Sequence[Any], least: int) -> Any:
-    """Frames as one array. Raises VideoError for too few, or for several sizes."""
+def stacked(frames: Sequence[Any], least: int, name: str) -> Any:
+    """Frames as one array. name: of the video, for VideoErrors: too few, or of several sizes."""
     if len(frames) < least:
-        problem = f"a video of {len(frames)} frames"
+        problem = f"{name} gives {len(frames)} frames"
         raise VideoError(problem, fix=f"give {least} or more, or give them as images")
     sizes = sorted({f"{frame.shape[1]}x{frame.shape[0]}" for frame in frames})
     if len(sizes) > 1:
-        problem = f"the frames of a video have several sizes: {', '.join(sizes[:4])}"
+        problem = f"the frames of {name} have several sizes: {', '.join(sizes[:4])}"
         raise VideoError(problem, fix="scale them to one size")
     return lazy_import("numpy").stack(frames)
 
@@ -314,13 +326,13 @@ def read_clip(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) -> 
     rate = frame_rate(part)
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
+        name = short_repr(path)
         total, own_rate, size = file_facts(path)
         indices = sampled(total, own_rate, rate, processor)
         if len(indices) * size > MOST_BYTES:
-            problem = (
-                f"{len(indices)} frames of {short_repr(path)} take more than {MOST_BYTES} bytes"
-            )
-            raise VideoError(problem, fix="lower fps, or scale the video")
+            problem = f"{len(indices)} frames of {name} take {len(indices) * size >> 20} MiB"
+            fix = f"lower fps, or scale the video, to {MOST_BYTES >> 20} MiB at most"
+            raise VideoError(problem, fix=fix)
         frames = read_frames(path, indices)
     else:
         if isinstance(source, (bytes, Mapping)) or not hasattr(source, "__len__"):
@@ -329,10 +341,11 @@ def read_clip(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) -> 
         if rate is None:
             fix = "give fps: how many frames a second they were taken at"
             raise VideoError("frames without a rate", fix=fix)
+        name = "a video"
         frames = given_frames(source, request)
         total, own_rate = len(frames), rate
         indices = tuple(range(total))
-    array = stacked(frames, processor.temporal_patch_size)
+    array = stacked(frames, processor.temporal_patch_size, name)
     return Clip(array, indices, total, own_rate, checkpoint.vision.video_token_id)
 
 

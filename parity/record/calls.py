@@ -108,6 +108,7 @@ class Call:
     files: path among its arguments -> what stands for it in its value.   branches: its threads,
     each with the number of events before it.   parent: the call that a thread works for.   depths:
     what is running in its thread.   script_seed: one that the script set since the call before.
+    failures_before: of the recorder, when it began.
     """
 
     site: str
@@ -121,6 +122,7 @@ class Call:
     parent: Call | None = None
     depths: dict[str, int] = field(default_factory=dict)
     script_seed: int | None = None
+    failures_before: int = 0
 
     def all_events(self) -> list[Event]:
         """Its events, and those of each thread where it was started: the same order each time."""

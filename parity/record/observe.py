@@ -198,9 +198,13 @@ class Observer(Listener):
             return next_case_name(stem, self._counts, site)
 
     def finish(self, call: Call, value: Any = None, raised: BaseException | None = None) -> None:
-        """Hand a call over."""
+        """Hand a call over, if all of it was seen: a golden without a part of it would let what it
+        does not hold pass."""
         while call.is_asking():  # a thread that nobody waited for: a streamer may stop reading
             time.sleep(0.001)
+        if len(self.failures) > call.failures_before:
+            self.failures.append(f"{call.site}/{call.case} is no golden: not all of it was seen")
+            return
         with self.guarded(f"recording {call.site}/{call.case}"), self.lock:
             error = None
             if raised is not None:
@@ -249,6 +253,7 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
         call = Call(
             site.name, observer.next_name(site.name, site.stem or site.attribute), site.function
         )
+        call.failures_before = len(observer.failures)
         with observer.guarded(f"arguments of {site.function}"):
             keep_arguments(call, invocation, observer.store)
         call.script_seed = observer.sow()

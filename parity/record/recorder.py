@@ -214,13 +214,16 @@ class Recorded:
 
     @property
     def exit_code(self) -> int:
-        """A run that wrote goldens does not pass (4), one that found all as they are does (0)."""
+        """A run that wrote goldens does not pass (4), nor one that did not see all (3); one that
+        found all as they are does (0)."""
         if self.seen.returncode:
             return self.seen.returncode
         if not self.seen.cases:
             return 5
         if self.refused:
             return 1
+        if self.seen.failures:
+            return 3
         return 4 if self.written else 0
 
 

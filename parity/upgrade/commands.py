@@ -129,7 +129,7 @@ def checked_from(ran: Ran, value: Mapping[str, Any]) -> Checked:
         key = Key(f"{outcome['site']}/{outcome['case']}", outcome["backend"])
         cause = outcome["cause"]
         outcomes[key] = outcome["verdict"] + (f", {cause['name']}" if cause else "")
-        if outcome["fails"]:
+        if outcome["fails"] and outcome["verdict"] != "MISSING":  # which no package would bring
             failing.append(key)
     return Checked(ran.code, ran.said.rstrip(), outcomes, frozenset(failing))
 
@@ -142,7 +142,7 @@ def explain(asking: Asking, python: str, there: Checked) -> None:
     here = asking.check(sys.executable, {key.label for key in there.failing})
     changed = {key: there.outcomes[key] for key in sorted(there.failing - here.failing)}
     if not changed:
-        print(f"\nall {len(there.failing)} fail here, too: it is not the environment")
+        print(f"\nall {len(there.failing)} fail here, too: no package is looked for")
         return
     print(f"\n{len(changed)} hold here and not there: {', '.join(map(str, changed))}")
     old = asking.installed(sys.executable)

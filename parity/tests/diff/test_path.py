@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from parity.diff import worker
 from parity.diff.path import parse_path
 
 
@@ -40,3 +41,21 @@ def test_parse_path_environment_holds_a_path() -> None:
 def test_parse_path_unknown_word_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_path(text)
+
+
+def test_settings_of_vllm_are_numbers_and_truths_where_they_read_so() -> None:
+    words = "gpu_memory_utilization=0.3,block_size=16,enforce_eager=True,attention_backend=TRITON_ATTN"
+    assert parse_path(f"vllm:{words}").settings == {
+        "gpu_memory_utilization": 0.3,
+        "block_size": 16,
+        "enforce_eager": True,
+        "attention_backend": "TRITON_ATTN",
+    }
+
+
+@pytest.mark.parametrize(("free", "share"), [(100, 0.8), (50, 0.4), (120, 0.9)])
+def test_an_engine_of_vllm_takes_a_part_of_what_is_free(
+    free: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "memory", lambda: (free, 100))
+    assert worker.small_engine()["gpu_memory_utilization"] == share

@@ -58,12 +58,14 @@ def test_half_a_character_costs_its_row(text: GenerationEngine, bad: Any) -> Non
         text.generate_text_batch([FRANCE], {"stop": [HALF]})
 
 
-@pytest.mark.parametrize(
-    "bad", [{"prompt": "a" * 9_000_000}, chat("x", chat={"template": "{{ 'a' * 300000000 }}"})], ids=["text", "chat"]
-)
-def test_a_text_whose_tokens_would_fill_the_memory_costs_its_row(text: GenerationEngine, bad: Any) -> None:
-    how = {} if "prompt" in bad else {"options": {"truncate_prompt": True}}  # cut behind the tokenizer
-    assert "At most 8,388,608 are tokenized" in str(beside(text, bad, **how))
+@pytest.mark.parametrize("bad", [{"prompt": "a" * 5001}, chat("x", chat={"template": "{{ 'a' * 5001 }}"})], ids=str)
+def test_a_text_whose_tokens_would_fill_the_memory_costs_its_row(
+    text: GenerationEngine, bad: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gen_engine.MOST_TEXT == 8 << 20
+    monkeypatch.setattr(gen_engine, "MOST_TEXT", 5000)
+    error = beside(text, bad, {"truncate_prompt": True})  # which cuts behind the tokenizer
+    assert "the text has 5,001 characters. At most 5,000 are tokenized" in str(error)
 
 
 UNSATISFIABLE = [

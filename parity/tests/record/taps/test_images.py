@@ -10,9 +10,11 @@ from typing import Any
 import numpy
 import pytest
 
-from parity.golden import Case
+from parity.golden import Case, GoldenError
 from parity.record.observe import Observer, Site
+from parity.record.taps.gen_engine import request_key
 from parity.record.taps.images import budget_of
+from parity.record.taps.vllm import read_request
 from parity.tasks import video_tasks
 from parity.tests.companions.test_video import COLOURS, FRAMES, metadata, plain_prompt
 from parity.tests.conftest import ROOT, Load, of_task
@@ -39,6 +41,7 @@ def watched(ask: Callable[[], Any]) -> Observer:
         cases: list[Case] = []
         with Observer(sites=[Site("ask", "asks_a_video:ask")], sink=cases.append) as observer:
             module.ask()
+    assert cases == [], "a golden without the video would let other answers pass"
     return observer
 
 
@@ -59,3 +62,16 @@ def test_a_video_of_plain_transformers_is_said_to_be_unseen(shared: Load) -> Non
     with engine.bare(read_only=True) as model:
         observer = watched(lambda: model.generate(**inputs, max_new_tokens=2))
     assert observer.failures and "goldens hold no videos yet" in observer.failures[0]
+
+
+class Llm:
+    """vLLM's engine, by which its names are known."""
+
+
+def test_a_video_is_refused_at_each_place_that_reads_pictures() -> None:
+    for read in (
+        lambda: read_request(Llm(), {"prompt": "", "multi_modal_data": {"video": []}}, None),
+        lambda: request_key(types.SimpleNamespace(images=[types.SimpleNamespace(frames=1)])),
+    ):
+        with pytest.raises(GoldenError, match="goldens hold no videos yet"):
+            read()
