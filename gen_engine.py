@@ -1285,7 +1285,7 @@ def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
     """A message as the template wants it. Without content, the key is left out, unless the
     template asks whether it is none: others would print None."""
-    turn = plain_strings(message)
+    turn: dict[str, Any] = plain_strings(message)
     if turn.get("tool_calls"):
         turn["tool_calls"] = tool_calls_for(turn["tool_calls"], source)
     content = turn.get("content")

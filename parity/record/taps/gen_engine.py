@@ -318,13 +318,15 @@ class EngineReader:
         self.requested = Counter(map(self.below.collapsed, unlike.values()))
 
     def call(self) -> ModelCall:
-        samples = list[tuple[int, int, Any]]()
-        for number, result in self.answered.items():
-            each = result.samples or (result,)
-            samples += [(number, index, sample) for index, sample in enumerate(each)]
+        samples = [
+            (number, index, sample)
+            for number, result in self.answered.items()
+            for index, sample in enumerate(result.samples or (result,))
+        ]
         effective = samples[-1][2].effective if samples else self.engine.effective(self.options)
-        seed = field_of(self.options, "seed")
-        sampling = engine_sampling(effective, seed, self.events, self.plugins)
+        sampling = engine_sampling(
+            effective, field_of(self.options, "seed"), self.events, self.plugins
+        )
         return ModelCall(
             [self.output(*one, sampling) for one in samples],
             model_stage(self.engine.model),

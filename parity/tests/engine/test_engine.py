@@ -42,7 +42,7 @@ def test_every_result_carries_the_effective_options(text: GenerationEngine) -> N
 
 
 def test_effective_seed_is_that_of_the_sample(text: GenerationEngine) -> None:
-    requests = [{"prompt": "The capital", "seed": 40}, {"prompt": "The capital"}]
+    requests: list[dict[str, Any]] = [{"prompt": "The capital", "seed": 40}, {"prompt": "The capital"}]
     own, other = text.generate_text_batch(requests, {"max_new_tokens": 2, "temperature": 1.0, "seed": 7, "n": 2})
     assert [sample.effective["seed"] for sample in (*own.samples, *other.samples)] == [
         {"value": seed, "from": "caller"} for seed in (40, 41, 7, 8)
