@@ -11,16 +11,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gen_engine
-from parity.callsites.live_answers import moved as live_answers
 from parity.judge.options import as_fields, merged
 
 Change = Callable[[Any], Any]
-Patch = tuple[Any, str, Callable[[Any], Any]]  # owner, name, original -> replacement
+# Owner, or the name of a module that a session imports anew; name; original -> replacement.
+Patch = tuple[Any, str, Callable[[Any], Any]]
 
 DOORS = ("generate_text_batch", "generate_vlm_batch")
 
@@ -48,6 +49,8 @@ class SiteMutation:
         """The fault is there. To be entered when the observer is: what a call site does wrong is to be seen."""
         with contextlib.ExitStack() as stack:
             for owner, name, change in self.inside:
+                if isinstance(owner, str):
+                    owner = importlib.import_module(owner)
                 stack.enter_context(replaced(owner, name, change(getattr(owner, name))))
             for door in DOORS:
                 original = getattr(gen_engine.GenerationEngine, door)
@@ -193,7 +196,7 @@ def streamed(
 
         return stream
 
-    return ((live_answers, "stream", change),)
+    return (("parity.callsites.live_answers.moved", "stream", change),)
 
 
 def numbered_from_behind(pieces: Any) -> Iterator[Any]:
@@ -499,8 +502,8 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         requests=frames(lambda own: own[:3] + own[4:]),
     ),
     SiteMutation(
-        "the video ignored",
-        ("image.content",),
+        "the video ignored",  # and refused, where nothing else is to be seen
+        ("prompt.messages", "error"),
         ("clips/file", "clips/frames", "clips/picture-and-clip"),
         requests=videos(lambda clips: []),
     ),
