@@ -447,7 +447,8 @@ def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prom
 
 def test_placeholders_in_of_several_ids_the_added_one() -> None:
     """A letter that is doubled has a run as long as a small image."""
-    row = {"prompt_ids": [3, 5, 5, 4, 90, 90, 91], "output_ids": [], "images": [{"sha256": "a", "tokens": 2}]}
+    row: dict[str, Any] = {"prompt_ids": [3, 5, 5, 4, 90, 90, 91], "output_ids": []}
+    row["images"] = [{"sha256": "a", "tokens": 2}]
     assert placeholders_in(row) == Placeholders(90)
     assert placeholders_in({**row, "images": []}) == Placeholders()
     clip = {"sha256": "b", "tokens": 1, "placeholder": 4, "indices": [0, 1]}
