@@ -296,6 +296,7 @@ def test_pictures_are_not_asked_of_a_text_model(capsys: Capture) -> None:
     assert "nothing to measure" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_the_quick_comparison_runs_from_a_shell(tmp_path: Path) -> None:
     """With its own loading, unloading and process."""
     file = tmp_path / "mine.jsonl"
