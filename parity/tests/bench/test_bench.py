@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import statistics
 import subprocess
@@ -303,7 +302,7 @@ def test_the_quick_comparison_runs_from_a_shell(tmp_path: Path) -> None:
     file.write_text('"Count to 5."\n{"messages": [{"role": "user", "content": "Count to 12."}]}\n')
     words = ["--model", str(TEXT), "--backends", "hf", "--raw", "--prompts", str(file), "--repeats", "1"]
     command = [sys.executable, "-m", "parity", "bench", *words, "--max-new-tokens", "8"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"}, capture_output=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     said = done.stdout.decode()
     assert done.returncode == 0, done.stderr.decode()
     assert "mine: 2 requests" in said and "IDENTICAL, 2 of 2 rows" in said and "decode/s" in said
