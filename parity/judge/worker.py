@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import importlib
 import os
 import pickle
 import signal
@@ -28,6 +27,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from parity.libraries import import_if_possible
 from parity.record.calls import words_and_place
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -56,29 +56,12 @@ def settle(*modules: str) -> None:
     eight on their way from load to end, and each would look through some millions of objects of the
     libraries. vLLM also freezes all and thaws all: not here, or engines that are no more would
     stay, and the libraries would be looked through again."""
-    with collections_later():
-        for module in modules:
-            with contextlib.suppress(Exception):  # whoever needs it is told
-                importlib.import_module(module)
+    import_if_possible(modules)
     replace_kernels_once()
     inspect_models_here()
     gc.collect()
     _freeze()
     gc.freeze = gc.unfreeze = lambda: None
-
-
-@contextlib.contextmanager
-def collections_later() -> Iterator[None]:
-    """No garbage collections while libraries are imported: what they define stays, and looking
-    through it again and again is a quarter of the processor time of importing vLLM (12.5 s with,
-    9.4 s without, vLLM 0.32 on a CPU)."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def replace_kernels_once() -> None:

@@ -20,7 +20,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gen_engine
 from parity import real_model
-from parity.judge.worker import collections_later, settle
+from parity.judge.worker import settle
+from parity.libraries import collections_later
 from parity.refusals import REFUSALS
 
 from .browser import NO_BROWSER
