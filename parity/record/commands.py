@@ -182,7 +182,7 @@ def unfollowed_lines(site: str, rows: Sequence[Row]) -> Iterator[str]:
             "filled: of what it reads and chooses nothing is seen, and its model and its value "
             "are all that is held"
         )
-    if any((row.get("request") or {}).get("followed") for row in rows):
+    if any(row.get("request", {}).get("followed") for row in rows):
         yield (
             f"{site} takes ids or rows out of its cache, or reads several ids behind an answer: "
             "its prompts and its value are held, what it chooses is not"

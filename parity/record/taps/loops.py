@@ -64,8 +64,7 @@ class LoopReading:
 
     def ids_in(self, width: int) -> list[int]:
         """Its ids in the first columns of its batch."""
-        behind = self.width - width
-        return self.ids[: len(self.ids) - behind]
+        return self.ids[: len(self.ids) - self.width + width]
 
     def read_on(self, ids: Sequence[int], count: int, known: Collection[Ids] = ()) -> None:
         """The model reads on. Several ids at once, before any was chosen, are the rest of the

@@ -81,7 +81,7 @@ def plain_chat(chat: Any, text: str) -> list[Any]:
     """Messages as data. An image becomes {"type": "image"}: its pixels are in the row's images."""
     found = []
     for entry in chat:
-        fields = {"content": None, **entry}
+        fields = {**entry, "content": entry.get("content")}
         found.append(plain_json({name: plain_content(fields[name], text) for name in fields}))
     return found
 
