@@ -34,7 +34,7 @@ from parity.record.rows import (
     by_itself,
     collapsed,
 )
-from parity.record.taps.images import is_clip, kept_picture, pictures_of, placed_pictures, taken
+from parity.record.taps.images import is_clip, kept_picture, pictures_of, placed_pictures, take_next
 from parity.record.taps.text import (
     decode_stages,
     folded_images,
@@ -149,7 +149,7 @@ class Before:
         same."""
         if not output.request.get("sample"):
             places = self.placeholders.places(output.prompt_ids)
-            self.taken = taken(self.pictures, [token for token, _ in places])
+            self.taken = take_next(self.pictures, [token for token, _ in places])
         return self.taken
 
     def check_clips(self, outputs: Sequence[Output]) -> None:

@@ -144,7 +144,7 @@ def pictures_of(events: Iterable[Event]) -> list[Fields]:
     return [one for event in events if isinstance(event, Images) for one in event.pictures]
 
 
-def taken(queues: Mapping[int | None, list[Any]], tokens: Sequence[int | None]) -> list[Any]:
+def take_next(queues: Mapping[int | None, list[Any]], tokens: Sequence[int | None]) -> list[Any]:
     """The next of each queue, as often as its token is there."""
     found = []
     for token, queue in queues.items():

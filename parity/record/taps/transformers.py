@@ -18,7 +18,7 @@ from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation, bind_arguments
 from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Placeholders, by_caller, sourced
 from parity.record.seeds import process_seed
-from parity.record.taps.images import patches_of_images, taken
+from parity.record.taps.images import patches_of_images, take_next
 from parity.record.taps.models import adapter_print, model_stage, placeholders_of, short_digest
 from parity.record.taps.text import id_lists, known_ids
 
@@ -92,7 +92,7 @@ def read_forward(model: Any, given: Arguments) -> Forward | None:
         shown = tuple(whole[column] for column in own)
         tokens = [token for token, _ in batch.placeholders.places(shown)]
         inputs = batch.inputs(index, own, has_images=bool(tokens))
-        if pictures := taken(sums, tokens):
+        if pictures := take_next(sums, tokens):
             inputs["pictures"] = pictures
         padded = tuple(whole) if len(own) < len(whole) else ()
         rows.append(ForwardRow(shown, inputs, adapter, padded))
