@@ -100,17 +100,25 @@ class Session:
     def __exit__(self, *exc: object) -> None:
         self.observer.uninstall()
         self.forget()
+        self.close_engines()
         sys.modules.update(self.aside)
         self.folder.cleanup()
 
     def forget(self) -> None:
-        """Close all engines, and forget the modules and the objects that hold them."""
+        """Forget the code under test, and with it its engines. Those that other code keeps, such as
+        an installed library, stay open, unless they are too many."""
         self.engines.close()
-        for engine in list(self.observer.opened):
-            engine.close()
+        self.replay = None
         for name in own_modules():
             del sys.modules[name]
         self.objects.clear()
+        gc.collect()
+        if len(self.observer.opened) > MOST_ENGINES:
+            self.close_engines()
+
+    def close_engines(self) -> None:
+        for engine in list(self.observer.opened):
+            engine.close()
 
     def is_full(self) -> bool:
         """Whether engines and code of sites before this one are better forgotten."""

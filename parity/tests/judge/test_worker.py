@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 from xml.etree import ElementTree
 
@@ -331,3 +331,41 @@ def test_what_judged_code_imports_is_left_out_of_collections(tmp_path: Path, mon
     vars(gc).pop("HELD_BY_A_LIBRARY")
     [looked] = [o for o in found if isinstance(o, Outcome) and o.site == "looks"]
     assert looked.verdict == "IDENTICAL", looked
+
+
+LIBRARY = """
+import functools
+from gen_engine import load
+
+@functools.cache
+def engine(model):
+    return load(model, max_model_len=256, progress=False)
+
+def asks(model):
+    [result] = engine(model).generate_text_batch([{"prompt": "The"}], {"max_new_tokens": 2})
+    return result.finish_reason
+"""
+
+
+def test_an_engine_that_a_library_keeps_stays_open_when_the_code_under_test_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = ModuleType("library_that_stays")
+    exec(LIBRARY, vars(library))
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    (tmp_path / "uses.py").write_text("import library_that_stays\n\nasks = library_that_stays.asks\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr("parity.judge.session.MOST_OBJECTS", 0)  # forgotten before each site
+    store = Store(tmp_path / "golden")
+    for site in ("one", "two"):
+        store.write(Case(site, "case", "uses:asks", {"model": str(TEXT)}, value="length"))
+    items = ("hf", "one", "case"), ("hf", "two", "case")
+    settings: dict[str, Any] = {site: {"moved": {}} for site in ("one", "two")}
+    found = [
+        outcome
+        for outcome in judged(Job(str(store.root), items, settings, {"uses:asks": "one"}, False))
+        if isinstance(outcome, Outcome)
+    ]
+    assert [one.site for one in found] == ["one", "two"]
+    for one in found:
+        assert one.new is not None and "raised" not in one.new and one.new["value"] == "length", one
