@@ -9,6 +9,7 @@ judge_paths(...)                        the referee's verdict
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from parity.answers import partings
 from parity.diff.plants import fp8, int8, rewritten
 from parity.judge.numerics import probes, reading, referee
+from parity.judge.numerics.errors import Errors, Reading, errors_of
+from parity.judge.numerics.estimates import Estimate
 
 Given = reading.TokenRow
 Scored = reading.Scored
@@ -57,7 +60,8 @@ class Truth:
 class Judged:
     """outcome: "rounding", "fault" or "cannot tell".   said: why, one line.   like: which fault it
     looks like, or "".   sees: nats of logit, the smallest fault that would have been seen.
-    rounding: nats of logit, how far A is from float32.   is_shift: seen over all tokens."""
+    rounding: nats of logit, how far A is from float32.   is_shift: seen over all tokens.
+    open: where it cannot tell, what was seen and what would decide it."""
 
     outcome: str
     said: str
@@ -65,6 +69,7 @@ class Judged:
     sees: float
     rounding: float
     is_shift: bool = False
+    open: str = ""
 
 
 def pairs_of(a: Answers, b: Answers) -> list[partings.Pair]:
@@ -194,13 +199,60 @@ def judge_paths(
     verdict = referee.judge(readings, dtype=a.dtype, exact=source.exact)
     if not source.exact:
         said = f"{truth.said}; no noise floor of A is known"
-        return Judged("cannot tell", said, "", verdict.sees, verdict.noise.old)
+        return Judged("cannot tell", said, "", verdict.sees, verdict.noise.old, open=said)
     found = tuple(partings.pair_results(pairs_of(a, b), reference, new, verdict.noise))
     outcome = partings.outcome_of(found, verdict)
     faults = [f"row {k} {row}" for k, row in enumerate(found) if row.is_fault]
     said = faults[0] if faults and verdict.outcome != "shifted" else str(verdict)
-    is_shift = verdict.outcome == "shifted"
-    return Judged(outcome, said, verdict.like, verdict.sees, verdict.noise.old, is_shift)
+    return Judged(
+        outcome,
+        said,
+        verdict.like,
+        verdict.sees,
+        verdict.noise.old,
+        is_shift=verdict.outcome == "shifted",
+        open=undecided(verdict, found, readings) if outcome == "cannot tell" else "",
+    )
+
+
+def undecided(
+    verdict: referee.Verdict, rows: Sequence[partings.PairResult], readings: Sequence[Reading]
+) -> str:
+    """What a measurement that cannot tell has seen, and what would decide it."""
+    if verdict.outcome != "cannot tell":
+        unread = next(k for k, row in enumerate(rows) if row.is_unread)
+        return f"row {unread} {rows[unread]}; give shorter prompts, or fewer --tokens"
+    each = max(verdict.noise.tokens / len(rows), 1.0)
+    prompts = math.ceil(verdict.more / each)
+    more = f"about {prompts} more prompts like these would decide it"
+    if not verdict.estimates:
+        return f"only {verdict.noise.tokens} tokens at which the model is unsure; {more}"
+    e = errors_of(readings)
+    seen = [suspicion(x, e) for x in verdict.estimates if is_beyond(x)]
+    if seen:
+        return f"{seen[0]}, by a fault or by chance; {more}"
+    if verdict.worst is not None:
+        return f"all is inside what is allowed, but not surely: {verdict.worst}; {more}"
+    sizes = f"{verdict.sees:.1e} nats, where rounding is {verdict.noise.old:.1e}"
+    return f"nothing was seen, but only a fault of {sizes}, would have been; {more}"
+
+
+def is_beyond(x: Estimate) -> bool:
+    """Whether the value itself lies beyond its margin, however surely."""
+    return x.outcome == "cannot tell" and not x.least <= x.value <= x.most
+
+
+def suspicion(x: Estimate, e: Errors) -> str:
+    """One statistic that lies beyond its margin, with what it looks like."""
+    if x.least >= 0:
+        size = f"{x.value:.2f} ({x.low:.2f} to {x.high:.2f})"
+        return f"the {x.name} of errors is {size} where {x.least:g} to {x.most:g} are allowed"
+    moved = f"{x.value:.2f} ({x.low:.2f} to {x.high:.2f}) of rounding"
+    said = f"{x.name} is off by {moved} where {x.most:g} is allowed"
+    if x.name not in e.probes:
+        return said
+    times = referee.PROBED ** referee.times_along(e, e.probes[x.name])
+    return f"{said}, like {x.name} x {times:.3f}"
 
 
 def likeness(
