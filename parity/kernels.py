@@ -1,7 +1,7 @@
-"""Kernels of this machine that are known to be biased, where they should round: `doctor`, `check` and
-`diff` name them.
+"""Kernels that are known to be biased where they should round, and whether they are in use here:
+`doctor`, `check` and `diff` name them.
 
-known_biases("vllm", "bfloat16")    a clause each: what, and what is without it; () where none is known
+known_biases("vllm", "bfloat16")    a clause each: what, and what is without it; () where none is
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ def suspicion(x: Estimate, e: Errors) -> str:
     said = f"{x.name} is off by {moved} where {x.most:g} is allowed"
     if x.name not in e.probes:
         return said
-    times = referee.PROBED ** referee.times_along(e, e.probes[x.name])
+    times = probes.PROBED ** referee.times_along(e, e.probes[x.name])
     return f"{said}, like {x.name} x {times:.3f}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,34 @@ def test_no_tokens_at_all_are_refused_and_not_the_default(capsys: pytest.Capture
     for words in (["hf", "hf"], ["hf", "hf", "--layers"], ["--invariance", "hf"]):
         assert main(["diff", *words, "--model", QWEN, "--tokens", "0"]) == 2
         assert "--tokens is 0" in capsys.readouterr().err
+
+
+def python_elsewhere(folder: Path, body: str) -> Path:
+    """A program that notes that it ran, and goes on as `body` says."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {folder}/ran\n{body}\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_diff_in_another_environment_answers_and_reads_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """This interpreter by another name: each visit of a path goes through its files."""
+    python = python_elsewhere(tmp_path, f'exec {sys.executable} "$@"')
+    assert diff("hf:bfloat16", f"env:{python},hf:bfloat16") == 0
+    assert capsys.readouterr().out.startswith("equal: ")
+    assert [line.split()[:2] for line in (tmp_path / "ran").read_text().splitlines()] == [["-m", "parity.diff.worker"]]
+
+
+def test_diff_fault_in_another_environment_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    python = python_elsewhere(tmp_path, f'exec {sys.executable} "$@"')
+    assert diff(f"env:{python},hf:bfloat16,attention=1.01", "hf:bfloat16") == 1
+    assert capsys.readouterr().out.startswith("differs, like attention scale x 0.9")
+    assert len((tmp_path / "ran").read_text().splitlines()) == 2
+
+
+def test_diff_environment_that_fails_says_its_last_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    python = python_elsewhere(tmp_path, "echo the last words >&2; exit 1")
+    assert diff(f"env:{python}", "hf") == 3
+    assert "the last words" in capsys.readouterr().err

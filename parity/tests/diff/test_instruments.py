@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from parity.answers.partings import PairResult
@@ -24,8 +25,10 @@ def said(path: str, first: int) -> str:
 
 def shifted(clean: Reading, share: float) -> Reading:
     """With a share of what an attention scale of 1 % more makes."""
-    moved = zip(clean.new, clean.reference, clean.probes["attention scale"])
-    return dataclasses.replace(clean, new=[a + share * (probe - b) for a, b, probe in moved])
+    new, base, probe = (
+        np.array(side, dtype=float) for side in (clean.new, clean.reference, clean.probes["attention scale"])
+    )
+    return dataclasses.replace(clean, new=list(new + share * (probe - base)))
 
 
 @pytest.mark.parametrize(
