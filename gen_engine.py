@@ -966,7 +966,8 @@ class GenerationResult:
     weight_version: of `update_weights`, or random where `bare` may have written some; None for the
         checkpoint's weights.
     notes: what was done differently from the request, e.g. a template without the thinking switch.
-    effective: every resolved option with its source, as `engine.effective` returns it."""
+    effective: every resolved option with its source, as `engine.effective` returns it; `seed` is
+        the one that this sample was drawn with."""
 
     text: str
     raw_text: str
@@ -1113,7 +1114,7 @@ def flattened(image: Any, background: str | None) -> Any:
     if has_alpha and background is not None:
         behind = lazy_import("PIL.Image").new("RGBA", image.size, background)
         behind.alpha_composite(image.convert("RGBA"))
-        return behind.convert("RGB")
+        image = behind
     return image.convert("RGB")
 
 
@@ -1284,15 +1285,16 @@ def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
     """A message as the template wants it. Without content, the key is left out, unless the
     template asks whether it is none: others would print None."""
-    turn = plain_strings(message)
+    turn: dict[str, Any] = plain_strings(message)
     if turn.get("tool_calls"):
         turn["tool_calls"] = tool_calls_for(turn["tool_calls"], source)
     content = turn.get("content")
     if content is not None:
-        return {**turn, "content": template_content(content, owner, source)}
-    if re.search(r"content\S* is none", source):
-        return {**turn, "content": None}
-    return {name: turn[name] for name in turn if name != "content"}
+        content = template_content(content, owner, source)
+    elif not re.search(r"content\S* is none", source):
+        turn.pop("content", None)
+        return turn
+    return {**turn, "content": content}
 
 
 class Rendered(NamedTuple):
@@ -1811,9 +1813,9 @@ def check_ids(ids: Sequence[int], images: Sequence[Any], checkpoint: Checkpoint)
 
 def fit_to_window(
     ids: tuple[int, ...], length: int, has_images: bool, plan: Plan
-) -> tuple[tuple[int, ...], int]:
-    """A prompt that leaves room for max_new_tokens, and its length. Cuts the beginning where the
-    options say so, else raises PromptTooLongError."""
+) -> tuple[int, ...]:
+    """A prompt that leaves room for max_new_tokens. Cuts the beginning where the options say so,
+    else raises PromptTooLongError. length: in tokens, with those of the images."""
     options = plan.options
     window = plan.checkpoint.window or sys.maxsize
     taken = options.max_new_tokens
@@ -1821,9 +1823,9 @@ def fit_to_window(
     most = options.max_prompt_tokens or sys.maxsize
     limit = min(room, most)
     if length <= limit:
-        return ids, length
+        return ids
     if options.truncate_prompt and not has_images and limit > 0:
-        return ids[-limit:], limit
+        return ids[-limit:]
     why = f"the window of {window} less max_new_tokens {taken} leaves {max(room, 0)}"
     if most < room:
         why = f"max_prompt_tokens is {most}"
@@ -1954,16 +1956,19 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     length = len(ids)
     for image in images:
         length += image_tokens(image, image_kwargs, checkpoint) - 1
-    ids, length = fit_to_window(ids, length, bool(images), plan)
+    kept = fit_to_window(ids, length, bool(images), plan)
+    lost = len(ids) - len(kept)
+    if lost:
+        notes += (f"the first {lost} tokens of the prompt were cut",)
     check_adapter(request.adapter, checkpoint.settings.adapters)
     grammar = None
     if request.structured is not None:
         grammar = companion("structured").grammar_for(request, plan)
     return Prompt(
-        token_ids=ids,
+        token_ids=kept,
         images=images,
         image_kwargs=image_kwargs,
-        length=length,
+        length=length - lost,
         seed=request.seed if request.seed is not None else plan.options.seed,
         adapter=request.adapter,
         structured=grammar,
@@ -2183,6 +2188,7 @@ def finish(
         raise copy.copy(completion.error) from completion.error.__cause__
     ending = ending_of(completion, prompt, plan, backend)
     ids = completion.token_ids[: ending.count]
+    seed = sourced(prompt.seed, prompt.seed is not None)
     tops = completion.top_logprobs
     text = cut_text(ids, ending, plan)
     if plan.options.decode.strip:
@@ -2202,6 +2208,7 @@ def finish(
         top_logprobs=tops and tuple(map(dict, tops[: ending.count])),
         logits=None if completion.logits is None else completion.logits[: ending.count],
         notes=prompt.notes,
+        effective={**plan.effective(), "seed": seed},
         **fields,
     )
 
@@ -2984,8 +2991,7 @@ class HfBackend:
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing."""
-        scores: list[ScoreResult] = companion("scoring").hf_scores(self, pairs, logits, grad)
-        return scores
+        return list(companion("scoring").hf_scores(self, pairs, logits, grad))
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3218,8 +3224,7 @@ class VllmBackend:
 
     def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
         """Log-probabilities of responses, as vLLM reads them."""
-        scores: list[ScoreResult] = companion("scoring").vllm_scores(self, pairs, logits)
-        return scores
+        return list(companion("scoring").vllm_scores(self, pairs, logits))
 
     def forget(self) -> None:
         """Drop state that depends on the weights."""
@@ -3353,7 +3358,7 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     samples = []
     for sample in range(plan.options.n):
         own = prompt
-        if plan.options.n > 1 and prompt.seed is not None:
+        if prompt.seed is not None:
             own = dataclasses.replace(prompt, seed=prompt.seed + sample)
         samples.append((own.key(plan) or object(), own))
     return samples
@@ -3472,8 +3477,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         grad: hf only: tensors that carry gradient, for training."""
         with self._open():
             how = {"logits": logits, "grad": grad, "boundary": boundary}
-            scores: list[ScoreResult] = companion("scoring").score_batch(self, items, **how)
-            return scores
+            return list(companion("scoring").score_batch(self, items, **how))
 
     def effective(
         self, options: Options = None, *, plugins: Sequence[Any] = ()
@@ -3671,20 +3675,15 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             done, cached = self._answers.complete(work, plan, self._complete)
         else:
             done = self._complete(work, plan)
-        fields = {
-            "fallback_from": self.fallback_from,
-            "weight_version": self.weight_version,
-            "effective": plan.effective(),
-        }
-        name = self.backend.name
+        fields = {"fallback_from": self.fallback_from, "weight_version": self.weight_version}
         answers = list(prompts)
         errors = answers if on_error == "return" else None
         for place, pairs in samples.items():
             with at_request(place, errors):
                 results = []
                 for key, prompt in pairs:
-                    result = finish(done[key], prompt, plan, name, cached=key in cached, **fields)
-                    results.append(result)
+                    own = {**fields, "cached": key in cached}
+                    results.append(finish(done[key], prompt, plan, self.backend.name, **own))
                 answers[place] = results[0]
                 if plan.options.n > 1:
                     answers[place] = dataclasses.replace(results[0], samples=tuple(results))

@@ -1860,7 +1860,7 @@ class Stream:
     def _finish(self, work: Work, completion: Completion, plan: Plan) -> None:
         try:
             name = self.engine.backend.name
-            result: Any = finish(completion, work.prompt, plan, name, effective=plan.effective())
+            result: Any = finish(completion, work.prompt, plan, name)
         except GenEngineError as error:
             result = error
         del self.works[work.key]

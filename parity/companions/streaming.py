@@ -337,7 +337,6 @@ class Feed(Observer):
         how = {
             "fallback_from": engine.fallback_from,
             "weight_version": engine.weight_version,
-            "effective": work.plan.effective(),
         }
         return finish(completion, work.prompt, work.plan, engine.backend.name, **how)
 

@@ -172,7 +172,8 @@ def lost_switches(request: Request, tokenizer: Any) -> list[str]:
 def record_of(model_path: str, request: Request, options: Options) -> dict[str, Any]:
     model, tokenizer = loaded(model_path)
     ids = prompt_ids(request, tokenizer)
-    if (seed := request.get("seed", options.get("seed"))) is not None:
+    seed = request.get("seed", options.get("seed"))
+    if seed is not None:
         torch.manual_seed(seed)
     made = generated(ids, options, model, tokenizer)
     return {
@@ -182,7 +183,7 @@ def record_of(model_path: str, request: Request, options: Options) -> dict[str, 
         "prompt_ids": ids,
         "counts": [len(ids), len(made)],
         "notes": lost_switches(request, tokenizer),
-        "settings": settings_of(options, model),
+        "settings": settings_of({**options, "seed": seed}, model),
     }
 
 

@@ -1749,6 +1749,11 @@ def watches() -> Any:
     }
 
 
+def with_seed_alone(result: Any) -> Any:
+    """A result in plain values; of its effective options the seed, which is the sample's own."""
+    return plain(dataclasses.replace(result, effective={"seed": result.effective["seed"]}))
+
+
 def finished(text: str, plugin_end: Any = None, replay: Any = None, few: bool = False, **options: Any) -> Any:
     plugins = own.adopt_plugins([Upper()]) if few else ()
     plan = plan_of(letters(), plugins, **options)
@@ -1757,7 +1762,7 @@ def finished(text: str, plugin_end: Any = None, replay: Any = None, few: bool = 
     completion = own.Completion(ids, (7, 8), (-0.5,) * len(ids), tops, list(range(len(ids))), plugin_end)
     prompt = bare_prompt(notes=("noted",), replay=replay)
     made = own.finish(completion, prompt, plan, "hf", cached=True, fallback_from="vllm")
-    return [plain(made), made.top_logprobs[0] is tops[0] if made.top_logprobs else None]
+    return [with_seed_alone(made), made.top_logprobs[0] is tops[0] if made.top_logprobs else None]
 
 
 @fills("results")
@@ -1788,7 +1793,7 @@ def results() -> Any:
         "include": [said(text_of, text, **how) for text, how in include],
         "whole": [said(finished, text, **how) for text, how in [*ENDINGS[:5], *more]],
         "copied": copied,
-        "least": plain(least),
+        "least": with_seed_alone(least),
         "no ending": told(own.no_ending("hf", "did so", 3)),
         "stripped": stripped(),
     }

@@ -89,9 +89,11 @@ def values_without(settings: Row, *names: str) -> Fields:
 
 
 def engine_sampling(
-    effective: Row, events: Events, plugins: Sequence[Any]
+    effective: Row, seed: Any, events: Events, plugins: Sequence[Any]
 ) -> Fields:
-    """What the engine says, corrected by what the library below it was really given."""
+    """What the engine says, corrected by what the library below it was really given.
+
+    seed: of the call's options; a request's own is told beside its answer."""
     settings = Fields()
     for name, neutral in NEUTRAL.items():
         entry = effective.get(name, sourced(neutral, "default"))
@@ -105,8 +107,8 @@ def engine_sampling(
         if name not in settings or settings[name]["value"] != value:
             settings[name] = sourced(value, "below the engine")
     settings.update(plugin_settings(plugins, PLUGIN_SETTINGS))
-    if settings["temperature"]["value"] and effective["seed"]["value"] is not None:
-        settings["seed"] = effective["seed"]
+    if settings["temperature"]["value"] and seed is not None:
+        settings["seed"] = sourced(seed, "caller")
     return settings
 
 
@@ -316,12 +318,15 @@ class EngineReader:
         self.requested = Counter(map(self.below.collapsed, unlike.values()))
 
     def call(self) -> ModelCall:
-        samples = list[tuple[int, int, Any]]()
-        for number, result in self.answered.items():
-            each = result.samples or (result,)
-            samples += [(number, index, sample) for index, sample in enumerate(each)]
+        samples = [
+            (number, index, sample)
+            for number, result in self.answered.items()
+            for index, sample in enumerate(result.samples or (result,))
+        ]
         effective = samples[-1][2].effective if samples else self.engine.effective(self.options)
-        sampling = engine_sampling(effective, self.events, self.plugins)
+        sampling = engine_sampling(
+            effective, field_of(self.options, "seed"), self.events, self.plugins
+        )
         return ModelCall(
             [self.output(*one, sampling) for one in samples],
             model_stage(self.engine.model),

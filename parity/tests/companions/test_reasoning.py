@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -123,6 +124,22 @@ def test_markers_that_are_special_tokens_are_found_by_ids(edited: Any, backend: 
     [result] = engine.generate_text_batch(REQUESTS[:1], {**OPTIONS, "stop": [" Paris"]})
     assert "think>" not in result.text
     assert split(result, engine) == ("\nI know this country.\n", "\n\nThe capital of France is")
+
+
+def test_an_end_marker_behind_a_thought_that_the_prompt_ended_begins_no_answer(edited: Any, shared: Load) -> None:
+    """The template wrote an empty thought: an answer that speaks of the marker is an answer."""
+    changes = {}
+    for file, name in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
+        tokens = json.loads((TEXT / file).read_text())[name]
+        for token in tokens.values() if isinstance(tokens, dict) else tokens:
+            token["special"] = token["special"] or "think>" in token["content"]
+        changes[file] = {name: tokens}
+    engine = shared(edited(TEXT, changes), "hf")
+    [result] = engine.generate_text_batch([{"messages": REQUESTS[0]["messages"]}], OPTIONS)
+    end = engine.tokenizer.convert_tokens_to_ids("</think>")
+    ids = (*result.token_ids[:3], end, *result.token_ids[3:])
+    spoken = dataclasses.replace(result, token_ids=ids, raw_text=engine.tokenizer.decode(list(ids)))
+    assert split(spoken, engine) == (None, result.text)
 
 
 def test_a_stop_in_the_thought_ends_nothing(text: GenerationEngine) -> None:

@@ -190,10 +190,13 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
         [{"prompt_token_ids": ids}], {"max_prompt_tokens": 5, "truncate_prompt": True, "max_new_tokens": 2}
     )
     assert result.prompt_token_ids == tuple(ids[-5:])
+    assert result.notes == (f"the first {len(ids) - 5} tokens of the prompt were cut",)
     [result] = text.generate_text_batch(
         [{"prompt_token_ids": ids * 100}], {"truncate_prompt": True, "max_new_tokens": 24}
     )
     assert result.prompt_tokens == 1000 and result.completion_tokens > 0
+    [result] = text.generate_text_batch([{"prompt_token_ids": ids}], {"truncate_prompt": True, "max_new_tokens": 2})
+    assert result.notes == ()
 
 
 def test_what_a_library_cannot_load_is_a_load_error(backend: Any, tmp_path: Path) -> None:

@@ -41,6 +41,14 @@ def test_every_result_carries_the_effective_options(text: GenerationEngine) -> N
     assert result.effective == text.effective({"top_k": 3, "max_new_tokens": 2})
 
 
+def test_effective_seed_is_that_of_the_sample(text: GenerationEngine) -> None:
+    requests: list[dict[str, Any]] = [{"prompt": "The capital", "seed": 40}, {"prompt": "The capital"}]
+    own, other = text.generate_text_batch(requests, {"max_new_tokens": 2, "temperature": 1.0, "seed": 7, "n": 2})
+    assert [sample.effective["seed"] for sample in (*own.samples, *other.samples)] == [
+        {"value": seed, "from": "caller"} for seed in (40, 41, 7, 8)
+    ]
+
+
 def test_what_is_done_to_one_results_options_stays_there(text: GenerationEngine) -> None:
     requests = [{"prompt": "The capital"}]
     [first] = text.generate_text_batch(requests, {"max_new_tokens": 3})

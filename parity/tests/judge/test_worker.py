@@ -271,6 +271,15 @@ def test_processes_have_about_as_much_to_do_as_each_other() -> None:
     assert sorted(map(len, shares(items, 2))) == [3, 6], "a case of vLLM takes longer"
 
 
+def test_shares_keep_the_order_of_sites() -> None:
+    items = [("hf", "b", "1"), ("hf", "a", "1"), ("hf", "a", "2"), ("hf", "c", "1")]
+    assert shares(items, 1) == [tuple(items)]
+    small, large = sorted(shares(items, 2), key=len)
+    assert {*small, *large} == {*items}
+    for part in (small, large):
+        assert list(part) == [item for item in items if item in part]
+
+
 def test_a_script_is_one_process(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "answers", "--jobs", "2", "--", "python", "new.py"]) == 2
     assert "leave --jobs out" in capsys.readouterr().err

@@ -85,3 +85,9 @@ def test_frozen_reads_what_a_run_of_foreign_libraries_wrote(tmp_path: Path, caps
     assert frozen.read(held) == {f"{place}/faithful/one": "IDENTICAL", f"{place}/rushed/one": "DRIFT rng; likely"}
     assert main(written) == 0
     assert "2 the same" in capsys.readouterr().out
+    kept = {"goldens/plain/hf/one": "IDENTICAL", "mutation/x/hf": "DRIFT rng; likely"}
+    frozen.write(held, {**frozen.read(held), **kept, f"{place}/gone/one": "IDENTICAL"})
+    assert main([*written, "--write"]) == 0
+    after = frozen.read(held)
+    assert kept.items() <= after.items(), "what another part froze stays"
+    assert f"{place}/gone/one" not in after, "what this part no longer gives goes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parity.golden import as_written
-from parity.judge.numerics.numbers import fewer_bits
+from parity.judge.numerics.numbers import fewer_bits, fewer_digits
 
 # what a model says in bfloat16, and in float32
 BFLOAT16 = [-0.984375, -1.609375, -1.234375, -24.375]
@@ -21,3 +21,12 @@ def test_numbers_of_half_precision_that_were_of_float32_are_named() -> None:
 def test_a_golden_that_cut_digits_off_says_nothing_of_bits(old: list[float]) -> None:
     new = BFLOAT16[::-1] if old is BFLOAT16 else [number + 1e-5 for number in FLOAT32]
     assert fewer_bits([as_written(number) for number in old], new) is None
+
+
+def test_numbers_that_code_rounds_lost_digits_and_no_bits() -> None:
+    rounded = [round(number, 3) for number in FLOAT32]
+    assert fewer_digits(FLOAT32, rounded) and fewer_bits(FLOAT32, rounded) is None
+    assert not fewer_digits(rounded, FLOAT32)
+    assert not fewer_digits(rounded, rounded), "the old code rounded, too"
+    assert not fewer_digits([0.0, 1.0, 0.12345678], [0.0, 1.0]), "zeros and ones tell nothing"
+    assert not fewer_digits([*FLOAT32, 0.25], [*FLOAT32[1:], 0.25]), "one short number among long ones"
