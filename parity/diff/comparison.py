@@ -23,7 +23,6 @@ from parity.diff.instruments import (
     judge_paths,
     likeness,
     parting_steps,
-    read_faults,
     read_truth,
     rows_between,
 )
@@ -97,7 +96,14 @@ def compare(
     outcome, sentence, proof = judge(a, folder, first, other.answers, rows, read)
     known = began.notes, other.notes
     notes = () if outcome == "rounding" else notes_of((a, b), known)
+    notes += dtypes_of(first, other.answers)
     return Comparison(outcome, sentence, steps, mismatch, worst, deltas, proof, notes)
+
+
+def dtypes_of(a: Answers, b: Answers) -> tuple[str, ...]:
+    if a.dtype == b.dtype:
+        return ()
+    return (f"A computes in {a.dtype}, B in {b.dtype}; give both one to see whether more differs",)
 
 
 def notes_of(paths: Sequence[EnginePath], known: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -184,7 +190,9 @@ def judge(
         return "cannot tell", f"cannot tell: {found.open}", found.said
     like = found.like
     if found.is_shift and truth.dtype == "float32":
-        like = likeness(truth, read_faults(folder, rows, a.adapter), read, like)
+        like = likeness(folder, rows, truth, read, like, a.adapter)
+    if not like and first.dtype != other.dtype:
+        like = f"{first.dtype} and {other.dtype} do"
     named = f", like {like}" if like else f": {reason(found)}"
     return "differs", f"differs{named}", found.said
 

@@ -30,6 +30,8 @@ Moved = Callable[[Any, float], contextlib.AbstractContextManager[Any]]
 ALIKE = (
     0.6  # correlation of B - A with a fault's direction; one int8 run of the real model gave 0.79
 )
+FITS = 6  # readings of a probe, to find its factor
+FARTHEST = 3.0  # logarithm of a factor that is looked for
 SURE = 0.01  # 1 - p below it counts as it, as in the referee
 
 
@@ -174,16 +176,6 @@ def read_exact(folder: str, rows: Sequence[Given]) -> list[Scored]:
         return reader.read(rows)
 
 
-def read_faults(folder: str, rows: Sequence[Given], adapter: str = "") -> dict[str, list[Scored]]:
-    """What float32 says with rounded weights: the directions that quantizations have."""
-    found = {}
-    with reading.Reader(folder, "float32", adapter=adapter) as reader:
-        for name in ROUNDINGS:
-            with planted(reader.model, name, 0.0):
-                found[f"{name} weights"] = reader.read(rows, what=f"fault: {name}")
-    return found
-
-
 def judge_paths(
     a: Answers,
     b: Answers,
@@ -256,23 +248,68 @@ def suspicion(x: Estimate, e: Errors) -> str:
 
 
 def likeness(
+    folder: str,
+    rows: Sequence[Given],
     truth: Truth,
-    faults: Mapping[str, list[Scored]],
     read: tuple[list[Scored], list[Scored]],
     like: str,
+    adapter: str = "",
 ) -> str:
-    """What a shift looks like: the fault whose direction B - A has, or what the referee names."""
+    """What a shift looks like: the fault whose direction B - A has, or what the referee names, or
+    a probe that was moved further than the referee looks."""
     old, new = read
     base = logprobs_of(truth.scores)
     worth = np.hypot(-np.expm1(np.minimum(base, 0.0)), SURE)
     moved = (logprobs_of(new) - logprobs_of(old)) / worth
     best, name = ALIKE, like
-    for fault, scores in faults.items():
-        direction = (logprobs_of(scores) - base) / worth
-        alike = correlation(moved, direction)
-        if alike > best:
-            best, name = alike, f"{fault} (correlation {alike:.2f})"
-    return name
+
+    def direction_of(scores: Sequence[Scored]) -> Any:
+        return (logprobs_of(scores) - base) / worth
+
+    with reading.Reader(folder, "float32", adapter=adapter) as reader:
+        for fault in ROUNDINGS:
+            with planted(reader.model, fault, 0.0):
+                direction = direction_of(reader.read(rows, what=f"fault: {fault}"))
+            alike = correlation(moved, direction)
+            if alike > best:
+                best, name = alike, f"{fault} weights (correlation {alike:.2f})"
+        if name:
+            return name
+        probed = {probe: direction_of(scores) for probe, scores in truth.probes.items()}
+        probe = most_alike(moved, probed)
+        if not probe:
+            return ""
+
+        def moved_by(factor: float) -> Any:
+            with probes.PROBES[probe](reader.model, factor):
+                return direction_of(reader.read(rows, what=f"{probe} x {factor:.3f}"))
+
+        return named_factor(probe, fitted_factor(moved, probed[probe], moved_by))
+
+
+def most_alike(moved: Any, directions: Mapping[str, Any]) -> str:
+    """The probe that B - A goes along with, in either way, or ""."""
+    alike = {name: abs(correlation(moved, way)) for name, way in directions.items()}
+    best = max(alike, key=alike.__getitem__, default="")
+    return best if best and alike[best] > ALIKE else ""
+
+
+def fitted_factor(moved: Any, direction: Any, moved_by: Callable[[float], Any]) -> float:
+    """By what factor a probe moves as far as B - A: what is far is not in proportion to 1 %."""
+    factor = probes.PROBED
+    for _ in range(FITS):
+        keep = np.isfinite(moved) & np.isfinite(direction)
+        square = float((direction[keep] ** 2).sum())
+        times = float((moved[keep] * direction[keep]).sum()) / max(square, 1e-300)
+        logarithm = math.log(factor) * times
+        factor = math.exp(max(-FARTHEST, min(FARTHEST, logarithm)))
+        direction = moved_by(factor)
+    return factor
+
+
+def named_factor(probe: str, factor: float) -> str:
+    said = f"{probe} x {factor:.3f}"
+    return f"{said}, as temperature {1 / factor:.2f} does" if probe == "logits" else said
 
 
 def correlation(a: Any, b: Any) -> float:

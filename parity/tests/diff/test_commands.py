@@ -40,6 +40,21 @@ def test_diff_int8_weights_are_named(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.startswith("differs, like int8 weights")
 
 
+def test_diff_temperature_of_one_side_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of huggingface/trl#4159: raw log-probabilities against those after temperature 0.6."""
+    assert diff("hf:float32", "hf:float32,logits=1.6667") == 1
+    said = capsys.readouterr().out
+    assert said.startswith("differs, like logits x 1.66") and "as temperature 0.60 does" in said
+
+
+def test_diff_of_two_dtypes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of vllm-project/vllm#18352: transformers in its default of old, vLLM in the checkpoint's dtype."""
+    assert diff("hf:float32", "hf:bfloat16") == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == "differs, like float32 and bfloat16 do"
+    assert second.startswith("note: A computes in float32, B in bfloat16")
+
+
 def test_diff_other_tokenizer_is_not_called_numerics(capsys: pytest.CaptureFixture[str]) -> None:
     assert diff("hf", f"hf@{QWEN}") == 1
     assert "numerics were not compared" in capsys.readouterr().out
