@@ -95,8 +95,9 @@ def compare(
     progress.step("float32 reads all answers, as they are and with 1 % faults")
     outcome, sentence, proof = judge(a, folder, first, other.answers, rows, read)
     known = began.notes, other.notes
-    notes = () if outcome == "rounding" else notes_of((a, b), known)
-    notes += dtypes_of(first, other.answers)
+    notes = dtypes_of(first, other.answers)
+    if outcome != "rounding":
+        notes += notes_of((a, b), known)
     return Comparison(outcome, sentence, steps, mismatch, worst, deltas, proof, notes)
 
 
