@@ -61,7 +61,7 @@ TABLE: tuple[Entry, ...] = (
           "", "sampling"),
     entry("stop.eos_set", "stop", "other ids end the text", "stop.end_ids", "end_ids"),
     entry("stop.strings", "stop", "other strings end the text", "stop.strings stop.answer_strings", "strings"),
-    entry("stop.rule", "stop", "the same stops cut at another place", "stop.criteria"),
+    entry("stop.rule", "stop", "a stop acts by another rule, or cuts at another place", "stop.criteria"),
     entry("stop.length", "stop", "another number of tokens is allowed",
           "stop.max_new_tokens stop.min_new_tokens", "length"),
     entry("decode.skip_special", "decode", "special tokens are kept on one side, dropped on the other",

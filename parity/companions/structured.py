@@ -522,7 +522,8 @@ def grammar_for(request: TextGenerationRequest, plan: Plan) -> str:
     contradict it."""
     structured = build(StructuredOptions, request.structured)
     options = plan.options
-    if request.chat.enable_thinking and structured.after is None:
+    thinks = request.chat.enable_thinking and not request.continue_final
+    if thinks and structured.after is None:
         fix = "say structured={..., 'after': '</think>'}, or enable_thinking=False"
         raise RequestError("the structure leaves no room for the thought", fix=fix)
     if not plan.checkpoint.eos_ids:

@@ -16,7 +16,6 @@ import atexit
 import contextlib
 import functools
 import gc
-import importlib
 import os
 import pickle
 import signal
@@ -28,6 +27,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from parity.libraries import import_if_possible
 from parity.record.calls import words_and_place
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -56,9 +56,7 @@ def settle(*modules: str) -> None:
     eight on their way from load to end, and each would look through some millions of objects of the
     libraries. vLLM also freezes all and thaws all: not here, or engines that are no more would
     stay, and the libraries would be looked through again."""
-    for module in modules:
-        with contextlib.suppress(Exception):  # whoever needs it is told
-            importlib.import_module(module)
+    import_if_possible(modules)
     replace_kernels_once()
     inspect_models_here()
     gc.collect()

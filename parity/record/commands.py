@@ -157,31 +157,41 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             f"{site} returns nothing: its prompts and tokens are compared, what it does with "
             "the answers is not; a function that returns them is the better site"
         )
-    sampled = [case.case for case in cases if has_choices(case)]
+    sampled = [
+        case.case
+        for case in cases
+        if not CHOSEN_BY_ITSELF.isdisjoint(row.get("loop") for row in case.rows)
+    ]
     if sampled:
         yield (
             f"{site} chooses other tokens than the likeliest in a loop of its own "
             f"({', '.join(sampled)}), by settings that are not seen: they are held against "
             "those of the moved code, which takes some hundred tokens; or record it greedy"
         )
-    if any(given_no_ids(row) for case in cases for row in case.rows):
-        yield (
-            f"{site} gives its model embeddings, not ids: of what it reads and chooses nothing "
-            "is seen, and its model and its value are all that is held"
-        )
+    yield from unfollowed_lines(site, [row for case in cases for row in case.rows])
     parts = {place_name(part["at"]) for case in cases for part in case.changing}
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
 
 
+def unfollowed_lines(site: str, rows: Sequence[Row]) -> Iterator[str]:
+    """What is not seen of code that calls its model by itself."""
+    if any(map(given_no_ids, rows)):
+        yield (
+            f"{site} gives its model embeddings, not ids, or a cache that no call of a site "
+            "filled: of what it reads and chooses nothing is seen, and its model and its value "
+            "are all that is held"
+        )
+    if any(row.get("request", {}).get("followed") for row in rows):
+        yield (
+            f"{site} takes ids or rows out of its cache, or reads several ids behind an answer: "
+            "its prompts and its value are held, what it chooses is not"
+        )
+
+
 def is_silent(cases: Sequence[Case]) -> bool:
     calls = [case for case in cases if case.function]
     return any(case.raised is None for case in calls) and all(case.value is None for case in calls)
-
-
-def has_choices(case: Case) -> bool:
-    """Whether a loop of its own passed over the likeliest token."""
-    return any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows)
 
 
 def end_lines(done: Recorded, store: Store) -> Iterator[str]:

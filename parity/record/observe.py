@@ -137,7 +137,7 @@ class Observer(Listener):
         sys.meta_path.remove(self._finder)
         self.patches.undo()
 
-    @property
+    @functools.cached_property
     def module_names(self) -> set[str]:
         """Modules that hold what is tapped."""
         return {*LIBRARY_TAPS, *(site.module for site in self.sites)}

@@ -3,9 +3,11 @@ of both, through the `backend` parametrization."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import gen_engine
 from parity import real_model
 from parity.judge.worker import settle
+from parity.libraries import collections_later
 from parity.refusals import REFUSALS
 
 from .browser import NO_BROWSER
+from .forked_python import running_server
 
 ROOT = Path(__file__).parents[2]
 TEXT, VL = ROOT / "golden/models/tiny-qwen3", ROOT / "golden/models/tiny-qwen3-vl"
@@ -34,7 +38,24 @@ SMALL: dict[str, dict[str, Any]] = {
 
 RELEASES = {f"{r.releases} cannot do {r.what}": r.fix for r in REFUSALS if r.releases}
 
+SERVER = "PARITY_TESTS_FORKED_PYTHON"  # variable: the folder of its client
+
 PROMPT = gen_engine.Prompt((5,), (), {}, 1, None, None, None, (), None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One server for all processes of a run."""
+    if not hasattr(config, "workerinput"):
+        stack = contextlib.ExitStack()
+        os.environ[SERVER] = str(stack.enter_context(running_server()))
+        config.add_cleanup(stack.close)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Files of tests import the libraries."""
+    with collections_later():
+        return (yield)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -53,6 +74,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def settled() -> None:
     """Once a file: what an earlier one has loaded is there to stay."""
     settle("transformers.generation", "vllm.entrypoints.llm")
+
+
+@contextlib.contextmanager
+def forks_for_python() -> Iterator[None]:
+    """Python processes that the block starts need not import the libraries; see forked_python.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", f"{os.environ[SERVER]}/python")
+        patch.setenv("PATH", os.environ[SERVER], prepend=os.pathsep)
+        yield
+
+
+@pytest.fixture
+def forked_python() -> Iterator[None]:
+    with forks_for_python():
+        yield
 
 
 @pytest.fixture(scope="session")

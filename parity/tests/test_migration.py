@@ -26,6 +26,8 @@ from parity.tasks import drawing
 from .conftest import ROOT, TEXT, VL
 from .documents import blocks
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 BLOCKS = blocks(ROOT / "parity/README.md")
 WORKFLOW = next(code for kind, code in blocks(ROOT / "parity/ci.md") if kind == "yaml")
 FILES = {

@@ -23,6 +23,8 @@ from parity.tasks import drawing
 
 from .conftest import TEXT, VL
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 Capture = pytest.CaptureFixture[str]
 
 

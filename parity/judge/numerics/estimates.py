@@ -369,23 +369,25 @@ def along(
     show in new - old AND in new - slope x old, where that choice cancels; the smaller one counts.
     Errors and direction are clipped, each by its own size: a few steps at which everything moves
     much would decide alone.   is_needed: it must be shown to hold.
+
+    Nor does an effect below FLOOR count, whatever the old path's size: of a float32 path that is
+    the reference's own kernel no rounding is measured, and every other kernel goes beyond it.
     """
+    most = max(most, FLOOR / e.rounding)
     old = e.clipped(e.old, LEVERAGE)
     new = e.clipped(e.new, LEVERAGE)
     limit = LEVERAGE * robust_size(direction[e.is_open])
     direction = np.clip(direction, -limit, limit)
-    squares = float((old**2).sum())
-    slope = float((old * new).sum()) / max(squares, 1e-300)
+    slope = float((old * new).sum() / max((old**2).sum(), 1e-300))
     intervals = []
     for part in (new - old, new - slope * old):
         terms = [old**2, part * direction, direction**2]
         intervals.append(interval(sums_of(e, terms, e.is_open), effect))
     least = min(intervals, key=lambda one: abs(one.value))
     outcome = least_grave([one.outcome(-most, most) for one in intervals])
-    low = least.value - least.holds
-    high = least.value + least.holds
-    found = Estimate(name, least.value, low, high, -most, most, outcome, e.rounding)
-    is_beyond = abs(least.value) >= most and least.is_significant
+    value, wide = least.value, least.holds
+    found = Estimate(name, value, value - wide, value + wide, -most, most, outcome, e.rounding)
+    is_beyond = abs(value) >= most and least.is_significant
     return found if is_needed or is_beyond else only_alarm(found)
 
 

@@ -64,13 +64,17 @@ class LoopReading:
 
     def ids_in(self, width: int) -> list[int]:
         """Its ids in the first columns of its batch."""
-        behind = self.width - width
-        return self.ids[: len(self.ids) - behind]
+        return self.ids[: len(self.ids) - self.width + width]
 
-    def read_on(self, ids: Sequence[int], known: Collection[Ids] = ()) -> None:
+    def read_on(self, ids: Sequence[int], count: int, known: Collection[Ids] = ()) -> None:
         """The model reads on. Several ids at once, before any was chosen, are the rest of the
-        prompt; so is one that a text goes on with.   known: ids that a tokenizer gave."""
+        prompt; so is one that a text goes on with.   count: columns that were kept of its batch.
+        known: ids that a tokenizer gave."""
         output = self.output
+        if count != self.width:
+            self.ids = self.ids_in(count)
+            self.width = count
+            self.lost = True
         whole = (*self.ids, *ids)
         is_prompt = not output.new_ids and any(text[: len(whole)] == whole for text in known)
         if len(ids) != 1 or is_prompt:
@@ -82,19 +86,17 @@ class LoopReading:
             self.is_likeliest.append(ids[0] == self.best)
         self.ids += ids
         self.width += len(ids)
-        self._update()
+        self.update()
 
     def expect(self, best: int) -> None:
         """The likeliest next id is known."""
         self.best = best
-        self._update()
+        self.update()
 
-    def lose(self) -> None:
-        self.lost = True
-        self._update()
-
-    def _update(self) -> None:
+    def update(self) -> None:
         output = self.output
+        if self.lost:
+            output.request["followed"] = "in part"
         if self.lost or not output.new_ids:
             output.output_ids = []
             output.reported |= {"scored": True, "loop": None}
@@ -146,25 +148,22 @@ def config_ids(config: Any, name: str) -> frozenset[int]:
 # == All sequences of a call ==
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A cache that a forward gave. cache: a weak reference where there can be one."""
-
-    cache: Callable[[], Any]
-    readings: list[LoopReading]
+class Pasts(weakref.WeakKeyDictionary[Any, tuple[list[LoopReading], "Loops"]]):
+    """Caches that forwards gave, not a byte longer than the code wants them, which may keep one
+    from call to call -> the sequences that each holds, and those of the call that read them."""
 
 
 class Loops:
     """All that one call of a site has read.
 
-    texts: sequences by their model and ids.   pasts: by what the model gave back.   blind: models
-    that were given no ids.   states: of the process's generators, before anything was chosen.
-    seed: of what was sampled from, once something was.
+    texts: sequences by their model and ids.   pasts: of all calls.   blind: models that were given
+    no ids, or a past that no call gave.   states: of the process's generators, before anything was
+    chosen.   seed: of what was sampled from, once something was.
     """
 
     def __init__(self) -> None:
         self.texts = dict[tuple[int, Ids], list[LoopReading]]()
-        self.pasts = list[Past]()
+        self.pasts = Pasts()
         self.blind = set[int]()
         self.states: list[bytes] | None = None
         self.seed: Fields | None = None
@@ -175,16 +174,24 @@ class Loops:
             self.states = generator_states()
         past = past_of(given.get)
         ids = given.get("input_ids")
-        if not length_of(past):
+        if past is None or not past.get_seq_length():
             seen = read_forward(model, given)
             if seen is not None:
                 return self._fresh(model, given, seen, before)
-            if id(model) not in self.blind and given.get("inputs_embeds") is not None:
-                self.blind.add(id(model))
-                return LoopStep(new_sequences(model, [[]]).events)
+            if given.get("inputs_embeds") is not None:
+                return self._blind(model)
+        elif past not in self.pasts:
+            return self._blind(model)
         elif ids is not None:
             return self._continued(model, past, id_lists(ids), before)
         return LoopStep()
+
+    def _blind(self, model: Any) -> LoopStep:
+        """Of what is read nothing is known but the model."""
+        if id(model) in self.blind:
+            return LoopStep()
+        self.blind.add(id(model))
+        return LoopStep(new_sequences(model, [[]]).events)
 
     def _fresh(self, model: Any, given: Arguments, seen: Forward, before: Events) -> LoopStep:
         """A forward without a past: new sequences, and old ones with one id more."""
@@ -219,7 +226,7 @@ class Loops:
             if others := [one for one in known if one is not reading]:
                 self.texts[key] = others
             if reading is not None:
-                reading.read_on(ids[-1:])
+                reading.read_on(ids[-1:], reading.width)
                 self._remember(model, [reading])
                 found[index] = reading
         return found
@@ -228,25 +235,21 @@ class Loops:
         self, model: Any, past: Any, rows: Sequence[list[int]], before: Events
     ) -> LoopStep:
         """A forward with a past: its sequences go on, or another text begins on top of them."""
-        count = length_of(past)
-        readings = self._readings_of(past)
+        readings, loops = self.pasts[past]
         if len(readings) != len(rows):
             return lose_all(readings)  # rows were taken out of it: which are left?
-        is_cropped = any(reading.width != count for reading in readings)
+        count = past.get_seq_length()
         pairs = [*zip(readings, rows)]
         known = set[Ids]()
-        if is_cropped or not all(is_choice(*pair) for pair in pairs):
+        is_on_top = loops is not self
+        if not is_on_top and not all(is_choice(*pair, count) for pair in pairs):
             known = known_ids(before)
-            if all(is_another_text(*pair, count, known) for pair in pairs):
-                return read_on_top(model, pairs, count)
-        if is_cropped:
-            return lose_all(readings)  # ids were taken back
+            is_on_top = all(is_another_text(*pair, count, known) for pair in pairs)
+        if is_on_top:
+            return read_on_top(model, pairs, count)
         for reading, ids in pairs:
-            reading.read_on(ids, known)
+            reading.read_on(ids, count, known)
         return LoopStep(readings=readings)
-
-    def _readings_of(self, past: Any) -> list[LoopReading]:
-        return next((one.readings for one in self.pasts if one.cache() is past), [])
 
     def _remember(self, model: Any, readings: Sequence[LoopReading]) -> None:
         for reading in readings:
@@ -267,18 +270,10 @@ class Loops:
                 reading.output.request["process"] = self.seed
         past = past_of(lambda name: getattr(result, name, None))
         if past is not None and readings:
-            self._keep(past, readings)
+            self.pasts[past] = [*readings], self
         logits = getattr(result, "logits", None)
         if logits is not None and logits.ndim == 3:  # [B, S, V]
             expect_likeliest(readings, given, logits)
-
-    def _keep(self, past: Any, readings: Sequence[LoopReading]) -> None:
-        """Not a byte longer than the code wants it. The tuples of old releases have no weak
-        references: the last one is kept."""
-        weak = [one for one in self.pasts if isinstance(one.cache, weakref.ref)]
-        cache = (lambda: past) if isinstance(past, tuple) else weakref.ref(past)
-        others = [one for one in weak if one.cache() is not past]
-        self.pasts = [*others, Past(cache, list(readings))]
 
 
 def read_on_top(model: Any, pairs: Sequence[tuple[LoopReading, list[int]]], count: int) -> LoopStep:
@@ -289,7 +284,8 @@ def read_on_top(model: Any, pairs: Sequence[tuple[LoopReading, list[int]]], coun
 
 def lose_all(readings: Sequence[LoopReading]) -> LoopStep:
     for reading in readings:
-        reading.lose()
+        reading.lost = True
+        reading.update()
     return LoopStep()
 
 
@@ -307,16 +303,9 @@ def past_of(get: Callable[[str], Any]) -> Any:
     return newer if newer is not None else get("past_key_values")
 
 
-def length_of(past: Any) -> int:
-    """How many ids of each row a cache holds: one of this release, or the tuples of old ones."""
-    if hasattr(past, "get_seq_length"):
-        return int(past.get_seq_length())
-    return int(past[0][0].shape[-2]) if past else 0
-
-
-def is_choice(reading: LoopReading, ids: Sequence[int]) -> bool:
+def is_choice(reading: LoopReading, ids: Sequence[int], count: int) -> bool:
     """Whether ids that are read on an answer are surely one that the code chose."""
-    return bool(reading.output.new_ids) and len(ids) == 1
+    return bool(reading.output.new_ids) and len(ids) == 1 and reading.width == count
 
 
 def is_another_text(
@@ -426,6 +415,7 @@ def tap_forward(listener: Listener, call: Invocation) -> Any:
             return call.run()
         running = listener.running()
         loops = running.memory.of(Loops)
+        loops.pasts = listener.memory.of(Pasts)
         model = call.owner
         step = LoopStep()
         given = Fields()

@@ -56,7 +56,7 @@ def read_template(call: Invocation, result: Any, inner: Events) -> Template:
     texts = texts_of(result) if isinstance(first, str) else tokenized_texts(inner)
     chats = chat if chat and isinstance(chat[0], (list, tuple)) else [chat]
     return Template(
-        [plain_chat(entry) for entry in chats],
+        [plain_chat(entry, "".join(texts)) for entry in chats],
         texts,
         hashlib.sha256(source.encode()).hexdigest(),
         plain_json(template_arguments(given)),
@@ -77,14 +77,21 @@ def plain_json(value: Any) -> Any:
     return json.loads(json.dumps(value, default=lambda other: f"<{type(other).__name__}>"))
 
 
-def plain_chat(chat: Any) -> list[Any]:
+def plain_chat(chat: Any, text: str) -> list[Any]:
     """Messages as data. An image becomes {"type": "image"}: its pixels are in the row's images."""
-    return [plain_json({**entry, "content": plain_content(entry.get("content"))}) for entry in chat]
+    found = []
+    for entry in chat:
+        fields = {**entry, "content": entry.get("content")}
+        found.append(plain_json({name: plain_content(fields[name], text) for name in fields}))
+    return found
 
 
-def plain_content(content: Any) -> Any:
+def plain_content(content: Any, text: str) -> Any:
+    """text: the template's. `~` in one writes the name of an enum whose members are strings, `+`
+    the string."""
     if not isinstance(content, (list, tuple)):
-        return content
+        name = str(content)
+        return name if isinstance(content, str) and name in text else content
     match [plain_part(part) for part in content]:
         case [{"type": "text", "text": text}]:
             return text  # two ways to write the same

@@ -451,6 +451,7 @@ def test_closing_on_a_full_disk_is_no_error_and_costs_the_order_of_the_last_hits
         assert again["k"] == "v"
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_full_disk_costs_a_warning_and_no_answer(file: Path) -> None:
     process = script(FULL_DISK, str(TEXT), str(file))
     said = process.communicate()[0].splitlines()

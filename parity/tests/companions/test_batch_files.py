@@ -24,7 +24,7 @@ from parity.companions import batch_files
 from parity.companions.batch_files import Summary, answer_file
 from parity.tasks import drawing, text_tasks
 
-from ..conftest import ROOT, TEXT, VL, Load, chat
+from ..conftest import ROOT, TEXT, VL, Load, chat, forks_for_python
 
 MOST = {"max_new_tokens": 24}
 KILLED = int(os.environ.get("KILLED_LINES", "120")), int(os.environ.get("KILLS", "2"))  # by hand: 3000 and 20
@@ -615,8 +615,9 @@ def deaths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, st
     source = write(folder / "in.jsonl", asked)
     targets = [str(folder / f"{place}.jsonl") for place in DEATHS]
     files = [str(source), str(folder / "whole.jsonl"), str(TEXT), *targets]
-    run = [sys.executable, "-c", DEADLY, *files]
-    done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
+    with forks_for_python():
+        run = [sys.executable, "-c", DEADLY, *files]
+        done = subprocess.run(run, capture_output=True, text=True, env=environment(), check=False)
     first, *codes = done.stdout.splitlines()
     assert first == "0" and len(codes) == len(DEATHS), done.stdout + done.stderr
     return folder, dict(zip(DEATHS, codes))
@@ -1067,6 +1068,7 @@ print("equal")
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_the_command_survives_kills_and_a_file_that_may_not_grow(tmp_path: Path) -> None:
     source, kills = write(tmp_path / "in.jsonl", questions(KILLED[0])), str(KILLED[1])
     files = [str(source), str(tmp_path / "whole.jsonl"), str(tmp_path / "out.jsonl")]
@@ -1080,6 +1082,7 @@ def test_the_command_survives_kills_and_a_file_that_may_not_grow(tmp_path: Path)
     )
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_standard_input_and_a_vendored_copy(tmp_path: Path) -> None:
     vendor.copy_to(tmp_path / "acme/llm", ["batch_files", "answer_cache", "request_forms"])
     script, target = tmp_path / "acme/llm/batch_files.py", tmp_path / "out.jsonl"

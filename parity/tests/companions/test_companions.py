@@ -100,6 +100,7 @@ print("both")
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_repository_with_two_copies_one_of_them_with_companions(tmp_path: Path) -> None:
     vendor.copy_to(tmp_path / "llm", [])
     vendor.copy_to(tmp_path / "acme/llm", list(COMPANIONS))

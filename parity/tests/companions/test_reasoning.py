@@ -183,6 +183,12 @@ def test_a_structure_that_leaves_no_thought_is_refused_unless_that_is_said(text:
     assert text.generate_text_batch([request])[0].text in ("yes", "no")
 
 
+def test_an_answer_that_goes_on_needs_no_room_for_a_thought(text: GenerationEngine) -> None:
+    started = [*REQUESTS[2]["messages"], {"role": "assistant", "content": "It is even.\nVerdict: "}]
+    request = {**REQUESTS[2], "messages": started, "continue_final": True, "structured": {"choice": ["yes", "no"]}}
+    assert text.generate_text_batch([request])[0].text in ("yes", "no")
+
+
 @pytest.mark.parametrize("after", ["<think><", 5, "\ud800"])
 def test_a_marker_that_cannot_be_one_is_refused(after: Any, text: GenerationEngine) -> None:
     request = {**REQUESTS[0], "structured": {"choice": ["yes"], "after": after}}

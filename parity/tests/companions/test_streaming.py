@@ -295,6 +295,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_ctrl_c_ends_the_loop_and_the_engine_goes_on() -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(TEXT)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import gen_engine
 
 from ..conftest import ROOT, TEXT
@@ -100,6 +102,7 @@ with load(sys.argv[1]) as engine:
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_the_file_alone_names_the_companion_that_a_call_needs(tmp_path: Path) -> None:
     shutil.copy(ROOT / "gen_engine.py", tmp_path)
     command = [sys.executable, "-c", ALONE, str(TEXT)]

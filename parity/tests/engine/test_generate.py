@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from gen_engine import (
     EngineError,
     GenerationEngine,
     GenerationOptions,
+    GenerationResult,
     RowWatch,
     UnsupportedError,
     generate_text_batch,
@@ -106,9 +108,15 @@ def oracle(tokens: tuple[int, ...], stops: list[str], decode: Callable[[tuple[in
     return decode(tokens[:-1]), tokens, "eos"
 
 
+@functools.cache
+def free_running(engine: GenerationEngine) -> GenerationResult:
+    [result] = engine.generate_text_batch([COUNT])
+    return result
+
+
 @pytest.mark.parametrize("stops", STOPS, ids=repr)
 def test_stop_strings_end_a_row_at_the_token_that_completes_them(text: GenerationEngine, stops: list[str]) -> None:
-    [free] = text.generate_text_batch([COUNT])
+    free = free_running(text)
     [stopped] = text.generate_text_batch([COUNT], {"stop": stops})
     expected = oracle(free.token_ids, stops, lambda tokens: text.tokenizer.decode(tokens, skip_special_tokens=True))
     assert (stopped.text, stopped.token_ids, stopped.finish_reason) == expected

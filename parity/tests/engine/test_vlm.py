@@ -382,6 +382,7 @@ def test_an_image_part_names_its_source_as_each_library_does(vl: GenerationEngin
         vl.generate_vlm_batch([both])
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_the_file_alone_takes_images(tmp_path: Path) -> None:
     copy = shutil.copy(ROOT / "gen_engine.py", tmp_path)
     command = [sys.executable, "-c", COPIED, str(VL)]

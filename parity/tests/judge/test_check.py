@@ -27,6 +27,8 @@ from parity.prove.site_mutations import SITE_MUTATIONS
 from parity.record.observe import Observer
 from parity.tests.conftest import ROOT
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 CASES = ("rollout/one-prompt", "rollout/two-prompt-lengths", "runner/two-stops")
 
 

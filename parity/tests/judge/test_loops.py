@@ -27,7 +27,9 @@ from parity.verdict import Outcome
 from .inquiries import followers
 
 OLD = """
+import copy
 import functools
+import itertools
 
 import numpy
 import torch
@@ -227,6 +229,38 @@ def apart(path, question, most=24):
     given = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids
     past = model(given[:, :-1], use_cache=True).past_key_values
     return said(model, tokenizer, given[:, -1:], past, most)
+
+
+KEPT = {}
+
+
+@torch.no_grad()
+def kept(path, question, most=24):
+    \"""The past of the call before, as far as both prompts begin alike.\"""
+    model, tokenizer = loaded(path)
+    ids = tokenizer(rendered(tokenizer, question)).input_ids
+    past, before = KEPT.get(path, (transformers.DynamicCache(), []))
+    same = sum(itertools.takewhile(bool, map(int.__eq__, before, ids[:-1])))
+    if past.get_seq_length() > same:
+        past.crop(same - past.get_seq_length())
+    KEPT[path] = past, ids
+    return said(model, tokenizer, torch.tensor([ids[same:]]), past, most)
+
+
+@functools.cache
+@torch.no_grad()
+def prefix(path):
+    model, tokenizer = loaded(path)
+    ids = tokenizer("<|im_start|>system\\nBe brief.", return_tensors="pt").input_ids
+    return ids.shape[1], model(ids, use_cache=True).past_key_values
+
+
+def prefixed(path, question, most=24):
+    \"""A copy of a past that was read before any call.\"""
+    model, tokenizer = loaded(path)
+    count, past = copy.deepcopy(prefix(path))
+    ids = tokenizer(rendered(tokenizer, question), return_tensors="pt").input_ids
+    return said(model, tokenizer, ids[:, count:], past, most)
 
 
 def turns(path, questions, most=12):
@@ -446,7 +480,7 @@ def embedded(path, question, most=16):
     return cached(path, question, most)
 
 
-apart = cached
+apart = kept = prefixed = cached
 
 
 def turns(path, questions, most=12):
@@ -518,6 +552,8 @@ ASKED = (
     "dice",
     "guided",
     "direct",
+    "kept",
+    "prefixed",
 )  # of each question
 READ = ["a", "ab", "1, 2", "1, 2,", "What is the capital of France?", "b"]  # some are others and an id more
 DRAFT = ROOT / "golden/models/tiny-qwen3-draft"
@@ -536,6 +572,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         sites = [Site(name, f"old_loops:{name}") for name in SITES]
         with Observer(sites=sites, sink=found.append, store=store) as observer:
             old = importlib.import_module("old_loops")
+            old.prefix(str(TEXT))
             for number, question in enumerate(QUESTIONS):
                 with case(f"q{number}"):
                     for name in ASKED:
@@ -636,8 +673,11 @@ def test_a_picture_of_a_moved_loop_that_is_another_one_is_named(judged: Judged) 
 
 @pytest.mark.parametrize(
     ("site", "verdict"),
-    [("rare", "IDENTICAL"), ("guessed", "TEXT-IDENTICAL"), ("embedded", "TEXT-IDENTICAL")],
-)
+    [
+        ("rare", "IDENTICAL"), ("guessed", "TEXT-IDENTICAL"), ("embedded", "TEXT-IDENTICAL"),
+        ("prefixed", "TEXT-IDENTICAL"),
+    ],
+)  # fmt: skip
 def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, verdict: str, judged: Judged) -> None:
     """A prompt that is read more often on one side is the same reading, as in `rare`."""
     for number in range(len(QUESTIONS)):
@@ -645,7 +685,7 @@ def test_of_what_a_model_only_reads_its_prompt_and_itself_are_held(site: str, ve
     coarse = judged(site, "q0", ("gen_engine.load)", "lambda path: gen_engine.load(path, dtype='bfloat16'))"))
     assert coarse.cause is not None and coarse.cause.name == "model.dtype"
     other = judged(site, "q1", ("Be brief.", "Be brief!"))
-    if site == "embedded":  # which ids they stand for is not known
+    if site in ("embedded", "prefixed"):  # which ids they stand for is not known
         assert other.cause is None or other.cause.name == "post.other"
     else:
         assert other.cause is not None and other.cause.name == "prompt.messages"
@@ -657,6 +697,15 @@ def test_the_text_on_top_of_an_answer_is_a_prompt(folder: Path, judged: Judged) 
     assert len(rows) == 3 and all(row["loop"] == LIKELIEST and "Is 28" in row["prompt_text"] for row in rows[1:])
     lost = judged("turns", "all", ("{answers[-1]}<|im_end|>", "<|im_end|>"))
     assert str(lost.cause) == "prompt.messages; confirmed"
+
+
+def test_a_loop_goes_on_with_the_past_of_an_earlier_call(folder: Path, judged: Judged) -> None:
+    for number in range(len(QUESTIONS)):
+        [kept], [whole] = (rows_of(folder, site, f"q{number}") for site in ("kept", "cached"))
+        assert (kept["prompt_ids"], kept["output_ids"]) == (whole["prompt_ids"], whole["output_ids"])
+        assert judged("kept", f"q{number}").verdict == "IDENTICAL"
+    other = judged("kept", "q1", ("Be brief.", "Be brief!"))
+    assert str(other.cause) == "prompt.messages; confirmed"
 
 
 def test_what_is_read_for_its_loss_is_no_loop_and_may_count_for_nothing(folder: Path, judged: Judged) -> None:
@@ -832,11 +881,14 @@ def test_choices_of_a_loop_that_were_not_the_likeliest_are_not_computed_again() 
 def test_record_says_what_is_not_seen_of_a_loop(folder: Path) -> None:
     store = Store(folder / "golden")
     cases = [store.read("drawn", "at-4"), store.read("cached", "q0"), store.read("embedded", "q0")]
+    cases += [store.read("prefixed", "q0"), store.read("kept", "q1"), store.read("guessed", "q0")]
     seen = SimpleNamespace(overhead=(0.0, 1.0), failures=[], cases=cases, returncode=0)
     done: Any = SimpleNamespace(seen=seen, written=cases, same=[], refused=[])
     said = recorded_text(done, store)
     assert "drawn chooses other tokens than the likeliest in a loop of its own (at-4)" in said
-    assert "embedded gives its model embeddings, not ids" in said and "cached" not in said.partition("recorder")[2]
+    assert "embedded gives its model embeddings, not ids, or a cache" in said
+    assert "prefixed gives its model embeddings, not ids, or a cache" in said
+    assert not any(f"\n{name} " in said for name in ("cached", "kept"))
 
 
 def row(prompt: str, text: str, ids: list[int], **more: Any) -> dict[str, Any]:

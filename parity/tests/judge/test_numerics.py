@@ -23,7 +23,7 @@ from parity.kernels import cuts_bfloat16, known_biases
 from parity.prove import checkpoints
 from parity.record.taps import models as recorded
 
-from ..conftest import ROOT
+from ..conftest import ROOT, forks_for_python
 
 OLD = """
 import random
@@ -130,7 +130,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, text in (("flat_old.py", OLD), ("flat_moved.py", MOVED), ("flat_plain.py", PLAIN)):
         (folder / name).write_text(text)
     untied(folder / "models/flat")
-    with pytest.MonkeyPatch.context() as patch:
+    with forks_for_python(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("PYTHONPATH", f"{ROOT}:{folder}")
         patch.setattr(sys, "path", [str(folder), *sys.path])

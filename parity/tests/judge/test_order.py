@@ -13,6 +13,8 @@ from parity.judge.check import check_sites
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import ROOT, SMALL
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 UNSURE = ROOT / "golden/models/random-llama"  # never sure of the next token
 PROMPTS = [
     "Name three red things, and say why.",

@@ -122,6 +122,26 @@ def test_float32_paths_are_not_held_to_the_size_of_their_rounding() -> None:
     assert judge(site(drawn(), size=2e-6, fault=added(1e-3)), dtype="float32").outcome == "shifted"
 
 
+@pytest.mark.parametrize("along", ["bias", "scale", "probe"])
+def test_an_effect_below_float32s_own_rounding_is_no_shift(along: str) -> None:
+    """The old path and the reference are one kernel, and equal to the bit: there is no noise to compare with."""
+
+    def tilted(effect: float, draw: np.random.Generator) -> list[Reading]:
+        made = []
+        for row in site(draw, size=0.0, new_size=2e-5):
+            reference = np.array(row.reference)
+            ways = {"bias": np.ones(64), "scale": reference + 3.3, "probe": draw.normal(size=64)}
+            way = ways[along] / math.sqrt((ways[along] ** 2).mean())
+            worth = -np.expm1(reference)
+            now = np.array(row.new) + effect * way * worth
+            probes = {"logits": (reference + 0.1 * ways["probe"] * worth).tolist()}
+            made.append(dataclasses.replace(row, new=now.tolist(), probes=probes))
+        return made
+
+    assert judge(tilted(4e-5, drawn(5)), dtype="float32").outcome == "holds"
+    assert judge(tilted(4e-4, drawn(5)), dtype="float32").outcome == "shifted"
+
+
 def test_tokens_that_the_old_path_chose_are_biased_and_that_is_no_alarm() -> None:
     """The best of eight tokens of about the same logit is best because of the old path's error. The new one, with
     errors of its own, lies lower on it."""

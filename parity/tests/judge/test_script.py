@@ -188,6 +188,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_scripts_calls_are_of_the_backend_they_ran_on_and_an_engine_that_is_not_here_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from parity.golden import Store
 from parity.judge.check import check_sites
 from parity.tests.conftest import ROOT
 from parity.verdict import Outcome
+
+pytestmark = pytest.mark.usefixtures("forked_python")
 
 SITE = "rollout"
 CASES = ("cold-sampling", "sampled-with-seed", "several-samples")  # with questions over the site

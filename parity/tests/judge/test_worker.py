@@ -18,7 +18,7 @@ import pytest
 from parity.__main__ import main
 from parity.golden import Case, Store
 from parity.judge.check import Job, Measured, check_sites, judged, shares
-from parity.judge.worker import Died, Worker, inspect_models_here, output_into, replace_kernels_once
+from parity.judge.worker import Died, Worker, inspect_models_here, output_into, replace_kernels_once, settle
 from parity.verdict import Outcome
 
 from ..conftest import TEXT
@@ -135,6 +135,7 @@ def answer(word):
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_engines_that_moved_code_drops_are_gone(acme: Store) -> None:
     """On some releases of vLLM each is a process, and a site of many cases would fill the memory."""
     Path("drops.py").write_text(f"MODEL = {str(TEXT)!r}\n{DROPS}")
@@ -159,6 +160,7 @@ def later(word):
 """
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_many_engines_that_a_site_leaves_open_are_closed_before_the_next(acme: Store) -> None:
     """On vLLM each takes its part of the memory, and the sites after it would find none."""
     Path("leaves.py").write_text(f"MODEL = {str(TEXT)!r}\n{LEAVES}")
@@ -283,6 +285,22 @@ def test_shares_keep_the_order_of_sites() -> None:
 def test_a_script_is_one_process(acme: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "answers", "--jobs", "2", "--", "python", "new.py"]) == 2
     assert "leave --jobs out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_settle_imports_without_collections_and_leaves_them_as_they_were(
+    is_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asks_gc.py").write_text("import gc\nWAS_ON = gc.isenabled()\n")
+    (tmp_path / "breaks.py").write_text("1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    was_on = gc.isenabled()
+    try:
+        gc.enable() if is_on else gc.disable()
+        settle("breaks", "asks_gc")
+        assert gc.isenabled() == is_on and not sys.modules.pop("asks_gc").WAS_ON
+    finally:
+        gc.enable() if was_on else gc.disable()
 
 
 LOADS = """

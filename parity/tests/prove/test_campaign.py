@@ -21,6 +21,8 @@ from parity.prove.matrix import README
 
 from ..conftest import BACKENDS
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hostile_inputs_of_each_kind_are_right_or_refused_and_cost_no_neighbour(backend: str) -> None:

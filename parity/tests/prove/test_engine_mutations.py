@@ -117,6 +117,7 @@ def test_a_mutation_whose_code_is_gone_is_refused() -> None:
         gone.source("def finish():\n    return 1")
 
 
+@pytest.mark.usefixtures("forked_python")
 def test_a_mutated_engine_is_judged_in_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a process of its own: this one has threads that a fork would wait for."""
     monkeypatch.chdir(ROOT)

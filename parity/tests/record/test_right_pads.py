@@ -16,6 +16,8 @@ from parity.record.observe import Observer, Site, case, load_function
 from parity.record.taps import loops
 from parity.tests.conftest import SMALL, TEXT
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 OLD = """
 import torch, transformers
 

@@ -13,6 +13,8 @@ from parity.judge.check import check_sites
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import TEXT
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 OLD = """
 import torch, transformers
 

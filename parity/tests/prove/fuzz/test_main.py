@@ -15,6 +15,8 @@ from parity.prove.fuzz.__main__ import Tally, listen, main, table_of
 from parity.prove.fuzz.pinned import Pinned, read_pinned
 from parity.prove.fuzz.values import Case
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 CASE = {"verb": "text", "requests": [{"prompt": "a"}], "options": {}}
 BEGIN = {"what": "begin", "case": CASE}
 BATCH = {"what": "batch", "asked": 3, "outcomes": {"answered": 2, "refused": 1}}
