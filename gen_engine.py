@@ -1804,7 +1804,7 @@ def check_ids(ids: Sequence[int], images: Sequence[Any], checkpoint: Checkpoint)
     if placeholders != [getattr(image, "placeholder_id", usual) for image in images]:
         fix = ""
         if checkpoint.processor is not None:
-            fix = f"a prompt has one {checkpoint.placeholder!r} for each image"
+            fix = f"a prompt has one {checkpoint.placeholder!r} for each image, each video its own"
         problem = f"{len(images)} images, but {len(placeholders)} placeholders in the prompt"
         if len(placeholders) == len(images):
             problem = "images and videos come in another order than their placeholders"

@@ -24,7 +24,9 @@ A case holds one row per sequence that the model generated:
     template      {"sha256", "arguments"}: the template and what it was told beside the chat
     prompt_text   the prompt as text, each picture as one placeholder
     prompt_ids    the ids that the model saw, without padding, pictures as their image tokens
-    images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}]
+    images        [{"sha256" of the RGB pixels, "size" [width, height], "grid", "tokens", "budget", "values", "blob"}];
+                  then videos, which have "fps", "indices" of the frames that the model saw and "placeholder"; the
+                  frames are one picture, one below the other
     request       {"number", "sample", "seed"}: which request of the call the row answers, and that one's own seed; of
                   what an engine scores {"response"}: how many of the ids are the response; {"cut", "behind"}: which
                   part of a text the ids are, or how many stand behind it; {"structure"}: the form asked for;

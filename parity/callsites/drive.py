@@ -17,7 +17,7 @@ from parity.record.observe import case
 
 SITES = (
     "stage_a", "rollout", "reflection", "runner", "visual_dump", "inference_module", "rollout_worker", "selftest",
-    "service", "refusals", "words",
+    "service", "refusals", "words", "clips", "live_answers",
 )  # fmt: skip
 WAYS = ("old", "moved")
 

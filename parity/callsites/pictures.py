@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from parity.tasks import drawing
+from parity.tasks import clip, drawing
 
 
 class Pictures:
@@ -68,6 +68,24 @@ class Pictures:
         box = (0, whole.height // 2, *whole.size)
         whole.paste(whole.crop(box).transpose(Image.Transpose.FLIP_TOP_BOTTOM), box)
         return self._saved(whole, f"{Path(path).stem}-changed.png")
+
+    def frames(self, first: str, second: str, *, frames: int, change: int) -> list[str]:
+        """A clip as files of its frames, in order."""
+        every = clip(first, second, frames=frames, change=change)
+        return [self._saved(frame, f"{first}-{second}-{index}.png") for index, frame in enumerate(every)]
+
+    def clip(self, first: str, second: str, *, frames: int, change: int, rate: float) -> str:
+        """As a file, `rate` frames a second."""
+        import cv2
+        import numpy
+
+        path = str(self.directory / f"{first}-{second}-{frames}.mp4")
+        every = clip(first, second, frames=frames, change=change)
+        writer = cv2.VideoWriter(path, cv2.VideoWriter.fourcc(*"mp4v"), rate, every[0].size)
+        for frame in every:
+            writer.write(numpy.asarray(frame)[:, :, ::-1])
+        writer.release()
+        return path
 
     def photograph(self) -> str:
         """A real one: the portrait that matplotlib ships, in the size of a thumbnail."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         UnsupportedError,
         build,
         companion,
+        did_you_mean,
         short_repr,
         truncate_at_stops,
     )
@@ -52,6 +53,7 @@ else:  # the copy beside this file, whatever others the process has
         UnsupportedError,
         build,
         companion,
+        did_you_mean,
         short_repr,
         truncate_at_stops,
     )
@@ -154,6 +156,8 @@ READ = (  # by name, below
     "model",
     "messages",
     "tools",
+    "tool_choice",
+    "parallel_tool_calls",
     "chat_template_kwargs",
     "chat_template",
     "add_generation_prompt",
@@ -166,12 +170,17 @@ READ = (  # by name, below
 UNUSED = ("user", "metadata", "service_tier")  # they change no answer
 NEUTRAL: dict[str, tuple[Any, ...]] = {  # values that ask for nothing
     "stream": (False,),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True,),
     "include_reasoning": (True,),
     "modalities": (["text"],),
     "logprobs": (False, True),
     "store": (False, True),
+}
+
+
+INSTEAD = {  # of a field that is not read; "" is any other
+    "": "drop it: it would not be honoured",
+    "reasoning_effort": "templates read it by other names: give theirs in chat_template_kwargs, or "
+    "bound the thought with thinking_token_budget",
 }
 
 
@@ -191,7 +200,11 @@ def read_body(body: Any, models: Collection[str] = ()) -> Wanted:
     if body.get("logprobs"):
         options["logprobs"] = body.get("top_logprobs", 0)
     request = {"messages": body.get("messages"), **chat_fields(body), **tool_fields(body)}
-    request |= structured_field(body.get("response_format", {"type": "text"}))
+    structure = structured_field(body.get("response_format", {"type": "text"}))
+    if structure and "structured" in request:
+        problem = "body.response_format beside a body.tool_choice that asks for a call"
+        raise RequestError(problem, fix="drop one of them: an answer has one form")
+    request |= structure
     return wanted_of(request, options, plugin_fields(body), is_openai=True)
 
 
@@ -201,7 +214,7 @@ def check_body(body: Mapping[str, Any]) -> None:
         is_known = name in OPTIONS or name in READ or name in UNUSED
         if not is_known and value not in NEUTRAL.get(name, ()):
             problem = f"body.{name} is {json.dumps(value)[:80]}"
-            raise UnsupportedError(problem, fix="drop it: it would not be honoured")
+            raise UnsupportedError(problem, fix=INSTEAD.get(name, INSTEAD[""]))
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
         raise RequestError("body.top_logprobs without body.logprobs", fix="set logprobs to true")
 
@@ -233,14 +246,78 @@ def turn_fields(body: Mapping[str, Any], chat: Fields) -> Fields:
 
 
 def tool_fields(body: Mapping[str, Any]) -> Fields:
-    """A body's tools, as the template is given them: none with the tool_choice "none"."""
+    """A body's tools, as the template is given them, none with the tool_choice "none"; and the form
+    of an answer that must be a call."""
     tools = body.get("tools") or []
-    if not tools:
-        return {}
+    choice = body.get("tool_choice", "auto")
     if not isinstance(tools, Sequence) or isinstance(tools, str):
         raise RequestError(f"body.tools is {short_repr(tools)}", fix="give a list of functions")
     companion("tool_calls").parse_tool_calls("", tools=tools)  # raises for what describes no tool
-    return {} if body.get("tool_choice") == "none" else {"tools": tools}
+    several = may_call_several(body)
+    if choice not in ("none", "auto"):
+        schemas = choosable(choice, tools)
+        is_list = several and choice == "required"
+        return {"tools": tools, "structured": {"json": call_schema(schemas, is_list=is_list)}}
+    if choice == "none" or not tools:
+        return {}
+    if not several:
+        fix = "take the first of the answer's tool_calls, or set tool_choice to 'required'"
+        raise UnsupportedError("body.parallel_tool_calls is false", fix=fix)
+    return {"tools": tools}
+
+
+def may_call_several(body: Mapping[str, Any]) -> bool:
+    """The body's parallel_tool_calls. Raises RequestError."""
+    several = body.get("parallel_tool_calls", True)
+    if not isinstance(several, bool):
+        problem = f"body.parallel_tool_calls is {short_repr(several)}"
+        raise RequestError(problem, fix="give true or false")
+    return several
+
+
+def choosable(choice: Any, tools: Sequence[Any]) -> dict[str, Any]:
+    """The functions that a tool_choice allows: name -> the schema of its arguments."""
+    functions = [tool.get("function", tool) for tool in tools]
+    schemas = {one["name"]: one.get("parameters") or {"type": "object"} for one in functions}
+    if not schemas:
+        raise RequestError("body.tool_choice asks for a call of no tools", fix="give tools")
+    if choice == "required":
+        return schemas
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if name is None:
+        known = "none, auto, required, {'type': 'function', 'function': {'name': ...}}"
+        problem = f"body.tool_choice is {short_repr(choice)}"
+        raise UnsupportedError(problem, fix=f"known: {known}")
+    if name not in schemas:
+        problem = f"body.tool_choice is {short_repr(name)}, which is none of the tools"
+        raise RequestError(problem, fix=did_you_mean(str(name), schemas))
+    return {name: schemas[name]}
+
+
+def call_schema(schemas: Mapping[str, Any], *, is_list: bool) -> Fields:
+    """The schema of a call of one of these functions, or of a list of one or more. What a schema
+    defines for itself is defined for all."""
+    calls = []
+    names: Fields = {}
+    for name, schema in schemas.items():
+        own = dict(schema)
+        for key in ("$defs", "definitions"):
+            names.setdefault(key, {}).update(own.pop(key, {}))
+        properties = {"name": {"const": name}, "arguments": own}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    call = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    defined = {key: value for key, value in names.items() if value}
+    if is_list:
+        return {"type": "array", "items": call, "minItems": 1, **defined}
+    return {**call, **defined}
 
 
 def structured_field(wanted: Any) -> Fields:

@@ -269,6 +269,15 @@ def sampled(total: int, rate: float, wanted: float | None, processor: Any) -> tu
 # == Frames as a list ==
 
 
+def check_array(frame: Any, position: int) -> None:
+    """Raise VideoError for an array that is no frame in RGB: what PIL would make of it, if
+    anything, is another picture."""
+    if frame.dtype != "uint8" or frame.ndim != 3 or frame.shape[-1] != 3:
+        is_what = f"a {frame.dtype} array {list(frame.shape)}"
+        fix = "give uint8 [height, width, 3], red first: scale floats of 0 to 1 by 255"
+        raise VideoError(f"frame {position} of a video is {is_what}", fix=fix)
+
+
 def given_frames(frames: Any, request: VlmGenerationRequest) -> list[Any]:
     """Frames as RGB arrays. Each may be what an image may be, or an array [height, width, 3]."""
     numpy = lazy_import("numpy")
@@ -278,6 +287,7 @@ def given_frames(frames: Any, request: VlmGenerationRequest) -> list[Any]:
             VideoError, f"frame {position} of a video", "give what an image may be"
         ):
             if isinstance(frame, numpy.ndarray):
+                check_array(frame, position)
                 frame = lazy_import("PIL.Image").fromarray(frame)
             image = load_image(
                 frame,

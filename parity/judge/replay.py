@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ from parity.judge.row import (
 from parity.judge.stages import order
 from parity.judge.stages.stage import Restore
 from parity.judge.worker import settle
-from parity.record.taps.gen_engine import listed_plugins
+from parity.record.taps.gen_engine import is_frames, listed_plugins
+from parity.record.taps.images import is_clip
 
 ENGINE_LIBRARIES = {
     "hf": ("torch", "transformers.models.auto.modeling_auto"),
@@ -254,7 +255,8 @@ class Replay:
     def _with_answer(self, made: Any) -> Any:
         """A Prompt with the ids of the next golden row that has its prompt and pictures: the old
         code may have asked in another order. Where none has them, those of its place."""
-        pictures = tuple(hashlib.sha256(image.tobytes()).hexdigest() for image in made.images)
+        images = sorted(made.images, key=is_frames)
+        pictures = tuple(hashlib.sha256(image.tobytes()).hexdigest() for image in images)
         wanted = tuple(made.token_ids), pictures
         for number, row in enumerate(self.answers):
             if number not in self.given and prompt_with_pictures(row) == wanted:
@@ -308,14 +310,15 @@ class Replay:
         """The old pixels, where the golden kept them, and the old pixel budget."""
         old = images_in(row)
         images = made.images
-        if self.store is not None and old and all("blob" in picture for picture in old):
-            images = tuple(
-                self.store.restore({"$image": picture["blob"]}).convert("RGB") for picture in old
-            )
-        kwargs = budget_kwargs(row) or made.image_kwargs
         module = sys.modules[type(engine).__module__]
-        tokens = sum(module.image_tokens(image, kwargs, engine.checkpoint) for image in images)
-        text = sum(i != engine.checkpoint.placeholder_id for i in made.token_ids)
+        checkpoint = engine.checkpoint
+        if self.store is not None and old and all("blob" in picture for picture in old):
+            pixels = stored_pixels(row, self.store)
+            restored = map(functools.partial(as_given, module, checkpoint), old, pixels)
+            images = in_prompt_order(restored, prompt_around_pictures(row), checkpoint)
+        kwargs = budget_kwargs(row) or made.image_kwargs
+        tokens = sum(module.image_tokens(image, kwargs, checkpoint) for image in images)
+        text = sum(i not in checkpoint.placeholder_ids for i in made.token_ids)
         return dataclasses.replace(made, images=images, image_kwargs=kwargs, length=text + tokens)
 
 
@@ -350,18 +353,48 @@ def adapter_named(engine: Any, folder: str) -> str:
     return min(known)
 
 
+def as_given(module: Any, checkpoint: Any, picture: Row, pixels: Any) -> Any:
+    """An image of a row as an engine has it; a clip, out of its frames one below the other.
+    module: the engine's."""
+    if not is_clip(picture):
+        return pixels
+    import numpy
+
+    width, height = picture["size"]
+    frames = numpy.asarray(pixels).reshape(-1, height, width, 3)
+    indices = tuple(picture["indices"])
+    video = module.companion("video")
+    clip = video.Clip(frames, indices, len(indices), picture["fps"], picture["placeholder"])
+    return dataclasses.replace(clip, tokens=video.count_tokens(clip, checkpoint))
+
+
+def in_prompt_order(images: Iterable[Any], ids: Sequence[int], checkpoint: Any) -> tuple[Any, ...]:
+    """Images, and clips behind them, in the order of their tokens.   ids: of a prompt, each as
+    one."""
+    tokens = [i for i in ids if i in checkpoint.placeholder_ids]
+    places = sorted(range(len(tokens)), key=lambda k: tokens[k] != checkpoint.placeholder_id)
+    return tuple(image for _, image in sorted(zip(places, images), key=lambda pair: pair[0]))
+
+
 def stored_pictures(row: Row, store: golden.Store) -> list[Any]:
     """A row's pictures out of the blobs. Raises GoldenError where the golden did not keep them."""
+    if any(map(is_clip, row["images"])):
+        raise golden.GoldenError("a case with videos cannot be read again, to compare its logits")
     if any("blob" not in picture for picture in row["images"]):
         raise golden.GoldenError(
             "a picture of this case was too large to keep; its logits cannot be compared"
         )
+    return stored_pixels(row, store)
+
+
+def stored_pixels(row: Row, store: golden.Store) -> list[Any]:
+    """Of each image, and of each clip its frames, one below the other."""
     return [store.restore({"$image": picture["blob"]}).convert("RGB") for picture in row["images"]]
 
 
 def budget_kwargs(row: Row) -> dict[str, Any]:
     """The pixel budget of a row's pictures as keywords of its processor."""
-    old = images_in(row)
+    old = [image for image in images_in(row) if not is_clip(image)]
     if not old or not old[0].get("budget"):
         return {}
     least, most = old[0]["budget"]

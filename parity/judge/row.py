@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.record.rows import NEUTRAL, collapsed, given_no_ids, runs
+from parity.record.rows import NEUTRAL, Placeholders, collapsed, given_no_ids, runs
 from parity.record.rows import Row as Row
 from parity.verdict import first_divergence
 
@@ -157,14 +157,24 @@ def reads_what_is_asked(one: Row, other: Row) -> bool:
     return bool(one.get("scored")) and alone and one["prompt_ids"][:-1] == other["prompt_ids"]
 
 
-def placeholder_in(row: Row) -> int | None:
-    """The id that stands for images in a row's prompt: the one whose runs are as long as the images
-    have tokens; of several, the last of the vocabulary, behind whose text such ids are added."""
-    tokens = [image.get("tokens") for image in images_in(row)]
+def placeholders_in(row: Row) -> Placeholders:
+    """The ids that stand for images and clips in a row's prompt: clips name theirs; that of images
+    is the one whose runs are as long as these have tokens; of several, the last of the vocabulary,
+    behind whose text such ids are added."""
+    clips = {image["placeholder"] for image in images_in(row) if "placeholder" in image}
+    clip = next(iter(clips), None)
+    tokens = [image.get("tokens") for image in images_in(row) if "placeholder" not in image]
     if not tokens:
-        return None
+        return Placeholders(None, clip)
     ids = row["prompt_ids"]
-    return max((i for i in {*ids} if runs(ids, i) == tokens), default=None)
+    known = (i for i in {*ids} if [*map(len, runs(ids, i))] == tokens)
+    return Placeholders(max(known, default=None), clip)
+
+
+def picture_ids(row: Row) -> list[list[int]]:
+    """The ids of each image and clip: its tokens, and the times of a clip's frames."""
+    places = placeholders_in(row).places(row["prompt_ids"])
+    return [row["prompt_ids"][place.start : place.stop] for _, place in places]
 
 
 # == Names of a prompt ==
@@ -180,7 +190,7 @@ def prompt_with_pictures(row: Row) -> Any:
 
 
 def prompt_around_pictures(row: Row) -> Any:
-    return collapsed(row["prompt_ids"], placeholder_in(row))
+    return collapsed(row["prompt_ids"], placeholders_in(row))
 
 
 # == TokenIds ==

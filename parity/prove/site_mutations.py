@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,8 @@ import gen_engine
 from parity.judge.options import as_fields, merged
 
 Change = Callable[[Any], Any]
-Patch = tuple[Any, str, Callable[[Any], Any]]  # owner, name, original -> replacement
+# Owner, or the name of a module that a session imports anew; name; original -> replacement.
+Patch = tuple[Any, str, Callable[[Any], Any]]
 
 DOORS = ("generate_text_batch", "generate_vlm_batch")
 
@@ -47,6 +49,8 @@ class SiteMutation:
         """The fault is there. To be entered when the observer is: what a call site does wrong is to be seen."""
         with contextlib.ExitStack() as stack:
             for owner, name, change in self.inside:
+                if isinstance(owner, str):
+                    owner = importlib.import_module(owner)
                 stack.enter_context(replaced(owner, name, change(getattr(owner, name))))
             for door in DOORS:
                 original = getattr(gen_engine.GenerationEngine, door)
@@ -160,6 +164,48 @@ def pictures_reversed(request: dict[str, Any]) -> dict[str, Any]:
     images = [part for part in last["content"] if part["type"] == "image"]
     rest = [part for part in last["content"] if part["type"] != "image"]
     return {**request, "messages": [*head, {**last, "content": [*reversed(images), *rest]}]}
+
+
+def videos(change: Callable[[list[Any]], list[Any]]) -> Change:
+    """The video parts of a message changed."""
+
+    def changed(request: dict[str, Any]) -> dict[str, Any]:
+        *head, last = request["messages"]
+        clips = [part for part in last["content"] if part["type"] == "video"]
+        rest = [part for part in last["content"] if part["type"] != "video"]
+        return {**request, "messages": [*head, {**last, "content": [*change(clips), *rest]}]}
+
+    return changed
+
+
+def frames(change: Callable[[Any], Any]) -> Change:
+    """The frames of each video changed, which are given as a list."""
+    return videos(lambda clips: [{**clip, "video": change(clip["video"])} for clip in clips])
+
+
+def streamed(
+    requests: Change = lambda own: own,
+    options: Change = lambda own: own,
+    pieces: Change = lambda own: own,
+) -> tuple[Patch, ...]:
+    """What the streaming call site gives to, or makes of, `stream`."""
+
+    def change(original: Any) -> Any:
+        def stream(engine: Any, given: Sequence[Any], how: Any) -> Any:
+            return pieces(original(engine, [requests(one) for one in given], options(how)))
+
+        return stream
+
+    return (("parity.callsites.live_answers.moved", "stream", change),)
+
+
+def numbered_from_behind(pieces: Any) -> Iterator[Any]:
+    return (piece._replace(index=-1 - piece.index) for piece in pieces)
+
+
+def without_the_first(pieces: Any) -> Iterator[Any]:
+    next(pieces)
+    yield from pieces
 
 
 def text_of(change: Callable[[Any], str]) -> Change:
@@ -438,6 +484,65 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
     ),
     SiteMutation(
         "pictures in another order", ("image.content",), ("visual_dump/two-pictures",), requests=pictures_reversed
+    ),
+    # videos
+    SiteMutation(
+        "another frame rate",
+        ("image.content",),
+        ("clips/frames-end", "clips/frames", "clips/slow", "clips/fast"),
+        requests=videos(lambda clips: [{**clip, "fps": clip["fps"] * 2} for clip in clips]),
+    ),
+    SiteMutation(
+        "frames in the other order", ("image.content",), ("clips/frames",), requests=frames(lambda own: own[::-1])
+    ),
+    SiteMutation(
+        "a frame dropped",
+        ("image.content",),
+        ("clips/frames", "clips/frames-end"),
+        requests=frames(lambda own: own[:3] + own[4:]),
+    ),
+    SiteMutation(
+        "the video ignored",  # and refused, where nothing else is to be seen
+        ("prompt.messages", "error"),
+        ("clips/file", "clips/frames", "clips/picture-and-clip"),
+        requests=videos(lambda clips: []),
+    ),
+    SiteMutation(
+        "the second clip in place of the first",
+        ("image.content",),
+        ("clips/two-clips",),
+        requests=videos(lambda clips: [clips[-1]] * len(clips)),
+    ),
+    # streams
+    SiteMutation(
+        "a stream without its stops",
+        ("stop.strings",),
+        ("live_answers/stop", "live_answers/stop-inside-a-token"),
+        inside=streamed(options=stop(strings=[])),
+    ),
+    SiteMutation(
+        "a stream of fewer tokens",
+        ("stop.length",),
+        ("live_answers/capital", "live_answers/lines"),
+        inside=streamed(options=setting(max_new_tokens=4)),
+    ),
+    SiteMutation(
+        "a stream whose template is told to think",
+        ("prompt.template",),
+        ("live_answers/capital", "live_answers/three-at-once"),
+        inside=streamed(requests=chat(enable_thinking=True)),
+    ),
+    SiteMutation(
+        "pieces put to another answer",
+        ("batch.order",),
+        ("live_answers/three-at-once",),
+        inside=streamed(pieces=numbered_from_behind),
+    ),
+    SiteMutation(
+        "the first piece of a stream lost",
+        ("post.trim",),
+        ("live_answers/capital", "live_answers/stop"),
+        inside=streamed(pieces=without_the_first),
     ),
     SiteMutation(
         "normalised by another mean",

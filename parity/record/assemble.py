@@ -25,8 +25,16 @@ from parity.record.events import (
     Tokens,
     is_model_call,
 )
-from parity.record.rows import BUT_THE_LAST, CHOSEN, Fields, Row, by_itself, collapsed, runs
-from parity.record.taps.images import kept_picture, pictures_of
+from parity.record.rows import (
+    BUT_THE_LAST,
+    CHOSEN,
+    Fields,
+    Placeholders,
+    Row,
+    by_itself,
+    collapsed,
+)
+from parity.record.taps.images import is_clip, kept_picture, pictures_of, placed_pictures, take_next
 from parity.record.taps.text import (
     decode_stages,
     folded_images,
@@ -46,13 +54,17 @@ class Text:
 class Before:
     """What happened before a model call, to be asked for by the ids of a prompt."""
 
-    def __init__(self, events: Events, placeholder: int | None) -> None:
-        self.placeholder = placeholder
+    def __init__(self, events: Events, placeholders: Placeholders) -> None:
+        self.placeholders = placeholders
         self.templates = list[Template]()
         self.texts = dict[Ids, str]()
         # Without the first id, which may be one that is masked as a pad.
         self.unmarked = dict[Ids, str]()
-        self.pictures = pictures_of(events)
+        self.pictures = {placeholders.image: list[Fields](), placeholders.clip: list[Fields]()}
+        for picture in pictures_of(events):
+            token = placeholders.clip if is_clip(picture) else placeholders.image
+            self.pictures[token].append(picture)
+        self.taken = list[Fields]()
         self.forwards = dict[Ids, list[ForwardRow]]()
         for event in events:
             for row in event.rows if isinstance(event, Forward) else ():
@@ -65,7 +77,7 @@ class Before:
         self.templates = [event for event in events if isinstance(event, Template)]
         for event in events:
             for raw, text in zip(event.ids, event.texts) if isinstance(event, Tokens) else ():
-                ids = collapsed(raw, self.placeholder)
+                ids = collapsed(raw, self.placeholders)
                 self.texts[ids] = self.unmarked[ids[1:]] = text
 
     def chat_stages(self, text: str) -> Fields:
@@ -79,7 +91,7 @@ class Before:
 
     def text_of(self, prompt_ids: Sequence[int], scored: bool = False) -> Text:
         """scored: the ids are a response behind its prompt."""
-        ids = collapsed(prompt_ids, self.placeholder)
+        ids = collapsed(prompt_ids, self.placeholders)
         text = self.texts.get(ids, self.unmarked.get(ids))
         if text is not None:
             return Text(text)
@@ -97,7 +109,7 @@ class Before:
 
     def cut(self, prompt_ids: Sequence[int]) -> str:
         """Which part of a text these ids are, where they are its beginning or its end; else ""."""
-        ids = collapsed(prompt_ids, self.placeholder)
+        ids = collapsed(prompt_ids, self.placeholders)
         for text in self.texts if ids else ():
             if text[: len(ids)] == ids:
                 return f"first {len(ids)} of {len(text)}"
@@ -132,12 +144,27 @@ class Before:
                     return [row]
         return []
 
-    def take_pictures(self, prompt_ids: Sequence[int]) -> list[Fields]:
-        """The next images in order, one per run of image tokens."""
-        count = len(runs(prompt_ids, self.placeholder))
-        taken = self.pictures[:count]
-        self.pictures = self.pictures[count:]
-        return taken
+    def take_pictures(self, output: Output) -> list[Fields]:
+        """The next images and clips, one for each in the prompt; of one prompt's samples, the
+        same."""
+        if not output.request.get("sample"):
+            places = self.placeholders.places(output.prompt_ids)
+            self.taken = take_next(self.pictures, [token for token, _ in places])
+        return self.taken
+
+    def check_clips(self, outputs: Sequence[Output]) -> None:
+        """Raise GoldenError where clips are left that no prompt has taken: the wrong ones may have
+        been."""
+        left = len(self.pictures[self.placeholders.clip])
+        if (
+            left
+            and self.placeholders.clip
+            and not any(one.reported.get("images") for one in outputs)
+        ):
+            raise golden.GoldenError(
+                f"{left} videos more went through a processor than the prompts hold, so which is "
+                "whose is not known: process each once, right before it is asked about"
+            )
 
 
 def complete_loop(output: Output, later: Events) -> None:
@@ -172,7 +199,11 @@ def row_of(output: Output, call: ModelCall, before: Before, later: Events) -> Fi
     elif cut := before.cut(output.prompt_ids):
         output.request["cut"] = cut
     own = {
-        "images": stages.get("images") or before.take_pictures(output.prompt_ids),
+        "images": placed_pictures(
+            stages.get("images") or before.take_pictures(output),
+            output.prompt_ids,
+            call.placeholders,
+        ),
         "batch": output.batch,
         "request": output.request,
         "sampling": output.sampling or call.sampling,
@@ -195,12 +226,13 @@ def rows_of(events: Events, store: golden.Store | None) -> list[Fields]:
     for index, event in enumerate(events):
         if not isinstance(event, ModelCall) or event.nested:
             continue
-        before = Before(events[since:index], event.placeholder)
+        before = Before(events[since:index], event.placeholders)
         since = index
         if any(by_itself(output.reported) for output in event.outputs):
             before.know(events[:index])  # their texts may be older than what was read last
         for output in event.outputs:
             found.append(stored_row(row_of(output, event, before, events[index:]), store))
+        before.check_clips(event.outputs)
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.record.rows import Fields
+from parity.record.rows import Fields, Placeholders
 
 Ids = tuple[int, ...]
 
@@ -36,7 +36,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """Images went through an image processor."""
+    """Images went through an image processor, or clips through a video processor."""
 
     pictures: list[Fields]
 
@@ -54,16 +54,16 @@ class Decode:
 class Params:
     """One request as vLLM received it.
 
-    pictures: sha256 of each image that vLLM shows, in order.   folder: of the adapter that vLLM
-    uses, "" for none.   uuids: the names of its images, the caller's or vLLM's own.   structure:
-    the structured output that is asked for.
+    pictures: sha256 of each image that vLLM shows, in order, and of each clip.   folder: of the
+    adapter that vLLM uses, "" for none.   uuids: of each of them the modality and the name, the
+    caller's or vLLM's own.   structure: the structured output that is asked for.
     """
 
     params: Any
     prompt_ids: Ids = ()
     pictures: tuple[str, ...] = ()
     folder: str = ""
-    uuids: tuple[str | None, ...] = ()
+    uuids: tuple[tuple[str, str | None], ...] = ()
     structure: Fields = field(default_factory=dict)
 
 
@@ -116,7 +116,7 @@ class ModelCall:
     model: Fields
     sampling: Fields
     stop: Fields
-    placeholder: int | None
+    placeholders: Placeholders
     nested: bool = False
 
 

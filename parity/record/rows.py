@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 # How a custom decode loop chose the ids of its row. The loop never feeds its last id to the model:
@@ -59,20 +60,59 @@ def given_no_ids(row: Row) -> bool:
     return not row["prompt_ids"]
 
 
-def collapsed(ids: Sequence[int], placeholder: int | None) -> tuple[int, ...]:
-    """Ids with each run of image tokens as one."""
-    if placeholder is None:
-        return tuple(ids)
-    kept = list[int]()
-    for token in ids:
-        if token != placeholder or kept[-1:] != [placeholder]:
-            kept.append(token)
-    return tuple(kept)
+@dataclass(frozen=True, slots=True)
+class Placeholders:
+    """The ids of image tokens and of video tokens; None where a model has none."""
+
+    image: int | None = None
+    clip: int | None = None
+
+    def places(self, ids: Sequence[int]) -> list[tuple[int | None, range]]:
+        """The token of each image and clip among ids, and which ids are its own."""
+        found = [(self.image, place) for place in runs(ids, self.image)]
+        found += [(self.clip, place) for place in clip_places(ids, self.clip)]
+        return sorted(found, key=lambda one: one[1].start)
 
 
-def runs(ids: Sequence[int], placeholder: int | None) -> list[int]:
-    """The length of each run of image tokens."""
-    return [len([*run]) for token, run in itertools.groupby(ids) if token == placeholder]
+def collapsed(ids: Sequence[int], placeholders: Placeholders) -> tuple[int, ...]:
+    """Ids with each image and each clip as one."""
+    kept = list[Any]()
+    begin = 0
+    for token, place in placeholders.places(ids):
+        kept += [*ids[begin : place.start], token]
+        begin = place.stop
+    return (*kept, *ids[begin:])
+
+
+def runs(ids: Sequence[int], token: int | None) -> list[range]:
+    """Where each run of a token stands."""
+    found = list[range]()
+    begin = 0
+    for one, run in itertools.groupby(ids):
+        end = begin + len([*run])
+        if one == token:
+            found.append(range(begin, end))
+        begin = end
+    return found
+
+
+def clip_places(ids: Sequence[int], token: int | None) -> list[range]:
+    """Where each clip stands: all between the outermost markers around its tokens, for Qwen3-VL
+    writes the times of its frames between these, in markers of their own."""
+    single = runs(ids, token)
+    if not single or not single[0].start or single[-1].stop == len(ids):
+        return single
+    opens, closes = ids[single[0].start - 1], ids[single[0].stop]
+    found = list[range]()
+    begins = list[int]()
+    for index, one in enumerate(ids):
+        if one == opens:
+            begins.append(index + 1)
+        elif one == closes and begins:
+            begin = begins.pop()
+            if not begins and token in ids[begin:index]:
+                found.append(range(begin, index))
+    return found
 
 
 STOP_WORDS = ("stop", "termin", "end", "until", "delim")

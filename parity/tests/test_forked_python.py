@@ -105,9 +105,10 @@ def test_file_that_is_handed_over_has_its_number() -> None:
 
 
 def test_what_a_fork_starts_is_a_fork() -> None:
-    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {ENDS['code']!r}]))"
-    assert run(sys.executable, "-c", code).returncode == 7
-    assert is_forked()
+    inner = "import sys; print('torch' in sys.modules, flush=True); sys.exit(7)"
+    code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {inner!r}]))"
+    done = run(sys.executable, "-c", code)
+    assert (done.stdout, done.returncode) == ("True\n", 7)
 
 
 def test_what_no_fork_can_be_is_started() -> None:
@@ -117,5 +118,7 @@ def test_what_no_fork_can_be_is_started() -> None:
 
 
 def test_forks_sample_differently() -> None:
-    code = "import numpy, random; print(numpy.random.random(), random.random())"
-    assert run(sys.executable, "-c", code).stdout != run(sys.executable, "-c", code).stdout
+    code = "import {0}; print({0}.random())"
+    for module in ("random", "numpy.random"):
+        told = {run(sys.executable, "-c", code.format(module)).stdout for _ in range(2)}
+        assert len(told) == 2, module

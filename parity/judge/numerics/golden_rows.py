@@ -9,7 +9,7 @@ from parity.golden import GoldenError, Store
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, stored_pictures
-from parity.judge.row import Row, adapters_in, placeholder_in
+from parity.judge.row import Row, adapters_in, placeholders_in
 from parity.verdict import equal
 
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
@@ -29,7 +29,7 @@ def token_row_of(
         answer,
         others=others,
         images=tuple(stored_pictures(row, store)),
-        placeholder=placeholder_in(row),
+        placeholder=placeholders_in(row).image,
         budget=tuple(budget) if budget else None,
     )
 

@@ -627,12 +627,12 @@ def asks_of(k: int, row: TokenRow, window: float, more: dict[str, Any]) -> Itera
 
 def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     """The ids before index `end` as a prompt of gen_engine."""
-    from parity.record.rows import collapsed
+    from parity.record.rows import Placeholders, collapsed
 
     prompt = row.ids[:end]
     if not row.images:
         return {"prompt_token_ids": prompt}
-    ids = collapsed(prompt, row.placeholder)
+    ids = collapsed(prompt, Placeholders(row.placeholder))
     vlm = pixel_budget(row, "min_pixels", "max_pixels")
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 

@@ -24,15 +24,15 @@ from parity.record.rows import (
     PLUGIN_STOPS,
     STRUCTURED,
     Fields,
+    Placeholders,
     Row,
     by_caller,
     collapsed,
-    runs,
     sourced,
 )
-from parity.record.taps.images import budget_of, pictures_of, pixel_digest, refuse_video
+from parity.record.taps.images import budget_of, clip_picture, pictures_of, pixel_digest
 from parity.record.taps.loops import scored_call, scored_output
-from parity.record.taps.models import model_stage, shown_path
+from parity.record.taps.models import model_stage, placeholders_of, shown_path
 from parity.record.taps.text import chat_stages, without_mark
 from parity.record.taps.transformers import watched_forward
 from parity.record.taps.vllm import never_text, vllm_sampling
@@ -185,25 +185,31 @@ def structure_of(request: Any) -> Fields:
     return {form: value for form, value in said.items() if value not in unsaid}
 
 
+def is_frames(image: Any) -> bool:
+    """Whether an image of a Prompt is a clip, of the companion video.py."""
+    return hasattr(image, "frames")
+
+
 def request_key(prompt: Any) -> str:
     """What makes a Prompt a request of its own."""
-    for image in prompt.images:
-        refuse_video(getattr(image, "frames", None))
-    images = [(image.size, image.mode, pixel_digest(image)) for image in prompt.images]
+    images = [(image.size, is_frames(image), pixel_digest(image)) for image in prompt.images]
     names = ("image_kwargs", "seed", "adapter", "structured")
     others = [getattr(prompt, name, None) for name in names]
     return repr([tuple(prompt.token_ids), images, *others])
 
 
 def is_answer_to(
-    prompt: Any, ids: Sequence[int], placeholder: int | None, lengths: Sequence[tuple[int, int]]
+    prompt: Any,
+    ids: Sequence[int],
+    placeholders: Placeholders,
+    lengths: Sequence[tuple[int, int]],
 ) -> bool:
     """Whether these ids are a Prompt's own, images as one id or as many. Of another length they may
     be of its own images, unless prompts with these ids have got each other's.
 
     lengths: of the prompts with these ids, and of what each got.
     """
-    if collapsed(prompt.token_ids, placeholder) != collapsed(ids, placeholder):
+    if collapsed(prompt.token_ids, placeholders) != collapsed(ids, placeholders):
         return False
     expected = sorted(length for length, _ in lengths)
     actual = sorted(length for _, length in lengths)
@@ -223,7 +229,9 @@ class Below:
 
     def __init__(self, engine: Any, events: Events) -> None:
         self.engine = engine
-        self.placeholder = engine.checkpoint.placeholder_id
+        checkpoint = engine.checkpoint
+        clip = placeholders_of(checkpoint.config).clip
+        self.placeholders = Placeholders(checkpoint.placeholder_id, clip)
         self.processed = {(one["sha256"], one.get("tokens")): one for one in pictures_of(events)}
         self.received = dict[Ids, list[Params]]()
         self.batches = dict[Ids, Fields]()
@@ -237,7 +245,7 @@ class Below:
                 self.computed[self.collapsed(output.prompt_ids)] += 1
 
     def collapsed(self, ids: Sequence[int]) -> Ids:
-        return collapsed(ids, self.placeholder)
+        return collapsed(ids, self.placeholders)
 
     def adapter_stage(self, prompt: Any) -> Fields:
         """What a request says of its adapter: its folder, or that vLLM was seen to use another."""
@@ -252,28 +260,31 @@ class Below:
     def pictures(
         self, prompt: Any, ids: Sequence[int], received_ids: Ids
     ) -> list[Fields] | None:
-        """A request's images, if any. Where vLLM received with its ids none that are these, the
-        first are what the model saw."""
+        """A request's images, if any, and then its clips. Where vLLM received with its ids none
+        that are these, the first are what the model saw."""
         if not prompt.images:
             return None
-        digests = [pixel_digest(image) for image in prompt.images]
+        images = sorted(prompt.images, key=is_frames)
+        digests = [pixel_digest(image) for image in images]
         requests = self.received.get(received_ids, ())
         received = [request.pictures for request in requests if request.pictures]
         if received and tuple(digests) not in received:
             digests[: len(received[0])] = received[0]
-        processor = self.engine.checkpoint.vision.image_processor
-        budget = budget_of(processor, prompt.image_kwargs)
+        vision = self.engine.checkpoint.vision
+        budget = budget_of(vision.image_processor, prompt.image_kwargs)
+        places = self.placeholders.places(ids)
+        places.sort(key=lambda one: one[0] == self.placeholders.clip)
         pictures = []
-        counts = runs(ids, self.placeholder)
-        for image, tokens, digest in zip(prompt.images, counts, digests):
-            picture = {
-                "sha256": digest,
-                "size": list(image.size),
-                "tokens": tokens,
-                "budget": budget,
-                "pixels": image,
-            }
-            pictures.append({**self.processed.get((digest, tokens), {}), **picture})
+        for image, (_, place), digest in zip(images, places, digests):
+            if is_frames(image):
+                own_budget = budget_of(vision.video_processor, {})
+                picture = clip_picture(image.frames, image.rate, image.indices, own_budget)
+            else:
+                picture = {"size": list(image.size), "tokens": len(place), "pixels": image}
+                picture["budget"] = budget
+            picture["sha256"] = digest
+            processed = self.processed.get((digest, picture.get("tokens")), {})
+            pictures.append({**processed, **picture})
         return pictures
 
 
@@ -332,7 +343,7 @@ class EngineReader:
             model_stage(self.engine.model),
             sampling,
             engine_stop(effective, self.engine.tokenizer, self.plugins),
-            self.below.placeholder,
+            self.below.placeholders,
         )
 
     def output(self, number: int, index: int, sample: Any, sampling: Fields) -> Output:
@@ -362,9 +373,9 @@ class EngineReader:
     def request(self, number: int, index: int, sample: Any) -> Fields:
         made = self.prompts[number]
         ids = tuple(made.prompt.token_ids)
-        placeholder = self.below.placeholder
+        placeholders = self.below.placeholders
         request: Fields = {"number": number, "sample": index}
-        if not is_answer_to(made.prompt, sample.prompt_token_ids, placeholder, self.lengths[ids]):
+        if not is_answer_to(made.prompt, sample.prompt_token_ids, placeholders, self.lengths[ids]):
             request["answers"] = "another"
         request |= self.below.adapter_stage(made.prompt)
         if structure := structure_of(made.request):
@@ -479,7 +490,7 @@ def read_scores(
         request = below.adapter_stage(prompt) if prompt else {}
         request["response"] = len(score.token_ids)
         outputs.append(scored_output(ids, images, request))
-    return scored_call(engine.model, outputs, below.placeholder)
+    return scored_call(engine.model, outputs, below.placeholders)
 
 
 @model_tap

@@ -1,4 +1,4 @@
-"""Taps on image processors: images -> patches, and how many tokens they take."""
+"""Taps on image and video processors: pixels -> patches, and how many tokens they take."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from parity import golden
 from parity.record.calls import LOADING, event_tap
 from parity.record.events import Event, Events, Images
 from parity.record.patching import Arguments, Invocation
-from parity.record.rows import Fields
+from parity.record.rows import Fields, Placeholders
 from parity.record.taps.text import id_lists
 
+RGB = 3  # channels
 LARGEST_IMAGE = 4 << 20  # pixels of an image that a golden keeps as a blob
-IMAGE_KEYS = ("sha256", "size", "grid", "values", "tokens", "budget")  # in the order of a golden
+IMAGE_KEYS = (
+    "sha256", "size", "fps", "indices", "grid", "values", "tokens", "placeholder", "budget",
+)  # fmt: skip  # in the order of a golden
 
 
 def flat_images(images: Any) -> Iterator[Any]:
@@ -40,12 +43,33 @@ def pixel_digest(image: Any) -> str:
     return hashlib.sha256(image.tobytes()).hexdigest()
 
 
-def refuse_video(video: Any) -> None:
-    """Raise GoldenError for a video: other frames of it would go unseen."""
-    if video is not None:
-        raise golden.GoldenError(
-            "goldens hold no videos yet: a call with one can be neither recorded nor checked"
-        )
+def film_strip(frames: Any) -> Any:
+    """The frames of a clip, one below the other, as a PIL image."""
+    from PIL import Image
+
+    pixels = frames.cpu().numpy() if hasattr(frames, "cpu") else frames  # [frames, ., ., .]
+    if pixels.shape[-1] != RGB:
+        pixels = pixels.transpose(0, 2, 3, 1)
+    whole = pixels.reshape(-1, *pixels.shape[2:])
+    return Image.fromarray(whole.astype("uint8"))
+
+
+def clip_picture(frames: Any, rate: float | None, indices: Any, budget: list[int] | None) -> Fields:
+    """A clip as an image among a row's. rate: frames per second of the video.   indices: of the
+    frames in it."""
+    strip = film_strip(frames)
+    return {
+        "sha256": pixel_digest(strip),
+        "size": [strip.width, strip.height // len(frames)],
+        "fps": rate,
+        "indices": [*map(int, range(len(frames)) if indices is None else indices)],
+        "budget": budget,
+        "pixels": strip,
+    }
+
+
+def is_clip(picture: Mapping[str, Any]) -> bool:
+    return "indices" in picture
 
 
 def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
@@ -70,18 +94,43 @@ def read_images(call: Invocation, result: Any, _: Events) -> Images:
         {"sha256": pixel_digest(rgb), "size": list(rgb.size), "budget": budget, "pixels": rgb}
         for rgb in images
     ]
-    if "image_grid_thw" not in result:
-        return Images(pictures)
-    grids = id_lists(result["image_grid_thw"])
+    add_patches(pictures, result, "pixel_values", "image_grid_thw")
     merge = getattr(processor, "merge_size", None)
-    for picture, grid in zip(pictures, grids):
-        picture["grid"] = grid
-        picture["tokens"] = math.prod(grid) // merge**2 if merge else None
-    values = result.get("pixel_values")
-    if hasattr(values, "split"):
-        for picture, patches in zip(pictures, patches_of_images(values, grids)):
-            picture["values"] = mean_and_deviation(patches)
+    if merge:
+        for picture in pictures:
+            if "grid" in picture:
+                picture["tokens"] = math.prod(picture["grid"]) // merge**2
     return Images(pictures)
+
+
+def add_patches(pictures: Sequence[Fields], result: Any, values: str, grids: str) -> None:
+    """What a processor made of each picture. values, grids: the names of its tensors."""
+    if grids not in result:
+        return
+    shapes = id_lists(result[grids])
+    patches = result.get(values)
+    parts = patches_of_images(patches, shapes) if hasattr(patches, "split") else ()
+    for picture, grid in zip(pictures, shapes):
+        picture["grid"] = grid
+    for picture, part in zip(pictures, parts):
+        picture["values"] = mean_and_deviation(part)
+
+
+def read_clips(call: Invocation, result: Any, _: Events) -> Images:
+    """The frames that a video processor takes, before it does anything to them."""
+    budget = budget_of(call.owner, {})
+    clips = zip(*result)
+    return Images(
+        [clip_picture(frames, known.fps, known.frames_indices, budget) for frames, known in clips]
+    )
+
+
+def read_clip_patches(call: Invocation, result: Any, inner: Events) -> None:
+    clips = pictures_of(inner)
+    budget = budget_of(call.owner, call.arguments)
+    for clip in clips:
+        clip["budget"] = budget
+    add_patches(clips, result, "pixel_values_videos", "video_grid_thw")
 
 
 def patches_of_images(values: Any, grids: Sequence[Sequence[int]]) -> Sequence[Any]:
@@ -93,6 +142,34 @@ def patches_of_images(values: Any, grids: Sequence[Sequence[int]]) -> Sequence[A
 def pictures_of(events: Iterable[Event]) -> list[Fields]:
     """All images that went through an image processor."""
     return [one for event in events if isinstance(event, Images) for one in event.pictures]
+
+
+def take_next(queues: Mapping[int | None, list[Any]], tokens: Sequence[int | None]) -> list[Any]:
+    """The next of each queue, as often as its token is there."""
+    found = []
+    for token, queue in queues.items():
+        count = tokens.count(token)
+        found += queue[:count]
+        del queue[:count]
+    return found
+
+
+def placed_pictures(
+    pictures: Sequence[Fields], ids: Sequence[int], placeholders: Placeholders
+) -> list[Fields]:
+    """A row's pictures: images, then clips, each with its token and how many ids it takes. Raises
+    GoldenError where the prompt holds other clips than were seen: they may be any."""
+    places = [place for token, place in placeholders.places(ids) if token == placeholders.clip]
+    clips = [picture for picture in pictures if is_clip(picture)]
+    if len(clips) != len(places):
+        raise golden.GoldenError(
+            f"a prompt holds {len(places)} videos, and {len(clips)} were seen on their way to it: "
+            "give them to the processor as transformers >= 5.10 and vLLM >= 0.32 take them"
+        )
+    found = [picture for picture in pictures if not is_clip(picture)]
+    for clip, place in zip(clips, places):
+        found.append({**clip, "tokens": len(place), "placeholder": placeholders.clip})
+    return found
 
 
 def mean_and_deviation(values: Any) -> list[float]:
@@ -112,8 +189,14 @@ def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> Fiel
 
 # vLLM warms itself up with images of its own.
 tap_images = event_tap("images", "an image processor call", read_images, unless=LOADING)
+tap_clips = event_tap("clips", "the frames of a video", read_clips, unless=LOADING)
+tap_patches = event_tap("patches", "a video processor call", read_clip_patches, unless=LOADING)
 
 TAPS = {
     "transformers.image_processing_utils": {"BaseImageProcessor.__call__": tap_images},
     "transformers.image_processing_utils_fast": {"BaseImageProcessorFast.__call__": tap_images},
+    "transformers.video_processing_utils": {
+        "BaseVideoProcessor._decode_and_sample_videos": tap_clips,
+        "BaseVideoProcessor.__call__": tap_patches,
+    },
 }

@@ -21,9 +21,9 @@ from typing import Any
 from parity.record.calls import MODEL_CALLS, Listener
 from parity.record.events import Events, Forward, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation
-from parity.record.rows import BUT_THE_LAST, LIKELIEST, Fields, sourced
+from parity.record.rows import BUT_THE_LAST, LIKELIEST, Fields, Placeholders, sourced
 from parity.record.seeds import generator_states, process_seed
-from parity.record.taps.models import model_stage, placeholder_of
+from parity.record.taps.models import model_stage, placeholders_of
 from parity.record.taps.text import id_lists, joined_text, known_ids
 from parity.record.taps.transformers import forward_arguments, note_watched, read_forward
 
@@ -36,8 +36,8 @@ def scored_output(ids: Sequence[int], images: Any = None, request: Any = None) -
     return Output([*ids], [], reported=reported, request=request or {})
 
 
-def scored_call(model: Any, outputs: list[Output], placeholder: int | None) -> ModelCall:
-    return ModelCall(outputs, model_stage(model), {}, {}, placeholder)
+def scored_call(model: Any, outputs: list[Output], placeholders: Placeholders) -> ModelCall:
+    return ModelCall(outputs, model_stage(model), {}, {}, placeholders)
 
 
 # == A sequence ==
@@ -131,7 +131,7 @@ class LoopStep:
 def new_sequences(model: Any, rows: Sequence[Sequence[int]], width: int = 0) -> LoopStep:
     """A forward that begins sequences."""
     outputs = [scored_output(ids) for ids in rows]
-    event = scored_call(model, outputs, placeholder_of(model.config))
+    event = scored_call(model, outputs, placeholders_of(model.config))
     config = getattr(model, "generation_config", None)
     ends = config_ids(config, "eos_token_id")
     pads = config_ids(config, "pad_token_id")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from parity.record.rows import Fields
+from parity.record.rows import Fields, Placeholders
 
 SAMPLED = 64  # values of each parameter that a fingerprint reads
 ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
@@ -140,9 +140,9 @@ def transformers_model(model: Any) -> Fields:
     }
 
 
-def placeholder_of(config: Any) -> int | None:
-    """The id of an image token."""
-    return getattr(config, "image_token_id", None)
+def placeholders_of(config: Any) -> Placeholders:
+    image, clip = (getattr(config, f"{kind}_token_id", None) for kind in ("image", "video"))
+    return Placeholders(image, clip)
 
 
 def adapter_print(model: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -78,7 +79,8 @@ def plain_json(value: Any) -> Any:
 
 
 def plain_chat(chat: Any, text: str) -> list[Any]:
-    """Messages as data. An image becomes {"type": "image"}: its pixels are in the row's images."""
+    """Messages as data. An image becomes {"type": "image"}, and a clip {"type": "video"}: their
+    pixels are in the row's images."""
     found = []
     for entry in chat:
         fields = {**entry, "content": entry.get("content")}
@@ -102,8 +104,9 @@ def plain_content(content: Any, text: str) -> Any:
 def plain_part(part: Any) -> Any:
     if not isinstance(part, Mapping):
         return part
-    is_image = str(part.get("type", "")).startswith("image")
-    return {"type": "image"} if is_image else dict(part)
+    kind = str(part.get("type", ""))
+    shown = [name for name in ("image", "video") if kind.startswith(name)]
+    return {"type": shown[0]} if shown else dict(part)
 
 
 # == Tokens ==
@@ -152,9 +155,14 @@ def longest_beginning(texts: Iterable[Ids], ids: Ids) -> Ids:
     return max(beginnings, key=len, default=())
 
 
+# A clip of Qwen3-VL's: the time of each group of frames, and its tokens between markers.
+TIMES = re.compile(r"(<[\d.]+ seconds><\|vision_start\|>(<\|video_pad\|>)+<\|vision_end\|>)+")
+
+
 def folded_images(text: str) -> str:
-    """Text with each run of image tokens as one, whatever they are called."""
-    for name in ("<|image_pad|>", "<image>", "<image_soft_token>"):
+    """Text with each run of image tokens, and each clip, as one, whatever they are called."""
+    text = TIMES.sub("<|video_pad|>", text)
+    for name in ("<|image_pad|>", "<|video_pad|>", "<image>", "<image_soft_token>"):
         while name * 2 in text:
             text = text.replace(name * 2, name)
     return text

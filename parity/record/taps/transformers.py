@@ -16,10 +16,10 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap
 from parity.record.events import Forward, ForwardRow, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation, bind_arguments
-from parity.record.rows import NEUTRAL, STRUCTURED, Fields, by_caller, runs, sourced
+from parity.record.rows import NEUTRAL, STRUCTURED, Fields, Placeholders, by_caller, sourced
 from parity.record.seeds import process_seed
-from parity.record.taps.images import patches_of_images, refuse_video
-from parity.record.taps.models import adapter_print, model_stage, placeholder_of, short_digest
+from parity.record.taps.images import patches_of_images, take_next
+from parity.record.taps.models import adapter_print, model_stage, placeholders_of, short_digest
 from parity.record.taps.text import id_lists, known_ids
 
 # == The first forward ==
@@ -38,10 +38,10 @@ class Batch:
     mask: None where it is none of the ids.
     """
 
-    def __init__(self, given: Arguments, placeholder: int | None) -> None:
+    def __init__(self, given: Arguments, placeholders: Placeholders) -> None:
         self.given = given
         self.ids = given["input_ids"]  # [B, S]
-        self.placeholder = placeholder
+        self.placeholders = placeholders
         tensors = {name for name, value in given.items() if hasattr(value, "shape")}
         mappings = {name for name, value in given.items() if isinstance(value, dict) and value}
         like_ids = {name for name in tensors if given[name].shape == self.ids.shape}
@@ -65,7 +65,7 @@ class Batch:
             if any(values[column] for column in own):
                 marks[name] = [values[column] for column in own]
         keys = {*marks}
-        if has_images or self.placeholder is None:
+        if has_images or self.placeholders.image is None:
             keys |= self.names.difference(self.per_token)
         inputs: Fields = {"keys": sorted(keys)}
         positions = self.given.get("position_ids")
@@ -80,18 +80,20 @@ def read_forward(model: Any, given: Arguments) -> Forward | None:
     """What a model's forward is given, row by row. None where it is given no ids."""
     if given.get("input_ids") is None:
         return None
-    batch = Batch(given, placeholder_of(model.config))
+    batch = Batch(given, placeholders_of(model.config))
     adapter = adapter_print(model)
-    pictures = picture_sums(given)
+    sums = {
+        batch.placeholders.image: picture_sums(given, "pixel_values", "image_grid_thw"),
+        batch.placeholders.clip: picture_sums(given, "pixel_values_videos", "video_grid_thw"),
+    }
     rows = []
     for index, whole in enumerate(id_lists(batch.ids)):
         own = batch.own_columns(index)
         shown = tuple(whole[column] for column in own)
-        count = len(runs(shown, batch.placeholder))
-        inputs = batch.inputs(index, own, has_images=count > 0)
-        if pictures and count:
-            inputs["pictures"] = pictures[:count]
-            pictures = pictures[count:]
+        tokens = [token for token, _ in batch.placeholders.places(shown)]
+        inputs = batch.inputs(index, own, has_images=bool(tokens))
+        if pictures := take_next(sums, tokens):
+            inputs["pictures"] = pictures
         padded = tuple(whole) if len(own) < len(whole) else ()
         rows.append(ForwardRow(shown, inputs, adapter, padded))
     return Forward(rows)
@@ -116,10 +118,11 @@ def positions_of(positions: Any, row: int, own: Sequence[int]) -> str:
     return f"from {first}" if all(axis == plain for axis in values) else short_digest(values)
 
 
-def picture_sums(given: Arguments) -> list[list[float]]:
-    """Of each image's tensor: mean, deviation, and a mean that depends on the order of patches."""
-    values = given.get("pixel_values")
-    grids = given.get("image_grid_thw")
+def picture_sums(given: Arguments, name: str, grid: str) -> list[list[float]]:
+    """Of the tensor of each image, or clip: mean, deviation, and a mean that depends on the order
+    of patches."""
+    values = given.get(name)
+    grids = given.get(grid)
     if values is None:
         return []
     images = values if grids is None else patches_of_images(values, id_lists(grids))
@@ -447,7 +450,7 @@ def read_generate(
         model_stage(model),
         settings.sampling(),
         stop,
-        placeholder_of(model.config),
+        placeholders_of(model.config),
         nested=result is None,
     )
 
@@ -485,7 +488,6 @@ def tap_generate(listener: Listener, call: Invocation) -> Any:
         with watched_forward(listener, call.owner, stays=nested):
             result = call.run()
     with listener.guarded("a call of generate"):
-        refuse_video(call.arguments.get("pixel_values_videos"))
         known = known_ids(listener.running().events_so_far())
         seen = None if nested else result
         listener.note_model_call(read_generate(call, resolved, seen, known))

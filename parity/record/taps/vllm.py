@@ -10,9 +10,18 @@ from typing import Any
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
 from parity.record.events import Event, Events, ModelCall, Output, Params
 from parity.record.patching import Invocation
-from parity.record.rows import MASKS, NEUTRAL, PENALTIES, STRUCTURED, Fields, by_caller, sourced
-from parity.record.taps.images import as_rgb, pictures_of, pixel_digest, refuse_video
-from parity.record.taps.models import model_stage, placeholder_of, shown_path
+from parity.record.rows import (
+    MASKS,
+    NEUTRAL,
+    PENALTIES,
+    STRUCTURED,
+    Fields,
+    Row,
+    by_caller,
+    sourced,
+)
+from parity.record.taps.images import as_rgb, is_clip, pictures_of, pixel_digest
+from parity.record.taps.models import model_stage, placeholders_of, shown_path
 
 # == Settings ==
 
@@ -89,16 +98,20 @@ def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int) -> Fi
 # == Requests ==
 
 
+Uuid = tuple[str, str | None]  # modality, name
+MODALITIES = ("image", "video")
+
+
 class Names:
     """What came first under each name that an LLMEngine was given: vLLM goes by the names.
 
-    pictures: what its image processor made of an image.   digests, folders: the images by their
-    uuids, and the adapters by their numbers.
+    pictures: what its processors made of an image or a clip.   digests, folders: of these by their
+    modality and uuid, and the adapters by their numbers.
     """
 
     def __init__(self) -> None:
-        self.pictures = dict[str | None, Fields]()
-        self.digests = dict[str, str]()
+        self.pictures = dict[Uuid, Fields]()
+        self.digests = dict[Uuid, str]()
         self.folders = dict[int, str]()
 
 
@@ -113,33 +126,45 @@ def read_request(engine: Any, request: Any, params: Any, lora: Any = None) -> Pa
     """A request as vLLM's engine is given it: a text, ids, or a mapping with images."""
     known = names_of(engine)
     given = request if isinstance(request, dict) else {}
-    shown = given.get("multi_modal_data") or {}
-    refuse_video(shown.get("video"))
-    images = shown.get("image")
-    if not isinstance(images, (list, tuple)):
-        images = [images]
-    digests = [pixel_digest(as_rgb(image)) for image in images if hasattr(image, "tobytes")]
-    uuids = image_names(request)
+    digests = shown_digests(given.get("multi_modal_data") or {})
+    uuids = picture_names(request)
     pairs = itertools.zip_longest(digests, uuids[: len(digests)])
     return Params(
         params,
         tuple(given.get("prompt_token_ids") or ()),
-        tuple(known.digests.setdefault(uuid, digest) if uuid else digest for digest, uuid in pairs),
+        tuple(
+            known.digests.setdefault(uuid, digest) if uuid and uuid[1] else digest
+            for digest, uuid in pairs
+        ),
         known.folders.setdefault(lora.lora_int_id, str(lora.lora_path)) if lora else "",
         uuids,
         asked_structure(params),
     )
 
 
-def image_names(request: Any) -> tuple[str | None, ...]:
-    """What vLLM knows a request's images by: names that it was given, or made of their content."""
+def shown_digests(shown: Row) -> list[str]:
+    """sha256 of the images and clips that a request shows; of clips, as an engine gives them."""
+    images = shown.get("image")
+    if not isinstance(images, (list, tuple)):
+        images = [images]
+    pixels = [as_rgb(image) for image in images if hasattr(image, "tobytes")]
+    pixels += [video[0] for video in shown.get("video") or () if isinstance(video, tuple)]
+    return [*map(pixel_digest, pixels)]
+
+
+def picture_names(request: Any) -> tuple[Uuid, ...]:
+    """What vLLM knows a request's images, then its clips, by: names that it was given, or made of
+    their content."""
     if not isinstance(request, dict):  # of older releases, already processed
         features = getattr(request, "mm_features", None) or ()
-        features = sorted(features, key=lambda feature: feature.mm_position.offset)
-        return tuple(one.identifier for one in features if one.modality == "image")
+        features = sorted(features, key=lambda one: (one.modality, one.mm_position.offset))
+        return tuple((one.modality, one.identifier) for one in features)
     given = request.get("multi_modal_uuids") or request.get("mm_hashes") or {}
-    names = given.get("image") or ()
-    return (names,) if isinstance(names, str) else tuple(names)
+    found = list[Uuid]()
+    for kind in MODALITIES:
+        names = given.get(kind) or ()
+        found += [(kind, name) for name in ([names] if isinstance(names, str) else names)]
+    return tuple(found)
 
 
 def params_of(events: Iterable[Event]) -> list[Params]:
@@ -149,20 +174,24 @@ def params_of(events: Iterable[Event]) -> list[Params]:
 def received_pictures(
     engine: Any, requests: Sequence[Params], events: Events
 ) -> list[list[Fields]]:
-    """The images of each request, also those that vLLM knows and does not process again."""
-    fresh = pictures_of(events)
+    """The images and clips of each request, also those that vLLM knows and does not process
+    again."""
     known = names_of(engine).pictures
     every = [name for request in requests for name in request.uuids]
-    for order in (every, unknown_names(requests, known)):  # all of them, where vLLM keeps none
-        if len(order) == len(fresh):
-            known.update(zip(order, fresh))
-            break
+    unknown = unknown_names(requests, known)
+    for kind in MODALITIES:
+        fresh = [one for one in pictures_of(events) if is_clip(one) == (kind == "video")]
+        for names in (every, unknown):  # all of them, where vLLM keeps none
+            order = [name for name in names if name[0] == kind]
+            if len(order) == len(fresh):
+                known.update(zip(order, fresh))
+                break
     return [[known.get(name, {}) for name in request.uuids] for request in requests]
 
 
-def unknown_names(requests: Sequence[Params], known: Collection[str | None]) -> list[str | None]:
+def unknown_names(requests: Sequence[Params], known: Collection[Uuid]) -> list[Uuid]:
     """The images that are new with their request; one that stands in it twice counts twice."""
-    found = list[str | None]()
+    found = list[Uuid]()
     before = {*known}
     for request in requests:
         found += [name for name in request.uuids if name not in before]
@@ -183,8 +212,8 @@ class VllmReader:
 
     def call(self, outputs: list[Output]) -> ModelCall:
         """Each output has settings of its own."""
-        placeholder = placeholder_of(self.engine.vllm_config.model_config.hf_config)
-        return ModelCall(outputs, model_stage(self.engine), {}, {}, placeholder)
+        placeholders = placeholders_of(self.engine.vllm_config.model_config.hf_config)
+        return ModelCall(outputs, model_stage(self.engine), {}, {}, placeholders)
 
     def samples(
         self, number: int, params: Any, output: Any, parts: Iterable[tuple[Sequence[int], str]]

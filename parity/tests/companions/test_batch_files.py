@@ -214,8 +214,8 @@ def test_openai_fields_are_honoured(engine: gen_engine.GenerationEngine, tmp_pat
 @pytest.mark.parametrize(
     ("field", "value"),
     [("stream", True), ("presence_penalty", 2.5), ("logit_bias", {"x": 1}), ("tools", [{}]), ("model", "gpt-9"),
-     ("best_of", 2), ("response_format", {"type": "xml"}), ("tool_choice", "required"), ("reasoning_effort", "low"),
-     ("chat_template_kwargs", [1]), ("parallel_tool_calls", False), ("thinking_token_budget", -1)],
+     ("best_of", 2), ("response_format", {"type": "xml"}), ("tool_choice", "some"), ("reasoning_effort", "low"),
+     ("chat_template_kwargs", [1]), ("parallel_tool_calls", 0), ("thinking_token_budget", -1)],
 )  # fmt: skip
 def test_an_openai_field_that_cannot_be_honoured_is_refused(
     field: str, value: Any, engine: gen_engine.GenerationEngine, tmp_path: Path

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gen_engine import GenerationEngine, GenerationOptions, OptionError, UnsupportedError
+from gen_engine import (
+    GenEngineError,
+    GenerationEngine,
+    GenerationOptions,
+    OptionError,
+    TextGenerationRequest,
+    UnsupportedError,
+    build,
+)
 from parity.companions import ray_data
 from parity.companions.batch_files import answer_file
 from parity.companions.penalties import Penalties
 from parity.companions.ray_data import Generate
-from parity.companions.request_forms import Replies, bind_options, read_body, read_fields, token_bytes
+from parity.companions.request_forms import (
+    Replies,
+    bind_options,
+    bind_request,
+    read_body,
+    read_fields,
+    token_bytes,
+)
 from parity.tasks import TOOLS
 
 from ..conftest import TEXT, Load, chat
@@ -172,10 +187,72 @@ def test_logprobs_of_parts_of_characters_join_to_the_text(text: GenerationEngine
     assert any("\ufffd" in replies.token(i)["token"] for i in ids)
 
 
-@pytest.mark.parametrize("field", ["reasoning_effort", "tool_choice", "documents", "structured_outputs", "best_of"])
+@pytest.mark.parametrize("field", ["reasoning_effort", "documents", "structured_outputs", "best_of"])
 def test_a_field_that_is_not_carried_is_refused_with_its_name(field: str) -> None:
     with pytest.raises(UnsupportedError, match=f"body.{field} is "):
         read_body({**chat("a"), field: "high"})
+
+
+WEATHER = "What is the weather in Oslo?"
+NAMED = {"type": "function", "function": {"name": "add"}}
+CHOICES: list[tuple[dict[str, Any], Any]] = [
+    ({"tool_choice": "required"}, list),
+    ({"tool_choice": "required", "parallel_tool_calls": False}, dict),
+    ({"tool_choice": NAMED}, dict),
+    ({"tool_choice": NAMED, "chat_template_kwargs": {"enable_thinking": True}}, dict),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind"), CHOICES, ids=["required", "single", "named", "behind a thought"])
+def test_an_answer_that_must_be_a_call_is_one_and_alike_on_both_backends(
+    both: Callable[[Path], list[GenerationEngine]], fields: dict[str, Any], kind: type
+) -> None:
+    body = {**chat(WEATHER), "tools": TOOLS, "max_tokens": 160, "temperature": 0, **fields}
+    found = []
+    for engine in both(TEXT):
+        wanted = read_body(body)
+        request = bind_request(wanted, engine, build(TextGenerationRequest, wanted.request))
+        options, _ = bind_options(wanted, GenerationOptions())
+        [result] = engine.generate_text_batch([request], options)
+        [choice] = Replies(engine).choices([result], wanted.tools)
+        if kind is list:  # which this model was never shown, and does not end
+            assert result.text.startswith('[{"name":"get_weather","arguments":{"city":')
+        else:
+            assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+            assert isinstance(json.loads(result.text.rpartition("</think>")[2]), kind)
+            [call] = choice["message"]["tool_calls"]
+            asked = fields["tool_choice"]
+            assert call["function"]["name"] == ("get_weather" if asked == "required" else "add")
+        found.append((result.token_ids, choice["message"]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem", "fix"),
+    [
+        ({"tool_choice": "some"}, "body.tool_choice is 'some'", "known: none, auto, required"),
+        ({"tool_choice": {"type": "function", "function": {"name": "ad"}}}, "is 'ad', which is none", "add"),
+        ({"tool_choice": "required", "tools": []}, "a call of no tools", "give tools"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "beside a body.tool_choice", "one"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls is false", "take the first"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls is 1", "true or false"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
+    ],
+)
+def test_what_a_choice_of_tools_cannot_say_is_refused_with_what_to_do(
+    fields: dict[str, Any], problem: str, fix: str
+) -> None:
+    with pytest.raises(GenEngineError) as refused:
+        read_body({**chat("a"), "tools": TOOLS, **fields})
+    assert problem in str(refused.value) and fix in str(refused.value.fix)
+
+
+def test_what_schemas_of_tools_define_is_defined_for_the_whole_answer() -> None:
+    own = {"type": "object", "properties": {"at": {"$ref": "#/$defs/place"}}, "$defs": {"place": {"type": "string"}}}
+    tool = {"type": "function", "function": {"name": "go", "parameters": own}}
+    schema = read_body({**chat("a"), "tools": [tool], "tool_choice": "required"}).request["structured"]["json"]
+    assert schema["$defs"] == own["$defs"] and "$defs" in own
+    assert schema["items"]["properties"]["arguments"] == {key: own[key] for key in ("type", "properties")}
 
 
 def test_a_malformed_call_is_no_call_and_is_named(text: GenerationEngine) -> None:

@@ -253,7 +253,10 @@ BAD_PARTS: list[tuple[dict[str, Any], str]] = [
     (part([*FRAMES[:2], Image.new("RGB", (64, 96))]), "several sizes: 64x64, 64x96"),
     (part([FRAMES[0], "no/such.png"]), "there is no file 'no/such.png'"),
     (part([FRAMES[0], b"no image"]), "unreadable picture"),
-    (part([numpy.zeros((4, 4, 7))] * 2), "frame 0 of a video"),
+    (part([numpy.zeros((4, 4, 7))] * 2), "frame 0 of a video is a float64 array [4, 4, 7]"),
+    (part([numpy.zeros((4, 4, 3), "float32")] * 2), "frame 0 of a video is a float32 array [4, 4, 3]"),
+    (part([FRAMES[0], numpy.zeros((3, 64, 64), "uint8")]), "frame 1 of a video is a uint8 array [3, 64, 64]"),
+    (part(numpy.zeros((2, 4), "uint8")), "frame 0 of a video is a uint8 array [4]"),
     (part([Image.new("RGB", (2000, 4))] * 2), "frames of 2000x4 pixels"),
     (part(None), "has no video"),
     (part(7), "int is no video"),
@@ -350,8 +353,9 @@ def test_without_the_companion_a_video_is_refused(shared: Load, monkeypatch: pyt
 
 
 def test_a_marker_written_into_a_text_is_no_video(shared: Load) -> None:
-    with pytest.raises(RequestError, match="1 images, but 2 placeholders"):
+    with pytest.raises(RequestError, match="1 images, but 2 placeholders") as refused:
         shared(MODEL, "hf").generate_vlm_batch([watch(part(FRAMES), text="<|video_pad|>")])
+    assert refused.value.fix == "a prompt has one '<|image_pad|>' for each image, each video its own"
     ids = [*range(5), shared(MODEL, "hf").checkpoint.vision.video_token_id]
     with pytest.raises(RequestError, match="0 images, but 1 placeholders"):
         shared(MODEL, "hf").generate_text_batch([{"prompt_token_ids": ids}])

@@ -407,7 +407,7 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
     [first], [second], [third] = (request.pictures for request in events)
     assert first == second != third
     assert [request.folder for request in events] == ["a", "a", "b"]
-    checkpoint = SimpleNamespace(placeholder_id=None)
+    checkpoint = SimpleNamespace(placeholder_id=None, config=None)
     config = SimpleNamespace(adapters={"one": "a", "two": Path("b")})
     below = Below(SimpleNamespace(config=config, checkpoint=checkpoint), events)
     told = [

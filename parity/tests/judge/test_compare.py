@@ -14,8 +14,9 @@ from parity.judge.align import paired
 from parity.judge.endings import explain_text
 from parity.judge.numerics.samples import unlike
 from parity.judge.numerics.surprise import permutation_p
-from parity.judge.row import placeholder_in
+from parity.judge.row import placeholders_in
 from parity.judge.stages.prompt import prompt_cause
+from parity.record.rows import Placeholders
 from parity.verdict import Check, Outcome, Policy, equal
 
 from .inquiries import differences, suspects
@@ -444,8 +445,11 @@ def test_a_switch_of_thinking_is_the_templates_where_the_old_code_wrote_its_prom
     assert prompt_cause(old, new) == expected
 
 
-def test_placeholder_in_of_several_ids_the_added_one() -> None:
+def test_placeholders_in_of_several_ids_the_added_one() -> None:
     """A letter that is doubled has a run as long as a small image."""
-    row = {"prompt_ids": [3, 5, 5, 4, 90, 90, 91], "output_ids": [], "images": [{"sha256": "a", "tokens": 2}]}
-    assert placeholder_in(row) == 90
-    assert placeholder_in({**row, "images": []}) is None
+    row: dict[str, Any] = {"prompt_ids": [3, 5, 5, 4, 90, 90, 91], "output_ids": []}
+    row["images"] = [{"sha256": "a", "tokens": 2}]
+    assert placeholders_in(row) == Placeholders(90)
+    assert placeholders_in({**row, "images": []}) == Placeholders()
+    clip = {"sha256": "b", "tokens": 1, "placeholder": 4, "indices": [0, 1]}
+    assert placeholders_in({**row, "images": [*row["images"], clip]}) == Placeholders(90, 4)

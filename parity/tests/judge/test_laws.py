@@ -15,6 +15,7 @@ from parity.judge.stages.stage import KEPT, Tools
 from parity.record import rows
 from parity.record.assemble import Before
 from parity.record.events import Forward, ForwardRow
+from parity.record.rows import Placeholders
 from parity.record.taps.models import model_stage
 from parity.verdict import Cause
 
@@ -185,7 +186,7 @@ def test_every_decode_of_a_row_is_compared() -> None:
 def test_a_token_of_the_row_that_is_masked_as_if_it_were_padding_is_told() -> None:
     inputs = {"keys": [], "positions": "from 0"}
     masked = Forward([ForwardRow((5, 6), inputs, whole=(0, 0, 5, 6))])
-    before = Before([masked], None)
+    before = Before([masked], Placeholders())
     seen, other, own = (before.inputs(ids) for ids in ([0, 5, 6], [1, 5, 6], [5, 6]))
     assert seen == {"keys": [], "positions": "from 0", "hidden": 1} and other is None
     assert own == {"keys": [], "positions": "from 0"}

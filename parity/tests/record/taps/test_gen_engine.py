@@ -12,6 +12,7 @@ import pytest
 from parity.companions.structured import StructuredOptions
 from parity.golden import Case
 from parity.record.observe import Observer, Site
+from parity.record.rows import Placeholders
 from parity.record.taps.gen_engine import (
     ENGINE_TAPS,
     Below,
@@ -32,13 +33,16 @@ def test_engine_taps_every_name_is_in_the_engine(path: str) -> None:
         found = getattr(found, name)
 
 
+IMAGES = Placeholders(7)
+
+
 def test_is_answer_to_images_of_another_size_are_anothers_only_if_swapped() -> None:
     own = SimpleNamespace(token_ids=(1, 7, 2), length=4)
-    assert is_answer_to(own, [1, 7, 7, 2], 7, [(4, 4), (6, 6)])
-    assert not is_answer_to(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 4)])
-    assert is_answer_to(own, [1, 7, 7, 7, 2], 7, [(4, 5), (6, 6)]), "another budget"
-    assert is_answer_to(own, [1, 7, 7, 7, 7, 2], 7, [(4, 6), (6, 6)]), "the other one's budget"
-    assert not is_answer_to(own, [1, 7, 7, 3], 7, [(4, 4)])
+    assert is_answer_to(own, [1, 7, 7, 2], IMAGES, [(4, 4), (6, 6)])
+    assert not is_answer_to(own, [1, 7, 7, 7, 7, 2], IMAGES, [(4, 6), (6, 4)])
+    assert is_answer_to(own, [1, 7, 7, 7, 2], IMAGES, [(4, 5), (6, 6)]), "another budget"
+    assert is_answer_to(own, [1, 7, 7, 7, 7, 2], IMAGES, [(4, 6), (6, 6)]), "the other one's budget"
+    assert not is_answer_to(own, [1, 7, 7, 3], IMAGES, [(4, 4)])
 
 
 def test_seen_ids_are_those_that_were_read() -> None:
@@ -59,7 +63,9 @@ def test_pictures_are_those_that_vllm_was_given() -> None:
     received = read_request(Llm(), request, None)
     assert received.prompt_ids == (1, 7, 7)
     vision = SimpleNamespace(image_processor=SimpleNamespace(size={}))
-    engine = SimpleNamespace(checkpoint=SimpleNamespace(placeholder_id=7, vision=vision))
+    engine = SimpleNamespace(
+        checkpoint=SimpleNamespace(placeholder_id=7, vision=vision, config=None)
+    )
     prompt = SimpleNamespace(images=(red, blue), image_kwargs={})
     own, theirs = (
         [

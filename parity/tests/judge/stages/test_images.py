@@ -1,0 +1,49 @@
+"""The stage of images: a clip's frames, their indices, its rate and the times that are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parity.judge.row import same_prompt
+from parity.judge.stages.images import STAGE
+
+OPEN, CLOSE, CLIP, TEXT = 7, 8, 9, 3
+SEEN = {"sha256": "a", "fps": 2.0, "indices": [0, 1, 2, 3], "tokens": 8, "placeholder": CLIP}
+
+
+def row(times: tuple[int, ...] = (40, 41), **changes: Any) -> dict[str, Any]:
+    """A row of one clip, whose frames have these times; changes: of the clip, None for no clip."""
+    groups = [token for time in times for token in (time, OPEN, CLIP, CLOSE)]
+    images = [{**SEEN, "tokens": len(groups), **changes}]
+    return {"prompt_ids": [TEXT, OPEN, *groups, CLOSE, TEXT], "output_ids": [], "images": images}
+
+
+def fields(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [difference.field for difference in STAGE.compare(old, new)]
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"),
+    [
+        (row(), []),
+        (row(fps=2), []),
+        (row(fps=4.0), ["fps"]),
+        (row(sha256="b"), ["sha256"]),
+        (row(indices=[3, 2, 1, 0]), ["indices"]),
+        (row((40,), sha256="b", indices=[0, 1]), ["sha256", "indices", "tokens"]),
+        (row((40, 42)), ["times"]),
+        (row((40, 42), fps=4.0), ["fps", "times"]),
+        ({**row(), "images": []}, ["count"]),
+    ],
+)
+def test_what_differs_of_a_clip_is_named(new: dict[str, Any], expected: list[str]) -> None:
+    assert fields(row(), new) == expected
+
+
+def test_a_clip_is_one_token_of_its_prompt() -> None:
+    """What it becomes is the images' to say, whatever stands around it the prompt's."""
+    assert same_prompt(row(), row((40,), indices=[0, 1]))
+    longer = row()
+    assert not same_prompt(row(), {**longer, "prompt_ids": [*longer["prompt_ids"], TEXT]})
