@@ -242,8 +242,7 @@ def load_file(path: Path) -> ModuleType:
     spec: Any = importlib.util.spec_from_file_location(name, path)
     if spec is None or not path.exists():
         raise LookupError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as Python does for a script

@@ -156,8 +156,7 @@ def missing_tokens(found: Estimates, tokens: int, rows: int) -> int:
     beyond = []
     inside = [growth(i.alarm / (0.5 * math.log1p(SEEN_TIMES**2)), LEVEL, df)]
     if size.outcome != "holds":
-        least = math.log(size.least) if size.least else -math.inf
-        outside = max(i.value - math.log(size.most), least - i.value)
+        outside = math.log(max(size.value / size.most, size.least / size.value))
         needed = growth(i.holds / abs(outside), 2 * HOLDS, df)
         if outside > 0:
             beyond.append(max(needed, growth(i.alarm / abs(i.value), LEVEL, df)))
@@ -166,7 +165,9 @@ def missing_tokens(found: Estimates, tokens: int, rows: int) -> int:
         if other.least < 0 and other.outcome == "cannot tell":
             outside = abs(other.value) - other.most
             needed = growth((other.high - other.value) / abs(outside), 2 * HOLDS, df)
-            (beyond if outside > 0 else inside).append(needed)
+            if outside > 0:
+                beyond.append(needed)
+            inside.append(needed)
     times = min(beyond) if beyond else max(inside)
     return max(1, math.ceil(tokens * (times - 1)))
 
@@ -176,8 +177,9 @@ def growth(narrower: float, level: float, df: float) -> float:
     quantile falls, too."""
 
     def still_needed(times: float) -> float:
-        quantile = t_quantile(level, df * times) / t_quantile(level, df)
-        return (narrower * quantile) ** 2 / times
+        quantile = t_quantile(level, df * times)
+        width = narrower * quantile / t_quantile(level, df)
+        return width**2 / times
 
     return min(solve(still_needed, 1.0), MOST_TIMES)
 
