@@ -6,13 +6,17 @@ with own_code() as variables:
 
 from __future__ import annotations
 
+import codecs
+import concurrent.futures
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from parity.golden import GoldenError
 
@@ -60,22 +64,37 @@ def run_there(
     variables: Mapping[str, str],
     *,
     folder: str | Path | None = None,
+    show: bool = False,
 ) -> Ran:
-    """folder: where it runs, None for here. Raises CannotRunThere where there is no such
-    interpreter."""
+    """folder: where it runs, None for here.   show: print what it prints as it comes, too. Raises
+    CannotRunThere where there is no such interpreter."""
     command = [str(python), *words]
     try:
-        done = subprocess.run(
+        started = subprocess.Popen(
             command,
             cwd=folder,
             env=dict(variables),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
     except OSError as error:
         inside = Path(python, "bin/python")
         fix = f"Did you mean {inside}?" if inside.exists() else "Give the path of a Python."
         raise CannotRunThere(f"{python}: {error.strerror or error}. {fix}") from error
-    return Ran(done.returncode, done.stdout, done.stderr)
+    with started, concurrent.futures.ThreadPoolExecutor(2) as threads:
+        said = threads.submit(everything_of, started.stdout, sys.stdout if show else None)
+        complained = threads.submit(everything_of, started.stderr, sys.stderr if show else None)
+        return Ran(started.wait(), said.result(), complained.result())
+
+
+def everything_of(pipe: Any, shown: TextIO | None) -> str:
+    """All that comes through a pipe, as it comes: bars end with a carriage return."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    parts = []
+    while piece := pipe.read1():
+        text = decoder.decode(piece)
+        parts.append(text)
+        if shown is not None:
+            print(text, end="", file=shown, flush=True)
+    return "".join(parts)

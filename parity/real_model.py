@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -104,6 +105,20 @@ def convert(gguf: Path, destination: Path) -> None:
     model.load_state_dict(dequantized.state_dict())
     model.to(torch.bfloat16).save_pretrained(destination)
     transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(destination)
+    name_for_older_releases(destination)
+
+
+def name_for_older_releases(checkpoint: Path) -> None:
+    """Say what transformers 5 saved in the names of 4.57, too. It would take a default of its own for a rope base that
+    it does not find, knows the tokenizer's class by its older name only, and would give Llama token types. The newest
+    reads both."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    tokenizer = json.loads((checkpoint / "tokenizer_config.json").read_text(encoding="utf-8"))
+    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    tokenizer["model_input_names"] = ["input_ids", "attention_mask"]
+    for name, fields in (("config.json", config), ("tokenizer_config.json", tokenizer)):
+        (checkpoint / name).write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -28,8 +28,8 @@ PROBES = {  # library -> (backends that need it, what prints its version and its
     "vllm": (
         "vllm",
         "import vllm as m; from vllm.platforms import current_platform as p; m.LLM; "
-        "from parity.judge.numerics.answers import cuts_bfloat16 as c; d = p.device_type; "
-        "print(m.__version__, '|', d + c() * ', where bfloat16 is cut off, not rounded'); "
+        "from parity.kernels import DTYPE, biases; d = p.device_type; "
+        "print(m.__version__, '|', ', '.join([d, *(b.brief for b in biases('vllm', DTYPE))])); "
         "assert d, 'no device that vllm was built for'",
     ),
 }

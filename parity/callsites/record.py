@@ -29,7 +29,7 @@ LOAD: dict[str, Any] = {
 FEW = {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3, "gpu_memory_utilization": 0.3}  # several engines at once
 LOADS = {name: {"vllm": {"vllm_kwargs": FEW}} for name in ("selftest", "service")}
 
-# In bfloat16 vLLM's kernels do not round on every CPU (numerics.cuts_bfloat16), which many unsure tokens show.
+# In bfloat16 vLLM's kernels do not round on every CPU (parity.kernels), which many unsure tokens show.
 COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")
 
 # Of one backend by nature: memory, gradients and equal draws are transformers' alone, and some things only vLLM cannot

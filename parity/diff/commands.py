@@ -129,7 +129,7 @@ def beyond_gates(mismatch: Any, gates: Mapping[str, float]) -> list[str]:
 
 def describe(found: Any) -> str:
     """The verdict, and the table behind it."""
-    lines = [found.sentence]
+    lines = [found.sentence, *(f"note: {note}" for note in found.notes)]
     m = found.mismatch
     if m is not None:
         parted = [f"{k}:{step}" for k, step in enumerate(found.partings) if step is not None]

@@ -23,7 +23,6 @@ from parity.diff.instruments import (
     judge_paths,
     likeness,
     parting_steps,
-    read_faults,
     read_truth,
     rows_between,
 )
@@ -41,6 +40,7 @@ class Comparison:
     mismatch: B's log-probabilities of answers against A's; None where the prompts differ.
     worst: the text around the token that moved most, that token in [[ ]].   deltas: B - A, nats.
     proof: the referee's words, "" where nothing was to be judged.
+    notes: kernels in use by A or B that are known to be biased.
     """
 
     outcome: Outcome
@@ -50,6 +50,7 @@ class Comparison:
     worst: str = ""
     deltas: tuple[float, ...] = ()
     proof: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Progress:
@@ -74,7 +75,8 @@ def compare(
     """Never two models at once."""
     progress = Progress(STEPS)
     progress.step(f"{a.text} answers")
-    first = visit(Job(a, model, prompts, tokens)).answers
+    began = visit(Job(a, model, prompts, tokens))
+    first = began.answers
     progress.step(f"{b.text} answers, and reads A's answers")
     other = visit(Job(b, model, prompts, tokens, first))
     if why := prompt_difference(first, other.answers):
@@ -92,7 +94,25 @@ def compare(
         return Comparison("equal", sentence, steps, mismatch, worst, deltas)
     progress.step("float32 reads all answers, as they are and with 1 % faults")
     outcome, sentence, proof = judge(a, folder, first, other.answers, rows, read)
-    return Comparison(outcome, sentence, steps, mismatch, worst, deltas, proof)
+    known = began.notes, other.notes
+    notes = dtypes_of(first, other.answers)
+    if outcome != "rounding":
+        notes += notes_of((a, b), known)
+    return Comparison(outcome, sentence, steps, mismatch, worst, deltas, proof, notes)
+
+
+def dtypes_of(a: Answers, b: Answers) -> tuple[str, ...]:
+    if a.dtype == b.dtype:
+        return ()
+    return (f"A computes in {a.dtype}, B in {b.dtype}; give both one to see whether more differs",)
+
+
+def notes_of(paths: Sequence[EnginePath], known: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """What is known of the kernels of one path only: both would have it in common."""
+    found = []
+    for path, own, others in zip(paths, known, reversed(known)):
+        found += [f"{path.text}: {note}" for note in own if note not in others]
+    return tuple(found)
 
 
 def prompt_difference(a: Answers, b: Answers) -> str:
@@ -168,10 +188,12 @@ def judge(
             found.said,
         )
     if found.outcome == "cannot tell":
-        return "cannot tell", "cannot tell; more prompts are needed", found.said
+        return "cannot tell", f"cannot tell: {found.open}", found.said
     like = found.like
     if found.is_shift and truth.dtype == "float32":
-        like = likeness(truth, read_faults(folder, rows, a.adapter), read, like)
+        like = likeness(folder, rows, truth, read, like, a.adapter)
+    if not like and first.dtype != other.dtype:
+        like = f"{first.dtype} and {other.dtype} do"
     named = f", like {like}" if like else f": {reason(found)}"
     return "differs", f"differs{named}", found.said
 

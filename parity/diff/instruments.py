@@ -9,6 +9,7 @@ judge_paths(...)                        the referee's verdict
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from parity.answers import partings
 from parity.diff.plants import fp8, int8, rewritten
 from parity.judge.numerics import probes, reading, referee
+from parity.judge.numerics.errors import Errors, Reading, errors_of
+from parity.judge.numerics.estimates import Estimate
 
 Given = reading.TokenRow
 Scored = reading.Scored
@@ -27,6 +30,8 @@ Moved = Callable[[Any, float], contextlib.AbstractContextManager[Any]]
 ALIKE = (
     0.6  # correlation of B - A with a fault's direction; one int8 run of the real model gave 0.79
 )
+FITS = 6  # readings of a probe, to find its factor
+FARTHEST = 3.0  # logarithm of a factor that is looked for
 SURE = 0.01  # 1 - p below it counts as it, as in the referee
 
 
@@ -57,7 +62,8 @@ class Truth:
 class Judged:
     """outcome: "rounding", "fault" or "cannot tell".   said: why, one line.   like: which fault it
     looks like, or "".   sees: nats of logit, the smallest fault that would have been seen.
-    rounding: nats of logit, how far A is from float32.   is_shift: seen over all tokens."""
+    rounding: nats of logit, how far A is from float32.   is_shift: seen over all tokens.
+    open: where it cannot tell, what was seen and what would decide it."""
 
     outcome: str
     said: str
@@ -65,6 +71,7 @@ class Judged:
     sees: float
     rounding: float
     is_shift: bool = False
+    open: str = ""
 
 
 def pairs_of(a: Answers, b: Answers) -> list[partings.Pair]:
@@ -169,16 +176,6 @@ def read_exact(folder: str, rows: Sequence[Given]) -> list[Scored]:
         return reader.read(rows)
 
 
-def read_faults(folder: str, rows: Sequence[Given], adapter: str = "") -> dict[str, list[Scored]]:
-    """What float32 says with rounded weights: the directions that quantizations have."""
-    found = {}
-    with reading.Reader(folder, "float32", adapter=adapter) as reader:
-        for name in ROUNDINGS:
-            with planted(reader.model, name, 0.0):
-                found[f"{name} weights"] = reader.read(rows, what=f"fault: {name}")
-    return found
-
-
 def judge_paths(
     a: Answers,
     b: Answers,
@@ -194,33 +191,125 @@ def judge_paths(
     verdict = referee.judge(readings, dtype=a.dtype, exact=source.exact)
     if not source.exact:
         said = f"{truth.said}; no noise floor of A is known"
-        return Judged("cannot tell", said, "", verdict.sees, verdict.noise.old)
+        return Judged("cannot tell", said, "", verdict.sees, verdict.noise.old, open=said)
     found = tuple(partings.pair_results(pairs_of(a, b), reference, new, verdict.noise))
     outcome = partings.outcome_of(found, verdict)
     faults = [f"row {k} {row}" for k, row in enumerate(found) if row.is_fault]
     said = faults[0] if faults and verdict.outcome != "shifted" else str(verdict)
-    is_shift = verdict.outcome == "shifted"
-    return Judged(outcome, said, verdict.like, verdict.sees, verdict.noise.old, is_shift)
+    return Judged(
+        outcome,
+        said,
+        verdict.like,
+        verdict.sees,
+        verdict.noise.old,
+        is_shift=verdict.outcome == "shifted",
+        open=undecided(verdict, found, readings) if outcome == "cannot tell" else "",
+    )
+
+
+def undecided(
+    verdict: referee.Verdict, rows: Sequence[partings.PairResult], readings: Sequence[Reading]
+) -> str:
+    """What a measurement that cannot tell has seen, and what would decide it."""
+    if verdict.outcome != "cannot tell":
+        unread = next(k for k, row in enumerate(rows) if row.is_unread)
+        return f"row {unread} {rows[unread]}; give shorter prompts, or fewer --tokens"
+    each = max(verdict.noise.tokens / len(rows), 1.0)
+    prompts = math.ceil(verdict.more / each)
+    more = f"about {prompts} more prompts like these would decide it"
+    if not verdict.estimates:
+        return f"only {verdict.noise.tokens} tokens at which the model is unsure; {more}"
+    e = errors_of(readings)
+    seen = [suspicion(x, e) for x in verdict.estimates if is_beyond(x)]
+    if seen:
+        return f"{seen[0]}, by a fault or by chance; {more}"
+    if verdict.worst is not None:
+        return f"all is inside what is allowed, but not surely: {verdict.worst}; {more}"
+    sizes = f"{verdict.sees:.1e} nats, where rounding is {verdict.noise.old:.1e}"
+    return f"nothing was seen, but only a fault of {sizes}, would have been; {more}"
+
+
+def is_beyond(x: Estimate) -> bool:
+    """Whether the value itself lies beyond its margin, however surely."""
+    return x.outcome == "cannot tell" and not x.least <= x.value <= x.most
+
+
+def suspicion(x: Estimate, e: Errors) -> str:
+    """One statistic that lies beyond its margin, with what it looks like."""
+    if x.least >= 0:
+        size = f"{x.value:.2f} ({x.low:.2f} to {x.high:.2f})"
+        return f"the {x.name} of errors is {size} where {x.least:g} to {x.most:g} are allowed"
+    moved = f"{x.value:.2f} ({x.low:.2f} to {x.high:.2f}) of rounding"
+    said = f"{x.name} is off by {moved} where {x.most:g} is allowed"
+    if x.name not in e.probes:
+        return said
+    times = probes.PROBED ** referee.times_along(e, e.probes[x.name])
+    return f"{said}, like {x.name} x {times:.3f}"
 
 
 def likeness(
+    folder: str,
+    rows: Sequence[Given],
     truth: Truth,
-    faults: Mapping[str, list[Scored]],
     read: tuple[list[Scored], list[Scored]],
     like: str,
+    adapter: str = "",
 ) -> str:
-    """What a shift looks like: the fault whose direction B - A has, or what the referee names."""
+    """What a shift looks like: the fault whose direction B - A has, or what the referee names, or
+    a probe that was moved further than the referee looks."""
     old, new = read
     base = logprobs_of(truth.scores)
     worth = np.hypot(-np.expm1(np.minimum(base, 0.0)), SURE)
     moved = (logprobs_of(new) - logprobs_of(old)) / worth
     best, name = ALIKE, like
-    for fault, scores in faults.items():
-        direction = (logprobs_of(scores) - base) / worth
-        alike = correlation(moved, direction)
-        if alike > best:
-            best, name = alike, f"{fault} (correlation {alike:.2f})"
-    return name
+
+    def direction_of(scores: Sequence[Scored]) -> Any:
+        return (logprobs_of(scores) - base) / worth
+
+    with reading.Reader(folder, "float32", adapter=adapter) as reader:
+        for fault in ROUNDINGS:
+            with planted(reader.model, fault, 0.0):
+                direction = direction_of(reader.read(rows, what=f"fault: {fault}"))
+            alike = correlation(moved, direction)
+            if alike > best:
+                best, name = alike, f"{fault} weights (correlation {alike:.2f})"
+        if name:
+            return name
+        probed = {probe: direction_of(scores) for probe, scores in truth.probes.items()}
+        probe = most_alike(moved, probed)
+        if not probe:
+            return ""
+
+        def moved_by(factor: float) -> Any:
+            with probes.PROBES[probe](reader.model, factor):
+                return direction_of(reader.read(rows, what=f"{probe} x {factor:.3f}"))
+
+        return named_factor(probe, fitted_factor(moved, probed[probe], moved_by))
+
+
+def most_alike(moved: Any, directions: Mapping[str, Any]) -> str:
+    """The probe that B - A goes along with, in either way, or ""."""
+    alike = {name: abs(correlation(moved, way)) for name, way in directions.items()}
+    best = max(alike, key=alike.__getitem__, default="")
+    return best if best and alike[best] > ALIKE else ""
+
+
+def fitted_factor(moved: Any, direction: Any, moved_by: Callable[[float], Any]) -> float:
+    """By what factor a probe moves as far as B - A: what is far is not in proportion to 1 %."""
+    factor = probes.PROBED
+    for _ in range(FITS):
+        keep = np.isfinite(moved) & np.isfinite(direction)
+        square = float((direction[keep] ** 2).sum())
+        times = float((moved[keep] * direction[keep]).sum()) / max(square, 1e-300)
+        logarithm = math.log(factor) * times
+        factor = math.exp(max(-FARTHEST, min(FARTHEST, logarithm)))
+        direction = moved_by(factor)
+    return factor
+
+
+def named_factor(probe: str, factor: float) -> str:
+    said = f"{probe} x {factor:.3f}"
+    return f"{said}, as temperature {1 / factor:.2f} does" if probe == "logits" else said
 
 
 def correlation(a: Any, b: Any) -> float:

@@ -31,6 +31,7 @@ def page(title: str, found: Comparison) -> str:
         f"<title>{html.escape(title)}</title><style>{STYLE}</style>",
         f"<h1>parity diff: {html.escape(title)}</h1>",
         f"<p class='verdict {found.outcome}'>{html.escape(found.sentence)}</p>",
+        *(f"<p>note: {html.escape(note)}</p>" for note in found.notes),
         *figures(found),
         f"<p>{html.escape(found.proof)}</p></html>",
     ]

@@ -21,16 +21,19 @@ def rewritten(model: Any, change: Callable[[Any], Any]) -> Iterator[None]:
     old = [(weight, weight.detach().clone()) for weight in matrices(model)]
     with torch.no_grad():
         for weight, value in old:
-            weight.copy_(change(value.float()).to(weight.dtype))
-    yield
-    with torch.no_grad():
-        for weight, value in old:
-            weight.copy_(value)
+            changed = change(value.float())
+            weight.copy_(changed)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in old:
+                weight.copy_(value)
 
 
 def int8(value: Any) -> Any:
     """Symmetric, one scale per output channel."""
-    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 127
+    scale = scale_of(value, 127)
     return (value / scale).round() * scale
 
 
@@ -38,5 +41,20 @@ def fp8(value: Any) -> Any:
     """float8_e4m3fn, one scale per output channel."""
     import torch
 
-    scale = value.abs().amax(-1, keepdim=True).clamp(min=1e-12) / 448
-    return (value / scale).to(torch.float8_e4m3fn).float() * scale
+    scale = scale_of(value, 448)
+    eight = (value / scale).to(torch.float8_e4m3fn)
+    return eight.float() * scale
+
+
+def int4(value: Any) -> Any:
+    """Symmetric, one scale for each 32 weights of a channel."""
+    groups = value.reshape(-1, 32)
+    scale = scale_of(groups, 7)
+    rounded = (groups / scale).round() * scale
+    return rounded.reshape(value.shape)
+
+
+def scale_of(value: Any, most: float) -> Any:
+    """One per row: what the row's largest weight is divided by to become `most`."""
+    largest = value.abs().amax(-1, keepdim=True)
+    return largest.clamp(min=1e-12) / most

@@ -31,6 +31,7 @@ from parity.diff.instruments import (
 from parity.diff.path import EnginePath
 from parity.diff.prompts import Prompt
 from parity.elsewhere import CannotRunThere, own_code, run_there
+from parity.kernels import known_biases
 
 ADAPTER = "adapter"
 MOST_MEMORY = 0.9  # of a device: vLLM's own default
@@ -51,10 +52,12 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """answers: the path's own.   scores: of `rows_between`, empty without first answers."""
+    """answers: the path's own.   scores: of `rows_between`, empty without first answers.
+    notes: kernels in use that are known to be biased."""
 
     answers: Answers
     scores: list[Scored]
+    notes: tuple[str, ...] = ()
 
 
 def visit(job: Job) -> Visit:
@@ -62,12 +65,13 @@ def visit(job: Job) -> Visit:
     if job.path.python:
         return visit_elsewhere(job)
     with open_path(job.path, job.model) as engine:
+        notes = known_biases(engine.backend.name, engine.checkpoint.dtype)
         answers = job.own or answer(engine, job)
         if job.first is None or job.first.prompts != answers.prompts:
-            return Visit(answers, [])
+            return Visit(answers, [], notes)
         rows = rows_between(job.first, answers)
         adapter = ADAPTER if job.path.adapter else None
-        return Visit(answers, read_rows(engine, rows, f"{job.path.text} reads", adapter))
+        return Visit(answers, read_rows(engine, rows, f"{job.path.text} reads", adapter), notes)
 
 
 @contextmanager
@@ -156,7 +160,7 @@ def visit_from(value: dict[str, Any]) -> Visit:
     answers = answers_from(value["answers"])
     assert answers is not None
     scores = [Scored(**{k: tuple(v) for k, v in one.items()}) for one in value["scores"]]
-    return Visit(answers, scores)
+    return Visit(answers, scores, tuple(value["notes"]))
 
 
 def job_from(value: dict[str, Any]) -> Job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.prove import campaign, frozen, matrix, mutants, referee_command, selftest
+from parity.prove import campaign, frozen, matrix, mutants, power, referee_command, selftest
 from parity.prove.real import ground
 
 COMMANDS = (
@@ -11,6 +11,7 @@ COMMANDS = (
     frozen.add_frozen,
     ground.add_real,
     referee_command.add_referee,
+    power.add_power,
     campaign.add_campaign,
     matrix.add_matrix,
 )

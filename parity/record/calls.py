@@ -67,14 +67,12 @@ class Site:
 def load_function(function: str) -> Callable[..., Any]:
     """The function of "pkg.mod:func" or "path/script.py:func". Raises LookupError."""
     site = Site.parse(function)
-    if site.module.endswith(".py"):
-        found: Any = load_file(Path(site.module))
-    else:
-        found = importlib.import_module(site.module)
+    name = site.module
+    found: Any = load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
     for part in site.attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise LookupError(f"{function}: {site.module} has no function {site.attribute}")
+        raise LookupError(f"{function}: {name} has no function {site.attribute}")
     return found  # type: ignore[no-any-return]
 
 

@@ -239,15 +239,18 @@ def load_file(path: Path) -> ModuleType:
     name = str(path)
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.exists():
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    if spec is None or not path.exists():
         raise LookupError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as Python does for a script
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]  # else the next call would find half of it
+        raise
     for watcher in ACTIVE:
         watcher.look_at(module)
     return module

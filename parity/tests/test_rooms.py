@@ -36,8 +36,8 @@ ROOMS: dict[str, str] = {
     "ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "real_model"), "ground"),
-    **dict.fromkeys(("libraries", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "kernels"), "ground"),
+    **dict.fromkeys(("libraries", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",
     "refusals": "refusals",

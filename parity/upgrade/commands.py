@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import json
 import sys
@@ -13,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from parity.elsewhere import CannotRunThere, Ran, own_code, run_there
-from parity.golden import keep_offline
+from parity.golden import Store, keep_offline
 from parity.report.commands import add_check_flags
 from parity.upgrade import packages as environments
-from parity.upgrade.bisection import Names, closed, differing, fewest, mixed
+from parity.upgrade.bisection import Names, closed, differing, fewest, heads_of, mixed
 from parity.upgrade.packages import Installed, Package
 
 EPILOG = """example:
@@ -50,20 +51,36 @@ def run(args: argparse.Namespace) -> int:
     keep_offline()
     with own_code() as variables, tempfile.TemporaryDirectory(prefix="upgrade-") as folder:
         variables["PYTHONDONTWRITEBYTECODE"] = "1"  # neither environment is written into
-        asking = Asking(Path(folder), variables, flags_of(args))
+        listing = Asking(Path(folder), variables, ())
+        new = listing.installed(args.python)
+        asking = dataclasses.replace(listing, flags=[*flags_of(args), *backend_flags(args, new)])
         note(f"checking the goldens in {args.python}")
-        there = asking.check(args.python, args.cases)
-        print(there.report)
+        there = asking.check(args.python, args.cases, show=True)
         if there.failing:
-            explain(asking, args.python, there)
+            explain(asking, new, there)
         return there.code
 
 
+def backend_flags(args: argparse.Namespace, there: Installed) -> list[str]:
+    """The backends to ask: not vLLM's where it is not installed, for code that does not use it
+    would pass there. Raises CannotRunThere where it is asked for by name."""
+    asked = args.backend or ()
+    if there.has_vllm:
+        return [word for name in asked for word in ("--backend", name)]
+    if "vllm" in asked:
+        raise CannotRunThere(
+            f"{args.python}: vLLM is not installed there. Leave --backend vllm out, or install it."
+        )
+    settings = Store(args.goldens).settings()
+    if any("vllm" in own.get("backends", ()) for own in settings.values()):
+        print("vLLM is not installed there: its backend is not checked", flush=True)
+    return ["--backend", "hf"]
+
+
 def flags_of(args: argparse.Namespace) -> list[str]:
-    """The words of `check` that say the same."""
+    """The words of `check` that say the same, but for the backends."""
     words = ["--goldens", str(args.goldens), "--time-limit", str(args.time_limit)]
     words += ["--jobs", str(args.jobs)]
-    words += [word for name in args.backend or () for word in ("--backend", name)]
     words += [word for name in args.moved or () for word in ("--moved", name)]
     return words + [f"--{name}" for name in ("lenient", "numerics") if getattr(args, name)]
 
@@ -91,7 +108,6 @@ class Checked:
     """outcomes: verdict and cause of each.   failing: those that the policy does not let pass."""
 
     code: int
-    report: str
     outcomes: Mapping[Key, str]
     failing: frozenset[Key]
 
@@ -104,12 +120,12 @@ class Asking:
     variables: Mapping[str, str]
     flags: Sequence[str]
 
-    def check(self, python: str | Path, cases: Iterable[str]) -> Checked:
-        """Raises CannotRunThere where no check comes about."""
+    def check(self, python: str | Path, cases: Iterable[str], *, show: bool = False) -> Checked:
+        """show: print it as it comes. Raises CannotRunThere where no check comes about."""
         out = self.folder / "check.json"
         out.unlink(missing_ok=True)
         words = ["-B", "-m", "parity", "check", *sorted(set(cases)), *self.flags]
-        ran = run_there(python, [*words, "--json", str(out)], self.variables)
+        ran = run_there(python, [*words, "--json", str(out)], self.variables, show=show)
         if not out.exists():
             raise CannotRunThere(f"{python}: cannot check there: {ran.last_words}")
         return checked_from(ran, json.loads(out.read_text(encoding="utf-8")))
@@ -131,13 +147,13 @@ def checked_from(ran: Ran, value: Mapping[str, Any]) -> Checked:
         outcomes[key] = outcome["verdict"] + (f", {cause['name']}" if cause else "")
         if outcome["fails"] and outcome["verdict"] != "MISSING":  # which no package would bring
             failing.append(key)
-    return Checked(ran.code, ran.said.rstrip(), outcomes, frozenset(failing))
+    return Checked(ran.code, outcomes, frozenset(failing))
 
 
 # == Why ==
 
 
-def explain(asking: Asking, python: str, there: Checked) -> None:
+def explain(asking: Asking, new: Installed, there: Checked) -> None:
     note(f"checking {len(there.failing)} of them here")
     here = asking.check(sys.executable, {key.label for key in there.failing})
     changed = {key: there.outcomes[key] for key in sorted(there.failing - here.failing)}
@@ -146,7 +162,6 @@ def explain(asking: Asking, python: str, there: Checked) -> None:
         return
     print(f"\n{len(changed)} hold here and not there: {', '.join(map(str, changed))}")
     old = asking.installed(sys.executable)
-    new = asking.installed(python)
     print(f"\n{side_by_side(old, new)}")
     if (old.python, old.system) != (new.python, new.system):
         print(
@@ -184,7 +199,7 @@ class Search:
         changed: Mapping[Key, str],
     ) -> None:
         self.asking, self.here, self.there, self.changed = asking, here, there, changed
-        self.close = functools.partial(closed, here, there)
+        self.close = functools.cache(functools.partial(closed, here, there))
         self.runs = 0
         self.known: dict[tuple[Names, Key], bool] = {}
 
@@ -198,11 +213,10 @@ class Search:
                 found.append(f"{key} holds here with all packages from there: it is no package")
                 del left[key]
                 continue
-            names = fewest(every, functools.partial(self.fails, key=key), self.close)
-            group = self.close(names)
+            group = fewest(every, functools.partial(self.fails, key=key), self.close)
             del left[key]
             explained = self.failing(group, left) if left else set()
-            found.append(self.line(names, group, key, sorted(explained | {key})))
+            found.append(self.line(group, key, sorted(explained | {key})))
             left = {other: said for other, said in left.items() if other not in explained}
         return found
 
@@ -230,11 +244,12 @@ class Search:
                 return set()
         return {key for key in keys if ran.outcomes.get(key) == self.changed[key]}
 
-    def line(self, names: Names, group: Names, key: Key, explained: Sequence[Key]) -> str:
-        came = sorted(group - names)
-        with_it = f", with what comes along ({', '.join(map(self.move, came))})" if came else ""
-        what = ", ".join(map(self.move, sorted(names)))
-        said = f"{what}{with_it}: makes {', '.join(map(str, explained))} {self.changed[key]}"
+    def line(self, group: Names, key: Key, explained: Sequence[Key]) -> str:
+        heads = heads_of(group, self.here, self.there)
+        what = ", ".join(map(self.move, heads))
+        if others := sorted(group - set(heads)):
+            what += f", with what it cannot be tried without ({', '.join(map(self.move, others))})"
+        said = f"{what}: makes {', '.join(map(str, explained))} {self.changed[key]}"
         rest = frozenset(differing(self.here, self.there)) - group
         if not rest or self.close(rest) != rest:
             return said

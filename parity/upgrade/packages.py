@@ -19,6 +19,7 @@ import sys
 import venv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -41,11 +42,12 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """An environment.   python: "3.11".   system: operating system and processor.   packages: by
-    name."""
+    """An environment.   python: "3.11".   system: operating system and processor.
+    has_vllm: whether vLLM is installed.   packages: by name."""
 
     python: str
     system: str
+    has_vllm: bool
     packages: Mapping[str, Package]
 
 
@@ -61,7 +63,8 @@ def installed_here() -> Installed:
         if name and normalized(name) not in packages:
             packages[normalized(name)] = package_of(normalized(name), found)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Installed(python, f"{platform.system()} {platform.machine()}", packages)
+    system = f"{platform.system()} {platform.machine()}"
+    return Installed(python, system, find_spec("vllm") is not None, packages)
 
 
 def package_of(name: str, found: importlib.metadata.Distribution) -> Package:
@@ -87,7 +90,7 @@ def from_json(text: str) -> Installed:
     for name, fields in value["packages"].items():
         lists = {kind: tuple(fields[kind]) for kind in ("files", "requires")}
         packages[name] = Package(**{**fields, **lists})
-    return Installed(value["python"], value["system"], packages)
+    return Installed(value["python"], value["system"], value["has_vllm"], packages)
 
 
 def make_environment(folder: Path, packages: Iterable[Package]) -> Path:

@@ -14,7 +14,6 @@ ids part, never green and never DRIFT.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,16 +39,13 @@ from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
 from parity.judge.numerics.weights import Weights, checkpoint_of
 from parity.judge.replay import loaded_from
+from parity.kernels import known_biases
 from parity.verdict import CAUSES, Cause, Outcome
 
 RanEngines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
 CaseKey = tuple[str, str, str]  # site, case, backend
 
 FAR = 5  # times what a few tokens say of noise
-CUT_OFF = (
-    "; vLLM's kernels cut bfloat16 off on this CPU, and do not round: move in float16 or float32, "
-    "or on hf"
-)
 
 
 # == All of a check ==
@@ -193,33 +189,15 @@ def by_shift(group: Group, found: Verdict, question: Question) -> Judged:
 
 
 def cause_of_shift(group: Group, found: Verdict, question: Question) -> Cause:
-    is_bfloat16 = group.backend == "vllm" and question.new_model.get("dtype") == "bfloat16"
-    cut = CUT_OFF if is_bfloat16 and cuts_bfloat16() else ""
-    cause = named_cause(found.cause, "confirmed", f"numerics of the site {found}{cut}")
+    known = known_biases(group.backend, question.new_model.get("dtype"))
+    said = "; ".join((f"numerics of the site {found}", *known))
+    cause = named_cause(found.cause, "confirmed", said)
     rounding = dataclasses.replace(found.noise, new=found.noise.old).of_gap
     if group.apart <= rounding:
         return cause
     apart = f"rows alone and beside others are read {group.apart:.1e} nats apart"
     sentence = f"{apart}, rounding explains {rounding:.1e}"
     return named_cause("batch.composition", "confirmed", sentence, cause.sentence)
-
-
-def cuts_bfloat16() -> bool:
-    """Whether vLLM's kernels here cut bits off where they should round: on a CPU without
-    AVX512-BF16, and on any before 0.17. All log-probabilities move one way then. Seen of 1/√5,
-    which lies between 0.4453 and 0.4473; not of a build that has no such kernel."""
-    import torch
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return False
-    importlib.import_module("vllm._custom_ops")  # loads the kernels
-    if not hasattr(torch.ops._C, "rms_norm"):
-        return False
-    values = torch.tensor([[1.0, 3.0] * 8], dtype=torch.bfloat16)
-    normed = torch.empty_like(values)
-    torch.ops._C.rms_norm(normed, values, torch.ones_like(values[0]), 0.0)
-    return float(normed[0, 0]) < 0.446
 
 
 # == Numbers among the values ==

@@ -12,7 +12,7 @@ rounding to have been one. "cannot tell" says how many tokens it lacks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +20,17 @@ import numpy as np
 from parity.judge.numerics.errors import FLOOR, Array, Errors, Reading, errors_of, robust_size
 from parity.judge.numerics.estimates import (
     EXACT,
+    HOLDS,
     INEXACT,
+    LEVEL,
     Estimate,
     Estimates,
     Interval,
     Margins,
     StatisticOutcome,
     estimates_of,
+    solve,
+    t_quantile,
 )
 from parity.judge.numerics.noise import Noise
 from parity.judge.numerics.probes import PROBED
@@ -116,7 +120,7 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True) -> Verdict
     found = estimates_of(e, allowed)
     sees = smallest_seen(found.interval, allowed, noise)
     outcome = outcome_of_estimates(found, is_blind=sees > SEEN_TIMES * e.rounding)
-    more = missing_tokens(found, noise.tokens) if outcome == "cannot tell" else 0
+    more = missing_tokens(found, noise.tokens, count) if outcome == "cannot tell" else 0
     like = resemblance(e, found, noise, dtype if exact else "") if outcome == "shifted" else ""
     return Verdict(outcome, found.all, noise, count, sees, more, like, exact)
 
@@ -143,27 +147,41 @@ def smallest_seen(size: Interval, margins: Margins, noise: Noise) -> float:
     return rounding * math.sqrt(math.expm1(min(beyond, 100.0)))
 
 
-def missing_tokens(found: Estimates, tokens: int) -> int:
-    """How many more tokens would narrow the intervals into the margins, if the values stayed."""
-    times = max([1.05, *times_needed(found)])
-    return max(1, math.ceil(tokens * (min(times, MOST_TIMES) - 1)))
-
-
-def times_needed(found: Estimates) -> Iterator[float]:
-    """By how much each interval is too wide, squared."""
+def missing_tokens(found: Estimates, tokens: int, rows: int) -> int:
+    """About how many more tokens decide, if the values stay: until one lies surely beyond its
+    margin, where a value does, else until all lie surely inside."""
     size = found.size
     i = found.interval
-    above = math.log(size.most) - i.value
-    yield (i.alarm / (0.5 * math.log1p(SEEN_TIMES**2))) ** 2
+    df = rows - 1
+    beyond = []
+    inside = [growth(i.alarm / (0.5 * math.log1p(SEEN_TIMES**2)), LEVEL, df)]
     if size.outcome != "holds":
-        below = i.value - math.log(size.least) if size.least else math.inf
-        yield (i.holds / max(1e-9, min(abs(above), abs(below)))) ** 2
-    if above < 0:  # it never gets inside: more tokens make it an alarm
-        yield (i.alarm / i.value) ** 2
+        outside = math.log(max(size.value / size.most, size.least / size.value))
+        needed = growth(i.holds / abs(outside), 2 * HOLDS, df)
+        if outside > 0:
+            beyond.append(max(needed, growth(i.alarm / abs(i.value), LEVEL, df)))
+        inside.append(needed)
     for other in found.others:
         if other.least < 0 and other.outcome == "cannot tell":
-            room = max(1e-9, abs(other.most - abs(other.value)))
-            yield ((other.high - other.value) / room) ** 2
+            outside = abs(other.value) - other.most
+            needed = growth((other.high - other.value) / abs(outside), 2 * HOLDS, df)
+            if outside > 0:
+                beyond.append(needed)
+            inside.append(needed)
+    times = min(beyond) if beyond else max(inside)
+    return max(1, math.ceil(tokens * (times - 1)))
+
+
+def growth(narrower: float, level: float, df: float) -> float:
+    """How many times as many rows make Student's interval so many times narrower; of few rows the
+    quantile falls, too."""
+
+    def still_needed(times: float) -> float:
+        quantile = t_quantile(level, df * times)
+        width = narrower * quantile / t_quantile(level, df)
+        return width**2 / times
+
+    return min(solve(still_needed, 1.0), MOST_TIMES)
 
 
 def resemblance(e: Errors, found: Estimates, noise: Noise, dtype: str) -> str:

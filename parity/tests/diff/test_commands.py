@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,21 @@ def test_diff_planted_attention_scale_is_named(capsys: pytest.CaptureFixture[str
 def test_diff_int8_weights_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert diff("hf:bfloat16", "hf:bfloat16,int8") == 1
     assert capsys.readouterr().out.startswith("differs, like int8 weights")
+
+
+def test_diff_temperature_of_one_side_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of huggingface/trl#4159: raw log-probabilities against those after temperature 0.6."""
+    assert diff("hf:float32", "hf:float32,logits=1.6667") == 1
+    said = capsys.readouterr().out
+    assert said.startswith("differs, like logits x 1.66") and "as temperature 0.60 does" in said
+
+
+def test_diff_of_two_dtypes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of vllm-project/vllm#18352: transformers in its default of old, vLLM in the checkpoint's dtype."""
+    assert diff("hf:float32", "hf:bfloat16") == 1
+    first, second = capsys.readouterr().out.splitlines()[:2]
+    assert first == "differs, like float32 and bfloat16 do"
+    assert second.startswith("note: A computes in float32, B in bfloat16")
 
 
 def test_diff_other_tokenizer_is_not_called_numerics(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,3 +90,34 @@ def test_no_tokens_at_all_are_refused_and_not_the_default(capsys: pytest.Capture
     for words in (["hf", "hf"], ["hf", "hf", "--layers"], ["--invariance", "hf"]):
         assert main(["diff", *words, "--model", QWEN, "--tokens", "0"]) == 2
         assert "--tokens is 0" in capsys.readouterr().err
+
+
+def python_elsewhere(folder: Path, body: str) -> Path:
+    """A program that notes that it ran, and goes on as `body` says."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {folder}/ran\n{body}\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_diff_in_another_environment_answers_and_reads_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """This interpreter by another name: each visit of a path goes through its files."""
+    python = python_elsewhere(tmp_path, f'exec {sys.executable} "$@"')
+    assert diff("hf:bfloat16", f"env:{python},hf:bfloat16") == 0
+    assert capsys.readouterr().out.startswith("equal: ")
+    assert [line.split()[:2] for line in (tmp_path / "ran").read_text().splitlines()] == [["-m", "parity.diff.worker"]]
+
+
+def test_diff_fault_in_another_environment_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    python = python_elsewhere(tmp_path, f'exec {sys.executable} "$@"')
+    assert diff(f"env:{python},hf:bfloat16,attention=1.01", "hf:bfloat16") == 1
+    assert capsys.readouterr().out.startswith("differs, like attention scale x 0.9")
+    assert len((tmp_path / "ran").read_text().splitlines()) == 2
+
+
+def test_diff_environment_that_fails_says_its_last_words(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    python = python_elsewhere(tmp_path, "echo the last words >&2; exit 1")
+    assert diff(f"env:{python}", "hf") == 3
+    assert "the last words" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import pytest
 from parity.__main__ import main
 from parity.diff import plants
 from parity.golden import Store
-from parity.judge.numerics.answers import CUT_OFF, cuts_bfloat16
+from parity.kernels import cuts_bfloat16, known_biases
 from parity.prove import checkpoints
 from parity.record.taps import models as recorded
 
@@ -175,7 +175,8 @@ def test_a_faithful_move_in_bfloat16_passes_with_near_ties(backend: str, checked
     code, said, told = checked("--backend", backend)
     if backend == "vllm" and cuts_bfloat16():  # nothing is wrong but the machine, and that is said
         assert code == 1 and causes(said) == {("DRIFT", "numeric.shift", "confirmed")}, told
-        assert all(CUT_OFF in outcome["cause"]["sentence"] for outcome in said["outcomes"])
+        [cut, *_] = known_biases("vllm", "bfloat16")
+        assert all(cut in outcome["cause"]["sentence"] for outcome in said["outcomes"])
         return
     assert code == 0, told
     if backend == "hf":
