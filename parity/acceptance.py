@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ SHOWN = 60  # characters of a value; a longer one is told by its ends and its di
 MOST_CHANGES = 12  # told one by one; of more, the rest is one digest
 DIGITS = 2  # of a number in the digest: rounding, which is another on each machine, moves later ones
 MADE = ("output_ids", "decode", "text", "value")  # stages that the digest covers
+SETTINGS = ("model", "sampling", "stop")  # stages of what somebody said: no rounding moves it
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,12 @@ def changes_of(outcome: Outcome) -> tuple[str, ...]:
 
 def line_of(difference: Difference) -> str:
     name = f"{difference.stage}.{difference.field}" if difference.field else difference.stage
-    return f"{name}: {shown(difference.old)} -> {shown(difference.new)}"
+    told = float if difference.stage in SETTINGS else rounded
+    return f"{name}: {shown(plain(difference.old, told))} -> {shown(plain(difference.new, told))}"
 
 
 def shown(value: Any) -> str:
-    text = json.dumps(plain(value), ensure_ascii=False, sort_keys=True)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True)
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]}… {sha_of(text)}"
 
 
@@ -111,13 +113,17 @@ def sha_of(value: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON has it, its numbers without what rounding may move."""
+def rounded(number: float) -> str:
+    return f"{number:.{DIGITS}g}"
+
+
+def plain(value: Any, told: Callable[[float], Any] = rounded) -> Any:
+    """A value as JSON has it.   told: a float in it; by default without what rounding may move."""
     if isinstance(value, Mapping):
-        return {str(key): plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry, told) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(entry) for entry in value]
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else value
+        return [plain(entry, told) for entry in value]
+    return told(value) if isinstance(value, float) else value
 
 
 # == A whole check ==

@@ -71,6 +71,20 @@ def test_rounding_of_numbers_does_not_void_it() -> None:
     assert judged(shorter(value=[-1.3]), entry)[0] == "DRIFT"
 
 
+@pytest.mark.parametrize("now", [1.04, 1.011, 1.1])
+def test_a_setting_is_exact(now: float) -> None:
+    """1.01 and 1.04 are the same number in two digits, and no rounding makes one of the other."""
+
+    def penalised(by: float) -> Outcome:
+        difference = Difference("sampling", "repetition_penalty", 1.05, by, 0)
+        return replace(shorter(), differences=(difference,), cause=Cause("sampling.leak", "confirmed", ""))
+
+    entry = acceptance_of(penalised(1.01), "r", DAY.isoformat())
+    assert entry.changes == ("sampling.repetition_penalty: 1.05 -> 1.01",)
+    assert judged(penalised(1.01), entry)[0] == "ACCEPTED"
+    assert judged(penalised(now), entry)[0] == "DRIFT"
+
+
 def test_one_that_covers_nothing_is_unused() -> None:
     assert judged(replace(shorter(), verdict="IDENTICAL")) == (
         "IDENTICAL",
