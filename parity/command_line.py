@@ -194,6 +194,6 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
     except (GoldenError, ValueError, LookupError) as error:
         print_error(program, error)
         return USAGE if isinstance(error, (ValueError, LookupError)) else CANNOT
-    except OSError as error:
+    except (OSError, gen_engine.GenEngineError) as error:
         print_error(program, error)
         return CANNOT

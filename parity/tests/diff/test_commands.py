@@ -121,3 +121,9 @@ def test_diff_environment_that_fails_says_its_last_words(capsys: pytest.CaptureF
     python = python_elsewhere(tmp_path, "echo the last words >&2; exit 1")
     assert diff(f"env:{python}", "hf") == 3
     assert "the last words" in capsys.readouterr().err
+
+
+def test_diff_of_a_model_that_is_not_there_is_no_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "hf", "vllm", "--model", "models/nothere"]) == 3
+    said = capsys.readouterr().err
+    assert "cannot read the checkpoint 'models/nothere'" in said and "Traceback" not in said
