@@ -83,16 +83,25 @@ time.sleep(600)
 def test_signal_to_the_client_ends_the_fork_and_what_kills_it_kills_its_children(number: int, left: int) -> None:
     with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        *pids, forked = process.stdout.readline().split()
-        assert forked == "True"
-        process.send_signal(number)
-        assert process.wait() == -number
+        try:
+            *pids, forked = process.stdout.readline().split()
+            assert forked == "True"
+            process.send_signal(number)
+            assert process.wait() == -number
+        finally:
+            process.kill()  # else a test that fails would wait for it
     until = time.monotonic() + 60
     while len(alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) > left:
         assert time.monotonic() < until, "still there"
         time.sleep(0.02)
     for pid in alive:
         os.kill(int(pid), signal.SIGKILL)
+
+
+def test_what_an_engine_that_was_loaded_here_has_set_makes_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    code = "import os, sys; print('torch' in sys.modules, os.environ['VLLM_ENABLE_V1_MULTIPROCESSING'])"
+    assert run(sys.executable, "-c", code).stdout == "True 0\n"
 
 
 def test_file_that_is_handed_over_has_its_number() -> None:
