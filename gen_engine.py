@@ -36,6 +36,7 @@ vllm >= 0.11, pillow."""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import dataclasses
@@ -104,7 +105,6 @@ __all__ = [
     "batch_of",
     "at_request",
     "load_image",
-    "image_parts",
     "render",
     "truncate_at_stops",
     "Plugin",
@@ -2017,21 +2017,16 @@ def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
     if not stops:
         return None
     least = plan.options.min_new_tokens
-    since = len(plan.decode(ids[:least]))
+    # A character that is cut there is not complete yet: it may be a stop's.
+    since = len(plan.decode(ids[:least]).rstrip("\ufffd"))
 
     def stop_in(count: int) -> tuple[int, int, str] | None:
         return first_stop(plan.decode(ids[:count]), stops, since=since)
 
-    count = len(ids)
-    if stop_in(count) is None:
+    if stop_in(len(ids)) is None:
         return None
-    low = least + 1
-    while low < count:
-        middle = (low + count) // 2
-        if stop_in(middle) is None:
-            low = middle + 1
-        else:
-            count = middle
+    counts = range(len(ids))  # of tokens; all of them hold one
+    count = bisect.bisect_left(counts, True, lo=least + 1, key=lambda n: stop_in(n) is not None)
     found = stop_in(count)
     return Ending(count, "stop", found[2], found[:2]) if found else None
 
@@ -2206,7 +2201,7 @@ def finish(
         logprobs=completion.logprobs and completion.logprobs[: ending.count],
         # A copy for each result: equal requests share the completion.
         top_logprobs=tops and tuple(map(dict, tops[: ending.count])),
-        logits=None if completion.logits is None else completion.logits[: ending.count],
+        logits=None if completion.logits is None else completion.logits[: ending.count].clone(),
         notes=prompt.notes,
         effective={**plan.effective(), "seed": seed},
         **fields,
@@ -3526,13 +3521,17 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """The library's own model, for what this engine does not offer. No other thread runs
         meanwhile.
 
-        Weights may be written in it: afterwards no answer that was cached before is used, nor
-        vLLM's prefix cache.   read_only: nothing is written, so that both stay. Default False."""
+        Weights may be written in it: the engine's cache is not used inside it, afterwards no answer
+        that was cached before is, nor vLLM's prefix cache, and nothing falls back.
+        read_only: nothing is written, so that all of them stay. Default False."""
         with self._open():
+            answers = self._answers
+            self._answers = answers if read_only else None  # no key names what is being written
             try:
                 with self.backend.healthy():
                     yield self.model
             finally:
+                self._answers = answers
                 if not read_only:
                     self._forget(random_version())
 
@@ -3579,10 +3578,10 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     def close(self) -> None:
         """Free the model. Another engine can be loaded afterwards; this one only raises. In a
         forked child it frees nothing: all of it is the parent's."""
+        self._closed = True
+        if os.getpid() != self._process:  # where a thread of the parent may hold the lock for ever
+            return
         with self._lock:
-            self._closed = True
-            if os.getpid() != self._process:
-                return
             self.backend.close()
             if self._fallback is not None:
                 self._fallback.close()

@@ -40,14 +40,24 @@ from typing import Any
 
 LIBRARIES = ("torch", "transformers.generation", "vllm.entrypoints.llm")
 # Variables that Python or a library may read when it is imported begin so.
-READ_AT_IMPORT = ("CUDA", "HF_", "MKL_", "NUMBA_", "OMP_", "PYTHON", "TOKENIZERS_", "TORCH_", "TRANSFORMERS_", "VLLM_")
-# `become` sees to the first two; nothing is downloaded here; the last is read when an engine is made.
-OF_NO_CONCERN = {
-    "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE",
-    "HF_HUB_DISABLE_PROGRESS_BARS",
-    "VLLM_ENABLE_V1_MULTIPROCESSING",
-}
+READ_AT_IMPORT = (
+    "CUDA",
+    "HF_",
+    "MKL_",
+    "NUMBA_",
+    "OMP_",
+    "PYTHON",
+    "TOKENIZERS_",
+    "TORCH_",
+    "TRANSFORMERS_",
+    # vLLM reads its others where it uses them, and its engines leave some behind in the environment.
+    "VLLM_CONFIGURE_LOGGING",
+    "VLLM_LOGGING_",
+    "VLLM_PLUGINS",
+    "VLLM_TARGET_DEVICE",
+)
+# `become` sees to the first two; nothing is downloaded here.
+OF_NO_CONCERN = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "HF_HUB_DISABLE_PROGRESS_BARS"}
 ADDRESS, CLIENT = "socket", "python"  # in the server's folder
 MANY = 64  # files that a client may hand over
 HIGH = 500  # descriptors from here on are free in a fork

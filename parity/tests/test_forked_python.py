@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import TEXT, open_engine
+
 pytestmark = pytest.mark.usefixtures("forked_python")
 
 PYTHON = sys.executable  # before the fixture
@@ -98,10 +100,11 @@ def test_signal_to_the_client_ends_the_fork_and_what_kills_it_kills_its_children
         os.kill(int(pid), signal.SIGKILL)
 
 
-def test_what_an_engine_that_was_loaded_here_has_set_makes_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    code = "import os, sys; print('torch' in sys.modules, os.environ['VLLM_ENABLE_V1_MULTIPROCESSING'])"
-    assert run(sys.executable, "-c", code).stdout == "True 0\n"
+def test_what_engines_leave_in_the_environment_makes_no_other_process() -> None:
+    open_engine(TEXT, "vllm").close()
+    assert os.environ["VLLM_DIST_IDENT"]
+    code = "import os, sys; print('torch' in sys.modules, os.environ['VLLM_DIST_IDENT'])"
+    assert run(sys.executable, "-c", code).stdout.split() == ["True", os.environ["VLLM_DIST_IDENT"]]
 
 
 def test_file_that_is_handed_over_has_its_number() -> None:

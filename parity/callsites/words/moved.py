@@ -1751,15 +1751,19 @@ def watches() -> Any:
 
 def with_seed_alone(result: Any) -> Any:
     """A result in plain values; of its effective options the seed, which is the sample's own."""
-    return plain(dataclasses.replace(result, effective={"seed": result.effective["seed"]}))
+    logits = None if result.logits is None else result.logits.tolist()
+    return plain(dataclasses.replace(result, logits=logits, effective={"seed": result.effective["seed"]}))
 
 
 def finished(text: str, plugin_end: Any = None, replay: Any = None, few: bool = False, **options: Any) -> Any:
+    import torch
+
     plugins = own.adopt_plugins([Upper()]) if few else ()
     plan = plan_of(letters(), plugins, **options)
     ids = tuple(ids_of(text))
     tops = tuple({i: -1.0} for i in ids)
-    completion = own.Completion(ids, (7, 8), (-0.5,) * len(ids), tops, list(range(len(ids))), plugin_end)
+    logits = torch.arange(len(ids))
+    completion = own.Completion(ids, (7, 8), (-0.5,) * len(ids), tops, logits, plugin_end)
     prompt = bare_prompt(notes=("noted",), replay=replay)
     made = own.finish(completion, prompt, plan, "hf", cached=True, fallback_from="vllm")
     return [with_seed_alone(made), made.top_logprobs[0] is tops[0] if made.top_logprobs else None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,28 +114,30 @@ def test_a_thinking_model_is_split(text: GenerationEngine) -> None:
     assert split(without, text) == (None, "The capital of France is Paris.")
 
 
-def test_markers_that_are_special_tokens_are_found_by_ids(edited: Any, backend: str, shared: Load) -> None:
+@pytest.fixture
+def special_markers(edited: Any) -> Path:
+    """A checkpoint whose markers of a thought are special tokens."""
     changes = {}
     for file, name in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
         tokens = json.loads((TEXT / file).read_text())[name]
         for token in tokens.values() if isinstance(tokens, dict) else tokens:
             token["special"] = token["special"] or "think>" in token["content"]
         changes[file] = {name: tokens}
-    engine = shared(edited(TEXT, changes), backend)
+    return Path(edited(TEXT, changes))
+
+
+def test_markers_that_are_special_tokens_are_found_by_ids(special_markers: Path, backend: str, shared: Load) -> None:
+    engine = shared(special_markers, backend)
     [result] = engine.generate_text_batch(REQUESTS[:1], {**OPTIONS, "stop": [" Paris"]})
     assert "think>" not in result.text
     assert split(result, engine) == ("\nI know this country.\n", "\n\nThe capital of France is")
 
 
-def test_an_end_marker_behind_a_thought_that_the_prompt_ended_begins_no_answer(edited: Any, shared: Load) -> None:
+def test_an_end_marker_behind_a_thought_that_the_prompt_ended_begins_no_answer(
+    special_markers: Path, shared: Load
+) -> None:
     """The template wrote an empty thought: an answer that speaks of the marker is an answer."""
-    changes = {}
-    for file, name in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")):
-        tokens = json.loads((TEXT / file).read_text())[name]
-        for token in tokens.values() if isinstance(tokens, dict) else tokens:
-            token["special"] = token["special"] or "think>" in token["content"]
-        changes[file] = {name: tokens}
-    engine = shared(edited(TEXT, changes), "hf")
+    engine = shared(special_markers, "hf")
     [result] = engine.generate_text_batch([{"messages": REQUESTS[0]["messages"]}], OPTIONS)
     end = engine.tokenizer.convert_tokens_to_ids("</think>")
     ids = (*result.token_ids[:3], end, *result.token_ids[3:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -298,6 +299,34 @@ def test_an_engine_that_is_closed_in_a_forked_child_is_still_the_parents(text: G
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert text.generate_text_batch([COUNT])[0].text
+
+
+def test_a_forked_child_closes_an_engine_that_a_thread_of_the_parent_holds(text: GenerationEngine) -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with text.bare(read_only=True):
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(60)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits for the lock
+        text.close()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_equal_requests_have_logits_of_their_own(hooked: GenerationEngine) -> None:
+    first, second = hooked.generate_text_batch([{"prompt": "The"}] * 2, {"max_new_tokens": 2, "logits": True})
+    first.logits.zero_()
+    assert second.logits.abs().sum() > 0
 
 
 def test_a_closed_engine_scores_nothing_even_with_a_fallback() -> None:

@@ -110,6 +110,14 @@ def test_the_ending_is_the_first_token_that_completes_a_stop(parts: list[str], s
     assert (ending and ending.count) == first
 
 
+def test_a_stop_whose_character_is_cut_at_the_minimum_completes_behind_it() -> None:
+    ids = ids_of(["t", "\U0001f600", " tail"])
+    plan = plan_of(["\U0001f600"], min_new_tokens=2)
+    assert "\ufffd" in plan.decode(ids[:2]) and "\U0001f600" not in plan.decode(ids[:2])
+    ending = find_ending(ids, plan)
+    assert ending is not None and ending.stop_reason == "\U0001f600"
+
+
 @settings(deadline=None)
 @given(words, pieces)
 def test_a_watched_row_ends_exactly_there(parts: list[str], stops: list[str]) -> None:

@@ -64,6 +64,20 @@ def test_weights_written_through_bare_meet_no_cached_answer(other: Path) -> None
         assert not after.cached and after.token_ids != before.token_ids
 
 
+def test_answers_of_weights_that_are_being_written_are_in_no_cache(other: Path) -> None:
+    store: dict[str, str] = {}
+    new = {"prompt": "Count to 4."}
+    with open_engine(TEXT, "hf", cache=store) as engine:
+        [before] = engine.generate_text_batch([COUNT])
+        with engine.bare() as model:
+            model.load_state_dict(weights_of(other), strict=False)
+            [inside, _] = engine.generate_text_batch([COUNT, new])
+        assert not inside.cached and inside.token_ids != before.token_ids
+    with open_engine(TEXT, "hf", cache=store) as engine:
+        [same, own] = engine.generate_text_batch([COUNT, new])
+        assert same.cached and not own.cached
+
+
 def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
     torch: Any = importlib.import_module("torch")
     wrong: list[Any] = [{"no.such.weight": torch.zeros(2)}, [("a",)], {"model.norm.weight": 5}]
