@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import os
 import subprocess
+import symtable
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -41,6 +43,7 @@ def located_in(sources: Mapping[str, str]) -> list[ast.AST]:
 
 
 SOUND = {one.file: (ROOT / one.file).read_text() for one in MUTATIONS}
+MODULE_NAMES = {file: set(symtable.symtable(text, file, "exec").get_identifiers()) for file, text in SOUND.items()}
 
 
 def test_every_mutation_is_located_once_and_names_causes_that_there_are() -> None:
@@ -53,6 +56,30 @@ def test_every_mutation_changes_something() -> None:
     for one in MUTATIONS:
         old, new = pair_of(one.find, one.replace)
         assert ast.dump(as_module(old)) != ast.dump(as_module(new)), one.name
+
+
+def test_a_mutation_uses_names_that_there_are() -> None:
+    """Else it is an error at that place, whatever it was meant to be, as when the engine names a variable anew."""
+    codes = {file: Code(text) for file, text in SOUND.items()}
+    for one in MUTATIONS:
+        _, new = pair_of(one.find, one.replace)
+        scopes = codes[one.file].scopes
+        parts = one.where.split(".")
+        outer = [".".join(parts[:k]) for k in range(1, len(parts))]
+        around = [scope for name in outer for scope in scopes.get(name, []) if not isinstance(scope, ast.ClassDef)]
+        around += scopes[one.where]
+        known = {*dir(builtins), *MODULE_NAMES[one.file], *names_in(as_module(new), ast.Store)}
+        known = known.union(*map(names_in, around))
+        assert names_in(as_module(new), ast.Load) <= known, one.name
+
+
+def names_in(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
+    """Names of variables and parameters; with contexts, those that are read or set so."""
+    nodes = list(ast.walk(tree))
+    found = {n.id for n in nodes if isinstance(n, ast.Name) and (not contexts or isinstance(n.ctx, contexts))}
+    if ast.Load not in contexts:
+        found |= {n.arg for n in nodes if isinstance(n, ast.arg)}
+    return found
 
 
 def as_module(pattern: ast.expr | list[ast.stmt]) -> ast.Module:
