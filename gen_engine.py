@@ -252,6 +252,13 @@ def wrapping_errors(kind: type[GenEngineError], what: str, fix: str) -> Iterator
         raise kind(f"{what}: {type(error).__name__}: {text}", fix=fix) from error
 
 
+def drop_frames(error: BaseException | None) -> None:
+    """Keep an error and its causes without their frames, which hold all that the call was given."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
+
+
 @contextlib.contextmanager
 def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
     """Give an error raised inside the index of its request. With `answers`, store it there at that
@@ -263,6 +270,7 @@ def at_request(index: int, answers: list[Any] | None = None) -> Iterator[None]:
         error.index = index
         if answers is None:
             raise
+        drop_frames(error)
         answers[index] = error
 
 
@@ -289,18 +297,16 @@ def lazy_import(module: str) -> Any:
 
 
 def companion(name: str) -> Any:
-    """The companion `name`.py: beside this file or, where this file is installed with parity, its
-    own. Raises BackendMissing where it is in neither place."""
-    if Path(__file__).with_name(f"{name}.py").is_file():
+    """The companion `name`.py: beside this file or, where the folder parity is, in that. Not from
+    anywhere else: a copy of this file alone is to fail in tests as it does in production. Raises
+    BackendMissing where it is in neither place."""
+    here = Path(__file__).parent
+    if (here / f"{name}.py").is_file():
         return importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-    module = f"parity.companions.{name}"
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not module.startswith(str(error.name)):
-            raise
-        fix = f"copy parity/companions/{name}.py there"
-        raise BackendMissing(f"{name}.py is not beside gen_engine.py", fix=fix) from error
+    if (here / f"parity/companions/{name}.py").is_file():
+        return importlib.import_module(f"parity.companions.{name}")
+    fix = f"copy parity/companions/{name}.py there"
+    raise BackendMissing(f"{name}.py is not beside gen_engine.py", fix=fix)
 
 
 @functools.cache
@@ -732,8 +738,8 @@ class GenerationOptions(Contract):
         defines it. >= 1. Default None.
     seed: of the request, not of the process: the same sample alone and in any batch. 0 to 2**63-1.
         Default None: a new one each time.
-    n: samples per request, with the seeds seed, seed + 1, ...; they are `result.samples`. 1 to
-        16,384. Default 1.
+    n: samples per request, with the seeds seed, seed + 1, ... (after the largest comes 0); they are
+        `result.samples`. 1 to 16,384. Default 1.
     logprobs: how many of the most likely tokens to report beside the chosen one (0: only the chosen
         one's). Raw: the model's own distribution, before penalties, temperature and plugins;
         under a structure, among the tokens that it allows. Default None: none.
@@ -1749,23 +1755,15 @@ class Prompt:
         return int.from_bytes(os.urandom(4), "big") if self.seed is None else self.seed
 
     def key(self, plan: Plan) -> tuple[Any, ...] | None:
-        """Equal for prompts with equal answers; None where equal prompts may have others."""
-        greedy = plan.options.temperature == 0
+        """Equal for prompts with equal answers to an equal seed; None where equal prompts may have
+        others."""
         if plan.plugins:
             return None  # they may do anything; forced decoding is for the work itself
-        if not greedy and self.seed is None:
+        if plan.options.temperature and self.seed is None:
             return None
         sha256 = lazy_import("hashlib").sha256
         pixels = tuple((image.size, sha256(image.tobytes()).hexdigest()) for image in self.images)
-        seed = None if greedy else self.seed
-        return (
-            self.token_ids,
-            pixels,
-            repr(self.image_kwargs),
-            seed,
-            self.adapter,
-            self.structured,
-        )
+        return (self.token_ids, pixels, repr(self.image_kwargs), self.adapter, self.structured)
 
 
 def check_known(ids: Iterable[int], checkpoint: Checkpoint, what: str, fix: str) -> None:
@@ -2937,10 +2935,11 @@ class HfBackend:
 
     def _run(self, rows: Sequence[Row], call: Call) -> None:
         """Decode rows, longest prompt first; where memory runs out, begin the unfinished ones anew
-        in half the places."""
-        most_rows = self.most_rows
+        with half the tokens at a time."""
+        budget = self.budget
         while rows:
-            loop = self.loop(self.model, rows, functools.partial(self._places, most_rows), call)
+            places = functools.partial(self._places, budget)
+            loop = self.loop(self.model, rows, places, call)
             try:
                 with lazy_import("torch").no_grad():
                     loop.run()
@@ -2948,25 +2947,30 @@ class HfBackend:
             except (RuntimeError, MemoryError) as error:
                 if not is_oom(error):
                     raise
-                failed = len(loop.rows)
+                failed = loop.rows
                 first_line = str(error).partition("\n")[0]
-                log.warning("out of memory with %d rows (%s); halving", failed, first_line)
-                lack = oom_error(error, loop.rows[0]) if failed == 1 else None
+                log.warning("out of memory with %d rows (%s); halving", len(failed), first_line)
+                longest = max((row.prompt.length for row in failed), default=0)
+                width = longest + call.plan.options.max_new_tokens
+                budget = len(failed) * width // 2
+                lack = None
+                # The last of a batch still has the padding of those that left it.
+                if len(failed) == 1 and 1 in (len(rows), places(width)):
+                    lack = oom_error(error, failed[0])
             if lack is not None:
                 lost = loop.rows.pop()
                 lost.watch.fail(lack)
                 call.done(lost.place, lost.watch.completion(lost.ids))
-            most_rows = max(1, failed // 2)
             rows = [*loop.rows, *loop.waiting]
-            del loop
+            del loop, failed
             for row in rows:
                 self._start(row)
             call.observer.restarted([row.watch for row in rows])
             free_memory()
 
-    def _places(self, most_rows: int, width: int) -> int:
+    def _places(self, budget: int, width: int) -> int:
         """How many rows of so many tokens may run at a time."""
-        return max(1, min(most_rows, self.budget // width))
+        return max(1, min(self.most_rows, budget // width))
 
     def _start(self, row: Row) -> None:
         row.watch.restart()
@@ -3350,12 +3354,14 @@ def checked_request(source: Any, kind: type[TextGenerationRequest]) -> TextGener
 
 def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
     """(key, prompt) of each sample, each with a seed of its own; equal keys have equal answers."""
+    key = prompt.key(plan)  # hashes the images
     samples = []
     for sample in range(plan.options.n):
         own = prompt
         if prompt.seed is not None:
-            own = dataclasses.replace(prompt, seed=prompt.seed + sample)
-        samples.append((own.key(plan) or object(), own))
+            own = dataclasses.replace(prompt, seed=(prompt.seed + sample) & MOST_SEED)
+        seed = own.seed if plan.options.temperature else None
+        samples.append(((*key, seed) if key else object(), own))
     return samples
 
 

@@ -50,6 +50,15 @@ def test_effective_seed_is_that_of_the_sample(text: GenerationEngine) -> None:
     ]
 
 
+def test_behind_the_largest_seed_comes_the_smallest(text: GenerationEngine) -> None:
+    largest = 2**63 - 1
+    options = {"max_new_tokens": 4, "temperature": 1.0, "n": 3}
+    [last] = text.generate_text_batch([{"prompt": "The capital", "seed": largest}], options)
+    [first] = text.generate_text_batch([{"prompt": "The capital", "seed": 0}], options)
+    assert [sample.effective["seed"]["value"] for sample in last.samples] == [largest, 0, 1]
+    assert last.samples[1:] == first.samples[:2]
+
+
 def test_what_is_done_to_one_results_options_stays_there(text: GenerationEngine) -> None:
     requests = [{"prompt": "The capital"}]
     [first] = text.generate_text_batch(requests, {"max_new_tokens": 3})

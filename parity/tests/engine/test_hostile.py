@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import copy
 import dataclasses
+import gc
 import importlib
 import itertools
 import json
 import math
 import pickle
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -360,6 +362,54 @@ def test_a_row_that_is_too_large_alone_costs_itself(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(engine.model, "forward", starved)
         error = beside(engine, chat("long " * 60), {"max_new_tokens": 8})
         assert isinstance(error, EngineError) and words in str(error) and "Shorten it" in str(error)
+
+
+def planted_memory(engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Any, Any], bool]) -> list[Any]:
+    """Forwards raise where the batch does not fit. Returns the shapes of those that did."""
+    forward, shapes = engine.model.forward, list[Any]()
+
+    def starved(*given: Any, **named: Any) -> Any:
+        mask = named.get("attention_mask")
+        shape = (len(named["input_ids"]), named["input_ids"].shape[1] if mask is None else mask.shape[-1])
+        if not fits(shape, mask):
+            raise RuntimeError("CUDA error: out of memory")
+        shapes.append(shape)
+        return forward(*given, **named)
+
+    monkeypatch.setattr(engine.model, "forward", starved)
+    return shapes
+
+
+def test_behind_a_row_that_is_too_large_alone_the_others_run_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = [chat(f"What is {k} + {k}?") for k in range(1, 7)]
+    with open_engine(TEXT, "hf") as engine:
+        options = {"max_new_tokens": 8}
+        expected = engine.generate_text_batch(tasks, options)
+        shapes = planted_memory(engine, monkeypatch, lambda shape, mask: shape[0] * shape[1] <= 200)
+        error, *answers = engine.generate_text_batch([chat("long " * 150), *tasks], options, on_error="return")
+        assert isinstance(error, EngineError) and answers == expected
+        assert max(rows for rows, _ in shapes) > 2
+
+
+def test_a_short_row_that_fails_in_the_padding_of_a_long_one_is_tried_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = chat("Be brief. " * 20 + "What is the capital of France?"), COUNT
+    with open_engine(TEXT, "hf") as engine:
+        options = {"max_new_tokens": 40, "stop": ["."]}
+        expected = [engine.generate_text_batch([one], options)[0] for one in (long, short)]
+        planted_memory(engine, monkeypatch, lambda shape, mask: shape[0] > 1 or mask is None or bool((mask != 0).all()))
+        assert engine.generate_text_batch([long, short], options) == expected
+
+
+@pytest.mark.parametrize("bad", [{"prompt": HALF, "images": [{}]}, {"prompt": "x", "images": [b"no image"]}], ids=["odd", "picture"])
+def test_an_error_that_is_kept_holds_nothing_of_its_call(vl: GenerationEngine, bad: Any) -> None:
+    picture = importlib.import_module("PIL.Image").new("RGB", (28, 28))
+    held = weakref.ref(picture)
+    message = {"role": "user", "content": [{"type": "image", "image": picture}]}
+    good = {"messages": [message]}
+    _, error = vl.generate_vlm_batch([good, bad], {"max_new_tokens": 2}, on_error="return")
+    del picture, message, good
+    gc.collect()
+    assert isinstance(error, GenEngineError) and error.index == 1 and held() is None
 
 
 def test_scores_are_halved_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib
 import io
 import math
@@ -434,3 +435,13 @@ def test_a_file_url_is_read_under_the_root_only(tmp_path: Path) -> None:
             load_image(url, root=root)
     with pytest.raises(ImageError, match="pass image_root|Pass image_root"):
         load_image((root / "a b.png").as_uri())
+
+
+def test_an_image_is_hashed_once_for_all_samples(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    sha256, hashed = hashlib.sha256, list[bytes]()
+    monkeypatch.setattr(hashlib, "sha256", lambda raw: hashed.append(raw) or sha256(raw))
+    picture = Image.new("RGB", (56, 56), "red")
+    message = {"role": "user", "content": [{"type": "image", "image": picture}]}
+    options = {"max_new_tokens": 2, "temperature": 1.0, "seed": 1, "n": 6}
+    shared(VL, "hf").generate_vlm_batch([{"messages": [message]}], options)
+    assert hashed == [picture.tobytes()]
