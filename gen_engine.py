@@ -297,16 +297,17 @@ def lazy_import(module: str) -> Any:
 
 
 def companion(name: str) -> Any:
-    """The companion `name`.py: beside this file or, where the folder parity is, in that. Not from
-    anywhere else: a copy of this file alone is to fail in tests as it does in production. Raises
+    """The companion `name`.py: beside this file, or of the parity that this file came with. Not of
+    another one: a copy that lacks it would work in tests, and fail in production. Raises
     BackendMissing where it is in neither place."""
     here = Path(__file__).parent
     if (here / f"{name}.py").is_file():
         return importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-    if (here / f"parity/companions/{name}.py").is_file():
+    file = f"parity/companions/{name}.py"
+    owners = (here, here.parent)  # in a clone, and where this is an installed package
+    if any((owner / file).is_file() for owner in owners):
         return importlib.import_module(f"parity.companions.{name}")
-    fix = f"copy parity/companions/{name}.py there"
-    raise BackendMissing(f"{name}.py is not beside gen_engine.py", fix=fix)
+    raise BackendMissing(f"{name}.py is not beside gen_engine.py", fix=f"copy {file} there")
 
 
 @functools.cache

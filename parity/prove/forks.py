@@ -204,6 +204,7 @@ def engine_source(source: str | Source) -> Iterator[None]:
         source = Source(ENGINE.name, source)
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         # A mutated companion stands beside a sound engine, which looks there first.
+        (Path(folder) / "parity").symlink_to(ENGINE.with_name("parity"))
         sound = ENGINE.read_text()
         (Path(folder) / ENGINE.name).write_text(sound)
         (Path(folder) / Path(source.file).name).write_text(source.text)

@@ -249,6 +249,13 @@ def imports() -> Any:
         shutil.rmtree(broken.parent)
 
 
+def missing(engine: Any, name: str) -> str:
+    try:
+        return str(engine.companion(name).__name__)
+    except ImportError as error:
+        return str(error)
+
+
 @fills("companions")
 def companions() -> Any:
     """One that lies beside a copy of the engine, which is in a package or in none, and one that does not."""
@@ -258,6 +265,7 @@ def companions() -> Any:
         for place, name in ((Path(folder), "alone_engine"), (package, "gen_engine")):
             shutil.copy(str(own.__file__), place / f"{name}.py")
             (place / "beside_me.py").write_text(f"WHERE = {name!r}\n", encoding="utf-8")
+        Path(folder, "lost_one.py").write_text("import a_library\n", encoding="utf-8")
         sys.path.insert(0, folder)
         importlib.invalidate_caches()
         try:
@@ -265,21 +273,16 @@ def companions() -> Any:
             alone = importlib.import_module("alone_engine")
             found = [inside.companion("beside_me"), alone.companion("beside_me")]
             names = [[one.WHERE, one.__name__] for one in found]
+            not_beside = [missing(one, "forcing") for one in (inside, alone)]
+            lost = said(alone.companion, "lost_one")
         finally:
             sys.path.remove(folder)
             for name in ("acme_llm.gen_engine", "acme_llm.beside_me", "acme_llm", "alone_engine", "beside_me"):
                 sys.modules.pop(name, None)
-    place = own.companion("forcing").__name__.rpartition(".")[0]
-    lacking = module(f"{place}.lacking")
-    parts: dict[str, Any] = {place: None, f"{place}.forcing": None}
-    with modules(**parts):
-        absent = said(own.companion, "forcing")
-    with modules(**{f"{place}.lacking": lacking}):
-        known = own.companion("lacking") is lacking
     return {
         "found": names,
-        "absent": [said(own.companion, "no_such_one"), absent],
-        "known": known,
+        "absent": [said(own.companion, "no_such_one"), *not_beside],
+        "lost": lost,
         "forcing": own.companion("forcing").__name__.rpartition(".")[2],
     }
 
@@ -2326,7 +2329,7 @@ def memory() -> Any:
         "another error": memory_of(1, 3, error="a bug"),
         "few places": memory_of(9, 3, most_rows=2),
         "few tokens": memory_of(9, 4, budget=24),
-        "places": [[one._places(one.most_rows, width) for width in (1, 4, 10, 11, 50_000)] for one in backends],
+        "places": [[one._places(one.budget, width) for width in (1, 4, 10, 11, 50_000)] for one in backends],
         "adapters": adapted(),
         "nothing to forget": [bare_backend().forget(), type(bare_backend().healthy()).__name__],
     }
@@ -3412,15 +3415,6 @@ def companions_as(**named: Any) -> Iterator[None]:
         yield
 
 
-class Lost:
-    """Finds a companion that lacks a library."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.endswith(".lost_one"):
-            raise ModuleNotFoundError("no library", name="a_library")
-        return None
-
-
 def beside_hf() -> Any:
     adapters, structured, scoring, decoded = Companion(), Companion(), Companion(), Companion()
     plan = plan_of(small(), logprobs=0)
@@ -3467,12 +3461,7 @@ def beside_vllm() -> Any:
 
 @fills("beside")
 def beside() -> Any:
-    sys.meta_path.insert(0, Lost())
-    try:
-        lost = said(own.companion, "lost_one")
-    finally:
-        sys.meta_path.pop(0)
-    return {"hf": beside_hf(), "vllm": beside_vllm(), "lost": lost}
+    return {"hf": beside_hf(), "vllm": beside_vllm()}
 
 
 class Stepping:

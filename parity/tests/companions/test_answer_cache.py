@@ -466,13 +466,14 @@ def test_a_full_disk_costs_a_warning_and_no_answer(file: Path) -> None:
 
 def test_a_damaged_file_costs_a_warning_and_no_answer(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     requests = [{"prompt": f"Count to {number}."} for number in range(30)]
+    options = {"logprobs": 20, "max_new_tokens": 60}
     with AnswerCache(file) as store, open_engine(TEXT, "hf", cache=store) as engine:
-        plain = engine.generate_text_batch(requests, {"logprobs": 5})
+        plain = engine.generate_text_batch(requests, options)
     with file.open("r+b") as stream:
         for place in range(20_480, file.stat().st_size - 2048, 4096):
             stream.seek(place)
             stream.write(b"\xa5" * 1000)
     with AnswerCache(file) as store, open_engine(TEXT, "hf", cache=store) as engine:
-        assert engine.generate_text_batch(requests, {"logprobs": 5}) == plain
+        assert engine.generate_text_batch(requests, options) == plain
     told = [record.getMessage() for record in caplog.records if record.name == "gen_engine"]
     assert 1 <= len(told) <= 2 and all(line.startswith("the cache ") for line in told)

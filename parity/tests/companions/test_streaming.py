@@ -370,11 +370,12 @@ def test_images_and_text_are_submitted_together(vl: GenerationEngine) -> None:
 
 
 def test_requests_join_those_that_run_and_a_cancelled_row_is_freed(text: GenerationEngine) -> None:
-    [expected] = text.generate_text_batch(COUNTS[1:2], LONG)
+    options = {**LONG, "max_new_tokens": 200}
+    [expected] = text.generate_text_batch(COUNTS[1:2], options)
 
     async def main() -> None:
         async with Live(text) as live:
-            long = await live.submit(COUNTS[1], LONG)
+            long = await live.submit(COUNTS[1], options)
             first = await anext(long)
             joins = await live.submit(COUNTS[0], LONG)
             assert (await anext(joins)).token_ids and first.result is None
