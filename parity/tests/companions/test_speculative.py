@@ -276,7 +276,9 @@ PLANTED = {model: Planted() for model in (*MODELS, "tiny-qwen3", "tiny-qwen3-vl"
 GUESSES = ("ngram", "draft_model", "itself")
 # Each model with each guess and with each kind of answer, each guess with each kind of answer.
 PAIRS = [
-    (MODELS[(turn + place) % 3], guess, name) for place, guess in enumerate(GUESSES) for turn, name in enumerate(ANSWERS)
+    (MODELS[(turn + place) % 3], guess, name)
+    for place, guess in enumerate(GUESSES)
+    for turn, name in enumerate(ANSWERS)
 ]
 
 

@@ -364,7 +364,9 @@ def test_a_row_that_is_too_large_alone_costs_itself(monkeypatch: pytest.MonkeyPa
         assert isinstance(error, EngineError) and words in str(error) and "Shorten it" in str(error)
 
 
-def planted_memory(engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Any, Any], bool]) -> list[Any]:
+def planted_memory(
+    engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch, fits: Callable[[Any, Any], bool]
+) -> list[Any]:
     """Forwards raise where the batch does not fit. Returns the shapes of those that did."""
     forward, shapes = engine.model.forward, list[Any]()
 
@@ -400,7 +402,9 @@ def test_a_short_row_that_fails_in_the_padding_of_a_long_one_is_tried_alone(monk
         assert engine.generate_text_batch([long, short], options) == expected
 
 
-@pytest.mark.parametrize("bad", [{"prompt": HALF, "images": [{}]}, {"prompt": "x", "images": [b"no image"]}], ids=["odd", "picture"])
+@pytest.mark.parametrize(
+    "bad", [{"prompt": HALF, "images": [{}]}, {"prompt": "x", "images": [b"no image"]}], ids=["odd", "picture"]
+)
 def test_an_error_that_is_kept_holds_nothing_of_its_call(vl: GenerationEngine, bad: Any) -> None:
     picture = importlib.import_module("PIL.Image").new("RGB", (28, 28))
     held = weakref.ref(picture)
