@@ -439,7 +439,12 @@ def test_a_file_url_is_read_under_the_root_only(tmp_path: Path) -> None:
 
 def test_an_image_is_hashed_once_for_all_samples(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     sha256, hashed = hashlib.sha256, list[bytes]()
-    monkeypatch.setattr(hashlib, "sha256", lambda raw: hashed.append(raw) or sha256(raw))
+
+    def noted(raw: bytes) -> Any:
+        hashed.append(raw)
+        return sha256(raw)
+
+    monkeypatch.setattr(hashlib, "sha256", noted)
     picture = Image.new("RGB", (56, 56), "red")
     message = {"role": "user", "content": [{"type": "image", "image": picture}]}
     options = {"max_new_tokens": 2, "temperature": 1.0, "seed": 1, "n": 6}
