@@ -199,7 +199,7 @@ SHAPES = {
 }
 LENGTHS = {"minLength", "maxLength"}
 ALONE = {"$ref", "anyOf", "oneOf", "allOf", "enum", "const"}  # xgrammar reads no word beside these
-CHOICES = ("anyOf", "oneOf", "allOf", "enum")  # of one or more
+CHOICES = ("anyOf", "oneOf", "allOf", "enum", "type")  # of one or more
 TYPES: dict[str, tuple[type[Any], ...]] = {  # of JSON -> of Python's values
     "string": (str,),
     "integer": (int,),

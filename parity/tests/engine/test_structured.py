@@ -166,6 +166,7 @@ def test_what_a_grammar_cannot_see_to_is_refused_not_ignored(shared: Load, word:
 UNREADABLE: list[tuple[str, dict[str, Any]]] = [
     ("nothing satisfies an empty 'anyOf'", {"json": {"anyOf": []}}),
     ("nothing satisfies an empty 'enum'", {"json": {"items": {"enum": []}, "type": "array"}}),
+    ("nothing satisfies an empty 'type'", {"json": {"items": {"type": []}, "type": "array"}}),
     ("the choice has a NUL", {"choice": ["a", "a\0b"]}),
     ("the regex has a NUL", {"regex": r"a\x00b"}),
     ("the regex has a NUL", {"regex": r"a[\x00]"}),
