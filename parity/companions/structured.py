@@ -265,6 +265,12 @@ def overlapping(schema: Mapping[str, Any]) -> bool:
     return not all(are_disjoint(one, other) for one, other in pairs)
 
 
+def crossing(schema: Mapping[str, Any]) -> bool:
+    """Whether the name of a property may follow two schemas, of which xgrammar sees one."""
+    patterns = schema.get("patternProperties", ())
+    return len(patterns) > 1 or bool(patterns and schema.get("properties"))
+
+
 def beside_alone(schema: Mapping[str, Any]) -> set[str]:
     """The keywords that xgrammar does not read beside one of ALONE; a type that allows what that
     one allows says nothing more."""
@@ -292,6 +298,8 @@ def ignored_words(schema: Mapping[str, Any]) -> set[str]:
         ignored |= words & LENGTHS
     if len(schema.get("allOf", ())) > 1:
         ignored.add("allOf")
+    if crossing(schema):
+        ignored.add("patternProperties")
     if overlapping(schema):
         ignored.add("oneOf")
     if not re.fullmatch("#(/.*)?", schema.get("$ref", "#")):

@@ -148,6 +148,9 @@ BEYOND = [
     ("oneOf", {"oneOf": [{"type": "object", "properties": {"k": {"const": k}}, "required": ["k"]} for k in (1, 1.0)]}),
     ("if", {"if": False, "else": {"const": 1}}),
     ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),
+    # Of a name that follows two schemas it sees one.
+    ("patternProperties", {"type": "object", "properties": {"x-y": {}}, "patternProperties": {"^x": {"type": "null"}}}),
+    ("patternProperties", {"type": "object", "patternProperties": {"^xy": {}, "y": {"type": "integer"}}}),
     ("$ref", {"$ref": "other.json"}),
     ("$ref", {"$ref": "#anchor"}),
     ("$dynamicRef", {"$dynamicRef": "#a"}),
