@@ -382,9 +382,28 @@ def misread_piece(pattern: str, is_json: bool) -> str | None:
     return None
 
 
+@functools.cache
+def escapes_patterns() -> bool:
+    """Whether xgrammar writes what follows a pattern as a JSON string holds it. Releases before 0.2
+    write it as it is: a quote for `.`, a line end for `[^a]`."""
+    schema = '{"type": "string", "pattern": "."}'
+    return "json_string" in str(lazy_import("xgrammar").Grammar.from_json_schema(schema))
+
+
+# A piece (group 1) that a quote, a backslash or a control character may follow; other pieces.
+WIDE = re.compile(r"(\\[DSWs]|\[\^|\.)|\\.|\[(?:\\[^DSWs]|[^\]\\])*\]", re.DOTALL)
+
+
+def wide_piece(pattern: str) -> str | None:
+    """The first piece of a pattern that stands for more than a JSON string holds as it is."""
+    return next((found[1] for found in WIDE.finditer(pattern) if found[1]), None)
+
+
 def check_pattern(pattern: str, *, is_json: bool) -> None:
     """Raise RequestError for a regular expression that xgrammar does not follow."""
     piece = misread_piece(pattern, is_json)
+    if piece is None and is_json and not escapes_patterns():
+        piece = wide_piece(pattern)
     if piece is not None:
         problem = f"xgrammar cannot follow {piece!r} in the pattern {short_repr(pattern)}"
         raise RequestError(problem, fix="write it without")

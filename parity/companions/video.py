@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     from gen_engine import (
+        Asked,
         BackendMissing,
         Checkpoint,
+        Refusal,
         RequestError,
         UnsupportedError,
         VlmGenerationRequest,
         VlmPreprocessOptions,
-        installed,
         lazy_import,
         load_image,
         short_repr,
@@ -40,13 +41,14 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
     )
 else:  # the copy beside this file, whatever others the process has
     from .gen_engine import (
+        Asked,
         BackendMissing,
         Checkpoint,
+        Refusal,
         RequestError,
         UnsupportedError,
         VlmGenerationRequest,
         VlmPreprocessOptions,
-        installed,
         lazy_import,
         load_image,
         short_repr,
@@ -55,7 +57,7 @@ else:  # the copy beside this file, whatever others the process has
 
 __version__ = "0.3.0"
 
-__all__ = ["Clip", "VideoError", "expand", "load_video"]
+__all__ = ["REFUSALS", "Clip", "VideoError", "expand", "load_video"]
 
 
 class VideoError(RequestError):
@@ -102,6 +104,12 @@ class Clip:
 
 # == What can be asked of a checkpoint ==
 
+INSTEAD = "install a newer one, or give frames as images"
+REFUSALS = (  # these place frames otherwise
+    Refusal("both", "videos", lambda asked: True, INSTEAD, "transformers<5.10"),
+    Refusal("vllm", "videos", lambda asked: True, INSTEAD, "vllm<0.32"),
+)
+
 # Their video path was compared on both backends, id by id; others write their frames otherwise.
 PROCESSORS = ("Qwen3VLProcessor",)
 
@@ -113,11 +121,11 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
         problem = f"videos for {kind} are not supported"
         fix = f"give frames as images, or load a checkpoint of {', '.join(PROCESSORS)}"
         raise UnsupportedError(problem, fix=fix)
-    needed = {"hf": "transformers>=5.10", "vllm": "vllm>=0.32"}  # older ones place frames otherwise
-    for releases in {needed["hf"], needed[checkpoint.settings.backend]}:
-        if not installed(releases):
-            problem = f"videos need {releases}, which is not installed"
-            raise UnsupportedError(problem, fix="install it, or give frames as images")
+    asked = Asked(checkpoint.settings)
+    for refusal in REFUSALS:
+        if refusal.holds(asked):
+            problem = f"{refusal.releases} cannot do {refusal.what}"
+            raise UnsupportedError(problem, fix=refusal.fix)
 
 
 def check_budget(vlm: VlmPreprocessOptions) -> None:

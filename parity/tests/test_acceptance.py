@@ -42,6 +42,13 @@ def test_an_acceptance_names_what_changed() -> None:
     assert (final.verdict, final.accepted, unused) == ("ACCEPTED", "sixteen are enough (until 2030-01-31)", ())
 
 
+def test_what_a_release_does_not_show_of_it_takes_nothing_away() -> None:
+    """Positions of images are seen on some releases only; the rest is what was accepted."""
+    both = replace(shorter(), differences=(*shorter().differences, Difference("model", "dtype", "a", "b", 0)))
+    entry = acceptance_of(both, "wanted", DAY.isoformat())
+    assert judged(both, entry) == judged(shorter(), entry) == ("ACCEPTED", ())
+
+
 @pytest.mark.parametrize(
     ("outcome", "why"),
     [

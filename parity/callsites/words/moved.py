@@ -84,6 +84,10 @@ def told(error: own.GenEngineError) -> str:
     with contextlib.suppress(Exception):
         theirs = str(error.__cause__ or "")
     text = str(error).replace(f": {theirs}", ": [...]") if theirs else str(error)
+    kind = type(error.__cause__).__name__
+    what, is_elided, _ = error.problem.partition(f": {kind}: ")
+    if theirs and theirs not in error.problem and is_elided:  # it was too long
+        text = text.replace(error.problem, f"{what}: {kind}: [...]")
     return f"{type(error).__name__}: {text}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from gen_engine import (
     UnsupportedError,
     build,
 )  # fmt: skip
+from parity.companions import structured
 from parity.companions.structured import Grammars, StructuredOptions, grammar_of
 from parity.prove.fuzz.schemas import is_valid
 
@@ -220,8 +222,33 @@ def test_a_pattern_of_what_json_escapes_is_refused_in_a_schema_only(text: Genera
             text.generate_text_batch([chat("x", structured={"json": schema})])
 
 
+WIDE = [".", "[^a-c]{1,3}", r"\S\D", r"a\W", r"[a\s]", r"[\D.]"]
+NARROW = ["[.]a", r"\.", r"[\w.-]+", r"\[\^", "[a^]", r"\d\w"]
+
+
+@pytest.mark.parametrize("pattern", [*WIDE, *NARROW])
+def test_a_pattern_writes_what_a_json_string_holds_or_is_refused(text: GenerationEngine, pattern: str) -> None:
+    structure = {"json": {"type": "string", "pattern": f"^{pattern}$"}}
+    requests = [chat("x", structured=structure, seed=seed) for seed in range(8)]
+    for result in text.generate_text_batch(requests, {"temperature": 1.0, "max_new_tokens": 40}, on_error="return"):
+        if isinstance(result, RequestError):
+            assert pattern in WIDE and "xgrammar cannot follow" in str(result)
+        else:
+            assert result.finish_reason != "eos" or isinstance(json.loads(result.text), str)
+
+
+@pytest.mark.parametrize("pattern", [*WIDE, *NARROW])
+def test_a_release_that_writes_patterns_as_they_are_refuses_wide_ones(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(structured, "escapes_patterns", lambda: False)
+    is_refused = pytest.raises(RequestError, match="xgrammar cannot follow")
+    with is_refused if pattern in WIDE else contextlib.nullcontext():
+        grammar_of(StructuredOptions(json={"type": "string", "pattern": f"^{pattern}y$"}))
+
+
 FOLLOWED: list[Any] = [
-    {"type": "string", "pattern": "^[^a-c]{1,3}$|^x[$^]$"},
+    {"type": "string", "pattern": "^[a-c]{1,3}$|^x[$^]$"},
     {"type": ["string", "null"], "enum": ["a", None]},
     {"type": "number", "enum": [1, 2.5]},
     {"type": "object", "anyOf": [{"type": "object", "properties": {"a": {"type": "null"}}}]},
