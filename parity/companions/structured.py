@@ -385,18 +385,24 @@ def misread_piece(pattern: str, is_json: bool) -> str | None:
 @functools.cache
 def escapes_patterns() -> bool:
     """Whether xgrammar writes what follows a pattern as a JSON string holds it. Releases before 0.2
-    write it as it is: a quote for `.`, a line end for `[^a]`."""
+    write it as it is: a quote for `.`, a line end for `[^a]`, of `a|b` an a without its second
+    quote."""
     schema = '{"type": "string", "pattern": "."}'
     return "json_string" in str(lazy_import("xgrammar").Grammar.from_json_schema(schema))
 
 
 # A piece (group 1) that a quote, a backslash or a control character may follow; other pieces.
-WIDE = re.compile(r"(\\[DSWs]|\[\^|\.)|\\.|\[(?:\\[^DSWs]|[^\]\\])*\]", re.DOTALL)
+WIDE = re.compile(r"(\\[DSWs]|\[\^|\.)|\\.|\[(?:\\[^DSWs]|[^\]\\])*\]|[()|]", re.DOTALL)
 
 
 def wide_piece(pattern: str) -> str | None:
-    """The first piece of a pattern that stands for more than a JSON string holds as it is."""
-    return next((found[1] for found in WIDE.finditer(pattern) if found[1]), None)
+    """The first piece of a pattern that would be written as a JSON string does not hold it."""
+    depth = 0
+    for piece in WIDE.finditer(pattern):
+        depth += (piece[0] == "(") - (piece[0] == ")")
+        if piece[1] or (piece[0] == "|" and depth == 0):
+            return piece[0]
+    return None
 
 
 def check_pattern(pattern: str, *, is_json: bool) -> None:
