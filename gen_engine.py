@@ -3393,6 +3393,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.cache = config.cache
         self._answers: Any = None
         self._fallback: GenerationEngine | None = None
+        self._is_written = False  # weights may change at any time
         # Making a plan takes longer than an answer from the cache.
         make = functools.partial(make_plan, checkpoint=checkpoint)
         self._plan_of = functools.lru_cache(64)(make)
@@ -3528,17 +3529,21 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         """The library's own model, for what this engine does not offer. No other thread runs
         meanwhile.
 
-        Weights may be written in it: the engine's cache is not used inside it, afterwards no answer
-        that was cached before is, nor vLLM's prefix cache, and nothing falls back.
+        Weights may be written in it: inside it neither the engine's cache nor vLLM's prefix cache
+        is used, afterwards nothing that they held before is, and nothing falls back.
         read_only: nothing is written, so that all of them stay. Default False."""
         with self._open():
             answers = self._answers
-            self._answers = answers if read_only else None  # no key names what is being written
+            is_written = self._is_written
+            if not read_only:
+                self._answers = None  # no key names what is being written
+                self._is_written = True
             try:
                 with self.backend.healthy():
                     yield self.model
             finally:
                 self._answers = answers
+                self._is_written = is_written
                 if not read_only:
                     self._forget(random_version())
 
@@ -3709,6 +3714,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 answers[keys[place]] = completion
                 bar.update()
 
+            if self._is_written:
+                self.backend.forget()
             self.backend.complete(list(work.values()), Call(plan, done, self.observer))
         return answers
 

@@ -78,6 +78,23 @@ def test_answers_of_weights_that_are_being_written_are_in_no_cache(other: Path) 
         assert same.cached and not own.cached
 
 
+def test_vllm_keeps_no_state_of_a_prompt_while_its_weights_are_being_written() -> None:
+    """A prompt of whole blocks: what is known of it is of the weights before."""
+    request = {"prompt": "The capital of France is Paris. " * 40}
+    options = {"max_new_tokens": 1, "logprobs": 0}
+
+    def halve(worker: Any) -> None:
+        worker.model_runner.model.model.embed_tokens.weight.data.mul_(0.5)
+
+    with open_engine(TEXT, "vllm") as engine:
+        with engine.bare() as llm:
+            engine.generate_text_batch([request], options)
+            llm.collective_rpc(halve)
+            [inside] = engine.generate_text_batch([request], options)
+        [after] = engine.generate_text_batch([request], options)
+        assert inside.logprobs == after.logprobs
+
+
 def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
     torch: Any = importlib.import_module("torch")
     wrong: list[Any] = [{"no.such.weight": torch.zeros(2)}, [("a",)], {"model.norm.weight": 5}]
