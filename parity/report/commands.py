@@ -32,7 +32,7 @@ from parity.report.console import case_text, console, numerics_text
 from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
-from parity.report.words import log_safe, sentence
+from parity.report.words import log_safe, only_old_lines, sentence
 from parity.verdict import Check, Outcome, Policy, printable
 
 ACCEPTED_DAYS = 90
@@ -267,7 +267,8 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         changes = tuple(changes_since(args.since, Path(args.goldens)))
         changes = changes or (f"none is new, changed or gone since {args.since}",)
         check = dataclasses.replace(check, changes=changes)
-    check = dataclasses.replace(check, asked_with=moved_words(args))
+    only_old = () if args.ab else only_old_lines(check.outcomes)  # --ab refuses that by itself
+    check = dataclasses.replace(check, asked_with=moved_words(args), only_old=only_old)
     print(console(check, colour=colour()))
     if check.failing() and args.moved:
         print(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")

@@ -211,6 +211,8 @@ def console(check: Check, *, colour: bool = False) -> str:
     parts += [cause_text(same, check.asked_with, colour) for same in by_cause(check.failing())]
     if named := accepted_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in named))
+    if check.only_old:
+        parts.append("\n".join(wrapped(line, "") for line in capped(check.only_old)))
     if unseen := uncompared_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in capped(unseen)))
     if check.changes:

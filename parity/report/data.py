@@ -67,7 +67,7 @@ def json_text(check: Check) -> str:
     """The whole check. Keys are stable within one `format`:
 
     {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out",
-     "unused_acceptances",
+     "unused_acceptances", "only_old",
      "changes": [str],  what became of the goldens since the revision of --since
      "counts": {verdict: n},
      "outcomes": [
@@ -91,6 +91,7 @@ def json_text(check: Check) -> str:
         "environment": plain(check.environment),
         "left_out": list(check.left_out),
         "unused_acceptances": list(check.unused_acceptances),
+        "only_old": list(check.only_old),
         "changes": list(check.changes),
         "counts": counted(check.outcomes),
         "outcomes": [

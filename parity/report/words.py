@@ -111,6 +111,28 @@ def uncompared_lines(check: Check) -> list[str]:
     return list(lines)
 
 
+def only_old_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """Of each site where a recorded function itself ran: that it did. Where the code was moved, the
+    old code was compared with itself."""
+    ran: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        old, new = ((side or {}).get("function") for side in (outcome.old, outcome.new))
+        if old and old == new:
+            ran.setdefault(outcome.site, {})[old] = None
+    return tuple(only_old_line(site, list(functions)) for site, functions in ran.items())
+
+
+def only_old_line(site: str, functions: Sequence[str]) -> str:
+    first, *others = functions
+    names = f"{first} and {len(others)} more" if others else first
+    module = first.rpartition(":")[0]
+    return (
+        f"ONLY THE OLD CODE of {site} was run again ({names}): nothing says where it was moved. "
+        "That is right for code that was edited in place; for code that was moved, give "
+        f'--moved {module}=NEW.MODULE, or write "moved" into sites.json'
+    )
+
+
 def changing_places(parts: Iterable[Any]) -> list[str]:
     """Where in a value the parts stand that are marked as others in each run: "value[0].text"."""
     places = []

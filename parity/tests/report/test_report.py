@@ -407,6 +407,7 @@ def test_json_holds_the_whole_outcome() -> None:
         "environment",
         "left_out",
         "unused_acceptances",
+        "only_old",
         "changes",
         "counts",
         "outcomes",
