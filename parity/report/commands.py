@@ -7,8 +7,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import difflib
-import fnmatch
 import os
 import shlex
 import sys
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.acceptance import OPEN, Accepted, acceptance_of
-from parity.golden import GoldenError, Store, keep_offline, split_cases
+from parity.golden import GoldenError, Store, keep_offline, known_names, split_cases
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
@@ -79,34 +77,12 @@ def moved_of(args: argparse.Namespace) -> dict[str, str]:
     return dict(text.split("=", 1) for text in args.moved or ())
 
 
-def known_names(store: Store, names: Sequence[str]) -> list[str]:
-    """SITE[/CASE] words with patterns spelt out. Raises ValueError for a misspelt one, and says
-    what was meant."""
-    sites = sorted({*store.sites(), *store.settings()})
-    found: list[str] = []
-    for name in names:
-        site, _, case = name.partition("/")
-        known = sites if not case else [f"{site}/{other}" for other in store.names(site)]
-        if set(name) & set("*?["):
-            whole = [s for s in sites if fnmatch.fnmatchcase(s, site)]
-            hits = (
-                whole
-                if case in ("", "*")
-                else [f"{s}/{c}" for s in whole for c in fnmatch.filter(store.names(s), case)]
-            )
-            if not hits:
-                raise ValueError(f"no golden under {store.root} matches {name!r}")
-            found += hits
-            continue
-        if name not in known and (close := difflib.get_close_matches(name, known or sites, n=1)):
-            raise ValueError(f"there is no {name!r} under {store.root}; did you mean {close[0]!r}?")
-        found.append(name)
-    return list(dict.fromkeys(found))
-
-
-def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
+def checked(
+    args: argparse.Namespace, store: Store, names: Sequence[str], *, must_exist: bool = False
+) -> Check:
+    """must_exist: whether a name without a golden is a mistake, and not MISSING."""
     policy = Policy(strict=not args.lenient)
-    sites, cases = split_cases(known_names(store, names))
+    sites, cases = split_cases(known_names(store, names, must_exist=must_exist))
     with shown_progress(policy) as progress:
         return check_sites(
             store,
@@ -295,7 +271,7 @@ def run_explain(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them"
         )
-    check = checked(args, store, [args.case])
+    check = checked(args, store, [args.case], must_exist=True)
     for outcome in check.outcomes:
         print(case_text(outcome, asked_with=moved_words(args), colour=colour()))
         print(chain_text(outcome, store))
@@ -332,7 +308,7 @@ def run_accept(args: argparse.Namespace) -> int:
     not covered."""
     store, until = Store(args.goldens), until_of(args)
     keep_offline()
-    check = checked(args, store, args.cases)
+    check = checked(args, store, args.cases, must_exist=True)
     open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
         print(

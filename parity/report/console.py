@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from parity.golden import NEXT_STEP
 from parity.report.partings import Parting, partings
 from parity.report.words import (
     accepted_lines,
@@ -29,10 +30,6 @@ UNSURE = {"LATENT", "NEAR-TIE"}
 # As exit codes do: what differs, then what could not be judged, then what is not there.
 GRAVEST_FIRST = ("DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING", "UNUSED")
 PAINT = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
-NEXT_STEP = (
-    "record the old code first: "
-    "python -m parity record --site NAME=pkg.mod:func -- python old_script.py"
-)
 
 
 def terminal_width() -> int:
