@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parity.output_paths import file_to_write
+
 if TYPE_CHECKING:
     from parity.golden import Store
     from parity.verdict import Check, Numerics, Outcome, Policy
@@ -102,7 +104,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="hf or vllm; repeatable (default: as in sites.json)",
     )
-    group.addoption("--parity-html", metavar="PATH", help="write one page of every check of this run")
+    group.addoption(
+        "--parity-html", type=file_to_write, metavar="PATH", help="write one page of every check of this run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,6 +23,7 @@ from parity.judge.revision import checked_out
 from parity.judge.script import check_script
 from parity.judge.session import new_function
 from parity.judge.worker import output_into
+from parity.output_paths import file_to_write
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
@@ -444,7 +445,9 @@ def add_check(sub: Any) -> None:
         " temporary file, named if the check fails)",
     )
     for kind in ("junit", "markdown", "json", "html"):
-        parser.add_argument(f"--{kind}", type=Path, metavar="PATH", help=f"write a {kind} report")
+        parser.add_argument(
+            f"--{kind}", type=file_to_write, metavar="PATH", help=f"write a {kind} report"
+        )
     parser.set_defaults(run=run_check)
 
 
