@@ -31,7 +31,7 @@ from parity.report.console import case_text, console, numerics_text
 from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
-from parity.report.words import log_safe, only_old_lines, sentence
+from parity.report.words import log_safe, only_old_lines, sentence, steps_to_cause
 from parity.verdict import Check, Outcome, Policy, printable
 
 ACCEPTED_DAYS = 90
@@ -283,7 +283,8 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def chain_text(outcome: Outcome, store: Store) -> str:
     """How the cause was found, and how to see it again."""
-    lines = [f"  {number}. {step}" for number, step in enumerate(map(printable, outcome.steps), 1)]
+    steps = map(printable, steps_to_cause(outcome))
+    lines = [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
     function = (outcome.old or {}).get("function")
     if function:
         lines.append(

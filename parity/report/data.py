@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from parity.report.words import ENDINGS, counted, sentence
+from parity.report.words import ENDINGS, counted, sentence, steps_to_cause
 from parity.verdict import Check, Difference, Outcome
 
 JSON_FORMAT = 2  # 2: numerics; no budget of near ties
@@ -58,7 +58,7 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
         "accepted": outcome.accepted,
         "notes": list(outcome.notes),
         "also": list(outcome.also),
-        "steps": list(outcome.steps),
+        "steps": steps_to_cause(outcome),
         "seconds": round(outcome.seconds, 3),
     }
 

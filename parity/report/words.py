@@ -58,6 +58,13 @@ def sentence(outcome: Outcome) -> str:
     return "; ".join(outcome.notes) or alone.get(outcome.verdict, "nothing differs")
 
 
+def steps_to_cause(outcome: Outcome) -> list[str]:
+    """How the cause was found, and the cause; it may come from all cases of a site together."""
+    cause = outcome.cause
+    last = [f"cause: {cause}: {cause.proof or cause.sentence}"] if cause else []
+    return [*outcome.steps, *last]
+
+
 def log_safe(text: str) -> str:
     """Text of which a terminal and a CI log obey nothing but our colours: other control characters
     are written as their escapes, and no line is a command of a runner (`::`, `##[`)."""
