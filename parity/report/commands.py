@@ -7,6 +7,8 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import difflib
+import fnmatch
 import os
 import shlex
 import sys
@@ -15,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.acceptance import OPEN, Accepted, acceptance_of
+from parity.acceptance import OPEN, Accepted, acceptance_of, name_of
 from parity.golden import GoldenError, Store, keep_offline, known_names, split_cases
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
@@ -308,6 +310,10 @@ def until_of(args: argparse.Namespace) -> str:
 def run_accept(args: argparse.Namespace) -> int:
     """Each case, backend and cause that is open becomes an entry of its own: what comes later is
     not covered."""
+    if args.withdraw:
+        return run_withdraw(args)
+    if not args.reason:
+        raise ValueError("accept: say why the difference is wanted, --reason TEXT")
     store, until = Store(args.goldens), until_of(args)
     keep_offline()
     check = checked(args, store, args.cases, must_exist=True)
@@ -321,7 +327,7 @@ def run_accept(args: argparse.Namespace) -> int:
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
         print(would_cover(outcome, entry))
-    if args.dry_run or not is_agreed():
+    if args.dry_run or not is_agreed("accept"):
         print(f"nothing is written; without --dry-run {len(entries)} would be")
         return 0
     for entry in entries:
@@ -341,11 +347,49 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     return log_safe("\n".join(map(printable, lines)))
 
 
-def is_agreed() -> bool:
+def run_withdraw(args: argparse.Namespace) -> int:
+    """Take acceptances away; nothing is run, and their cases may be gone."""
+    if args.reason or args.until:
+        raise ValueError("accept --withdraw takes acceptances away; leave --reason and --until out")
+    store = Store(args.goldens)
+    entries = store.accepted()
+    chosen = chosen_acceptances(entries, args.cases, args.backend)
+    for entry in chosen:
+        print(log_safe(printable(f"{name_of(entry)}, until {entry.until}: {entry.reason}")))
+    if args.dry_run or not is_agreed("withdraw"):
+        print(f"nothing is written; without --dry-run {len(chosen)} would be withdrawn")
+        return 0
+    store.set_accepted([entry for entry in entries if entry not in chosen])
+    print(f"withdrawn: {len(chosen)} of {len(entries)}; `check` judges these cases anew")
+    return 0
+
+
+def chosen_acceptances(
+    entries: Sequence[Accepted], names: Sequence[str], backends: Sequence[str] | None
+) -> list[Accepted]:
+    """Those of SITE[/CASE] words, which may be patterns, on the backends, or on any. Raises
+    ValueError for a word that none is of."""
+    there = [entry for entry in entries if not backends or entry.backend in backends]
+    chosen: list[Accepted] = []
+    for name in names:
+        site, _, case = name.partition("/")
+        whole = f"{site}/{case or '*'}"
+        own = [e for e in there if fnmatch.fnmatchcase(f"{e.site}/{e.case}", whole)]
+        if not own:
+            known = [label for e in there for label in (e.site, f"{e.site}/{e.case}")]
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]!r}?" if close else "`parity list` shows them"
+            on = f" on {', '.join(backends)}" if backends else ""
+            raise ValueError(f"nothing is accepted of {name!r}{on}; {guess}")
+        chosen += [entry for entry in own if entry not in chosen]
+    return chosen
+
+
+def is_agreed(what: str) -> bool:
     """Whether to write; asked of somebody at a terminal, and taken for granted elsewhere."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
-    return input("accept these? [y/N] ").strip().lower() in ("y", "yes")
+    return input(f"{what} these? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
@@ -469,7 +513,10 @@ def add_accept(sub: Any) -> None:
         "accept", help="say that a difference is wanted, why, and until when", epilog=example
     )
     parser.add_argument("cases", nargs="+", metavar="SITE/CASE", help="patterns too: 'summaries/*'")
-    parser.add_argument("--reason", required=True)
+    parser.add_argument("--reason", help="why the difference is wanted")
+    parser.add_argument(
+        "--withdraw", action="store_true", help="take the acceptances of these cases away instead"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be covered, and write nothing"
     )
