@@ -283,13 +283,16 @@ def objects_in(value: Any, key: str = "$object") -> list[str]:
     return [name for entry in value for name in objects_in(entry, key)] if isinstance(value, (list, tuple)) else []
 
 
-# Classes of libraries whose instances are plain settings: module and class. A golden can name no
+# Classes of libraries and of Python whose instances are plain settings: module and class. A golden can name no
 # other one, and nothing but these modules is imported for it.
 SETTINGS_CLASSES: dict[str, tuple[str, str]] = {
     "transformers.GenerationConfig": ("transformers.generation.configuration_utils", "GenerationConfig"),
     "vllm.SamplingParams": ("vllm.sampling_params", "SamplingParams"),
     "vllm.StructuredOutputsParams": ("vllm.sampling_params", "StructuredOutputsParams"),
+    "argparse.Namespace": ("argparse", "Namespace"),
+    "types.SimpleNamespace": ("types", "SimpleNamespace"),
 }
+OF_ANY_FIELDS = {"argparse.Namespace", "types.SimpleNamespace"}  # none has a default
 BY_ID = {"logit_bias"}  # fields whose keys are token ids, which JSON writes as text
 
 
@@ -301,6 +304,8 @@ def settings_in(value: Any) -> tuple[str, dict[str, Any]] | None:
     name = next((name for name, known in SETTINGS_CLASSES.items() if known == place), None)
     if name is None:
         return None
+    if name in OF_ANY_FIELDS:
+        return name, dict(vars(value))
     fields, default = public_fields(value), defaults_of(kind)
     return name, {key: entry for key, entry in fields.items() if entry != default[key]}
 
@@ -333,7 +338,8 @@ def settings_from(name: str, fields: Mapping[str, Any]) -> Any:
     module, attribute = SETTINGS_CLASSES[name]
     try:
         kind = getattr(importlib.import_module(module), attribute)
-        if strange := sorted(fields.keys() - defaults_of(kind).keys()):
+        known = fields if name in OF_ANY_FIELDS else defaults_of(kind)
+        if strange := sorted(fields.keys() - known.keys()):
             raise TypeError(f"it has no {', '.join(strange)} here")
         typed = {n: {int(k): v for k, v in fields[n].items()} for n in BY_ID & fields.keys()}
         return kind(**{**fields, **typed})
