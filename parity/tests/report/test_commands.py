@@ -57,8 +57,8 @@ def test_a_check_that_ran_the_recorded_function_itself_says_so_once_for_a_site(
     outcomes = list[Outcome]()
     for case, backend in itertools.product("ab", ("hf", "vllm")):
         same = Outcome("answers", case, backend, "IDENTICAL")
-        sides = {"old": {"function": "old.py:answer"}, "new": {"function": new}}
-        outcomes.append(dataclasses.replace(same, **sides))
+        was, now = {"function": "old.py:answer"}, {"function": new}
+        outcomes.append(dataclasses.replace(same, old=was, new=now))
     page, data = tmp_path / "summary.md", tmp_path / "check.json"
     reported(asked(ab=ab, markdown=page, json=data), Check(tuple(outcomes)), Store(tmp_path))
     said = " ".join(capsys.readouterr().out.split())
