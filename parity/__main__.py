@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
 from parity import libraries
 
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+
 
 def start(program: str, argv: Sequence[str] | None) -> int:
+    """Run a program, and end without a traceback where Ctrl-C is pressed, however often."""
+    try:
+        return run(program, argv)
+    except KeyboardInterrupt:
+        end_at_once()
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def end_at_once() -> None:
+    """End the process that judged code runs in; from here on Ctrl-C ends this one without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if (worker := sys.modules.get("parity.judge.worker")) is not None:
+        worker.Worker.shared().kill()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run(program: str, argv: Sequence[str] | None) -> int:
     """Run a program of parity.command_line, which itself cannot be imported without numpy."""
     if problem := libraries.problem_of(libraries.ALWAYS):
         print(f"{program}: {problem}", file=sys.stderr)

@@ -63,7 +63,6 @@ NEEDED = {  # command -> the libraries without which it can do nothing
 USAGE = 2
 CANNOT = 3  # judge, read, or run
 NOBODY_READS = 141  # what a shell says of a program whose reader went away: `parity list | head`; no verdict of ours
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # vLLM logs to stdout, where the report is
 
 
@@ -185,9 +184,6 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         code = int(args.run(args))
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
         return NOBODY_READS

@@ -55,6 +55,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import difflib
+import fnmatch
 import hashlib
 import importlib
 import inspect
@@ -281,13 +283,16 @@ def objects_in(value: Any, key: str = "$object") -> list[str]:
     return [name for entry in value for name in objects_in(entry, key)] if isinstance(value, (list, tuple)) else []
 
 
-# Classes of libraries whose instances are plain settings: module and class. A golden can name no
+# Classes of libraries and of Python whose instances are plain settings: module and class. A golden can name no
 # other one, and nothing but these modules is imported for it.
 SETTINGS_CLASSES: dict[str, tuple[str, str]] = {
     "transformers.GenerationConfig": ("transformers.generation.configuration_utils", "GenerationConfig"),
     "vllm.SamplingParams": ("vllm.sampling_params", "SamplingParams"),
     "vllm.StructuredOutputsParams": ("vllm.sampling_params", "StructuredOutputsParams"),
+    "argparse.Namespace": ("argparse", "Namespace"),
+    "types.SimpleNamespace": ("types", "SimpleNamespace"),
 }
+OF_ANY_FIELDS = {"argparse.Namespace", "types.SimpleNamespace"}  # none has a default
 BY_ID = {"logit_bias"}  # fields whose keys are token ids, which JSON writes as text
 
 
@@ -299,6 +304,8 @@ def settings_in(value: Any) -> tuple[str, dict[str, Any]] | None:
     name = next((name for name, known in SETTINGS_CLASSES.items() if known == place), None)
     if name is None:
         return None
+    if name in OF_ANY_FIELDS:
+        return name, dict(vars(value))
     fields, default = public_fields(value), defaults_of(kind)
     return name, {key: entry for key, entry in fields.items() if entry != default[key]}
 
@@ -331,7 +338,8 @@ def settings_from(name: str, fields: Mapping[str, Any]) -> Any:
     module, attribute = SETTINGS_CLASSES[name]
     try:
         kind = getattr(importlib.import_module(module), attribute)
-        if strange := sorted(fields.keys() - defaults_of(kind).keys()):
+        known = fields if name in OF_ANY_FIELDS else defaults_of(kind)
+        if strange := sorted(fields.keys() - known.keys()):
             raise TypeError(f"it has no {', '.join(strange)} here")
         typed = {n: {int(k): v for k, v in fields[n].items()} for n in BY_ID & fields.keys()}
         return kind(**{**fields, **typed})
@@ -765,6 +773,51 @@ def blob_names(case: Case) -> Iterator[str]:
 
 
 # == Which of them are meant ==
+
+NEXT_STEP = "record the old code first: python -m parity record --site NAME=pkg.mod:func -- python old_script.py"
+
+
+def known_names(store: Store, names: Sequence[str], *, must_exist: bool = False) -> list[str]:
+    """SITE[/CASE] words with patterns spelt out. Raises ValueError for one that is like a known one, and says which.
+
+    must_exist: also for one that is like none."""
+    sites = sorted({*store.sites(), *store.settings()})
+    found: list[str] = []
+    for name in names:
+        if set(name) & set("*?["):
+            found += matching(store, name, sites)
+        else:
+            expect_name(store, name, sites, must_exist)
+            found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def matching(store: Store, pattern: str, sites: Sequence[str]) -> list[str]:
+    """The sites, or cases, that a pattern of SITE[/CASE] matches. Raises ValueError for none."""
+    site, _, case = pattern.partition("/")
+    found = fnmatch.filter(sites, site)
+    if case not in ("", "*"):
+        found = [f"{one}/{name}" for one in found for name in fnmatch.filter(store.names(one), case)]
+    if not found:
+        raise ValueError(f"no golden under {store.root} matches {pattern!r}")
+    return found
+
+
+def expect_name(store: Store, name: str, sites: Sequence[str], must_exist: bool) -> None:
+    """Raise ValueError for a misspelt name of a site or case; for any that is not there with must_exist."""
+    site, _, case = name.partition("/")
+    if name in sites or (case and case in store.names(site)):
+        return
+    close = difflib.get_close_matches(name, sites, n=1)
+    if case and site in sites:  # all its cases begin alike
+        close = [f"{site}/{other}" for other in difflib.get_close_matches(case, store.names(site), n=1)]
+    elif case:
+        labels = [f"{one}/{other}" for one in sites for other in store.names(one)]
+        close = difflib.get_close_matches(name, labels, n=1)
+    if close or must_exist:
+        there = "`python -m parity list --cases` shows what is there" if sites else NEXT_STEP
+        guess = f"did you mean {close[0]!r}?" if close else there
+        raise ValueError(f"there is no {name!r} under {store.root}; {guess}")
 
 
 def split_cases(names: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parity.output_paths import file_to_write
+
 if TYPE_CHECKING:
     from parity.golden import Store
     from parity.verdict import Check, Numerics, Outcome, Policy
@@ -102,7 +104,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="NAME",
         help="hf or vllm; repeatable (default: as in sites.json)",
     )
-    group.addoption("--parity-html", metavar="PATH", help="write one page of every check of this run")
+    group.addoption(
+        "--parity-html", type=file_to_write, metavar="PATH", help="write one page of every check of this run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,11 +134,14 @@ def page_path(config: pytest.Config) -> Path | None:
 
 
 def whole_run(config: pytest.Config) -> Check:
+    from parity.report.words import only_old_lines
     from parity.verdict import Check
 
     outcomes, numerics = tuple(config.stash[KEY].outcomes), tuple(config.stash[KEY].numerics)
     seconds = sum(o.seconds for o in outcomes)
-    return Check(outcomes, seconds=seconds, numerics=numerics, unused_acceptances=tuple(config.stash[KEY].unused))
+    unused = tuple(config.stash[KEY].unused)
+    only_old = only_old_lines(outcomes)
+    return Check(outcomes, seconds=seconds, numerics=numerics, unused_acceptances=unused, only_old=only_old)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -153,7 +160,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if check.outcomes:
         terminalreporter.section("parity")
         terminalreporter.write_line(sites_text(check, terminalreporter.hasmarkup))
-        for line in accepted_lines(check):
+        for line in (*accepted_lines(check), *check.only_old):
             terminalreporter.write_line(line)
     if page_path(config) is not None:
         terminalreporter.write_line(f"parity page: {page_path(config)}")

@@ -166,7 +166,8 @@ class Check:
 
     left_out: sites that are not for a backend that was asked for, and why.   unused_acceptances: those of these cases
     that cover nothing, and why.   changes: what has become of the goldens since a git revision, if that was asked for.
-    asked_with: words that `explain` and `accept` need as this check did, such as "--moved old=new".
+    asked_with: words that `explain` and `accept` need as this check did, such as "--moved old=new".   only_old: a line
+    for each site where the recorded function itself ran, since nothing says where it was moved.
     """
 
     outcomes: tuple[Outcome, ...]
@@ -178,6 +179,7 @@ class Check:
     unused_acceptances: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
     asked_with: str = ""
+    only_old: tuple[str, ...] = ()
 
     def failing(self) -> list[Outcome]:
         """Outcomes that this policy does not let pass, in order."""

@@ -46,6 +46,7 @@ from parity.bench.values import (
 )
 from parity.bench.workloads import Work, engine_module
 from parity.golden import environment
+from parity.output_paths import folder_to_write
 
 if TYPE_CHECKING:
     import gen_engine
@@ -606,5 +607,5 @@ def add_bench(subparsers: Any) -> None:
     add("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     add("--max-model-len", type=int, metavar="N", help="default: the checkpoint's")
     add("--blocks", type=int, metavar="N", help="vLLM's num_gpu_blocks_override: a small cache for a small model")
-    add("--out", type=Path, metavar="DIR", help="write bench.json and bench.png there")
+    add("--out", type=folder_to_write, metavar="DIR", help="write bench.json and bench.png there")
     parser.set_defaults(run=run)  # fmt: skip

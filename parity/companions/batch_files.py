@@ -1246,6 +1246,9 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         self.retried = Path(f"{self.path}.retry")
         self._header = json.loads(json.dumps(header))
         self._again: Lines | None = None
+        if str(target) == "-":
+            problem = "OUT is '-', and standard output cannot be continued"
+            raise OptionError(problem, fix="name a file")
         about = Path(f"{target}.run")
         if not about.exists() and (self.path.exists() or target.exists()):
             problem = f"{target} exists, and {about.name} does not"

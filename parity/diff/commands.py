@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.diff.path import parse_path
+from parity.golden import write_whole
+from parity.output_paths import file_to_write
 
 GRAMMAR = """paths: BACKEND[@DIR][+adapter=DIR][:WORD,...], or env:PYTHON[,PATH] (elsewhere)
   hf words     float32 bfloat16 float16, eager sdpa flash_attention_2, and faults to plant:
@@ -45,8 +47,8 @@ def add_diff(sub: Any) -> None:
     command.add_argument("--layers", action="store_true", help="hf: which layer differs")
     command.add_argument("--invariance", choices=("hf", "vllm"), help="one path, other batches")
     command.add_argument("--gate", default="", metavar="NAME=MOST,...", help="tmpe, kl, mean, max")
-    command.add_argument("--json", type=Path, metavar="FILE")
-    command.add_argument("--html", type=Path, metavar="FILE")
+    command.add_argument("--json", type=file_to_write, metavar="FILE")
+    command.add_argument("--html", type=file_to_write, metavar="FILE")
     command.set_defaults(run=run)
 
 
@@ -70,14 +72,13 @@ def run(args: argparse.Namespace) -> int:
     for line in beyond:
         print(line)
     if args.json:
-        args.json.write_text(
-            json.dumps(dataclasses.asdict(found), indent=1) + "\n", encoding="utf-8"
-        )
+        values = json.dumps(dataclasses.asdict(found), indent=1)
+        write_whole(args.json, f"{values}\n".encode())
     if args.html:
         from parity.diff.page import page
 
         title = f"{args.paths[0]} and {args.paths[1]}"
-        args.html.write_text(page(title, found), encoding="utf-8")
+        write_whole(args.html, page(title, found).encode())
     return 1 if beyond else CODES[found.outcome]
 
 

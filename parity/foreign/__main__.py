@@ -22,6 +22,7 @@ from parity.foreign.drive import LIBRARIES
 from parity.foreign.material import BACKENDS, DTYPES
 from parity.foreign.run import Job, RunError, applicable, check, lay_out, record
 from parity.foreign.score import Score, as_json, exit_code, render_faults, render_table, score
+from parity.output_paths import file_to_write
 
 SHORT_LIBRARIES = ("lm_eval", "trl")
 COULD_NOT_RUN = 2
@@ -41,7 +42,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help=f"{' and '.join(SHORT_LIBRARIES)} on hf in float32; nothing without an environment",
     )
-    parser.add_argument("--json", metavar="F", type=Path, help="write all answers to this file")
+    parser.add_argument(
+        "--json", metavar="F", type=file_to_write, help="write all answers to this file"
+    )
     return parser.parse_args(arguments)
 
 

@@ -69,6 +69,7 @@ class Judge:
         old, new = self.facts.alike(old, new)
         comparison = self.facts.weighed(Comparison(old, new, tools), more)
         inquiry = self.inquiry(comparison)
+        inquiry.note_agreement()
         findings = Findings(
             inquiry, self.backend, self.samples, self.numerics, lambda: self.changing(old, new)
         )

@@ -49,14 +49,6 @@ ExplainStep = Callable[[Inquiry], Cause | None]
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
     """The cause; None if nothing but the model's own arithmetic is left to ask."""
-    inquiry.note_agreement()
-    cause = find_cause(inquiry)
-    if cause is not None:
-        inquiry.steps.append(f"cause: {cause}: {cause.proof or cause.sentence}")
-    return cause
-
-
-def find_cause(inquiry: Inquiry) -> Cause | None:
     raised = by_error(inquiry)
     if raised is not None:
         return raised

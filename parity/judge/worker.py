@@ -120,6 +120,8 @@ class Worker:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        if any(exc):  # nobody waits for it any more
+            self.kill()
         self.close()
 
     @classmethod
@@ -149,7 +151,7 @@ class Worker:
                 yield content
         finally:
             if not over:  # it died, or nobody wants the rest
-                self._kill()
+                self.kill()
 
     def close(self) -> None:
         """Let it end; if it does not, end it."""
@@ -159,7 +161,7 @@ class Worker:
         self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(WORKER_PATIENCE)
-        self._kill()
+        self.kill()
 
     def _start(self) -> None:
         """A living process that sees the folder, the path and the environment of now."""
@@ -214,7 +216,7 @@ class Worker:
             return f"it crashed its process: signal {-code} ({signal.Signals(-code).name})"
         return f"it ended its process with exit code {code} (os._exit?)"
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
         """The process and what it started, whatever they are at."""
         process, self._process = self._process, None
         if process is None:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from gen_engine import OptionError, did_you_mean
 from parity.golden import Store
+from parity.output_paths import file_to_write
 from parity.prove.forks import ENGINE
 from parity.prove.mutant_judge import Result, Trial, judge_mutants
 
@@ -249,7 +250,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(report(judged, backends)))
     if args.json:
         rows = [to_json(one) for one in judged]
-        Path(args.json).write_text(json.dumps(rows, indent=1))
+        args.json.write_text(json.dumps(rows, indent=1))
     return 0 if score_of(judged) >= GOAL else 1
 
 
@@ -263,5 +264,5 @@ def add_mutants(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=today, metavar="N", help="default: the date")
     parser.add_argument("--count", type=int, default=200, metavar="N", help="mutants (200)")
     parser.add_argument("--backend", default="hf,vllm", metavar="LIST", help="default: hf,vllm")
-    parser.add_argument("--json", metavar="PATH", help="also write what became of each mutant")
+    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write what became of each mutant")
     parser.set_defaults(run=run)

@@ -29,6 +29,7 @@ from parity.judge.check import check_sites
 from parity.judge.session import Session, new_function
 from parity.judge.site import Pending, check_site
 from parity.judge.worker import Worker
+from parity.output_paths import file_to_write
 from parity.prove.engine_mutations import mutations, outcomes_of, run_mutations, sampled, turn_of_sources
 from parity.prove.forks import LIMIT, PROCESSES, forked, prepare
 from parity.prove.score import CALL_SITES, Score, table
@@ -264,7 +265,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.only:
         print(result.gate())
     if args.json:
-        Path(args.json).write_text(json.dumps([score.to_json() for score in result.scores], indent=1))
+        args.json.write_text(json.dumps([score.to_json() for score in result.scores], indent=1))
     return 0 if result.passes or (args.only and result.scores and all(s.named for s in result.scores)) else 1
 
 
@@ -279,5 +280,5 @@ def add_selftest(subparsers: Any) -> None:
         "--sample", type=int, choices=range(1, 31), default=0, metavar="N",
         help="of the engine's mutations one in N of each section, on one backend; the sources say which",
     )  # fmt: skip
-    parser.add_argument("--json", metavar="PATH", help="also write what each mutation gave")
+    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write what each mutation gave")
     parser.set_defaults(run=run)

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from parity.acceptance import Accepted, idle_acceptances, name_of
-from parity.golden import GoldenError, Store, chosen_cases, split_cases
+from parity.golden import NEXT_STEP, GoldenError, Store, chosen_cases, known_names, split_cases
 
 
 def run_list(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
-    total = 0
+    sites = store.sites()
+    if not sites:
+        print(f"no goldens under {store.root}; {NEXT_STEP}")
     broken = list[GoldenError]()
-    for site in store.sites():
+    for site in sites:
         names = store.names(site)
-        total += len(names)
         size = sum(store.path(site, name).stat().st_size for name in names)
         print(f"{site}: {len(names)} cases, {size / 1024:.0f} KiB")
         cases, faults = store.read_all([site])
@@ -28,15 +29,13 @@ def run_list(args: argparse.Namespace) -> int:
         for case in cases if args.cases else ():
             print(f"  {site}/{case.case}  {len(case.rows)} rows  {case.function}")
     for entry in store.accepted():
-        where = f"{entry.site}/{entry.case} on {entry.backend}"
-        print(f"accepted until {entry.until}: {where}: {entry.cause}: {entry.reason}")
+        print(f"accepted until {entry.until}: {name_of(entry)}: {entry.reason}")
     for entry, why in idle_entries(store):
         print(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
-    for text in broken:
-        print(text, file=sys.stderr)
     if broken:
+        print(*broken, sep="\n", file=sys.stderr)
         return 3
-    return 0 if total else 5
+    return 0 if sites else 5
 
 
 def idle_entries(store: Store) -> list[tuple[Accepted, str]]:
@@ -79,9 +78,8 @@ def remove_files(paths: Sequence[Path], *, really: bool) -> None:
 
 
 def named_files(store: Store, cases: Sequence[str]) -> list[Path]:
-    chosen = chosen_cases(store, *split_cases(cases))
-    paths = [store.path(site, name) for site, names in chosen.items() for name in names]
-    return [path for path in paths if path.exists()]
+    chosen = chosen_cases(store, *split_cases(known_names(store, cases, must_exist=True)))
+    return [store.path(site, name) for site, names in chosen.items() for name in names]
 
 
 def unused_files(store: Store) -> tuple[list[Path], bool]:

@@ -17,14 +17,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.acceptance import OPEN, Accepted, acceptance_of
-from parity.golden import GoldenError, Store, keep_offline, split_cases
+from parity.acceptance import OPEN, Accepted, acceptance_of, name_of
+from parity.golden import GoldenError, Store, keep_offline, known_names, split_cases
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
 from parity.judge.script import check_script
 from parity.judge.session import new_function
 from parity.judge.worker import output_into
+from parity.output_paths import file_to_write
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
@@ -32,7 +33,7 @@ from parity.report.console import case_text, console, numerics_text
 from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
-from parity.report.words import log_safe, sentence
+from parity.report.words import log_safe, only_old_lines, sentence, steps_to_cause
 from parity.verdict import Check, Outcome, Policy, printable
 
 ACCEPTED_DAYS = 90
@@ -79,34 +80,12 @@ def moved_of(args: argparse.Namespace) -> dict[str, str]:
     return dict(text.split("=", 1) for text in args.moved or ())
 
 
-def known_names(store: Store, names: Sequence[str]) -> list[str]:
-    """SITE[/CASE] words with patterns spelt out. Raises ValueError for a misspelt one, and says
-    what was meant."""
-    sites = sorted({*store.sites(), *store.settings()})
-    found: list[str] = []
-    for name in names:
-        site, _, case = name.partition("/")
-        known = sites if not case else [f"{site}/{other}" for other in store.names(site)]
-        if set(name) & set("*?["):
-            whole = [s for s in sites if fnmatch.fnmatchcase(s, site)]
-            hits = (
-                whole
-                if case in ("", "*")
-                else [f"{s}/{c}" for s in whole for c in fnmatch.filter(store.names(s), case)]
-            )
-            if not hits:
-                raise ValueError(f"no golden under {store.root} matches {name!r}")
-            found += hits
-            continue
-        if name not in known and (close := difflib.get_close_matches(name, known or sites, n=1)):
-            raise ValueError(f"there is no {name!r} under {store.root}; did you mean {close[0]!r}?")
-        found.append(name)
-    return list(dict.fromkeys(found))
-
-
-def checked(args: argparse.Namespace, store: Store, names: Sequence[str]) -> Check:
+def checked(
+    args: argparse.Namespace, store: Store, names: Sequence[str], *, must_exist: bool = False
+) -> Check:
+    """must_exist: whether a name without a golden is a mistake, and not MISSING."""
     policy = Policy(strict=not args.lenient)
-    sites, cases = split_cases(known_names(store, names))
+    sites, cases = split_cases(known_names(store, names, must_exist=must_exist))
     with shown_progress(policy) as progress:
         return check_sites(
             store,
@@ -267,7 +246,8 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
         changes = tuple(changes_since(args.since, Path(args.goldens)))
         changes = changes or (f"none is new, changed or gone since {args.since}",)
         check = dataclasses.replace(check, changes=changes)
-    check = dataclasses.replace(check, asked_with=moved_words(args))
+    only_old = () if args.ab else only_old_lines(check.outcomes)  # --ab refuses that by itself
+    check = dataclasses.replace(check, asked_with=moved_words(args), only_old=only_old)
     print(console(check, colour=colour()))
     if check.failing() and args.moved:
         print(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
@@ -294,7 +274,7 @@ def run_explain(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them"
         )
-    check = checked(args, store, [args.case])
+    check = checked(args, store, [args.case], must_exist=True)
     for outcome in check.outcomes:
         print(case_text(outcome, asked_with=moved_words(args), colour=colour()))
         print(chain_text(outcome, store))
@@ -305,7 +285,8 @@ def run_explain(args: argparse.Namespace) -> int:
 
 def chain_text(outcome: Outcome, store: Store) -> str:
     """How the cause was found, and how to see it again."""
-    lines = [f"  {number}. {step}" for number, step in enumerate(map(printable, outcome.steps), 1)]
+    steps = map(printable, steps_to_cause(outcome))
+    lines = [f"  {number}. {step}" for number, step in enumerate(steps, 1)]
     function = (outcome.old or {}).get("function")
     if function:
         lines.append(
@@ -329,9 +310,13 @@ def until_of(args: argparse.Namespace) -> str:
 def run_accept(args: argparse.Namespace) -> int:
     """Each case, backend and cause that is open becomes an entry of its own: what comes later is
     not covered."""
+    if args.withdraw:
+        return run_withdraw(args)
+    if not args.reason:
+        raise ValueError("accept: say why the difference is wanted, --reason TEXT")
     store, until = Store(args.goldens), until_of(args)
     keep_offline()
-    check = checked(args, store, args.cases)
+    check = checked(args, store, args.cases, must_exist=True)
     open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
         print(
@@ -342,7 +327,7 @@ def run_accept(args: argparse.Namespace) -> int:
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
         print(would_cover(outcome, entry))
-    if args.dry_run or not is_agreed():
+    if args.dry_run or not is_agreed("accept"):
         print(f"nothing is written; without --dry-run {len(entries)} would be")
         return 0
     for entry in entries:
@@ -362,11 +347,49 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     return log_safe("\n".join(map(printable, lines)))
 
 
-def is_agreed() -> bool:
+def run_withdraw(args: argparse.Namespace) -> int:
+    """Take acceptances away; nothing is run, and their cases may be gone."""
+    if args.reason or args.until:
+        raise ValueError("accept --withdraw takes acceptances away; leave --reason and --until out")
+    store = Store(args.goldens)
+    entries = store.accepted()
+    chosen = chosen_acceptances(entries, args.cases, args.backend)
+    for entry in chosen:
+        print(log_safe(printable(f"{name_of(entry)}, until {entry.until}: {entry.reason}")))
+    if args.dry_run or not is_agreed("withdraw"):
+        print(f"nothing is written; without --dry-run {len(chosen)} would be withdrawn")
+        return 0
+    store.set_accepted([entry for entry in entries if entry not in chosen])
+    print(f"withdrawn: {len(chosen)} of {len(entries)}; `check` judges these cases anew")
+    return 0
+
+
+def chosen_acceptances(
+    entries: Sequence[Accepted], names: Sequence[str], backends: Sequence[str] | None
+) -> list[Accepted]:
+    """Those of SITE[/CASE] words, which may be patterns, on the backends, or on any. Raises
+    ValueError for a word that none is of."""
+    there = [entry for entry in entries if not backends or entry.backend in backends]
+    chosen: list[Accepted] = []
+    for name in names:
+        site, _, case = name.partition("/")
+        whole = f"{site}/{case or '*'}"
+        own = [e for e in there if fnmatch.fnmatchcase(f"{e.site}/{e.case}", whole)]
+        if not own:
+            known = [label for e in there for label in (e.site, f"{e.site}/{e.case}")]
+            close = difflib.get_close_matches(name, known, n=1)
+            guess = f"did you mean {close[0]!r}?" if close else "`parity list` shows them"
+            on = f" on {', '.join(backends)}" if backends else ""
+            raise ValueError(f"nothing is accepted of {name!r}{on}; {guess}")
+        chosen += [entry for entry in own if entry not in chosen]
+    return chosen
+
+
+def is_agreed(what: str) -> bool:
     """Whether to write; asked of somebody at a terminal, and taken for granted elsewhere."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return True
-    return input("accept these? [y/N] ").strip().lower() in ("y", "yes")
+    return input(f"{what} these? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
@@ -467,7 +490,9 @@ def add_check(sub: Any) -> None:
         " temporary file, named if the check fails)",
     )
     for kind in ("junit", "markdown", "json", "html"):
-        parser.add_argument(f"--{kind}", type=Path, metavar="PATH", help=f"write a {kind} report")
+        parser.add_argument(
+            f"--{kind}", type=file_to_write, metavar="PATH", help=f"write a {kind} report"
+        )
     parser.set_defaults(run=run_check)
 
 
@@ -488,7 +513,10 @@ def add_accept(sub: Any) -> None:
         "accept", help="say that a difference is wanted, why, and until when", epilog=example
     )
     parser.add_argument("cases", nargs="+", metavar="SITE/CASE", help="patterns too: 'summaries/*'")
-    parser.add_argument("--reason", required=True)
+    parser.add_argument("--reason", help="why the difference is wanted")
+    parser.add_argument(
+        "--withdraw", action="store_true", help="take the acceptances of these cases away instead"
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="show what would be covered, and write nothing"
     )

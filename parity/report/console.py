@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from parity.golden import NEXT_STEP
 from parity.report.partings import Parting, partings
 from parity.report.words import (
     accepted_lines,
@@ -29,10 +30,6 @@ UNSURE = {"LATENT", "NEAR-TIE"}
 # As exit codes do: what differs, then what could not be judged, then what is not there.
 GRAVEST_FIRST = ("DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING", "UNUSED")
 PAINT = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
-NEXT_STEP = (
-    "record the old code first: "
-    "python -m parity record --site NAME=pkg.mod:func -- python old_script.py"
-)
 
 
 def terminal_width() -> int:
@@ -211,6 +208,8 @@ def console(check: Check, *, colour: bool = False) -> str:
     parts += [cause_text(same, check.asked_with, colour) for same in by_cause(check.failing())]
     if named := accepted_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in named))
+    if check.only_old:
+        parts.append("\n".join(wrapped(line, "") for line in capped(check.only_old)))
     if unseen := uncompared_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in capped(unseen)))
     if check.changes:

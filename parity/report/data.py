@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from parity.report.words import ENDINGS, counted, sentence
+from parity.report.words import ENDINGS, counted, sentence, steps_to_cause
 from parity.verdict import Check, Difference, Outcome
 
 JSON_FORMAT = 2  # 2: numerics; no budget of near ties
@@ -58,7 +58,7 @@ def outcome_json(outcome: Outcome, fails: bool) -> dict[str, Any]:
         "accepted": outcome.accepted,
         "notes": list(outcome.notes),
         "also": list(outcome.also),
-        "steps": list(outcome.steps),
+        "steps": steps_to_cause(outcome),
         "seconds": round(outcome.seconds, 3),
     }
 
@@ -67,7 +67,7 @@ def json_text(check: Check) -> str:
     """The whole check. Keys are stable within one `format`:
 
     {"format", "exit_code", "ending", "seconds", "policy", "environment", "left_out",
-     "unused_acceptances",
+     "unused_acceptances", "only_old",
      "changes": [str],  what became of the goldens since the revision of --since
      "counts": {verdict: n},
      "outcomes": [
@@ -91,6 +91,7 @@ def json_text(check: Check) -> str:
         "environment": plain(check.environment),
         "left_out": list(check.left_out),
         "unused_acceptances": list(check.unused_acceptances),
+        "only_old": list(check.only_old),
         "changes": list(check.changes),
         "counts": counted(check.outcomes),
         "outcomes": [

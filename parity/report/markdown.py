@@ -57,6 +57,8 @@ def markdown_summary(check: Check) -> str:
         lines += ["", markdown_text(f"left out: {'; '.join(check.left_out)}")]
     if named := accepted_lines(check):
         lines += ["", *(f"- {markdown_text(line)}" for line in named)]
+    if check.only_old:
+        lines += ["", *(f"- {markdown_text(line, 600)}" for line in capped(check.only_old))]
     if unseen := uncompared_lines(check):
         lines += ["", *(f"- {markdown_text(line)}" for line in capped(unseen))]
     if check.changes:

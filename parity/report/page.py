@@ -244,7 +244,7 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
         "environment": {key: str(value)[:120] for key, value in check.environment.items()},
         "policy": {"strict": check.policy.strict},
         "left_out": list(check.left_out),
-        "accepted": [*accepted_lines(check), *uncompared_lines(check)],
+        "accepted": [*accepted_lines(check), *check.only_old, *uncompared_lines(check)],
         "changes": list(check.changes),
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),

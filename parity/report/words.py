@@ -58,6 +58,13 @@ def sentence(outcome: Outcome) -> str:
     return "; ".join(outcome.notes) or alone.get(outcome.verdict, "nothing differs")
 
 
+def steps_to_cause(outcome: Outcome) -> list[str]:
+    """How the cause was found, and the cause; it may come from all cases of a site together."""
+    cause = outcome.cause
+    last = [f"cause: {cause}: {cause.proof or cause.sentence}"] if cause else []
+    return [*outcome.steps, *last]
+
+
 def log_safe(text: str) -> str:
     """Text of which a terminal and a CI log obey nothing but our colours: other control characters
     are written as their escapes, and no line is a command of a runner (`::`, `##[`)."""
@@ -109,6 +116,28 @@ def uncompared_lines(check: Check) -> list[str]:
             places = ", ".join(changing_places(parts))
             lines[f"NOT COMPARED in {outcome.label}, marked as changing: {places}"] = None
     return list(lines)
+
+
+def only_old_lines(outcomes: Iterable[Outcome]) -> tuple[str, ...]:
+    """Of each site where a recorded function itself ran: that it did. Where the code was moved, the
+    old code was compared with itself."""
+    ran: dict[str, dict[str, None]] = {}
+    for outcome in outcomes:
+        old, new = ((side or {}).get("function") for side in (outcome.old, outcome.new))
+        if old and old == new:
+            ran.setdefault(outcome.site, {})[old] = None
+    return tuple(only_old_line(site, list(functions)) for site, functions in ran.items())
+
+
+def only_old_line(site: str, functions: Sequence[str]) -> str:
+    first, *others = functions
+    names = f"{first} and {len(others)} more" if others else first
+    module = first.rpartition(":")[0]
+    return (
+        f"ONLY THE OLD CODE of {site} was run again ({names}): nothing says where it was moved. "
+        "That is right for code that was edited in place; for code that was moved, give "
+        f'--moved {module}=NEW.MODULE, or write "moved" into sites.json'
+    )
 
 
 def changing_places(parts: Iterable[Any]) -> list[str]:

@@ -32,6 +32,7 @@ from typing import Any
 from gen_engine import GenEngineError, GenerationResult, load
 from parity.companions.rollout import trace
 from parity.companions.speculation import Speculation
+from parity.output_paths import file_to_write, folder_to_write
 from parity.tasks import text_tasks
 
 MODELS = Path(__file__).parents[2] / "golden/models"
@@ -449,9 +450,11 @@ def add_trace(subparsers: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", help="where the traces are, or the word demo")
-    parser.add_argument("--png", type=Path, help="the picture (default: trace.png in the directory)")
+    parser.add_argument("--png", type=file_to_write, help="the picture (default: trace.png in the directory)")
     parser.add_argument("--title", help="what stands over the picture (default: the directory's name)")
-    parser.add_argument("--out", type=Path, default=Path("build/traces"), help="demo only (default build/traces)")
+    parser.add_argument(
+        "--out", type=folder_to_write, default=Path("build/traces"), help="demo only (default build/traces)"
+    )
     parser.set_defaults(run=run)
 
 

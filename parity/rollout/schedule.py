@@ -44,6 +44,7 @@ from typing import Any
 
 from gen_engine import GenEngineError, load
 from parity.companions.rollout import Trace, trace
+from parity.output_paths import folder_to_write
 from parity.rollout import overlap
 from parity.rollout.report import UnreadableTrace, table
 
@@ -185,7 +186,9 @@ def add_schedule(subparsers: Any) -> None:
         epilog="example: python -m parity schedule --out build/schedule",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, help="keep the traces here; with --decoupled the picture (build/schedule)")
+    parser.add_argument(
+        "--out", type=folder_to_write, help="keep the traces here; with --decoupled the picture (build/schedule)"
+    )
     parser.add_argument("--decoupled", action="store_true", help="simulate when guessing apart pays; runs no model")
     parser.add_argument("--costs", type=Path, metavar="DIR", help="with --decoupled: a trace that guessed")
     parser.set_defaults(run=run)

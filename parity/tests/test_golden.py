@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import gc
 import json
 import os
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -396,6 +398,17 @@ def test_settings_of_libraries_are_held_by_what_is_not_their_default() -> None:
     assert repr(again) == repr(params) and again.logit_bias == {5: 2.0}
     hooked = vllm.SamplingParams(extra_args={"f": len})  # a function is no data
     assert observe.keep(hooked, None, paths=True) == {"$object": "vllm.sampling_params.SamplingParams"}
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace])
+def test_a_namespace_is_held_by_its_fields(kind: Any) -> None:
+    args = kind(words=3, tags=["a"], _seed=7, inner=kind(deep=None))
+    kept, again = kept_again(args)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    assert kept["$settings"] == name and kept["fields"]["words"] == 3
+    assert again == args and type(again) is kind and [*case_faults({"arguments": {"args": kept}})] == []
+    with_function = kind(run=len)  # no data
+    assert observe.keep(with_function, None, paths=True) == {"$object": name}
 
 
 class Wish(pydantic.BaseModel):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
-from argparse import Namespace
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +104,54 @@ def test_main_needs_no_library_for_images_where_none_are_asked_for(tmp_path: Pat
     assert (done.returncode, done.stderr) == (5, ""), "nothing to compare"
 
 
-def test_main_interrupted_exits_130_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    def stopped(args: Namespace) -> int:
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C means after a test what it meant before."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize("name", ["run", "Parsers"], ids=["while loading", "while parsing"])
+def test_main_interrupted_exits_130_without_a_traceback(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    def add_stopped(subparsers: Any) -> None:
-        subparsers.add_parser("stopped").set_defaults(run=stopped)
-
-    program = command_line.Program("parity", "", (add_stopped,), has_goldens=True)
-    assert command_line.run(program, ["stopped"]) == 130
+    monkeypatch.setattr(command_line, name, stopped)
+    assert main(["list"]) == 130
     assert capsys.readouterr().err == "parity: interrupted\n"
+
+
+WAITS = """
+from parity.__main__ import main
+from parity import command_line
+from parity.judge.worker import Worker
+
+def run(program, argv):
+    for _ in Worker.shared().run("slow:wait", None, 60): print("started", flush=True)
+
+command_line.run = run
+raise SystemExit(main([]))
+"""
+SLOW = "import time\ndef wait(job):\n    yield 1\n    time.sleep(60)\n"
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_main_interrupted_again_ends_at_once_without_a_traceback(times: int, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", WAITS], env=environ, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        began = time.monotonic()
+        for _ in range(times):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.05)
+        _, complaint = process.communicate(timeout=30)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert complaint == "parity: interrupted\n"
+    assert time.monotonic() - began < 5, "the worker is given ten seconds to end, for nothing"

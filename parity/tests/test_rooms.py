@@ -37,7 +37,7 @@ ROOMS: dict[str, str] = {
 }
 PLACES = {
     **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "kernels"), "ground"),
-    **dict.fromkeys(("libraries", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
+    **dict.fromkeys(("libraries", "output_paths", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",
     "refusals": "refusals",

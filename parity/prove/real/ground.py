@@ -21,6 +21,7 @@ from parity import real_model
 from parity.golden import Store
 from parity.judge.check import check_sites
 from parity.judge.worker import Worker
+from parity.output_paths import file_to_write
 from parity.record import recorder
 from parity.record.observe import Site
 from parity.verdict import Check
@@ -154,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
     minutes = (time.monotonic() - began) / 60
     print(f"{right} of {len(rows)} right, {confirmed} wrong and confirmed, {minutes:.0f} minutes")
     if args.json:
-        Path(args.json).write_text(json.dumps([row.to_json() for row in rows], indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps([row.to_json() for row in rows], indent=1) + "\n", encoding="utf-8")
     return 0 if rows and right == len(rows) else 1
 
 
@@ -168,5 +169,5 @@ def add_real(subparsers: Any) -> None:
     parser.add_argument("--backend", default="hf,vllm", help="hf, vllm or both, separated by a comma")
     parser.add_argument("--keep", action="store_true", help="use the goldens that an earlier run recorded")
     parser.add_argument("--into", default=str(GOLDENS), metavar="DIR", help="where goldens are recorded")
-    parser.add_argument("--json", metavar="PATH", help="also write every outcome")
+    parser.add_argument("--json", type=file_to_write, metavar="PATH", help="also write every outcome")
     parser.set_defaults(run=run)

@@ -346,6 +346,16 @@ def test_a_file_that_is_not_ours_stays_as_it_is(engine: gen_engine.GenerationEng
     assert target.read_text() == "somebody's\n"
 
 
+def test_standard_output_is_no_file_of_answers(
+    engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write(tmp_path / "in.jsonl", questions(2))
+    with pytest.raises(gen_engine.OptionError, match="standard output cannot be continued"):
+        batch_files.answer_file(source, "-", engine)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl"]
+
+
 def test_errors_are_tried_again_on_demand_and_take_the_answers_place(shared: Load, tmp_path: Path) -> None:
     asked = picture_lines(tmp_path)
     source, engine = write(tmp_path / "in.jsonl", [*asked, *asked[:2]]), shared(VL, "hf")

@@ -371,6 +371,7 @@ def test_a_criterion_that_is_gone_is_likely_for_the_value_may_be_cut_by_hand(tmp
         old, replace(old, rows=(stopping([4, 9], **ENDS),))
     )
     assert (found.verdict, str(found.cause)) == ("LATENT", "stop.rule; likely")
+    assert found.steps[-1] == "first difference: stop.criteria of row 0 was ['Enough'], is []"
 
 
 def test_an_answer_of_other_settings_is_another_requests() -> None:

@@ -11,6 +11,7 @@ import pytest
 import transformers
 
 from parity.__main__ import main
+from parity.acceptance import Accepted
 from parity.golden import Case, Store
 from parity.judge.numerics import reading
 from parity.tests.conftest import ROOT, VL
@@ -186,7 +187,18 @@ def test_cases_that_are_not_for_a_backend_are_left_out_and_named(
         (["check", "--goldens", "golden"], 0, "PASSED"),
         (["--goldens", "golden", "check"], 0, "PASSED"),
         (["--goldens", "elsewhere", "check", "--goldens", "golden"], 0, "PASSED"),
-        (["list", "--goldens", "nowhere"], 5, ""),
+        (["accept", "answer", "--reason", "r"], 2, "did you mean 'answers'?"),
+        (["accept", "other", "--reason", "r"], 2, "no 'other' under golden; `python -m parity list --cases` shows"),
+        (["explain", "answers/q"], 2, "no 'answers/q' under golden; `python -m parity list --cases` shows"),
+        (["prune", "answer"], 2, "did you mean 'answers'?"),
+        (["prune", "answers/yess"], 2, "did you mean 'answers/yes'?"),
+        (["prune", "answrs/yes", "--yes"], 2, "did you mean 'answers/yes'?"),
+        (["prune", "other"], 2, "no 'other' under golden; `python -m parity list --cases` shows"),
+        (["prune", "other/*"], 2, "no golden under golden matches 'other/*'"),
+        (["prune", "answers/y*"], 0, "would remove golden/answers/yes.json"),
+        (["--goldens", "nowhere", "prune", "answers"], 2, "no 'answers' under nowhere; record the old code first: "),
+        (["check", "other"], 4, "no golden under golden/other; record the old code first"),
+        (["list", "--goldens", "nowhere"], 5, "no goldens under nowhere; record the old code first: python -m parity"),
         (["check", "--goldens", "nowhere"], 5, "python -m parity record --site"),
         (["check", "answers/*"], 0, "1 IDENTICAL"),
     ],
@@ -211,6 +223,40 @@ def test_accepting_takes_patterns_and_says_what_it_covers(
     assert [(e.site, e.case) for e in store.accepted()] == [("answers", "a"), ("answers", "b")]
     store.path("answers", "gone").unlink()
     assert main(["check"]) == 0
+
+
+def accepted_entry(case: str, backend: str = "hf") -> Accepted:
+    return Accepted("answers", case, backend, "error", (), "ab12", "better words", "2999-01-01")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says", "left"),
+    [
+        (["answers/a"], 0, "answers/a on hf: error, until 2999-01-01: better words", ["gone hf"]),
+        (["answers/a", "--dry-run"], 0, "nothing is written; without --dry-run 2", None),
+        (["answers/a", "--backend", "hf"], 0, "withdrawn: 1 of 3", ["a vllm", "gone hf"]),
+        (["answers/g*"], 0, "answers/gone on hf", ["a hf", "a vllm"]),
+        (["answers"], 0, "withdrawn: 3 of 3", []),
+        (["answrs"], 2, "nothing is accepted of 'answrs'; did you mean 'answers'?", None),
+        (["answers/yes"], 2, "nothing is accepted of 'answers/yes'; ", None),
+        (["answers/gone", "--backend", "vllm"], 2, "nothing is accepted of 'answers/gone' on vllm; ", None),
+        (["answers/a", "--reason", "r"], 2, "leave --reason and --until out", None),
+    ],
+)
+def test_accept_withdraw_shows_and_removes_acceptances(
+    words: list[str], code: int, says: str, left: list[str] | None, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = [accepted_entry("a"), accepted_entry("a", "vllm"), accepted_entry("gone")]
+    store.set_accepted(whole)
+    assert main(["accept", "--withdraw", *words]) == code
+    assert says in said_by(capsys)
+    expected = [f"{e.case} {e.backend}" for e in whole] if left is None else left
+    assert [f"{e.case} {e.backend}" for e in store.accepted()] == expected
+
+
+def test_accept_without_a_reason_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["accept", "answers/yes"]) == 2
+    assert "--reason TEXT" in said_by(capsys)
 
 
 def test_a_reader_that_goes_away_is_no_error(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +16,12 @@ from parity.report.commands import reported
 from parity.verdict import Cause, Check, Outcome
 
 PLACE = "old.py=app.new file"
+NOTHING_ASKED = dict.fromkeys(("moved", "junit", "markdown", "json", "html", "since"))
+
+
+def asked(**words: Any) -> argparse.Namespace:
+    """The arguments of a `check`."""
+    return argparse.Namespace(**{**NOTHING_ASKED, "ab": False, **words})
 
 
 @pytest.mark.parametrize(
@@ -26,8 +36,34 @@ def test_a_failing_check_repeats_moved_for_the_next_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     outcome = Outcome("answers", "one", "hf", verdict, (), Cause("post.strip", "likely", "blanks"))  # type: ignore[arg-type]
-    args = argparse.Namespace(moved=moved, junit=None, markdown=None, json=None, html=None, since=None)
-    reported(args, Check((outcome,)), Store(tmp_path))
+    reported(asked(moved=moved), Check((outcome,)), Store(tmp_path))
     said = capsys.readouterr().out
     assert (f"explain answers/one --backend hf --moved '{PLACE}'\n" in said) == note
     assert (f"accept needs --moved '{PLACE}', too" in said) == note
+
+
+@pytest.mark.parametrize(
+    ("new", "ab", "is_said"),
+    [
+        ("old.py:answer", False, True),
+        ("app.new:answer", False, False),
+        ("old.py:answer", True, False),
+    ],
+    ids=["not moved", "moved", "against a revision"],
+)
+def test_a_check_that_ran_the_recorded_function_itself_says_so_once_for_a_site(
+    new: str, ab: bool, is_said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = list[Outcome]()
+    for case, backend in itertools.product("ab", ("hf", "vllm")):
+        same = Outcome("answers", case, backend, "IDENTICAL")
+        was, now = {"function": "old.py:answer"}, {"function": new}
+        outcomes.append(dataclasses.replace(same, old=was, new=now))
+    page, data = tmp_path / "summary.md", tmp_path / "check.json"
+    reported(asked(ab=ab, markdown=page, json=data), Check(tuple(outcomes)), Store(tmp_path))
+    said = " ".join(capsys.readouterr().out.split())
+    lines = json.loads(data.read_text())["only_old"]
+    assert len(lines) == is_said
+    assert said.count("ONLY THE OLD CODE of answers was run again (old.py:answer)") == is_said
+    assert ("--moved old.py=NEW.MODULE" in said) == is_said
+    assert page.read_text().count("ONLY THE OLD CODE") == is_said

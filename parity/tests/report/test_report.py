@@ -240,13 +240,23 @@ def test_no_line_of_a_report_is_a_command_of_a_ci_runner(attack: str, pad: int) 
     assert "stop-commands::pwn" in said or "add-mask]y" in said
 
 
+@pytest.mark.parametrize("verdict", ["DRIFT", "LATENT"])
+def test_explain_ends_its_steps_with_the_cause(verdict: Any, tmp_path: Path) -> None:
+    said = chain_text(dataclasses.replace(babbler(), verdict=verdict), Store(tmp_path))
+    assert said.split("\n") == [
+        "  1. the same on both sides: prompt",
+        "  2. first difference: stop.end_ids",
+        "  3. cause: stop.eos_set; confirmed: with the old end ids the moved code gives the old ids",
+    ]
+
+
 def test_explain_writes_no_control_character_of_a_golden(tmp_path: Path) -> None:
     evil = dataclasses.replace(
         babbler(), steps=("a\x1b]0;x\x07\u202e\n::error::x",), old={"function": "m:f\n::error::y"}
     )
     said = chain_text(evil, Store(tmp_path))
     assert all(line.isprintable() and not line.strip().startswith("::") for line in said.split("\n"))
-    assert len(said.split("\n")) == 2
+    assert len(said.split("\n")) == 3
 
 
 def test_drift_stands_before_latent_and_errors_are_last() -> None:
@@ -407,6 +417,7 @@ def test_json_holds_the_whole_outcome() -> None:
         "environment",
         "left_out",
         "unused_acceptances",
+        "only_old",
         "changes",
         "counts",
         "outcomes",
@@ -560,7 +571,7 @@ def test_the_page_shows_cause_stages_call_and_diff(browser: Browser, page: Path)
         "First unequal stage: stop.",
     ):
         assert wanted in said
-    assert "How the cause was found: 2 steps" in said
+    assert "How the cause was found: 3 steps" in said
     at = 'document.querySelector(\'[data-label="summaries/babbles"] '
     assert browser.run(at + ".strip .first').innerText") == "stop"
     assert browser.run(at + "tr.differs').innerText").split("\t") == [
