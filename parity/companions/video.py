@@ -106,7 +106,7 @@ class Clip:
 
 INSTEAD = "install a newer one, or give frames as images"
 REFUSALS = (  # these place frames otherwise
-    Refusal("both", "videos", lambda asked: True, INSTEAD, "transformers<5.10"),
+    Refusal("both", "videos", lambda asked: True, INSTEAD, "transformers<5.16"),
     Refusal("vllm", "videos", lambda asked: True, INSTEAD, "vllm<0.32"),
 )
 

@@ -180,6 +180,8 @@ class Replay:
         fields = as_fields(options)
         hooked = self.needs_hook(fields, listed_plugins(how.get("plugins")))
         self.asks(self.engine(engine, hooked=hooked))
+        if hasattr(engine, "observer"):  # since 0.3; the code may ask what it saw
+            self.used.observer = engine.observer
         restored = sorted(self.put_back & OPTIONS.keys())
         if restored and self.asked < len(self.requested):
             options = fields = self.restored(fields, restored)

@@ -77,8 +77,8 @@ ROWS = (
     Row("transformers-5.3", "3.13", "", "5.3.0", ("torchvision==0.26.0",), TORCH_211),
     Row("transformers-newest", "3.13", "", "", VISION_213, TORCH_213),
 )  # fmt: skip
-BESIDE = ("accelerate", "hypothesis", "matplotlib", "numpy", "peft", "pillow", "pyarrow", "pytest", "pytest-benchmark",
-          "setuptools")  # fmt: skip
+BESIDE = ("accelerate", "hypothesis", "jsonschema", "matplotlib", "numpy", "opencv-python-headless", "peft", "pillow",
+          "pyarrow", "pytest", "pytest-benchmark", "setuptools")  # fmt: skip
 ESSENTIALS = tuple(f"parity/tests/{name}" for name in (  # what rests on a library's inner words
     "engine/test_versions.py", "engine/test_structured.py", "engine/test_generate.py", "engine/test_vlm.py",
     "engine/test_scores.py", "engine/test_places.py", "companions/test_replay.py",

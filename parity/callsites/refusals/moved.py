@@ -180,8 +180,8 @@ def refusal(model_path: str, what: str, call: Mapping[str, Any]) -> dict[str, An
         attempt(model_path, what, call["said"])
     except GenEngineError as error:
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
-        words = [word for word in call["about"] if word in str(error)]
-        return {"error": kind.__name__, "request": error.index, "names": words}
+        lacks = [word for word in call["about"] if word not in str(error)]
+        return {"error": kind.__name__, "request": error.index, "names": [str(error)] if lacks else call["about"]}
     return {"error": None, "request": None, "names": []}
 
 

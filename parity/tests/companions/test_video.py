@@ -289,7 +289,7 @@ def test_a_model_that_sees_no_videos_refuses_them(shared: Load, monkeypatch: pyt
         shared(MODEL, "hf").generate_vlm_batch([watch(part(FRAMES))])
 
 
-@pytest.mark.parametrize(("backend", "releases"), [("hf", "transformers<5.10"), ("vllm", "vllm<0.32")])
+@pytest.mark.parametrize(("backend", "releases"), [("hf", "transformers<5.16"), ("vllm", "vllm<0.32")])
 def test_a_release_that_was_not_tried_refuses_them(
     shared: Load, monkeypatch: pytest.MonkeyPatch, backend: str, releases: str
 ) -> None:

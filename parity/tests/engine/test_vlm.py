@@ -388,7 +388,8 @@ def test_the_file_alone_takes_images(tmp_path: Path) -> None:
     copy = shutil.copy(ROOT / "gen_engine.py", tmp_path)
     command = [sys.executable, "-c", COPIED, str(VL)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.stdout.split() == [copy, "4", "False"], done.stderr
+    # transformers 5.10 prints complaints about its own docstrings first.
+    assert done.stdout.split()[-3:] == [copy, "4", "False"], done.stderr
 
 
 def transparent(mode: str) -> Image.Image:

@@ -22,6 +22,18 @@ def test_call_what_is_no_list_of_plugins_reaches_the_engine(plugins: Any, monkey
     assert given == {"plugins": plugins}
 
 
+def test_call_an_observer_sees_the_engine_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forced ids need an engine with its hook: what the code makes of its trace comes from that one."""
+    about = {"config": SimpleNamespace(model="m"), "checkpoint": SimpleNamespace(dtype="float32")}
+    engine = SimpleNamespace(**about, observer=object())
+    other = SimpleNamespace(**about, observer=None)
+    with Engines() as engines:
+        replay = Replay(engines)
+        monkeypatch.setattr(replay, "engine", lambda asked, *, hooked: other)
+        seen = replay.call(lambda engine, requests, options, **how: engine.observer, engine, [])
+    assert seen is engine.observer
+
+
 def test_names_with_hook_an_unnamed_plugin_has_the_default_name() -> None:
     unnamed = SimpleNamespace(logits=len)
     assert names_with_hook(listed_plugins([unnamed]), "logits") == ["plugin"]

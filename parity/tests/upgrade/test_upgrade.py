@@ -8,8 +8,10 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import importlib.metadata
+import io
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -109,16 +111,17 @@ def test_upgrade_shows_the_check_as_it_comes(world: Path, variables: Mapping[str
     assert "0 of 1 cases" in ran.complained
 
 
-def test_run_there_shows_a_line_before_the_process_ends(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_run_there_shows_a_line_before_the_process_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()  # pytest's own capture loses what is written while it is read
+    monkeypatch.setattr(sys, "stdout", shown)
     go = tmp_path / "go"
     code = "import pathlib, sys, time; print('begun', flush=True)\n"
     code += "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
         running = threads.submit(run_there, sys.executable, ["-c", code, str(go)], os.environ, show=True)
-        seen = ""
-        while "begun" not in seen and not running.done():
-            seen += capfd.readouterr().out
-        assert "begun" in seen and not running.done()
+        while "begun" not in shown.getvalue() and not running.done():
+            time.sleep(0.01)
+        assert not running.done()
         go.touch()
         assert running.result() == Ran(0, "begun\n", "")
 
