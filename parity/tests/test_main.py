@@ -121,17 +121,25 @@ def test_main_interrupted_exits_130_without_a_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command_line, name, stopped)
-    assert main(["list"]) == 130
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert main(["list"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert capsys.readouterr().err == "parity: interrupted\n"
 
 
 WAITS = """
+import signal
 from parity.__main__ import main
 from parity import command_line
-from parity.judge.worker import Worker
+from parity.judge import worker
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+worker.WORKER_PATIENCE = 600
 
 def run(program, argv):
-    for _ in Worker.shared().run("slow:wait", None, 60): print("started", flush=True)
+    for _ in worker.Worker.shared().run("slow:wait", None, 60): print("started", flush=True)
 
 command_line.run = run
 raise SystemExit(main([]))
@@ -147,11 +155,9 @@ def test_main_interrupted_again_ends_at_once_without_a_traceback(times: int, tmp
     with subprocess.Popen([sys.executable, "-c", WAITS], env=environ, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
-        began = time.monotonic()
         for _ in range(times):
             process.send_signal(signal.SIGINT)
             time.sleep(0.05)
-        _, complaint = process.communicate(timeout=30)
+        _, complaint = process.communicate(timeout=60)  # it waits for no worker
     assert process.returncode in (130, -signal.SIGINT)
     assert complaint == "parity: interrupted\n"
-    assert time.monotonic() - began < 5, "the worker is given ten seconds to end, for nothing"
