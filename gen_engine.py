@@ -254,7 +254,7 @@ def wrapping_errors(kind: type[GenEngineError], what: str, fix: str) -> Iterator
 
 def drop_frames(error: BaseException | None) -> None:
     """Keep an error and its causes without their frames, which hold all that the call was given."""
-    while error is not None:
+    while error is not None and error.__traceback__ is not None:  # one may be its own cause
         error.__traceback__ = None
         error = error.__cause__ or error.__context__
 
@@ -304,8 +304,8 @@ def companion(name: str) -> Any:
     if (here / f"{name}.py").is_file():
         return importlib.import_module(f"{__package__}.{name}" if __package__ else name)
     file = f"parity/companions/{name}.py"
-    owners = (here, here.parent)  # in a clone, and where this is an installed package
-    if any((owner / file).is_file() for owner in owners):
+    is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
+    if ((here.parent if is_installed else here) / file).is_file():
         return importlib.import_module(f"parity.companions.{name}")
     raise BackendMissing(f"{name}.py is not beside gen_engine.py", fix=f"copy {file} there")
 
@@ -2888,6 +2888,7 @@ class HfBackend:
     """transformers, in padded batches that rows leave as they finish."""
 
     name = "hf"
+    is_written = False
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -3191,9 +3192,12 @@ def vllm_inputs(prompt: Prompt) -> dict[str, Any]:
 
 class VllmBackend:
     """vLLM's engine inside this process, stepped here: ids in, ids out, no server and no
-    detokenizer."""
+    detokenizer.
+
+    is_written: weights may change between any two calls."""
 
     name = "vllm"
+    is_written = False
 
     def __init__(self, settings: ModelLoadConfig, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -3274,6 +3278,8 @@ class VllmBackend:
         """Step vLLM until `take` has said of every row that it is over."""
         running: dict[str, Row] = {}
         with self.healthy() as engine:
+            if self.is_written:
+                self.forget()
             self._add(engine, rows, running, take)
             with self._decoding(running.values()):
                 while running and engine.has_unfinished_requests():
@@ -3393,7 +3399,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self.cache = config.cache
         self._answers: Any = None
         self._fallback: GenerationEngine | None = None
-        self._is_written = False  # weights may change at any time
         # Making a plan takes longer than an answer from the cache.
         make = functools.partial(make_plan, checkpoint=checkpoint)
         self._plan_of = functools.lru_cache(64)(make)
@@ -3534,16 +3539,16 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         read_only: nothing is written, so that all of them stay. Default False."""
         with self._open():
             answers = self._answers
-            is_written = self._is_written
+            is_written = self.backend.is_written
             if not read_only:
                 self._answers = None  # no key names what is being written
-                self._is_written = True
+                self.backend.is_written = True
             try:
                 with self.backend.healthy():
                     yield self.model
             finally:
                 self._answers = answers
-                self._is_written = is_written
+                self.backend.is_written = is_written
                 if not read_only:
                     self._forget(random_version())
 
@@ -3714,8 +3719,6 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
                 answers[keys[place]] = completion
                 bar.update()
 
-            if self._is_written:
-                self.backend.forget()
             self.backend.complete(list(work.values()), Call(plan, done, self.observer))
         return answers
 

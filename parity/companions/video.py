@@ -105,7 +105,7 @@ class Clip:
 # == What can be asked of a checkpoint ==
 
 INSTEAD = "install a newer one, or give frames as images"
-REFUSALS = (  # these place frames otherwise
+REFUSALS = (  # these place frames otherwise, or cannot count their tokens
     Refusal("both", "videos", lambda asked: True, INSTEAD, "transformers<5.16"),
     Refusal("vllm", "videos", lambda asked: True, INSTEAD, "vllm<0.32"),
 )

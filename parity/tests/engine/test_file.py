@@ -107,6 +107,7 @@ with load(sys.argv[1]) as engine:
 def test_the_file_alone_names_the_companion_that_a_call_needs(tmp_path: Path) -> None:
     """Though the companions of parity could be imported: production has no parity."""
     shutil.copy(ROOT / "gen_engine.py", tmp_path)
+    (tmp_path.parent / "parity").symlink_to(ROOT / "parity")  # as beside a package among installed ones
     command = [sys.executable, "-c", ALONE, str(TEXT), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     names = ["adapters", "answer_cache", "escaping", "fallback", "forcing", "plugin_hooks", "scoring", "structured"]

@@ -416,6 +416,16 @@ def test_an_error_that_is_kept_holds_nothing_of_its_call(vl: GenerationEngine, b
     assert isinstance(error, GenEngineError) and error.index == 1 and held() is None
 
 
+def test_an_error_that_is_its_own_cause_is_kept_like_any_other(text: GenerationEngine) -> None:
+    class Loops(Plugin):
+        def should_stop(self, token_ids: Any, so_far: str) -> bool:
+            error = ValueError("planted")
+            raise error from error
+
+    [error] = text.generate_text_batch([FRANCE], {"max_new_tokens": 4}, plugins=[Loops()], on_error="return")
+    assert isinstance(error, OptionError) and "planted" in str(error)
+
+
 def test_scores_are_halved_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_engine(TEXT, "hf") as engine:
         pairs = [("The capital of", f" land {k}") for k in range(7)]

@@ -4,12 +4,14 @@ cached before."""
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gen_engine import OptionError, UnsupportedError
+from parity.companions.batch_files import answer_file
 
 from ..conftest import TEXT, chat, open_engine
 
@@ -78,10 +80,11 @@ def test_answers_of_weights_that_are_being_written_are_in_no_cache(other: Path) 
         assert same.cached and not own.cached
 
 
-def test_vllm_keeps_no_state_of_a_prompt_while_its_weights_are_being_written() -> None:
+def test_vllm_keeps_no_state_of_a_prompt_while_its_weights_are_being_written(tmp_path: Path) -> None:
     """A prompt of whole blocks: what is known of it is of the weights before."""
     request = {"prompt": "The capital of France is Paris. " * 40}
     options = {"max_new_tokens": 1, "logprobs": 0}
+    (tmp_path / "in.jsonl").write_text(json.dumps(request) + "\n")
 
     def halve(worker: Any) -> None:
         worker.model_runner.model.model.embed_tokens.weight.data.mul_(0.5)
@@ -90,9 +93,11 @@ def test_vllm_keeps_no_state_of_a_prompt_while_its_weights_are_being_written() -
         with engine.bare() as llm:
             engine.generate_text_batch([request], options)
             llm.collective_rpc(halve)
+            answer_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", engine, options)
             [inside] = engine.generate_text_batch([request], options)
         [after] = engine.generate_text_batch([request], options)
         assert inside.logprobs == after.logprobs
+        assert json.loads((tmp_path / "out.jsonl").read_text())["logprobs"] == list(after.logprobs or ())
 
 
 def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
