@@ -1571,6 +1571,8 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
         else:
             processor = None
             tokenizer = transformers.AutoTokenizer.from_pretrained(settings.model, **common)
+        if not tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
+            raise ValueError("the files of its tokenizer are missing")  # transformers 5 goes on
         tokenizer.padding_side = "left"  # for callers who use engine.tokenizer themselves
         tokenizer.truncation_side = "left"
         generation = read_generation_config(settings)

@@ -3250,6 +3250,12 @@ class Tokens:
     def __len__(self) -> int:
         return 7
 
+    def get_vocab(self) -> dict[str, int]:
+        return dict.fromkeys("abcdefg", 0)
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {}
+
 
 def readers_of(generation: Any = None, **config: Any) -> Any:
     inner = config_of(**config.pop("inner", {}))

@@ -631,6 +631,18 @@ def test_a_damaged_file_is_a_load_error(edited: Any, name: str) -> None:
     assert caught.value.fix and caught.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("kept", [(), ("tokenizer_config.json",)], ids=["nothing", "its config"])
+@pytest.mark.parametrize("model", [TEXT, VL], ids=["text", "vision"])
+def test_a_checkpoint_that_lacks_its_tokenizer_is_a_load_error(edited: Any, model: Path, kept: tuple[str, ...]) -> None:
+    """transformers 5 makes a tokenizer of the added tokens alone: all other text of a prompt would be lost."""
+    broken = edited(model, {})
+    for file in broken.glob("*token*"):
+        if file.name not in kept:
+            file.unlink()
+    with pytest.raises(LoadError):
+        load(broken)
+
+
 def test_a_checkpoint_without_a_generation_config_loads(edited: Any, backend: str) -> None:
     model = edited(TEXT, {})
     (model / "generation_config.json").unlink()
