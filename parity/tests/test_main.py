@@ -130,7 +130,7 @@ def test_main_interrupted_exits_130_without_a_traceback(
 
 
 WAITS = """
-import signal
+import contextlib, signal, sys, time
 from parity.__main__ import main
 from parity import command_line
 from parity.judge import worker
@@ -139,25 +139,43 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 worker.WORKER_PATIENCE = 600
 
 def run(program, argv):
-    for _ in worker.Worker.shared().run("slow:wait", None, 60): print("started", flush=True)
+    with {"own": worker.Worker(), "shared": contextlib.nullcontext(worker.Worker.shared())}[sys.argv[1]] as used:
+        for _ in used.run(sys.argv[2], None, 60):
+            print("started", flush=True)
+        time.sleep(60)
 
 command_line.run = run
 raise SystemExit(main([]))
 """
-SLOW = "import time\ndef wait(job):\n    yield 1\n    time.sleep(60)\n"
+SLOW = """
+import threading, time
+
+def work(job):
+    yield
+    time.sleep(60)
+
+def stay(job):  # an engine whose threads take their time to end
+    yield
+    threading.Thread(target=time.sleep, args=(60,)).start()
+"""
 
 
-@pytest.mark.parametrize("times", [1, 2, 5])
-def test_main_interrupted_again_ends_at_once_without_a_traceback(times: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("worker", ["own", "shared"])
+@pytest.mark.parametrize("task", ["slow:work", "slow:stay"])
+@pytest.mark.parametrize("times", [1, 5])
+def test_main_interrupted_again_ends_at_once_without_a_traceback(
+    worker: str, task: str, times: int, tmp_path: Path
+) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", WAITS], env=environ, stdout=pipe, stderr=pipe, text=True) as process:
+    command, pipe = [sys.executable, "-c", WAITS, worker, task], subprocess.PIPE
+    with subprocess.Popen(command, env=environ, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
+        time.sleep(0.2)  # what yielded goes on
         for _ in range(times):
             process.send_signal(signal.SIGINT)
             time.sleep(0.05)
-        _, complaint = process.communicate(timeout=60)  # it waits for no worker
+        _, complaint = process.communicate(timeout=45)  # it waits for no worker
     assert process.returncode in (130, -signal.SIGINT)
     assert complaint == "parity: interrupted\n"
