@@ -591,26 +591,33 @@ class Matcher:
 
 
 KEPT = 32 << 20  # bytes of compiled grammars, of which each takes 0.4 MB or more
+# Bytes that UTF-8 does not have. xgrammar up to 0.2.3 lets them through where a class is negated.
+NO_TEXT = re.compile(rb"[\xc0\xc1\xf5-\xff]")
 
 
 class Compiler:
     """Compiles structures that end in any of a checkpoint's EOS ids; it keeps the latest few.
 
     A special token is no text, and is not in the text of an answer, so none may stand in a
-    structure; it may before one, where the marker may be special."""
+    structure; it may before one, where the marker may be special. A token of bytes that no text has
+    may stand nowhere."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         xgrammar = lazy_import("xgrammar")
         ends = {"vocab_size": checkpoint.vocabulary, "stop_token_ids": list(checkpoint.eos_ids)}
         whole = xgrammar.TokenizerInfo.from_huggingface(checkpoint.tokenizer, **ends)
-        words = list(whole.decoded_vocab)
+        words = [b"" if NO_TEXT.search(word) else word for word in whole.decoded_vocab]
+
+        def compiler_of(words: list[bytes]) -> Any:
+            space = {"add_prefix_space": whole.add_prefix_space}
+            known = xgrammar.TokenizerInfo(words, xgrammar.VocabType.RAW, **ends, **space)
+            return xgrammar.GrammarCompiler(known, cache_limit_bytes=KEPT)
+
+        self.behind = compiler_of(words)
         for token, added in getattr(checkpoint.tokenizer, "added_tokens_decoder", {}).items():
             if added.special and token < len(words):
                 words[token] = b""
-        space = {"add_prefix_space": whole.add_prefix_space}
-        text = xgrammar.TokenizerInfo(words, xgrammar.VocabType.RAW, **ends, **space)
-        self.behind = xgrammar.GrammarCompiler(whole, cache_limit_bytes=KEPT)
-        self.text = xgrammar.GrammarCompiler(text, cache_limit_bytes=KEPT)
+        self.text = compiler_of(words)
 
     def compile_grammar(self, ebnf: str) -> Any:
         is_behind = "begun ::=" in ebnf  # a rule of text_before
