@@ -1524,6 +1524,8 @@ def check_places(settings: ModelLoadConfig) -> None:
             lazy_import("huggingface_hub.utils").validate_repo_id(settings.model)
         except ValueError:  # which speaks of a "repo id"
             raise FileNotFoundError("there is no such directory") from None
+    elif not os.path.isfile(os.path.join(settings.model, "config.json")):
+        raise FileNotFoundError("it has no config.json")  # its name may make one in transformers 4
     if settings.adapters:
         companion("adapters").check_adapters(settings.adapters)
 

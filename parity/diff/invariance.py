@@ -193,14 +193,14 @@ def is_near_tie(
 
 def table(found: Sequence[Variant]) -> str:
     lines = [
-        "against each row alone       bit by bit   within rounding   max |delta log p|   "
+        f"{'against each row alone':33} bit by bit   within rounding   max |delta log p|   "
         "ids part (row:step)"
     ]
     for one in found:
         parted = " ".join(f"{row}:{step}" for row, step in one.parted[:8])
         more = f" and {len(one.parted) - 8} more" if len(one.parted) > 8 else ""
         marks = f"{yes(one.exact):10}   {yes(one.within):15}"
-        lines.append(f"{one.name:28} {marks}   {one.most:17.1e}   {parted or 'none'}{more}")
+        lines.append(f"{one.name:33} {marks}   {one.most:17.1e}   {parted or 'none'}{more}")
     return "\n".join(lines)
 
 

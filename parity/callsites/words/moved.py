@@ -3257,6 +3257,21 @@ class Tokens:
         return {}
 
 
+@contextlib.contextmanager
+def in_folder_with(file: str) -> Iterator[None]:
+    """Work in a folder in which there is this file, empty."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder, file)
+        made.parent.mkdir()
+        made.touch()
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
 def readers_of(generation: Any = None, **config: Any) -> Any:
     inner = config_of(**config.pop("inner", {}))
     outer = config_of(model_type="llama", get_text_config=lambda: inner, **config)
@@ -3268,7 +3283,7 @@ def readers_of(generation: Any = None, **config: Any) -> Any:
         "GenerationConfig": Reader(generation or OSError("none")),
     }
     settings = own.ModelLoadConfig(model="golden", revision="r1", trust_remote_code=True)
-    with transformers_with(**known):
+    with transformers_with(**known), in_folder_with("golden/config.json"):
         try:
             made = own.read_checkpoint(settings)
         except own.GenEngineError as error:

@@ -12,6 +12,7 @@ import json
 import math
 import pickle
 import re
+import shutil
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -629,6 +630,14 @@ def test_a_damaged_file_is_a_load_error(edited: Any, name: str) -> None:
     with pytest.raises(LoadError) as caught:
         load(model)
     assert caught.value.fix and caught.value.__cause__ is not None
+
+
+def test_a_checkpoint_that_lacks_its_config_is_a_load_error(tmp_path: Path) -> None:
+    """transformers 4.57 makes a config of a model that the path names."""
+    broken = shutil.copytree(TEXT, tmp_path / "llama-gpt2")
+    (broken / "config.json").unlink()
+    with pytest.raises(LoadError, match="it has no config.json"):
+        load(broken)
 
 
 @pytest.mark.parametrize("kept", [(), ("tokenizer_config.json",)], ids=["nothing", "its config"])
