@@ -97,6 +97,7 @@ __all__ = [
     "build",
     "ruled",
     "whole",
+    "number",
     "one_of",
     "is_text",
     "as_sequence",
@@ -135,6 +136,7 @@ __all__ = [
     "free_memory",
     "no_token",
     "own_logits",
+    "sampling_warpers",
     "collate",
     "Batch",
     "Row",
@@ -2994,9 +2996,9 @@ class HfBackend:
         if self.checkpoint.settings.adapters:
             companion("adapters").switch_hf(self.model, adapter)
 
-    def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
-        """Log-probabilities of responses, by teacher forcing."""
-        return list(companion("scoring").hf_scores(self, pairs, logits, grad))
+    def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
+        """Log-probabilities of responses, by teacher forcing.   how: scoring.py's ScoreOptions."""
+        return list(companion("scoring").hf_scores(self, pairs, how))
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3230,9 +3232,9 @@ class VllmBackend:
         rows = start_rows(prompts, call, self.name, ready)
         self.run(rows, functools.partial(take_tokens, call), call.observer, more)
 
-    def score(self, pairs: Pairs, *, logits: bool, grad: bool) -> list[ScoreResult]:
-        """Log-probabilities of responses, as vLLM reads them."""
-        return list(companion("scoring").vllm_scores(self, pairs, logits))
+    def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
+        """Log-probabilities of responses, as vLLM reads them.   how: scoring.py's ScoreOptions."""
+        return list(companion("scoring").vllm_scores(self, pairs, how))
 
     def forget(self) -> None:
         """Drop state that depends on the weights."""
@@ -3474,6 +3476,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         logits: bool = False,
         grad: bool = False,
         boundary: Literal["ids", "text"] = "ids",
+        temperature: float = 1.0,
     ) -> list[ScoreResult]:
         """Raw log-probabilities of responses: items are (prompt, response) pairs, results in order.
         Needs the companion scoring.py.
@@ -3486,10 +3489,13 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             lm-eval does it.
         logits: also [response tokens, vocabulary] for each item (on vllm: load with
             logits_hooks=True).
-        grad: hf only: tensors that carry gradient, for training."""
+        grad: hf only: tensors that carry gradient, for training.
+        temperature: above 0; log-probabilities are those of logits / temperature, as a trainer of
+            samples has them (on vllm, other than 1 needs logits_hooks=True; cuts such as top_p:
+            rollout.py). Default 1."""
         with self._open():
-            how = {"logits": logits, "grad": grad, "boundary": boundary}
-            return list(companion("scoring").score_batch(self, items, **how))
+            options = companion("scoring").ScoreOptions(logits, grad, boundary, temperature)
+            return list(companion("scoring").score_batch(self, items, options))
 
     def effective(
         self, options: Options = None, *, plugins: Sequence[Any] = ()

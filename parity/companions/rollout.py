@@ -41,8 +41,10 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         OptionError,
         RequestError,
         RowWatch,
+        ScoreResult,
         UnsupportedError,
         build,
+        sampling_warpers,
         short_repr,
     )
 else:  # the copy beside this file, whatever others the process has
@@ -56,15 +58,17 @@ else:  # the copy beside this file, whatever others the process has
         OptionError,
         RequestError,
         RowWatch,
+        ScoreResult,
         UnsupportedError,
         build,
+        sampling_warpers,
         short_repr,
     )
 
 __version__ = "0.3.0"
 
 __all__ = ["trace", "Trace", "replay", "Case", "read_cases", "write_cases",
-           "Mismatch", "mismatch_of", "rollout_mismatch"]  # fmt: skip
+           "Mismatch", "mismatch_of", "rollout_mismatch", "Processed", "processed"]  # fmt: skip
 
 # == Cases ==
 
@@ -845,19 +849,78 @@ def rollout_mismatch(
     results: Sequence[GenerationResult],
     *,
     logprobs: Sequence[Sequence[float]],
+    options: GenerationOptions | Mapping[str, Any] | None = None,
 ) -> Mismatch:
     """A trainer's log-probabilities of rollouts against the engine's own.
 
     results: the rollouts. Where they hold no log-probabilities (`logprobs=0` was not asked for) the
     engine reads them now.   logprobs: the trainer's, raw as the engine's are: before temperature
-    and cuts.
+    and cuts.   options: where the trainer's are after these options' temperature and cuts; the
+    engine's are then, too (see `processed`; on vllm: load with logits_hooks=True).
     """
-    own = [result.logprobs for result in results]
+    own: list[Any] = [result.logprobs for result in results]
+    if options is not None:
+        own = [None] * len(own)
     unread = [k for k, row in enumerate(own) if row is None]
     pairs = [
         ({"prompt_token_ids": results[k].prompt_token_ids}, results[k].token_ids) for k in unread
     ]
-    scores = engine.score_batch(pairs) if pairs else []
+    scores: Sequence[Any] = []
+    if pairs:
+        scores = engine.score_batch(pairs, logits=options is not None)
+    if options is not None:
+        scores = processed(scores, options)
     for k, scored in zip(unread, scores):
-        own[k] = tuple(scored.logprobs)
+        own[k] = tuple(map(float, scored.logprobs))
     return mismatch_of([row or () for row in own], logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What a response is under sampling options: after temperature, min_p, top_k and top_p.
+
+    logprobs: float32 tensor [tokens], nats, among the tokens that the cuts keep; -inf for one that
+        they do not.
+    kept: bool tensor [tokens, vocabulary], what they keep.
+    mass: float32 tensor [tokens], the probability of that before the cuts. A trainer that knows the
+        temperature only has log-probabilities that are log(mass) lower.
+    """
+
+    logprobs: Any
+    kept: Any
+    mass: Any
+
+
+def processed(
+    scores: Sequence[ScoreResult], options: GenerationOptions | Mapping[str, Any]
+) -> list[Processed]:
+    """The distribution that tokens were sampled from, of what `score_batch(..., logits=True)`
+    returns; with grad=True it carries gradient.
+
+    Raises OptionError for greedy options, and for penalties, which depend on more than logits;
+    RequestError for scores without logits."""
+    options = build(GenerationOptions, options)
+    if options.temperature == 0:
+        raise OptionError("greedy options sample nothing", fix="give them a temperature")
+    if options.repetition_penalty != 1 or options.no_repeat_ngram_size is not None:
+        fix = "leave them out, on both sides"
+        raise OptionError("penalties depend on more than a token's logits", fix=fix)
+    if any(score.logits is None for score in scores):
+        raise RequestError("scores without logits", fix="score_batch(..., logits=True)")
+    return [under_options(score, options) for score in scores]
+
+
+def under_options(score: ScoreResult, options: GenerationOptions) -> Processed:
+    torch = importlib.import_module("torch")
+    logits = score.logits
+    wanted = torch.tensor(score.token_ids, device=logits.device)[:, None]
+    cut = logits
+    for warper in sampling_warpers(options):
+        cut = warper(None, cut)  # none of them reads ids
+    kept = cut > -math.inf
+    chances = (logits / options.temperature).softmax(-1)
+    return Processed(
+        logprobs=cut.log_softmax(-1).gather(1, wanted)[:, 0],
+        kept=kept,
+        mass=chances.masked_fill(~kept, 0.0).sum(-1),
+    )

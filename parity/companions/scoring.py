@@ -51,6 +51,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         lazy_import,
         make_plan,
         no_token,
+        number,
         one_of,
         oom_error,
         prompt_of,
@@ -88,6 +89,7 @@ else:  # the copy beside this file, whatever others the process has
         lazy_import,
         make_plan,
         no_token,
+        number,
         one_of,
         oom_error,
         prompt_of,
@@ -96,7 +98,7 @@ else:  # the copy beside this file, whatever others the process has
 
 __version__ = "0.3.0"
 
-__all__ = ["hf_scores", "score_batch", "vllm_scores"]
+__all__ = ["ScoreOptions", "hf_scores", "score_batch", "vllm_scores"]
 
 Pairs = Sequence[tuple[Prompt, tuple[int, ...]]]  # prompts with the responses to score
 
@@ -189,12 +191,29 @@ def with_numbers(scores: Sequence[ScoreResult]) -> list[ScoreResult]:
     return list(scores)
 
 
+# == Options ==
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOptions(Contract):
+    """How to score, as `GenerationEngine.score_batch` describes it."""
+
+    logits: bool = False
+    grad: bool = False
+    boundary: str = one_of("ids", "boundary", ("ids", "text"))
+    temperature: float = number(1.0, "a finite number above 0", lambda value: value > 0)
+
+    def needs_logits(self, backend: str) -> bool:
+        """Whether all logits of a token must be seen: vLLM's own log-probabilities are raw."""
+        return self.logits or (backend == "vllm" and self.temperature != 1)
+
+
 # == transformers: teacher forcing ==
 
 SCORED_LOGITS = 1 << 28  # logits in one batch, float32: 1 GiB
 
 
-def hf_scores(backend: Any, pairs: Pairs, logits: bool, grad: bool) -> list[ScoreResult]:
+def hf_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult]:
     """Scores by one forward of prompt and response, padded on the right: what stands there is
     masked, and comes after all that counts."""
     rows = []
@@ -206,11 +225,11 @@ def hf_scores(backend: Any, pairs: Pairs, logits: bool, grad: bool) -> list[Scor
         for adapter in {row.prompt.adapter for row in rows}:
             backend.adapt(adapter)
             group = [row for row in rows if row.prompt.adapter == adapter]
-            scores.update(group_scores(backend, group, logits, grad))
+            scores.update(group_scores(backend, group, how))
     return [scores[place] for place in range(len(rows))]
 
 
-def group_scores(backend: Any, rows: list[Row], logits: bool, grad: bool) -> dict[int, ScoreResult]:
+def group_scores(backend: Any, rows: list[Row], how: ScoreOptions) -> dict[int, ScoreResult]:
     """Scores of the rows of one adapter by position, in batches that are halved where memory runs
     out."""
     scores: dict[int, ScoreResult] = {}
@@ -219,7 +238,7 @@ def group_scores(backend: Any, rows: list[Row], logits: bool, grad: bool) -> dic
     while rows:
         batch = rows[:size]
         try:
-            results = batch_scores(backend, batch, logits, grad)
+            results = batch_scores(backend, batch, how)
         except (RuntimeError, MemoryError) as error:
             if not is_oom(error):
                 raise
@@ -241,12 +260,17 @@ def scored_columns(rows: Sequence[Row]) -> list[int]:
     return sorted(needed)
 
 
-def batch_scores(backend: Any, rows: Sequence[Row], logits: bool, grad: bool) -> list[ScoreResult]:
+def logprobs_of(logits: Any, wanted: Any, temperature: float) -> Any:
+    """Log-probabilities of ids. logits: [tokens, vocabulary], wanted: [tokens] -> [tokens]."""
+    return (logits / temperature).log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+
+
+def batch_scores(backend: Any, rows: Sequence[Row], how: ScoreOptions) -> list[ScoreResult]:
     """Scores of rows in one forward, which makes no logits of a prompt that nobody reads."""
     torch = lazy_import("torch")
     model = backend.model
     results = []
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(how.grad):
         inputs = collate(rows, backend.checkpoint, model.device, side="right")
         columns = list(range(inputs["input_ids"].shape[1]))
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
@@ -259,11 +283,11 @@ def batch_scores(backend: Any, rows: Sequence[Row], logits: bool, grad: bool) ->
             first = columns.index(begin - 1)
             own = scores[first : first + len(row.response)].float()
             wanted = torch.tensor(row.response, device=own.device)
-            logprobs = own.log_softmax(-1).gather(1, wanted[:, None])[:, 0]
+            logprobs = logprobs_of(own, wanted, how.temperature)
             kept = None
-            if logits:
-                kept = own if grad else own.cpu().clone()  # not a view of the whole batch
-            values = logprobs if grad else tuple(logprobs.tolist())
+            if how.logits:
+                kept = own if how.grad else own.cpu().clone()  # not a view of the whole batch
+            values = logprobs if how.grad else tuple(logprobs.tolist())
             results.append(ScoreResult(row.response, row.ids[:begin], values, kept))
     return results
 
@@ -271,10 +295,11 @@ def batch_scores(backend: Any, rows: Sequence[Row], logits: bool, grad: bool) ->
 # == vLLM: its own prompt log-probabilities, or forced decoding ==
 
 
-def vllm_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]:
-    """By prompt_logprobs; full logits, and scores beside adapters, by forced decoding."""
-    if logits or backend.checkpoint.settings.adapters:
-        return forced_scores(backend, pairs, logits)
+def vllm_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult]:
+    """By prompt_logprobs; what needs full logits, and scores beside adapters, by forced
+    decoding."""
+    if how.needs_logits("vllm") or backend.checkpoint.settings.adapters:
+        return forced_scores(backend, pairs, how)
     kit = lazy_import("vllm.sampling_params")
     params = kit.SamplingParams(
         max_tokens=1,
@@ -305,13 +330,14 @@ def take_score(scores: dict[int, ScoreResult], row: Row, output: Any) -> bool:
     return True
 
 
-def forced_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]:
+def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult]:
     """Score responses by generating them token by token."""
+    torch = lazy_import("torch")
     replay = tuple(response for _, response in pairs)
     options = GenerationOptions(
         max_new_tokens=max(map(len, replay)),
         replay=replay,
-        logits=logits,
+        logits=how.needs_logits("vllm"),
         stop=StopOptions(ignore_eos=True),
     )
     plan = make_plan(options, backend.checkpoint)
@@ -322,12 +348,16 @@ def forced_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]
     for place, prompt in enumerate(prompts):
         with at_request(place):
             result = finish(done[place], prompt, plan, backend.name)
+        logprobs = result.logprobs
+        if how.temperature != 1:
+            wanted = torch.tensor(result.token_ids)
+            logprobs = tuple(logprobs_of(result.logits, wanted, how.temperature).tolist())
         scores.append(
             ScoreResult(
                 token_ids=result.token_ids,
                 prompt_token_ids=result.prompt_token_ids,
-                logprobs=result.logprobs,
-                logits=result.logits,
+                logprobs=logprobs,
+                logits=result.logits if how.logits else None,
             )
         )
     return scores
@@ -336,26 +366,16 @@ def forced_scores(backend: Any, pairs: Pairs, logits: bool) -> list[ScoreResult]
 # == The call ==
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreOptions(Contract):
-    """How to score, as `GenerationEngine.score_batch` describes it."""
-
-    logits: bool = False
-    grad: bool = False
-    boundary: str = one_of("ids", "boundary", ("ids", "text"))
-
-
-def score_batch(engine: Any, items: Sequence[Any], **how: Any) -> list[ScoreResult]:
-    """What `GenerationEngine.score_batch` returns, with its keywords."""
+def score_batch(engine: Any, items: Sequence[Any], options: ScoreOptions) -> list[ScoreResult]:
+    """What `GenerationEngine.score_batch` returns."""
     items = batch_of(items, "items")
-    options = ScoreOptions(**how)
-    generation = GenerationOptions(logits=options.logits)
+    generation = GenerationOptions(logits=options.needs_logits(engine.backend.name))
     refused = refusal_of(Asked(engine.config, generation, scoring=True, grad=options.grad))
     if refused is not None:
-        scores = engine.fall_back(refused).score_batch(items, **how)
+        scores = score_batch(engine.fall_back(refused), items, options)
         name = engine.backend.name
         return [dataclasses.replace(score, fallback_from=name) for score in scores]
     pairs = scored_pairs(items, engine.checkpoint, engine.backend.name, options.boundary)
     if not pairs:
         return []
-    return with_numbers(engine.backend.score(pairs, logits=options.logits, grad=options.grad))
+    return with_numbers(engine.backend.score(pairs, options))

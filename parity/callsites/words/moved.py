@@ -3451,7 +3451,7 @@ def beside_hf() -> Any:
         row.prompt = dataclasses.replace(row.prompt, structured="root ::= x")
         backend._start(row)
         backend._start(row)
-        scores = [backend.score([], logits=True, grad=False), backend.adapter]
+        scores = [backend.score([], "how"), backend.adapter]
     with companions_as(structured=decoded):
         import torch
 
@@ -3472,7 +3472,7 @@ def beside_vllm() -> Any:
         free = asked_vllm(Llm([[out]]), ["a"])
         apart = asked_vllm(Llm([[Output("0", [29, 0], True)]], inside=False), ["a"], structured="root ::= x")
         backend = bare_backend()
-        scores = own.VllmBackend.score(backend, [], logits=True, grad=False)
+        scores = own.VllmBackend.score(backend, [], "how")
     return [
         [one.seen for one in (adapters, structured, scoring)],
         loads[0],

@@ -125,6 +125,33 @@ def test_scores_agree_with_plain_transformers_and_with_each_other(shared: Load) 
         assert b.logprobs == pytest.approx(plain, abs=CLOSE)
 
 
+def test_scores_at_a_temperature_are_those_of_divided_logits_on_both(shared: Load) -> None:
+    transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
+    model = transformers.AutoModelForCausalLM.from_pretrained(TEXT)
+    hf, vllm = (shared(TEXT, b, logits_hooks=True).score_batch(pairs()[:4], temperature=0.6) for b in ("hf", "vllm"))
+    for a, b in zip(hf, vllm):
+        with torch.no_grad():
+            logits = model(torch.tensor([a.prompt_token_ids + a.token_ids])).logits[0] / 0.6
+        rows = range(len(a.prompt_token_ids) - 1, len(a.prompt_token_ids) + len(a.token_ids) - 1)
+        plain = logits.log_softmax(-1)[list(rows), list(a.token_ids)].tolist()
+        assert a.logprobs == pytest.approx(plain, abs=CLOSE)
+        assert b.logprobs == pytest.approx(plain, abs=CLOSE)
+        assert a.logits is None and b.logits is None
+    [raw] = shared(TEXT, "hf").score_batch(pairs()[:1])
+    [carried] = shared(TEXT, "hf").score_batch(pairs()[:1], temperature=0.6, grad=True)
+    assert (
+        carried.logprobs.tolist() == pytest.approx(hf[0].logprobs, abs=CLOSE) != pytest.approx(raw.logprobs, abs=CLOSE)
+    )
+
+
+def test_scores_at_a_temperature_need_the_hook_on_vllm(shared: Load) -> None:
+    with pytest.raises(UnsupportedError, match="logits_hooks=True"):
+        shared(TEXT, "vllm").score_batch(pairs()[:1], temperature=0.6)
+    for bad in (0, -1, float("nan"), "1"):
+        with pytest.raises(OptionError, match="temperature"):
+            shared(TEXT, "hf").score_batch(pairs()[:1], temperature=bad)  # type: ignore[arg-type]
+
+
 def test_score_logits_have_a_row_per_response_token_on_both(shared: Load) -> None:
     items = pairs()[:6]
     hf, vllm = (shared(TEXT, b, logits_hooks=True).score_batch(items, logits=True) for b in ("hf", "vllm"))
