@@ -9,6 +9,7 @@ the ratio stands if the errors that were measured explain where they part.
     hf, vllm              ours: chats in, texts out
     hf guessing           ours with --guess: guessed tokens, judged together
     hf plain              transformers' own generate, in static batches sorted by length
+    hf continuous         transformers' own generate_batch: continuous batching, text only
     vllm generate, chat   vLLM's own LLM.generate (ids in) and LLM.chat (chats in), on the same loaded engine
 
 Exit codes: 0 measured, 1 answers differ by more than rounding, 2 usage, 3 could not run.
@@ -54,11 +55,12 @@ if TYPE_CHECKING:
 BACKENDS = ("hf", "vllm")
 GUESSING = "hf guessing"
 BASELINES = {
-    "hf": ("hf plain",),
+    "hf": ("hf plain", "hf continuous"),
     GUESSING: ("hf",),
     "vllm": ("vllm generate", "vllm chat", "hf"),
 }  # what a contender is told against
 USAGE, FAILED = 2, 3
+PAGE = 256  # tokens of a block of generate_batch's cache, its default
 ROOM = 3  # times the weights that must be free for two backends side by side: weights, cache, work
 
 
@@ -138,6 +140,35 @@ def plain_hf_batch(engine: gen_engine.GenerationEngine, inputs: Any, work: Work,
     return [Answer(prompt, tuple(row), text) for prompt, row, text in zip(prompts, rows, texts)]
 
 
+def has_continuous_batching() -> bool:
+    """Whether transformers' generate_batch can be told how much memory to take, as of 5.10."""
+    return hasattr(importlib.import_module("transformers"), "ContinuousBatchingConfig")
+
+
+def continuous_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, most: int) -> list[Answer]:
+    """model.generate_batch, with a cache for `batch` of the longest rows; by itself it takes nearly all memory."""
+    transformers = importlib.import_module("transformers")
+    prompts = [prompt_ids(engine, request) for request in work.requests]
+    longest = sorted(map(len, prompts))[-batch:]
+    places = transformers.ContinuousBatchingConfig(
+        num_blocks=sum((size + most) // PAGE + 1 for size in longest),
+        page_size=PAGE,
+        max_batch_tokens=sum(longest),
+        max_requests_per_batch=batch,
+    )
+    how = transformers.GenerationConfig(
+        max_new_tokens=most,
+        do_sample=False,
+        eos_token_id=sorted(work.ends) or -1,
+        pad_token_id=engine.checkpoint.pad_id,
+    )
+    outputs = engine.model.generate_batch(prompts, generation_config=how, continuous_batching_config=places)
+    made = {tuple(output.prompt_ids): list(output.generated_tokens) for output in outputs.values()}
+    rows = [made[tuple(ids)] for ids in prompts]
+    texts = engine.tokenizer.batch_decode(rows, skip_special_tokens=True)
+    return [Answer(tuple(ids), tuple(row), text) for ids, row, text in zip(prompts, rows, texts)]
+
+
 def vllm_params(work: Work, most: int) -> Any:
     params = importlib.import_module("vllm").SamplingParams
     return params(temperature=0.0, max_tokens=most, ignore_eos=True, stop_token_ids=sorted(work.ends))
@@ -195,6 +226,8 @@ def contenders(engine: gen_engine.GenerationEngine, *, raw: bool, batch: int) ->
             "hf": lambda work, most: ours(engine, work, most),
             "hf plain": lambda work, most: plain_hf(engine, batch, work, most),
         }
+        if has_continuous_batching():
+            doors["hf continuous"] = lambda work, most: continuous_hf(engine, batch, work, most)
         forget: Callable[[], object] = gc.collect
     else:
         doors = {
@@ -403,7 +436,11 @@ def opened(model: str, backends: Sequence[str], settings: Settings) -> Iterator[
 
 
 def fit_for(group: Sequence[Contender], work: Work) -> list[Contender]:
-    return [contender for contender in group if work.is_chat or contender.name != "vllm chat"]
+    """Those that can do the work: LLM.chat takes chats only, generate_batch no images."""
+    unfit = set() if work.is_chat else {"vllm chat"}
+    if work.has_pictures:
+        unfit.add("hf continuous")
+    return [contender for contender in group if contender.name not in unfit]
 
 
 def measure_all(

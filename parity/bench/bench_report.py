@@ -15,6 +15,7 @@ COLOURS = {
     "vllm": "#1d4ed8",
     "hf guessing": "#7c2d12",
     "hf plain": "#fdba74",
+    "hf continuous": "#fed7aa",
     "vllm generate": "#93c5fd",
     "vllm chat": "#bfdbfe",
 }
@@ -22,6 +23,7 @@ LABELS = {
     "hf": "gen_engine on transformers",
     "hf guessing": "gen_engine on transformers, guessing",
     "hf plain": "plain transformers: generate",
+    "hf continuous": "plain transformers: generate_batch",
     "vllm": "gen_engine on vLLM",
     "vllm generate": "plain vLLM: LLM.generate",
     "vllm chat": "plain vLLM: LLM.chat",
