@@ -2299,12 +2299,15 @@ def vllm_is_on_cpu() -> bool:
     return bool(lazy_import("vllm.platforms").current_platform.is_cpu())
 
 
-def loads_sliding_window(asked: Asked) -> bool:
-    """Whether this is a load, of a checkpoint with a sliding window."""
+def loads_sliding_window(asked: Asked, *, without_layers: bool = False) -> bool:
+    """Whether this is a load, of a checkpoint with a sliding window.   without_layers: only of one
+    whose layers all see the whole text."""
     if asked.prompts or asked.scoring:
         return False
     config = read_checkpoint(asked.config).config.get_text_config()
-    return bool(getattr(config, "sliding_window", None))
+    kinds = set(getattr(config, "layer_types", None) or ())
+    has_window = getattr(config, "sliding_window", None)
+    return bool(has_window and (kinds == {"full_attention"} or not without_layers))
 
 
 def holds_back_free_ends(asked: Asked) -> bool:
@@ -2347,6 +2350,13 @@ UNSUPPORTED = (
         lambda a: vllm_is_on_cpu() and loads_sliding_window(a),
         OTHER_VLLM,
         "vllm>=0.11,<0.12",
+    ),
+    Refusal(
+        "vllm",
+        "a sliding window that no layer has",  # vllm-project/vllm#49795: all would have it
+        functools.partial(loads_sliding_window, without_layers=True),
+        OTHER_VLLM,
+        "vllm>=0.11,<0.27",
     ),
     *(
         Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix)

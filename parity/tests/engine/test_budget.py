@@ -33,7 +33,7 @@ FOUND_BY_ENGINE = (
 PLAIN = ("penalties", "reasoning", "request_forms", "rollout", "streaming")  # of those that callers import, some
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
-MOST_TOKENS = 22_976  # of the core
+MOST_TOKENS = 23_034  # of the core
 MOST_TOKENS_PER_LINE = 10.0
 COLUMNS = 100
 MOST_BRANCHES = 10

@@ -133,6 +133,20 @@ def test_a_window_that_slides_is_refused_at_load_where_vllm_has_none_on_a_cpu(pr
     assert refusal_of(Asked(ModelLoadConfig(str(mistral), backend="vllm"))) is None
 
 
+@pytest.mark.parametrize(("version", "refused"), [("0.26.0", True), ("0.27.0", False)])
+def test_a_window_that_no_layer_has_is_refused_where_vllm_gives_it_to_all(
+    pretend: Pretend, edited: Any, version: str, refused: bool
+) -> None:
+    """vllm-project/vllm#49795: an answer to a prompt longer than the window was made of its end."""
+    llama = ROOT / "golden/models/random-llama"
+    layers = ["full_attention"] * json.loads((llama / "config.json").read_text())["num_hidden_layers"]
+    windowed = edited(llama, {"config.json": {"sliding_window": 8, "layer_types": layers}})
+    pretend("vllm", version)
+    said = refusal_of(Asked(ModelLoadConfig(str(windowed), backend="vllm")))
+    assert ("a sliding window that no layer has" in str(said)) == refused
+    assert refusal_of(Asked(ModelLoadConfig(str(llama), backend="vllm"))) is None
+
+
 def test_a_refused_release_falls_back_only_to_one_that_works(pretend: Pretend) -> None:
     pretend("vllm", "0.10.2")
     with load(TEXT, backend="vllm", fallback_backend="hf") as engine:
