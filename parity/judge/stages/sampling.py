@@ -175,7 +175,8 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
         mine, theirs = seeds_of(old), seeds_of(new)
         known[0].update(mine)
         known[1].update(theirs)
-        if (mine or theirs) and not is_same_seed(old, new, known) and not is_unsure_seed(old, new):
+        of_script = "script" in (seed_source(old), seed_source(new))  # it says nothing of the call
+        if (mine or theirs) and not of_script and not is_same_seed(old, new, known):
             before, after = (min(seeds, default=None) for seeds in (mine, theirs))
             yield Difference("sampling", "seed", before, after, number)
 
@@ -189,14 +190,6 @@ def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     elif of_process == [False, True]:
         mine = known[0]
     return bool(mine & theirs)
-
-
-def is_unsure_seed(old: Row, new: Row) -> bool:
-    """What a script gave before a call says nothing of the call, and in older goldens 0 may be the
-    recorder's."""
-    if "script" in (seed_source(old), seed_source(new)):
-        return True
-    return not seeds_of(new) and seed_source(old) == "process" and seeds_of(old) == {0}
 
 
 def leaks(difference: Difference, old: Row, new: Row) -> bool:

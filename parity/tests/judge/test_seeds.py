@@ -74,19 +74,20 @@ def ask(model_path, prompts, seed):
 @pytest.fixture
 def codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the old and the new code, which can be imported."""
-    for name, code in {"seeds_hf": OLD_HF, "seeds_vllm": OLD_VLLM, "seeds_new": NEW}.items():
+    lost = NEW.replace('"seed": seed, ', "")
+    for name, code in {"seeds_hf": OLD_HF, "seeds_vllm": OLD_VLLM, "seeds_new": NEW, "seeds_lost": lost}.items():
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
-def recorded(module: str, backend: str, folder: Path) -> Store:
+def recorded(module: str, backend: str, folder: Path, seed: int = 7) -> Store:
     """A golden of `ask` of one of these modules."""
     store, found, site = Store(folder / "golden"), list[Any](), Site("seeds", f"{module}:ask")
     with Engines() as engines:
         replay = Replay(engines, {"backend": backend}, {backend: SMALL[backend]})
         with Observer(sites=[site], sink=found.append, store=store, replay=replay) as observer, case("one"):
-            load_function(site.function)(str(UNSURE), PROMPTS[:4], 7)
+            load_function(site.function)(str(UNSURE), PROMPTS[:4], seed)
             for engine in list(observer.opened):
                 engine.close()
     fingerprint = store.put_environment(environment())
@@ -96,10 +97,10 @@ def recorded(module: str, backend: str, folder: Path) -> Store:
     return store
 
 
-def judged(store: Store, backend: str) -> Outcome:
+def judged(store: Store, backend: str, moved: str = "seeds_new") -> Outcome:
     function = store.read("seeds", "one").function
-    settings = {**store.settings()["seeds"], "moved": {function: "seeds_new:ask"}}
-    with Session(store, {"seeds_new:ask": "seeds"}) as session:
+    settings = {**store.settings()["seeds"], "moved": {function: f"{moved}:ask"}}
+    with Session(store, {f"{moved}:ask": "seeds"}) as session:
         pending = Pending.of(store)
         found = list(check_site(session, "seeds", ["one"], backend, settings, pending))
         [outcome] = settle_samples(found, pending.ledgers)
@@ -122,6 +123,13 @@ def test_an_equal_seed_gives_equal_ids_on_one_backend(module: str, on: str, code
     assert judged(store, on).verdict == "IDENTICAL"
     with every_seed_moved():
         outcome = judged(store, on)
+    assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_a_seed_that_is_lost_is_named(seed: int, codes: Path) -> None:
+    """0 is a seed like others, and the one that most code takes."""
+    outcome = judged(recorded("seeds_hf", "hf", codes, seed), "hf", "seeds_lost")
     assert (outcome.verdict, outcome.cause and outcome.cause.name) == ("DRIFT", "rng"), outcome
 
 
