@@ -883,7 +883,7 @@ class Processed:
         they do not.
     kept: bool tensor [tokens, vocabulary], what they keep.
     mass: float32 tensor [tokens], the probability of that before the cuts. A trainer that knows the
-        temperature only has log-probabilities that are log(mass) lower.
+        temperature only has logprobs + log(mass).
     """
 
     logprobs: Any
