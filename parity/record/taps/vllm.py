@@ -103,7 +103,7 @@ MODALITIES = ("image", "video")
 
 
 class Names:
-    """What came first under each name that an LLMEngine was given: vLLM goes by the names.
+    """What came first under each name that an LLMEngine was given, as vLLM goes by the names.
 
     pictures: what its processors made of an image or a clip.   digests, folders: of these by their
     modality and uuid, and the adapters by their numbers.
@@ -115,16 +115,24 @@ class Names:
         self.folders = dict[int, str]()
 
 
-_names: weakref.WeakKeyDictionary[Any, Names] = weakref.WeakKeyDictionary()
+class Engines:
+    """The LLMEngines that a listener has met, each with what it knows by name."""
+
+    def __init__(self) -> None:
+        self.names = weakref.WeakKeyDictionary[Any, Names]()
+
+    def meet(self, engine: Any) -> Names:
+        """The first time, an engine that is idle loses what it processed before anyone listened:
+        what it finds in its cache goes through no processor, and would not be seen."""
+        if engine not in self.names:
+            self.names[engine] = Names()
+            if not engine.has_unfinished_requests():
+                engine.reset_mm_cache()
+        return self.names[engine]
 
 
-def names_of(engine: Any) -> Names:
-    return _names.setdefault(engine, Names())
-
-
-def read_request(engine: Any, request: Any, params: Any, lora: Any = None) -> Params:
+def read_request(known: Names, request: Any, params: Any, lora: Any = None) -> Params:
     """A request as vLLM's engine is given it: a text, ids, or a mapping with images."""
-    known = names_of(engine)
     given = request if isinstance(request, dict) else {}
     digests = shown_digests(given.get("multi_modal_data") or {})
     uuids = picture_names(request)
@@ -172,11 +180,10 @@ def params_of(events: Iterable[Event]) -> list[Params]:
 
 
 def received_pictures(
-    engine: Any, requests: Sequence[Params], events: Events
+    known: dict[Uuid, Fields], requests: Sequence[Params], events: Events
 ) -> list[list[Fields]]:
     """The images and clips of each request, also those that vLLM knows and does not process
     again."""
-    known = names_of(engine).pictures
     every = [name for request in requests for name in request.uuids]
     unknown = unknown_names(requests, known)
     for kind in MODALITIES:
@@ -243,11 +250,11 @@ class VllmReader:
             )
 
 
-def read_llm_call(engine: Any, events: Events, outputs: Sequence[Any]) -> ModelCall:
+def read_llm_call(engine: Any, known: Names, events: Events, outputs: Sequence[Any]) -> ModelCall:
     """A call of LLM.generate or LLM.chat, whose outputs are in the order of its requests."""
     reader = VllmReader(engine)
     requests = params_of(events)
-    pictures = received_pictures(engine, requests, events)
+    pictures = received_pictures(known.pictures, requests, events)
     found = list[Output]()
     for number, (request, output) in enumerate(zip(requests, outputs, strict=True)):
         parts = [(answer.token_ids, answer.text) for answer in output.outputs]
@@ -265,12 +272,14 @@ def read_llm_call(engine: Any, events: Events, outputs: Sequence[Any]) -> ModelC
 def tap_llm(listener: Listener, call: Invocation) -> Any:
     """LLM.generate and LLM.chat; chat calls generate's inner parts, not generate."""
     mark = listener.mark()
+    engine = call.owner.llm_engine
+    known = listener.memory.of(Engines).meet(engine)
     with listener.inside("vllm") as outermost:
         outputs = call.run()
     if outermost:
         with listener.guarded("a call of vLLM"):
             events = listener.events_since(mark)
-            listener.note_model_call(read_llm_call(call.owner.llm_engine, events, outputs))
+            listener.note_model_call(read_llm_call(engine, known, events, outputs))
     return outputs
 
 
@@ -314,9 +323,8 @@ def tap_add_request(listener: Listener, call: Invocation) -> Any:
     with listener.guarded("a request to vLLM"):
         given = call.arguments
         params = given["params"]
-        listener.note(
-            read_request(call.owner, given.get("prompt"), params, given.get("lora_request"))
-        )
+        known = listener.memory.of(Engines).meet(call.owner)
+        listener.note(read_request(known, given.get("prompt"), params, given.get("lora_request")))
         if is_stepped(listener):
             listener.memory.of(Stepped).params[given["request_id"]] = params
     return call.run()

@@ -39,7 +39,7 @@ from parity.judge.stages.stop import end
 from parity.record import rows
 from parity.record.taps.gen_engine import Below
 from parity.record.taps.transformers import read_forward
-from parity.record.taps.vllm import read_request
+from parity.record.taps.vllm import Names, read_request
 from parity.verdict import Cause, Difference
 
 from .inquiries import broken_by_new, cause_name, differences, inquiry_of
@@ -390,13 +390,10 @@ def test_vllm_goes_by_the_names_that_it_is_given() -> None:
     """A picture under another's uuid, an adapter under another's number, are the first ones."""
     from PIL import Image
 
-    class Llm:
-        pass
-
-    llm, red, blue = Llm(), Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    known, red, blue = Names(), Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
     events = [
         read_request(
-            llm,
+            known,
             {"prompt_token_ids": [k], "multi_modal_data": {"image": [picture]}, "multi_modal_uuids": {"image": uuids}},
             None, SimpleNamespace(lora_int_id=number, lora_path=folder),
         )

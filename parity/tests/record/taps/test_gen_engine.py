@@ -20,7 +20,7 @@ from parity.record.taps.gen_engine import (
     seen_ids,
     structure_of,
 )
-from parity.record.taps.vllm import read_request
+from parity.record.taps.vllm import Names, read_request
 from parity.tests.conftest import TEXT, open_engine
 from parity.tests.engine.test_lora import make_adapter
 
@@ -51,16 +51,12 @@ def test_seen_ids_are_those_that_were_read() -> None:
     assert seen_ids([2, 5], [5], []) == [2, 5]
 
 
-class Llm:
-    """vLLM's engine, by which its names are known."""
-
-
 def test_pictures_are_those_that_vllm_was_given() -> None:
     from PIL import Image
 
     red, blue = (Image.new("RGB", (4, 4), colour) for colour in ("red", "blue"))
     request = {"prompt_token_ids": [1, 7, 7], "multi_modal_data": {"image": [blue, red]}}
-    received = read_request(Llm(), request, None)
+    received = read_request(Names(), request, None)
     assert received.prompt_ids == (1, 7, 7)
     vision = SimpleNamespace(image_processor=SimpleNamespace(size={}))
     engine = SimpleNamespace(
