@@ -61,8 +61,7 @@ def source_file(module: str, command: Sequence[str]) -> Path | None:
     around = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     folders = [script.parent for script in scripts_in(command)]
     folders.append(Path.cwd())
-    folders += [Path(entry) for entry in around if entry]
-    folders += [Path(entry or ".") for entry in sys.path]
+    folders += map(Path, (*around, *sys.path))
     name = module.replace(".", "/")
     for folder in folders:
         for path in (folder / f"{name}.py", folder / name / "__init__.py"):
@@ -82,8 +81,9 @@ def expect_function(site: Site, command: Sequence[str]) -> None:
     except SyntaxError:
         return  # Python will say it better
     functions = dict(functions_in(tree.body))
-    others = other_names(tree)
-    if site.attribute in functions or {site.attribute.partition(".")[0], "*"} & others:
+    if site.attribute in functions:
+        return
+    if {site.attribute.partition(".")[0], "*"} & other_names(tree):
         return
     guess = f"it has {', '.join(functions) or 'none'}"
     if close := difflib.get_close_matches(site.attribute, list(functions), n=1):
@@ -136,10 +136,10 @@ def count_lines(done: Recorded) -> Iterator[str]:
     for kind, cases in kinds.items():
         for site, own in by_site(cases).items():
             rows = sum(len(case.rows) for case in own)
-            names = ""
+            line = f"{kind:>12}  {site}: {len(own)} cases, {rows} model rows"
             if cases is done.refused:
-                names = ": " + ", ".join(sorted(case.case for case in own))
-            yield f"{kind:>12}  {site}: {len(own)} cases, {rows} model rows{names}"
+                line += ": " + ", ".join(sorted(case.case for case in own))
+            yield line
 
 
 def recorder_lines(done: Recorded) -> Iterator[str]:
@@ -158,9 +158,7 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             "the answers is not; a function that returns them is the better site"
         )
     sampled = [
-        case.case
-        for case in cases
-        if not CHOSEN_BY_ITSELF.isdisjoint(row.get("loop") for row in case.rows)
+        case.case for case in cases if CHOSEN_BY_ITSELF & {row.get("loop") for row in case.rows}
     ]
     if sampled:
         yield (
@@ -232,9 +230,10 @@ def object_lines(done: Recorded, store: Store) -> Iterator[str]:
     for case in (*done.written, *done.same):
         made = settings.get(case.site, {}).get("arguments", {})
         for name, value in case.arguments.items():
-            found = objects_in(value)
-            if found and name not in made:
-                kinds.setdefault((case.site, name), found[0])
+            if name in made:
+                continue
+            for kind in objects_in(value):
+                kinds.setdefault((case.site, name), kind)
     for (site, name), kind in kinds.items():
         example = f'"{site}": {{"arguments": {{"{name}": "pkg.setup:make"}}}}'
         yield (
@@ -272,12 +271,12 @@ def reaches_stop(row: Row, by_hand: Sequence[str]) -> bool:
     """by_hand: stops that the code may look for itself."""
     settings = stop_settings(row)
     ids = row["output_ids"]
+    text = row.get("text") or ""
+    if any(stop in text for stop in by_hand):
+        return True
     is_end_of_text = not ids or ids[-1] in settings.get("end_ids", ())
     is_end_of_model = is_end_of_text or len(ids) == settings.get("max_new_tokens")
-    text = row.get("text") or ""
-    return bool(declared_stops(row) and not is_end_of_model) or any(
-        stop in text for stop in by_hand
-    )
+    return bool(declared_stops(row)) and not is_end_of_model
 
 
 def never_reached(cases: Sequence[Case]) -> Iterator[str]:

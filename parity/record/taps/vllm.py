@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from parity.record.calls import Listener, ListenerTap, model_tap, tap_loading
-from parity.record.events import Event, Events, ModelCall, Output, Params
+from parity.record.events import Events, ModelCall, Output, Params
 from parity.record.patching import Invocation
 from parity.record.rows import (
     MASKS,
@@ -38,7 +38,7 @@ def structure_params(params: Any) -> Any:
 def asked_structure(params: Any) -> Fields:
     """The structured output that vLLM is asked for, before it rewrites it."""
     asked = structure_params(params)
-    forms = {form: getattr(asked, form, None) for form in STRUCTURES}
+    forms = {form: getattr(asked, form, False) for form in STRUCTURES}
     return {form: value for form, value in forms.items() if value not in (None, False)}
 
 
@@ -48,8 +48,8 @@ def vllm_sampling(params: Any) -> Fields:
     structured = [STRUCTURED] if structure_params(params) else []
     values["processors"] = structured + [name for name in MASKS if getattr(params, name, None)]
     for name in PENALTIES:
-        if getattr(params, name):
-            values[name] = getattr(params, name)
+        if value := getattr(params, name):
+            values[name] = value
     if params.seed is not None:
         values["seed"] = params.seed
     return {
@@ -75,8 +75,8 @@ def vllm_ends(engine: Any) -> list[int]:
     generation = engine.vllm_config.model_config.try_get_generation_config()
     ends = generation.get("eos_token_id", [])
     own = engine.get_tokenizer().eos_token_id
-    found = {ends} if isinstance(ends, int) else {*ends}
-    return sorted(found if own is None else found | {own})
+    found = [ends] if isinstance(ends, int) else ends
+    return sorted({*found, own} - {None})
 
 
 def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int) -> Fields:
@@ -105,30 +105,26 @@ MODALITIES = ("image", "video")
 class Names:
     """What came first under each name that an LLMEngine was given, as vLLM goes by the names.
 
-    pictures: what its processors made of an image or a clip.   digests, folders: of these by their
-    modality and uuid, and the adapters by their numbers.
+    pictures: what its processors made of an image or a clip.   given: the digests of these by
+    their modality and uuid, the folders of adapters by their numbers.
     """
 
     def __init__(self) -> None:
         self.pictures = dict[Uuid, Fields]()
-        self.digests = dict[Uuid, str]()
-        self.folders = dict[int, str]()
+        self.given = dict[Uuid | int, str]()
 
 
-class Engines:
+class KnownEngines(weakref.WeakKeyDictionary[Any, Names]):
     """The LLMEngines that a listener has met, each with what it knows by name."""
-
-    def __init__(self) -> None:
-        self.names = weakref.WeakKeyDictionary[Any, Names]()
 
     def meet(self, engine: Any) -> Names:
         """The first time, an engine that is idle loses what it processed before anyone listened:
         what it finds in its cache goes through no processor, and would not be seen."""
-        if engine not in self.names:
-            self.names[engine] = Names()
+        if engine not in self:
+            self[engine] = Names()
             if not engine.has_unfinished_requests():
                 engine.reset_mm_cache()
-        return self.names[engine]
+        return self[engine]
 
 
 def read_request(known: Names, request: Any, params: Any, lora: Any = None) -> Params:
@@ -141,10 +137,10 @@ def read_request(known: Names, request: Any, params: Any, lora: Any = None) -> P
         params,
         tuple(given.get("prompt_token_ids") or ()),
         tuple(
-            known.digests.setdefault(uuid, digest) if uuid and uuid[1] else digest
+            known.given.setdefault(uuid, digest) if uuid and uuid[1] else digest
             for digest, uuid in pairs
         ),
-        known.folders.setdefault(lora.lora_int_id, str(lora.lora_path)) if lora else "",
+        known.given.setdefault(lora.lora_int_id, str(lora.lora_path)) if lora else "",
         uuids,
         asked_structure(params),
     )
@@ -157,7 +153,7 @@ def shown_digests(shown: Row) -> list[str]:
         images = [images]
     pixels = [as_rgb(image) for image in images if hasattr(image, "tobytes")]
     pixels += [video[0] for video in shown.get("video") or () if isinstance(video, tuple)]
-    return [*map(pixel_digest, pixels)]
+    return list(map(pixel_digest, pixels))
 
 
 def picture_names(request: Any) -> tuple[Uuid, ...]:
@@ -173,10 +169,6 @@ def picture_names(request: Any) -> tuple[Uuid, ...]:
         names = given.get(kind) or ()
         found += [(kind, name) for name in ([names] if isinstance(names, str) else names)]
     return tuple(found)
-
-
-def params_of(events: Iterable[Event]) -> list[Params]:
-    return [event for event in events if isinstance(event, Params)]
 
 
 def received_pictures(
@@ -253,7 +245,7 @@ class VllmReader:
 def read_llm_call(engine: Any, known: Names, events: Events, outputs: Sequence[Any]) -> ModelCall:
     """A call of LLM.generate or LLM.chat, whose outputs are in the order of its requests."""
     reader = VllmReader(engine)
-    requests = params_of(events)
+    requests = [event for event in events if isinstance(event, Params)]
     pictures = received_pictures(known.pictures, requests, events)
     found = list[Output]()
     for number, (request, output) in enumerate(zip(requests, outputs, strict=True)):
@@ -273,13 +265,13 @@ def tap_llm(listener: Listener, call: Invocation) -> Any:
     """LLM.generate and LLM.chat; chat calls generate's inner parts, not generate."""
     mark = listener.mark()
     engine = call.owner.llm_engine
-    known = listener.memory.of(Engines).meet(engine)
+    known = listener.memory.of(KnownEngines).meet(engine)
     with listener.inside("vllm") as outermost:
         outputs = call.run()
     if outermost:
         with listener.guarded("a call of vLLM"):
-            events = listener.events_since(mark)
-            listener.note_model_call(read_llm_call(engine, known, events, outputs))
+            made = read_llm_call(engine, known, listener.events_since(mark), outputs)
+            listener.note_model_call(made)
     return outputs
 
 
@@ -323,7 +315,7 @@ def tap_add_request(listener: Listener, call: Invocation) -> Any:
     with listener.guarded("a request to vLLM"):
         given = call.arguments
         params = given["params"]
-        known = listener.memory.of(Engines).meet(call.owner)
+        known = listener.memory.of(KnownEngines).meet(call.owner)
         listener.note(read_request(known, given.get("prompt"), params, given.get("lora_request")))
         if is_stepped(listener):
             listener.memory.of(Stepped).params[given["request_id"]] = params
