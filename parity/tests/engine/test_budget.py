@@ -30,7 +30,14 @@ FOUND_BY_ENGINE = (
     "vllm_hooks",
     "weights",
 )
-PLAIN = ("penalties", "reasoning", "request_forms", "rollout", "streaming")  # of those that callers import, some
+PLAIN = (  # of those that callers import, some
+    "continuous",
+    "penalties",
+    "reasoning",
+    "request_forms",
+    "rollout",
+    "streaming",
+)
 FILES = (CORE, *(f"parity/companions/{name}.py" for name in (*FOUND_BY_ENGINE, *PLAIN)))
 
 MOST_TOKENS = 23_034  # of the core
