@@ -141,8 +141,9 @@ def plain_hf_batch(engine: gen_engine.GenerationEngine, inputs: Any, work: Work,
 
 
 def has_continuous_batching() -> bool:
-    """Whether transformers' generate_batch can be told how much memory to take, as of 5.10."""
-    return hasattr(importlib.import_module("transformers"), "ContinuousBatchingConfig")
+    """Whether transformers' generate_batch can be told how much memory to take in these words, as of 5.18."""
+    config = getattr(importlib.import_module("transformers"), "ContinuousBatchingConfig", None)
+    return hasattr(config, "page_size")
 
 
 def continuous_hf(engine: gen_engine.GenerationEngine, batch: int, work: Work, most: int) -> list[Answer]:

@@ -16,6 +16,7 @@ from typing import Any
 from parity.golden import Case, GoldenError, Store, objects_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
 from parity.judge.replay import Engines, Replay, readable
+from parity.lending import Lender
 from parity.record import observe
 from parity.record.changing import as_recorded
 
@@ -90,6 +91,7 @@ class Session:
         sites = [observe.Site(site, function) for function, site in functions.items()]
         self.observer = observe.Observer(sites=sites, sink=self.found.append, store=self.scratch)
         self.replay: Replay | None = None
+        self.lender = Lender()
         self.aside: dict[str, Any] = {}
 
     def __enter__(self) -> Session:
@@ -101,6 +103,7 @@ class Session:
         self.observer.uninstall()
         self.forget()
         self.close_engines()
+        self.lender.end()
         sys.modules.update(self.aside)
         self.folder.cleanup()
 
@@ -140,6 +143,7 @@ class Session:
         args, kwargs = spread(called, self.given(old, called))
         self.found.clear()
         self.observer.failures.clear()
+        self.lender.active = bool(parts)  # what its own repository lacks fails a plain call
         try:
             # What it raises is its answer, and the recording holds it.
             with observe.case(old.case), contextlib.suppress(Exception):
@@ -151,6 +155,9 @@ class Session:
                 ) from None
         finally:
             self.observer.replay = None  # the judge asks the engine, too
+            for engine in self.observer.opened:
+                self.lender.serve(sys.modules[type(engine).__module__])
+            self.lender.active = True
         faults = [*self.observer.failures, *self.replay.faults]
         if faults or not self.found:
             why = (
