@@ -1049,25 +1049,11 @@ FORMATS = (
     "AVIF",
     "HEIF",
 )
-REMOTE = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
-
-
-def data_url_bytes(url: str) -> bytes:
-    """The bytes of a data: URL. Raises ImageError."""
-    header, comma, payload = url.partition(",")
-    if not comma:
-        raise ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
-    with wrapping_errors(ImageError, "data: URL is not base64", "encode the file's bytes"):
-        raw: bytes = lazy_import("urllib.parse").unquote_to_bytes(payload)
-        if header.endswith(";base64"):
-            raw = lazy_import("base64").b64decode(raw, validate=True)
-    return raw
+URL = re.compile(r"data:|(?i:[a-z][a-z0-9+.-]+://)")
 
 
 def readable(source: Any) -> Any:
     """What PIL can open: the path of a file, or bytes as a stream. Raises ImageError."""
-    if isinstance(source, str) and source.startswith("data:"):
-        source = data_url_bytes(source)
     if isinstance(source, (bytes, bytearray, memoryview)):
         return io.BytesIO(source)
     if isinstance(source, (str, os.PathLike)):
@@ -1076,32 +1062,6 @@ def readable(source: Any) -> Any:
         raise ImageError(f"there is no file {short_repr(source)}", fix="give the path of an image")
     fix = "give a PIL image, a path, bytes or a data: URL"
     raise ImageError(f"{type(source).__name__} is no image", fix=fix)
-
-
-def local_path(url: str, root: Any) -> str:
-    """The path of a file: URL, which lies under `root`. Raises ImageError."""
-    if root is None:
-        fix = "pass image_root, a folder that such URLs may name files of"
-        raise ImageError(f"{short_repr(url)} refused", fix=fix)
-    parse = lazy_import("urllib.parse")
-    path = Path(parse.unquote(parse.urlsplit(url).path)).resolve()
-    if not path.is_relative_to(Path(root).resolve()):
-        raise ImageError(f"{short_repr(url)} is outside image_root", fix="move it there")
-    return str(path)
-
-
-def fetched(source: Any, loader: Callable[[str], Any] | None, root: Any) -> Any:
-    """The path of a file: URL, what a loader returns for a remote one; anything else as it is.
-    Raises ImageError."""
-    if not isinstance(source, str) or not REMOTE.match(source):
-        return source
-    if source.lower().startswith("file:"):
-        return local_path(source, root)
-    if loader is None:
-        problem = f"remote image {source[:80]!r} refused"
-        raise ImageError(problem, fix="pass image_loader, or load the bytes")
-    with wrapping_errors(ImageError, f"image_loader failed on {source[:80]!r}", "see the cause"):
-        return loader(source)
 
 
 def check_size(image: Any) -> None:
@@ -1140,7 +1100,8 @@ def load_image(
     a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
     in VlmPreprocessOptions. Raises ImageError."""
     image_module = lazy_import("PIL.Image")
-    source = fetched(source, loader, root)
+    if isinstance(source, str) and URL.match(source):
+        source = companion("image_urls").open_url(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
     with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
@@ -1273,30 +1234,12 @@ def joins_parts(message: Mapping[str, Any], turn: Mapping[str, Any]) -> bool:
     return isinstance(turn.get("content"), str) and len(parts) > 1
 
 
-def tool_calls_for(calls: Sequence[Any], source: str) -> list[Any]:
-    """Tool calls as the template wants them. OpenAI writes arguments as JSON text: a template that
-    does not ask for their type walks over a mapping. Raises RequestError for text that is no
-    JSON."""
-    if re.search(r"arguments\S* is ", source):
-        return list(calls)
-    parsed = []
-    for call in calls:
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
-            fix = "write a JSON object"
-            with wrapping_errors(RequestError, "the arguments of a tool call are no JSON", fix):
-                arguments = json.loads(function["arguments"])
-            call = {**call, "function": {**function, "arguments": arguments}}
-        parsed.append(call)
-    return parsed
-
-
 def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dict[str, Any]:
     """A message as the template wants it. Without content, the key is left out, unless the
     template asks whether it is none: others would print None."""
     turn: dict[str, Any] = plain_strings(message)
     if turn.get("tool_calls"):
-        turn["tool_calls"] = tool_calls_for(turn["tool_calls"], source)
+        turn["tool_calls"] = companion("tool_calls").for_template(turn["tool_calls"], source)
     content = turn.get("content")
     if content is not None:
         content = template_content(content, owner, source)

@@ -28,8 +28,8 @@ def entry(name: str, stage: str, sentence: str, fields: str = "", put_back: str 
 
 # fmt: off
 TABLE: tuple[Entry, ...] = (
-    entry("prompt.messages", "prompt", "the chat that was rendered is another one", "messages", "prompts"),
-    entry("prompt.template", "prompt", "the chat template, or what it was told, is another one", "template", "prompts"),
+    entry("prompt.messages", "prompt", "the chat that was rendered is another one", "", "prompts"),
+    entry("prompt.template", "prompt", "the chat template, or what it was told, is another one", "", "prompts"),
     entry("prompt.clock", "prompt", "the prompt holds a date or a time", "", "prompts"),
     entry("prompt.double_bos", "prompt", "the beginning-of-text id stands twice", "", "prompts"),
     entry("prompt.tokenization", "prompt", "the same text became other ids", "", "prompts"),
@@ -65,9 +65,8 @@ TABLE: tuple[Entry, ...] = (
     entry("stop.rule", "stop", "a stop acts by another rule, or cuts at another place", "stop.criteria"),
     entry("stop.length", "stop", "another number of tokens is allowed",
           "stop.max_new_tokens stop.min_new_tokens", "length"),
-    entry("decode.skip_special", "decode", "special tokens are kept on one side, dropped on the other",
-          "decode.skip_special_tokens"),
-    entry("decode.cleanup", "decode", "spaces are tidied on one side only", "decode.clean_up"),
+    entry("decode.skip_special", "decode", "special tokens are kept on one side, dropped on the other"),
+    entry("decode.cleanup", "decode", "spaces are tidied on one side only"),
     entry("post.strip", "value", "blanks at the ends are kept on one side only"),
     entry("post.trim", "value", "the text is cut elsewhere after decoding"),
     entry("post.other", "value", "what is done with the text after decoding differs"),
@@ -75,7 +74,7 @@ TABLE: tuple[Entry, ...] = (
     entry("numeric.shift", "model", "the same input gives other logits than rounding explains"),
     entry("rng", "sampling", "another draw of the same distribution", "sampling.seed", "seed"),
     entry("nondeterminism", "value", "the old code does not repeat itself"),
-    entry("error", "value", "an exception", "value.raised"),
+    entry("error", "value", "an exception"),
 )
 # fmt: on
 

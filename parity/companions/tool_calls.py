@@ -7,6 +7,8 @@ Copy both into your repository, `make vendor DEST=acme/llm WITH="tool_calls"`, a
 
     for call in parse_tool_calls(result.text, tools=tools):
         print(call.error or (call.name, call.arguments))
+
+gen_engine finds this file beside itself where messages hold tool calls.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import OptionError, did_you_mean
+    from gen_engine import OptionError, RequestError, did_you_mean, wrapping_errors
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import OptionError, did_you_mean
+    from .gen_engine import OptionError, RequestError, did_you_mean, wrapping_errors
 
 __version__ = "0.3.0"
 
-__all__ = ["ToolCall", "parse_tool_calls"]
+__all__ = ["ToolCall", "for_template", "parse_tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -910,3 +912,24 @@ def parse_tool_calls(
     if FORMATS[format] is ANY and is_pythonic(text):
         forms = [BARE_PYTHON]
     return calls_in(text, forms, schemas) or calls_in(text, [UNKNOWN])
+
+
+# == Calls in a message ==
+
+
+def for_template(calls: Sequence[Any], source: str) -> list[Any]:
+    """Tool calls as the template wants them. OpenAI writes arguments as JSON text: a template that
+    does not ask for their type walks over a mapping. Raises RequestError for text that is no
+    JSON."""
+    if re.search(r"arguments\S* is ", source):
+        return list(calls)
+    parsed = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
+            fix = "write a JSON object"
+            with wrapping_errors(RequestError, "the arguments of a tool call are no JSON", fix):
+                arguments = json.loads(function["arguments"])
+            call = {**call, "function": {**function, "arguments": arguments}}
+        parsed.append(call)
+    return parsed

@@ -66,15 +66,20 @@ class PutBack:
         return " and ".join(sorted(self.parts)) or ", ".join(self.load)
 
 
-def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
+def old_load(old: Case) -> dict[str, Any]:
+    """Load settings of the old code, by what the table of causes calls them behind "load."."""
     model = model_in(old.rows[0]) if old.rows else {}
-    settings: dict[str, Any] = {
+    return {
         "dtype": model.get("dtype"),
         "model": checkpoint_of(old),
         "hf_kwargs": {},
         "attn_implementation": model.get("attention"),
         "max_batch_size": 1,
     }
+
+
+def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
+    settings = old_load(old)
     found = []
     for name, difference in dict(named).items():
         known = entry_of(name).put_back

@@ -130,7 +130,7 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
     known: list[tuple[str, ...]] = [()]
     for case in (old, new):
         known += [stop_strings(row) for row in case.rows[:1]]
-        known += argument_stops(case)
+        known += string_lists(case.arguments)
     union = tuple(dict.fromkeys(stop for stops in known for stop in stops))
     if len(union) <= MOST_STOPS:
         known += [union, union[::-1]]
@@ -141,10 +141,6 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
 
 
 MOST_STOPS = 8  # of a list that is tried without each of them
-
-
-def argument_stops(case: Case) -> list[tuple[str, ...]]:
-    return list(string_lists(case.arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +244,7 @@ def numbers_in(value: Any) -> set[int]:
 def by_hand(case: Case) -> tuple[str, ...]:
     """Stops that a call was given, where it may cut by itself; of several arguments, those of the
     longest list."""
-    return max(argument_stops(case), key=len, default=())
+    return max(string_lists(case.arguments), key=len, default=())
 
 
 @dataclass
@@ -420,10 +416,10 @@ class Became:
             return False
         if new is None:
             return is_label(text)
-        if self.same or new in self.texts.get(text, ()):
-            return new == text or new in self.texts.get(text, ())
-        if not new.strip():
-            return False
+        if new in self.texts.get(text, ()):
+            return True
+        if self.same or not new.strip():
+            return self.same and new == text
         is_other_label = is_label(text) and is_label(new)
         return is_other_label or any(resembles(new, whole) for _, whole in self.wholes)
 

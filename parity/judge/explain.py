@@ -29,7 +29,7 @@ from parity.judge.counterfactual import (
 )
 from parity.judge.endings import Decoder, leaves
 from parity.judge.inquiry import Inquiry, are_other_samples
-from parity.judge.naming import difference_cause, named_cause
+from parity.judge.naming import broken_cause, difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
 from parity.judge.row import (
@@ -168,8 +168,7 @@ def by_invariant(inquiry: Inquiry) -> Cause | None:
     ending = by_endings(inquiry)
     if ending is not None and ending.name == first.cause:
         return ending
-    proof = f"the law of the stage '{first.law}' is broken by the new side alone"
-    return named_cause(first.cause, "likely", f"row {first.row}: {first.sentence}", proof)
+    return broken_cause(first)
 
 
 def also_differs(comparison: Comparison, cause: Cause) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from parity.golden import Case
 from parity.judge import own_loops
 from parity.judge.comparison import Comparison
-from parity.judge.naming import difference_cause, named_cause
+from parity.judge.naming import broken_cause, difference_cause
 from parity.judge.numerics.questions import NOT_SHOWN
 from parity.judge.row import entry, prompt_of, request_of, text_of
 from parity.judge.stages.prompt import may_be_written
@@ -32,11 +32,7 @@ def broken_unseen(comparison: Comparison) -> Cause | None:
     ids themselves would tell."""
     told = ("text", "end") if comparison.has_same_ids else ("text",)
     broken = next((b for b in comparison.broken if b.law not in told), None)
-    if broken is None:
-        return None
-    law = f"the law of the stage '{broken.law}' is broken by the new side alone"
-    proof = f"{law}; the value does not show it"
-    return named_cause(broken.cause, "likely", f"row {broken.row}: {broken.sentence}", proof)
+    return None if broken is None else broken_cause(broken, f"; {NOT_SHOWN}")
 
 
 def other_prompts(comparison: Comparison) -> Cause | None:

@@ -193,7 +193,7 @@ def prompt_around_pictures(row: Row) -> Any:
     return collapsed(row["prompt_ids"], placeholders_in(row))
 
 
-# == TokenIds ==
+# == Token ids ==
 
 
 def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:

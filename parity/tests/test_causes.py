@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from parity.causes import TABLE, cause_of_field, named
+from parity.golden import Case
+from parity.judge.comparison import AFTER_THE_MODEL
+from parity.judge.counterfactual import old_load
 from parity.judge.replay import PARTS
+from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.verdict import CAUSES
 
 
@@ -14,8 +18,16 @@ def test_each_cause_and_each_field_stands_once() -> None:
 
 
 def test_what_is_put_back_is_known() -> None:
-    parts = {part for entry in TABLE for part in entry.put_back if not part.startswith("load.")}
-    assert parts <= PARTS and named("model.dtype").put_back == ("load.dtype",)
+    parts = {part for entry in TABLE for part in entry.put_back}
+    settings = {part for part in parts if part.startswith("load.")}
+    assert settings == {f"load.{name}" for name in old_load(Case("site", "case"))}
+    assert parts - settings <= PARTS and named("model.dtype").put_back == ("load.dtype",)
+
+
+def test_fields_of_prompts_and_behind_the_model_name_nothing() -> None:
+    """Rules name those (PROMPT_RULES, VALUE_RULES); a field in the table would never be asked for."""
+    by_rules = {*PROMPT_STAGES, *AFTER_THE_MODEL}
+    assert not [own for entry in TABLE for own in entry.fields if own.partition(".")[0] in by_rules]
 
 
 def test_a_field_comes_before_its_stage() -> None:

@@ -79,7 +79,6 @@ def compare_batch(old: Row, new: Row) -> Iterator[Difference]:
 
 
 STAGE = Stage(
-    "batch",
     fields=("batch",),
     compare=compare_batch,
     invariants=(Invariant("batch", "batch", padding),),

@@ -45,7 +45,6 @@ def text(row: Row, tools: Tools) -> Kept:
 
 
 STAGE = Stage(
-    "decode",
     fields=("output_ids", "decode", "text"),
     compare=answer_differences,
     invariants=(Invariant("text", "decode", text),),

@@ -56,7 +56,6 @@ def identity(row: Row, tools: Tools) -> Kept:
 
 
 STAGE = Stage(
-    "identity",
     fields=(),
     compare_all=lambda case: order_differences(case.old.rows, case.new.rows),
     invariants=(Invariant("identity", "batch", identity),),

@@ -55,4 +55,4 @@ def compare_images(old: Row, new: Row) -> Iterator[Difference]:
     yield from tensor_differences(old, new)
 
 
-STAGE = Stage("images", fields=("images",), compare=compare_images)
+STAGE = Stage(fields=("images",), compare=compare_images)

@@ -57,7 +57,6 @@ def named_adapters(number: int, old: Row, new: Row) -> Iterator[Difference]:
 
 
 STAGE = Stage(
-    "model",
     fields=("model",),
     compare=model_differences,
     compare_all=lambda case: adapter_differences(case.pairs),

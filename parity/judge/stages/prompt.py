@@ -253,7 +253,7 @@ def of_rendering(prompts: TwoPrompts) -> str | None:
 
 
 def of_first_messages(prompts: TwoPrompts) -> str | None:
-    """The first messages of a chat are lacking_ids."""
+    """The first messages of a chat are missing."""
     starts = [MARKER.match(text or "") for text in (prompts.before, prompts.after)]
     if prompts.short and prompts.has_other_text and prompts.is_end and all(starts):
         return "prompt.messages"
@@ -269,7 +269,7 @@ def of_templates(prompts: TwoPrompts) -> str | None:
 
 
 def of_first_id(prompts: TwoPrompts) -> str | None:
-    """The tokenizer's own first id is lacking_ids, here or in a later turn."""
+    """The tokenizer's own first id is missing, here or in a later turn."""
     if prompts.has_other_text:
         return None
     first = prompts.long[:1]
@@ -438,7 +438,6 @@ def cause(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
 
 
 STAGE = Stage(
-    "prompt",
     fields=PROMPT_STAGES,
     compare=prompt_differences,
     weigh=weigh_prompt,

@@ -329,7 +329,6 @@ def cause_of_sampling(difference: Difference, old: Row, new: Row, tools: Tools) 
 
 
 STAGE = Stage(
-    "sampling",
     fields=("sampling",),
     compare=sampling_differences,
     compare_all=lambda case: seed_differences(case.pairs),

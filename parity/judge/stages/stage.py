@@ -101,7 +101,6 @@ def cause_of_table(difference: Difference, old: Row, new: Row, tools: Tools) -> 
 class Stage:
     """One stage.   fields: the names of verdict.STAGES that are its own."""
 
-    name: str
     fields: tuple[str, ...]
     compare: Callable[[Row, Row], Iterator[Difference]] = nothing
     compare_all: Callable[[Compared], Iterator[Difference]] = nothing

@@ -296,7 +296,6 @@ def ends_across(comparison: Compared) -> Iterator[Broken]:
 
 
 STAGE = Stage(
-    "stop",
     fields=("stop",),
     compare=stop_differences,
     weigh=weigh_strings,

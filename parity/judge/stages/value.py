@@ -23,4 +23,4 @@ def kind_of_error(raised: str | None) -> str | None:
     return None if raised is None else raised.partition(":")[0]
 
 
-STAGE = Stage("value", fields=("value",), compare_all=compare_values)
+STAGE = Stage(fields=("value",), compare_all=compare_values)

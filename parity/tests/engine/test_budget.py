@@ -22,6 +22,7 @@ FOUND_BY_ENGINE = (
     "escaping",
     "fallback",
     "forcing",
+    "image_urls",
     "joining",
     "plugin_hooks",
     "scoring",

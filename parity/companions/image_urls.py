@@ -1,0 +1,72 @@
+# Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
+"""Images that a message names by a URL, as OpenAI's messages do: a companion of gen_engine.py.
+
+Copy both into your repository, `make vendor DEST=acme/llm WITH="image_urls"`, and write
+
+    url = "data:image/png;base64,..."
+    chat = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    engine.generate_vlm_batch([{"messages": chat}])
+
+gen_engine finds this file beside itself. Without it, images are PIL images, paths and bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import urllib.parse
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
+    from gen_engine import ImageError, short_repr, wrapping_errors
+else:  # the copy beside this file, whatever others the process has
+    from .gen_engine import ImageError, short_repr, wrapping_errors
+
+__version__ = "0.3.0"
+
+__all__ = ["open_url"]
+
+
+def data_url_bytes(url: str) -> bytes:
+    """The bytes of a data: URL. Raises ImageError."""
+    header, comma, payload = url.partition(",")
+    if not comma:
+        raise ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
+    with wrapping_errors(ImageError, "data: URL is not base64", "encode the file's bytes"):
+        raw = urllib.parse.unquote_to_bytes(payload)
+        if header.endswith(";base64"):
+            raw = base64.b64decode(raw, validate=True)
+    return raw
+
+
+def local_path(url: str, root: str | os.PathLike[str] | None) -> str:
+    """The path of a file: URL, which lies under `root`. Raises ImageError."""
+    if root is None:
+        fix = "pass image_root, a folder that such URLs may name files of"
+        raise ImageError(f"{short_repr(url)} refused", fix=fix)
+    with wrapping_errors(ImageError, f"{short_repr(url)} is no path", "name a file"):
+        path = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).resolve()
+    if not path.is_relative_to(Path(root).resolve()):
+        raise ImageError(f"{short_repr(url)} is outside image_root", fix="move it there")
+    return str(path)
+
+
+def open_url(
+    url: str,
+    loader: Callable[[str], Any] | None,
+    root: str | os.PathLike[str] | None,
+) -> Any:
+    """The bytes of a data: URL, the path of a file: URL, what `loader` returns for a remote one.
+    Raises ImageError."""
+    if url.startswith("data:"):
+        return data_url_bytes(url)
+    if url.lower().startswith("file:"):
+        return local_path(url, root)
+    if loader is None:
+        problem = f"remote image {url[:80]!r} refused"
+        raise ImageError(problem, fix="pass image_loader, or load the bytes")
+    with wrapping_errors(ImageError, f"image_loader failed on {url[:80]!r}", "see the cause"):
+        return loader(url)
