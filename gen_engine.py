@@ -304,7 +304,11 @@ def companion(name: str) -> Any:
     BackendMissing where it is in neither place."""
     here = Path(__file__).parent
     if (here / f"{name}.py").is_file():
-        return importlib.import_module(f"{__package__}.{name}" if __package__ else name)
+        found = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
+        if not os.path.samefile(str(found.__file__), here / f"{name}.py"):
+            fix = "put gen_engine.py and its companions into a package"
+            raise BackendMissing(f"another module is called {name}: {found.__file__}", fix=fix)
+        return found
     file = f"parity/companions/{name}.py"
     is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
     if ((here.parent if is_installed else here) / file).is_file():
@@ -976,7 +980,7 @@ class GenerationResult:
         checkpoint's weights.
     notes: what was done differently from the request, e.g. a template without the thinking switch.
     effective: every resolved option with its source, as `engine.effective` returns it; `seed` is
-        the one that this sample was drawn with."""
+        this sample's own, None where none was given: it cannot be drawn again."""
 
     text: str
     raw_text: str
@@ -1207,7 +1211,8 @@ def template_content(content: Any, owner: Any, source: str) -> Any:
     string."""
     if isinstance(content, str):
         # A processor's template that does not ask would walk over the characters.
-        if hasattr(owner, "image_processor") and "is string" not in source:
+        asks = re.search(r"content\S* is (not )?string", source)
+        if hasattr(owner, "image_processor") and asks is None:
             return [{"type": "text", "text": content}]
         return content
     parts = [
@@ -1380,7 +1385,7 @@ def adopt_plugins(plugins: Any) -> Sequence[Any]:
 # == 8. Checkpoint: what both backends read from a checkpoint, once ===============================
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """What both backends read from a checkpoint, once, so that they cannot read it differently.
 
@@ -1423,6 +1428,13 @@ class Checkpoint:
             return None
         return int(self.tokenizer.convert_tokens_to_ids(self.placeholder))
 
+    @functools.cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """id -> text of each token that skip_special_tokens leaves out, whether or not the
+        tokenizer's own list names it."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {token_id: token.content for token_id, token in added if token.special}
+
     @property
     def placeholder_ids(self) -> set[int | None]:
         """Of an image and of a video."""
@@ -1440,7 +1452,7 @@ def merge_ids(vocabulary: int, *sources: Any) -> tuple[int, ...]:
 def saved_dtype(model: str) -> Any:
     """The dtype of the first float weight in a directory's safetensors headers, or None."""
     read = lazy_import("transformers.modeling_utils").load_state_dict
-    for file in sorted(Path(model).glob("*.safetensors")):
+    for file in sorted(Path(model).glob("model*.safetensors")):
         for weight in read(str(file), map_location="meta").values():
             if str(weight.dtype).endswith(DTYPES):
                 return weight.dtype
@@ -1449,10 +1461,11 @@ def saved_dtype(model: str) -> Any:
 
 def checkpoint_dtype(config: Any, text_config: Any, model: str) -> str:
     """The dtype that a checkpoint was saved in: its config's, its weights' (of a local
-    directory), else float32. Not left to vLLM, whose "auto" makes bfloat16 of float32."""
+    directory), else float32, also for float64. Not left to vLLM, whose "auto" makes bfloat16 of
+    float32."""
     named = getattr(config, "dtype", None) or getattr(text_config, "dtype", None)
     named = named or saved_dtype(model)
-    dtype = str(named or "float32").removeprefix("torch.")
+    dtype = str(named or "float32").removeprefix("torch.").replace("64", "32")
     return dtype if dtype in DTYPES else "bfloat16"  # of fp8 and other quantized weights
 
 
@@ -1644,7 +1657,7 @@ def stop_token(string: str, checkpoint: Checkpoint) -> int | None:
 
 def check_stop_string(string: str, options: GenerationOptions, checkpoint: Checkpoint) -> None:
     """Raise OptionError for a stop string that could never match."""
-    specials = checkpoint.tokenizer.all_special_tokens
+    specials = checkpoint.special_tokens.values()
     if options.decode.skip_special_tokens and any(special in string for special in specials):
         problem = f"stop {string!r} contains a special token, which skip_special_tokens leaves out"
         fix = "stop at the token alone, or set decode.skip_special_tokens=False"
@@ -1665,7 +1678,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Any =
         token_id = stop_token(string, checkpoint)
         if token_id is None:
             check_stop_string(string, options, checkpoint)
-        elif not options.min_new_tokens or string in checkpoint.tokenizer.all_special_tokens:
+        elif not options.min_new_tokens or token_id in checkpoint.special_tokens:
             stop_ids[token_id] = string
         # Else it ends a row by its text: below the minimum an id would not be sampled at all.
     stop_ids.update({i: i for i in stop.token_ids})
@@ -2020,9 +2033,8 @@ class RowWatch:
         self.prompt_tokens = prompt.length
         self.replay = prompt.replay or ()
         self._ends = frozenset(plan.end_ids)
-        self._hidden: frozenset[int] = frozenset()
-        if plan.options.decode.skip_special_tokens:
-            self._hidden = frozenset(plan.checkpoint.tokenizer.all_special_ids)
+        how = plan.options.decode
+        self._hidden = plan.checkpoint.special_tokens if how.skip_special_tokens else {}
         longest = max((len(stop.encode()) for stop in plan.options.stop.strings), default=0)
         self._tail_size = longest + 4 if longest else 0  # a cut character has at most 4 bytes
         self.restart()
@@ -2996,8 +3008,10 @@ def in_process(*, first_runner: bool) -> Iterator[None]:
     """Keep vLLM's engine in this process while it is made, unless the environment says otherwise.
 
     first_runner: on its first model runner, which the logits hook needs; a GPU's default is the
-    second."""
-    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
+    second. That it counts NaNs stays in the environment: vLLM asks anew in each step once any of
+    its engines was closed."""
+    os.environ.setdefault("VLLM_COMPUTE_NANS_IN_LOGITS", "1")
+    wanted = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
     if first_runner:
         wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     base = lazy_import("transformers").PreTrainedModel

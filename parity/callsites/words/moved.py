@@ -1071,7 +1071,7 @@ def chats() -> Any:
         "no parts": [Owner(), [text_parts()]],
         "walked": [Owner(chat_template=walking), [text_parts("a", "b")]],
         "a processor": [Owner(**seeing), [ONE, text_parts("a", "b")]],
-        "a processor that asks": [Owner(chat_template="is string", **seeing), [ONE]],
+        "a processor that asks": [Owner(chat_template="if content is string", **seeing), [ONE]],
         "pictures": [Owner(), PICTURED],
         "pictures of a processor": [Owner(**seeing), PICTURED],
         "a member of an enum": [Owner(), [{"role": "user", "content": Mood.CALM, Mood.CALM: [Mood.CALM, (1, None)]}]],
@@ -1410,7 +1410,7 @@ def plans() -> Any:
 class Cleaning:
     """A tokenizer that notes how it is asked to decode."""
 
-    all_special_tokens, all_special_ids = ["<e>"], [0]
+    added_tokens_decoder = types.MappingProxyType({0: types.SimpleNamespace(content="<e>", special=True)})
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -2645,7 +2645,7 @@ def vllm_backend(library: Vllm, checkpoint: own.Checkpoint | None = None, **fiel
 
 def vllm_loaded(cpu: bool = True, environment: Mapping[str, str] = {}, terminal: bool = False, **fields: Any) -> Any:
     library, stderr = Vllm(cpu=cpu), sys.stderr
-    before = {name: os.environ.get(name) for name in environment}
+    before = {name: os.environ.pop(name, None) for name in (*environment, "VLLM_COMPUTE_NANS_IN_LOGITS")}
     os.environ.update(environment)
     sys.stderr = Stream(terminal)
     try:
@@ -2665,7 +2665,7 @@ def vllm_loaded(cpu: bool = True, environment: Mapping[str, str] = {}, terminal:
     finally:
         sys.stderr = stderr
         for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
 @fills("vllm-loads")

@@ -370,3 +370,13 @@ class Question(str, enum.Enum):  # Jinja writes a member of StrEnum by its value
 def test_a_str_enum_in_a_message_is_its_value() -> None:
     for owner in (checkpoint(TEXT).tokenizer, checkpoint(VL).processor):
         assert render(owner, [{"role": "user", "content": Question.FIRST}]) == render(owner, HELLO)
+
+
+def test_a_template_that_asks_of_something_else_whether_it_is_a_string_walks_over_contents() -> None:
+    """The text of a message given as a string was lost."""
+    owner = checkpoint(VL).processor
+    walks = "{% for m in messages %}{{ m.role }}: {% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    for asks in ("{% if messages[0].arguments is string %}{% endif %}", ""):
+        assert render(owner, HELLO, chat={"template": asks + walks}) == "user: Hello"
+    takes_both = "{% for m in messages %}{{ m.content[0].text if m.content is not string else m.content }}!{% endfor %}"
+    assert render(owner, HELLO, chat={"template": takes_both}) == "Hello!"

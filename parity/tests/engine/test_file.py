@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import subprocess
@@ -78,7 +79,7 @@ ALONE = """
 import sys
 from pathlib import Path
 sys.path += sys.argv[2:]
-from gen_engine import BackendMissing, Plugin, load
+from gen_engine import BackendMissing, Plugin, load, load_image
 
 ask = {"messages": [{"role": "user", "content": "a"}]}
 with load(sys.argv[1]) as engine:
@@ -89,9 +90,11 @@ with load(sys.argv[1]) as engine:
         "escaping": lambda: answer([{**ask, "chat": {"special_tokens": "refuse"}}]),
         "fallback": lambda: load(sys.argv[1], backend="auto"),
         "forcing": lambda: answer([ask], {"replay": [[5]]}),
+        "image_urls": lambda: load_image("data:image/png;base64,"),
         "plugin_hooks": lambda: answer([ask], plugins=[Plugin()]),
         "scoring": lambda: engine.score_batch([("a", "b")]),
         "structured": lambda: answer([{**ask, "structured": {"json_object": True}}]),
+        "tool_calls": lambda: answer([{"messages": [*ask["messages"], {"role": "assistant", "tool_calls": [{}]}]}]),
         "weights": lambda: engine.update_weights({}),
     }
     for name, call in calls.items():
@@ -110,6 +113,18 @@ def test_the_file_alone_names_the_companion_that_a_call_needs(tmp_path: Path) ->
     (tmp_path.parent / "parity").symlink_to(ROOT / "parity")  # as beside a package among installed ones
     command = [sys.executable, "-c", ALONE, str(TEXT), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    names = ["adapters", "answer_cache", "escaping", "fallback", "forcing", "plugin_hooks", "scoring", "structured"]
-    fixes = [f"copy parity/companions/{name}.py there" for name in (*names, "weights")]
+    names = ["adapters", "answer_cache", "escaping", "fallback", "forcing", "image_urls", "plugin_hooks", "scoring"]
+    fixes = [f"copy parity/companions/{name}.py there" for name in (*names, "structured", "tool_calls", "weights")]
     assert done.stdout.splitlines() == [*fixes, "2"], done.stderr
+
+
+def test_a_module_that_only_has_a_companions_name_is_not_taken_for_it(tmp_path: Path) -> None:
+    for folder, files in {"lib": ("gen_engine.py", "parity/companions/scoring.py"), "other": ()}.items():
+        (tmp_path / folder).mkdir()
+        for file in files:
+            shutil.copy(ROOT / file, tmp_path / folder)
+    (tmp_path / "other/scoring.py").write_text("GRADE = 1\n")
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "other"), str(tmp_path / "lib")])}
+    command = [sys.executable, "-c", "import gen_engine; gen_engine.companion('scoring')"]
+    done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False)
+    assert "BackendMissing" in done.stderr and "other/scoring.py" in done.stderr, done.stderr

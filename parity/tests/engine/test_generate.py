@@ -16,9 +16,11 @@ from gen_engine import (
     GenerationEngine,
     GenerationOptions,
     GenerationResult,
+    ModelLoadConfig,
     RowWatch,
     UnsupportedError,
     generate_text_batch,
+    read_checkpoint,
     truncate_at_stops,
 )
 from parity.tasks import text_tasks
@@ -491,3 +493,17 @@ def test_describe_says_what_is_loaded(text: GenerationEngine, backend: str) -> N
     assert (said["backend"], said["architecture"], said["dtype"]) == (backend, "Qwen3ForCausalLM", "float32")
     assert (said["max_model_len"], said["supports_vlm"]) == (WINDOW, False)
     assert len(said["eos_token_ids"]) == 2
+
+
+def test_a_dtype_is_not_read_off_an_adapter_that_lies_beside_the_weights(edited: Any) -> None:
+    torch, safetensors = importlib.import_module("torch"), importlib.import_module("safetensors.torch")
+    model = edited(TEXT, {"config.json": {"torch_dtype": None}})
+    adapter = {"adapter": torch.zeros(2, dtype=torch.float16)}
+    safetensors.save_file(adapter, model / "adapter_model.safetensors", {"format": "pt"})
+    assert read_checkpoint(ModelLoadConfig(model=str(model))).dtype == "float32"
+
+
+def test_a_checkpoint_of_doubles_is_computed_in_single_precision(edited: Any) -> None:
+    """In bfloat16 three digits of each weight were lost without a word."""
+    with open_engine(edited(TEXT, {"config.json": {"torch_dtype": "float64"}}), "hf") as engine:
+        assert loaded_dtype(engine) == "torch.float32"

@@ -312,6 +312,17 @@ def test_logits_that_are_not_numbers_are_an_error_that_says_so(backend: str, edi
             engine.score_batch([("The capital", " of France"), ("a", " b")])
 
 
+def test_logits_that_are_not_numbers_are_seen_when_another_engine_was_closed(edited: Any) -> None:
+    """vLLM forgets then what its environment was when it was loaded."""
+    with open_engine(edited(TEXT, {}), "vllm") as engine:
+        with open_engine(TEXT, "vllm") as other:
+            other.generate_text_batch([FRANCE], {"max_new_tokens": 2})
+        norm = {"model.norm.weight": importlib.import_module("torch").full((64,), math.nan)}
+        engine.update_weights(norm, version="broken")
+        with pytest.raises(EngineError, match="request 0: the model's logits are not numbers"):
+            engine.generate_text_batch([FRANCE], {"max_new_tokens": 4})
+
+
 def test_a_row_whose_logits_are_no_numbers_costs_itself_and_nothing_later(backend: str, edited: Any) -> None:
     """What it leaves in vLLM's cache would make other rows' logits NaN, in this call and in all later ones."""
     tensors = importlib.import_module("safetensors.torch")

@@ -164,3 +164,30 @@ def test_a_stop_string_behind_the_minimum_ends_the_row(text: GenerationEngine) -
     since = len(text.tokenizer.decode(free.token_ids[:4]))
     assert (stopped.finish_reason, stopped.stop_reason) == ("stop", ",")
     assert stopped.text == free.text[: free.text.index(",", since)]
+
+
+LLAMA = TEXT.parent / "random-llama"  # special tokens of its tokenizer stand in no list of special tokens
+
+
+def test_a_special_token_that_no_list_names_is_one_for_stops() -> None:
+    """skip_special_tokens leaves it out of every text, so no string finds it: its id ends the row."""
+    checkpoint = read_checkpoint(ModelLoadConfig(model=str(LLAMA)))
+    token = "<|im_start|>"
+    number = checkpoint.tokenizer.convert_tokens_to_ids(token)
+    assert token not in checkpoint.tokenizer.all_special_tokens
+    plan = make_plan(GenerationOptions(stop=StopOptions(strings=(token,)), min_new_tokens=2), checkpoint)
+    ending = find_ending([5, 6, 7, number, 8], plan)
+    assert ending is not None and (ending.count, ending.stop_reason) == (4, token)
+    with pytest.raises(OptionError, match="contains a special token"):
+        make_plan(GenerationOptions(stop=StopOptions(strings=(f"x{token}",))), checkpoint)
+
+
+def test_special_tokens_between_the_parts_of_a_stop_do_not_hide_it() -> None:
+    checkpoint = read_checkpoint(ModelLoadConfig(model=str(LLAMA)))
+    encode = functools.partial(checkpoint.tokenizer.encode, add_special_tokens=False)
+    hidden = checkpoint.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    plan = make_plan(GenerationOptions(stop=StopOptions(strings=("ab",)), max_new_tokens=40), checkpoint)
+    watch = RowWatch(plan, PROMPT)
+    for token in [*encode("a"), *[hidden] * 9, *encode("b")]:
+        is_over = watch.push(token)
+    assert is_over

@@ -434,6 +434,8 @@ def test_a_file_url_is_read_under_the_root_only(tmp_path: Path) -> None:
     for url in [*outside, (root / "link.png").as_uri()[:7] + f"{root}/link.png"]:
         with pytest.raises(ImageError, match="is outside image_root"):
             load_image(url, root=root)
+    with pytest.raises(ImageError, match="is no path"):
+        load_image(f"file://{root}/%00", root=root)
     with pytest.raises(ImageError, match="pass image_root|Pass image_root"):
         load_image((root / "a b.png").as_uri())
 
