@@ -1,4 +1,4 @@
-# Everything here runs in .venv, which the first target that needs it builds from nothing (about 6 GB, no GPU needed).
+# Everything here runs in .venv, which the first target that needs it builds from nothing (about 7 GB, no GPU needed).
 # Python >= 3.11 for the development set-up (vLLM's CPU wheel); gen_engine.py itself runs on 3.10 too.
 PYTHON ?= python3
 VENV   := .venv

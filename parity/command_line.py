@@ -11,21 +11,23 @@ written), 5 nothing compared.
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gen_engine
 from parity import demo, laws, libraries, shell, vendor
 from parity.bench import bench
 from parity.companions import batch_files
 from parity.diff import commands as differing
-from parity.golden import GoldenError
+from parity.golden import GoldenError, SettingsError
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import answers
@@ -140,7 +142,19 @@ class Parsers:
         if words and (problem := self.problem_of(words[0])):
             print(f"{self.program.started_as}: {problem}", file=sys.stderr)
             raise SystemExit(USAGE)
-        return self.top.parse_args(words)
+        args, unknown = self.top.parse_known_args(words)
+        if unknown:
+            self.refuse(args.command_name, unknown)
+        return args
+
+    def refuse(self, command: str, unknown: Sequence[str]) -> NoReturn:
+        """Say which words a command does not know, with a guess for an option. Ends the program."""
+        parser = {**self.users, **self.developers}[command]
+        problem = f"unrecognized arguments: {' '.join(unknown)}"
+        known = re.findall(r"--[\w-]+", parser.format_help())
+        if close := difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1):
+            problem += f"; did you mean {close[0]}?"
+        parser.error(problem)
 
     def problem_of(self, word: str) -> str | None:
         """What is wrong with a word that stands for a command; None if it is one, or an option."""
@@ -189,7 +203,11 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         return NOBODY_READS
     except (GoldenError, ValueError, LookupError) as error:
         print_error(program, error)
-        return USAGE if isinstance(error, (ValueError, LookupError)) else CANNOT
+        return USAGE if isinstance(error, (SettingsError, ValueError, LookupError)) else CANNOT
+    except FileNotFoundError as error:
+        is_named = error.filename is not None and str(error.filename) in map(str, vars(args).values())
+        print_error(program, ValueError(f"there is no file {error.filename}; check its path") if is_named else error)
+        return USAGE if is_named else CANNOT
     except (OSError, gen_engine.GenEngineError) as error:
         print_error(program, error)
         return CANNOT

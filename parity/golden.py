@@ -551,12 +551,20 @@ SETTINGS: dict[str, type] = {
 }  # fmt: skip
 
 
+class SettingsError(GoldenError):
+    """sites.json or the command line is wrong, which says nothing of any golden."""
+
+
 def settings_faults(said: Any) -> Iterator[Fault]:
     """What is wrong with a sites.json."""
     if not isinstance(said, dict) or not all(isinstance(entry, dict) for entry in said.values()):
         yield "it", "is not an object of objects, one per site"
         return
     for site, entry in said.items():
+        for name in entry.keys() - SETTINGS.keys():
+            close = difflib.get_close_matches(name, SETTINGS, n=1)
+            known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SETTINGS)}"
+            yield f"{site}.{name}", f"is no setting; {known}"
         for name, kind in SETTINGS.items():
             found = entry.get(name, kind())
             inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
@@ -587,9 +595,12 @@ class Store:
     def settings(self) -> dict[str, dict[str, Any]]:
         """sites.json: what belongs to a site beside its cases."""
         path = self.root / "sites.json"
-        said = read_json(path) if path.exists() else {}
+        try:
+            said = read_json(path) if path.exists() else {}
+        except GoldenError as error:
+            raise SettingsError(str(error)) from error
         for place, problem in settings_faults(said):
-            raise GoldenError(f"{path}: {place} {problem}; correct it")
+            raise SettingsError(f"{path}: {place} {problem}; correct it")
         return dict(said)
 
     def set_site(self, site: str, **changes: Any) -> None:

@@ -251,14 +251,21 @@ def status(path: Path) -> Status:
 
 
 def statuses(path: Path) -> list[Status]:
-    """Of one file, or of what a folder holds of ours by name. Raises VendorError."""
+    """Of one file, or of what a folder holds of ours: by name, or by the first line. Raises VendorError."""
     if not path.is_dir():
         return [status(path)]
     names = [NAME, *(f"{name}.py" for name in companions())]
-    found = [status(path / name) for name in names if (path / name).exists()]
-    if not found:
+    copies = [path / name for name in names if (path / name).exists()]
+    copies += [file for file in sorted(path.glob("*.py")) if file.name not in names and is_ours(file)]
+    if not copies:
         raise VendorError(f"{path} holds none of {', '.join(names)}; name the copied file")
-    return found
+    return [status(copy) for copy in copies]
+
+
+def is_ours(file: Path) -> bool:
+    """Whether a file says so in its first lines: an engine under another name."""
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        return "the gen_engine authors" in stream.read(400)
 
 
 def describe(s: Status) -> str:

@@ -38,7 +38,7 @@ from fnmatch import fnmatch
 from typing import Any, Protocol, TypeVar
 
 from parity.acceptance import with_acceptances
-from parity.golden import Case, GoldenError, Store, chosen_cases, environment
+from parity.golden import Case, GoldenError, SettingsError, Store, chosen_cases, environment
 from parity.judge.session import Session, new_function
 from parity.judge.site import Pending, check_site, error_outcome, missing
 from parity.judge.worker import Died, Worker, settle
@@ -93,7 +93,7 @@ def named_function(old: Case, settings: Mapping[str, Any]) -> str:
 def merged_settings(
     store: Store, sites: Sequence[str], moved: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """sites.json with what the command line says of moved code. Raises GoldenError where nothing
+    """sites.json with what the command line says of moved code. Raises SettingsError where nothing
     was recorded of a module: the old code would be run, and pass."""
     said = store.settings()
     functions = {site: set(said.get(site, {}).get("functions", ())) for site in sites}
@@ -106,7 +106,7 @@ def merged_settings(
         modules = {function.rpartition(":")[0] for function in known}
         if wrong := [old for old in named if ":" not in old and known and old not in modules]:
             said_so = f"{place} {wrong[0]!r}: nothing was recorded there"
-            raise GoldenError(
+            raise SettingsError(
                 f"{said_so}; name the place of one of these: {', '.join(sorted(known))}"
             )
     return {

@@ -205,8 +205,8 @@ def end_lines(done: Recorded, store: Store) -> Iterator[str]:
         )
     elif done.refused:
         yield (
-            "goldens that differ are replaced with --overwrite only; calls of another script are "
-            "another site"
+            "goldens that differ are replaced with --overwrite only; record other calls in one run "
+            "with these: -- sh -c 'python app.py a.txt; python app.py b.txt'"
         )
     elif done.written:
         yield (
@@ -342,7 +342,8 @@ def add_record(sub: Any) -> None:
         "record",
         help="run unmodified old code and keep what it does",
         epilog="example: python -m parity record --site app.summaries:summarize "
-        "-- python -m app.main photo.jpg",
+        "-- python -m app.main photo.jpg; exit code 4: goldens were written, 0: none was new, "
+        "1: some differ and were not replaced",
     )
     add = parser.add_argument
     site_help = "a call site; MOD may be script.py"

@@ -249,6 +249,8 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
     only_old = () if args.ab else only_old_lines(check.outcomes)  # --ab refuses that by itself
     check = dataclasses.replace(check, asked_with=moved_words(args), only_old=only_old)
     print(console(check, colour=colour()))
+    if not check.outcomes and not store.sites():
+        print(f"no goldens under {store.root}")
     if check.failing() and args.moved:
         print(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
     write_reports(
@@ -272,7 +274,7 @@ def run_explain(args: argparse.Namespace) -> int:
     keep_offline()
     if "/" not in args.case:
         raise ValueError(
-            f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list` shows them"
+            f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list --cases` shows"
         )
     check = checked(args, store, [args.case], must_exist=True)
     for outcome in check.outcomes:

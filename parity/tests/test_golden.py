@@ -21,6 +21,7 @@ from PIL import Image
 from parity.golden import (
     Case,
     GoldenError,
+    SettingsError,
     Store,
     case_faults,
     coded,
@@ -223,7 +224,15 @@ def test_a_blob_is_named_by_its_content_alone(store: Store, tmp_path: Path) -> N
 def test_broken_settings_are_an_error_that_names_the_file(store: Store, said: Any) -> None:
     store.write(CASE)
     (store.root / "sites.json").write_text(json.dumps(said))
-    with pytest.raises(GoldenError, match=r"sites.json: .*correct it"):
+    with pytest.raises(SettingsError, match=r"sites.json: .*correct it"):
+        store.settings()
+
+
+def test_a_setting_that_nothing_reads_is_refused_with_a_guess(store: Store) -> None:
+    """A site whose backends were misspelt was checked on hf alone, and passed."""
+    store.write(CASE)
+    (store.root / "sites.json").write_text(json.dumps({"site": {"backend": ["hf", "vllm"]}}))
+    with pytest.raises(SettingsError, match=r"site.backend is no setting; did you mean 'backends'"):
         store.settings()
 
 

@@ -41,6 +41,22 @@ def test_main_mistyped_command_exits_2_with_a_guess(word: str, said: str, capsys
     assert said in error and "usage" not in error
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["check", "--backand", "hf"], "unrecognized arguments: --backand; did you mean --backend?"),
+        (["generate", "--max-tokens=5", "--model", "m", "Hi"], "did you mean --max-new-tokens?"),
+        (["list", "--zzz"], "unrecognized arguments: --zzz"),
+    ],
+)
+def test_main_mistyped_option_exits_2_with_a_guess(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ending(words) == 2
+    error = capsys.readouterr().err
+    assert said in error and f"parity {words[0]}" in error
+
+
 def test_main_version_is_the_engines(capsys: pytest.CaptureFixture[str]) -> None:
     assert ending(["--version"]) == 0
     assert capsys.readouterr().out.strip() == f"parity {gen_engine.__version__}"

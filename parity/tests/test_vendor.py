@@ -170,6 +170,18 @@ def test_companions_go_beside_it_and_each_has_its_own_state(project: Path, tmp_p
     assert [found.state for found in vendor.statuses(folder)] == ["current"] * 3
 
 
+def test_a_renamed_engine_is_found_in_its_folder(project: Path, tmp_path: Path) -> None:
+    """It was passed over where a companion lay beside it."""
+    folder = tmp_path / "bot"
+    vendor.copy_to(folder, ["tool_calls"])
+    (folder / "gen_engine.py").unlink()
+    (folder / "engine.py").write_text(f"# Copyright (c) 2026 the gen_engine authors.\n{NEW}edited = 1\n")
+    assert {found.path.name: found.state for found in vendor.statuses(folder)} == {
+        "tool_calls.py": "current",
+        "engine.py": "edited",
+    }
+
+
 def test_a_companion_under_another_name_is_known_by_its_lines(project: Path, tmp_path: Path) -> None:
     renamed = tmp_path / "calls_of_tools.py"
     renamed.write_text((project / "parity/companions/tool_calls.py").read_text())

@@ -62,7 +62,7 @@ def test_a_move_of_what_was_not_recorded_does_not_run_the_old_code(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would pass: nothing is moved, and the old code gives what it gave."""
-    assert main(["check", "--moved", "moved.py=better"]) == 3
+    assert main(["check", "--moved", "moved.py=better"]) == 2
     assert "--moved 'moved.py': nothing was recorded there; name the place of one of these: moved:answer" in said_by(
         capsys
     )
@@ -200,6 +200,10 @@ def test_cases_that_are_not_for_a_backend_are_left_out_and_named(
         (["check", "other"], 4, "no golden under golden/other; record the old code first"),
         (["list", "--goldens", "nowhere"], 5, "no goldens under nowhere; record the old code first: python -m parity"),
         (["check", "--goldens", "nowhere"], 5, "python -m parity record --site"),
+        (["check", "--goldens", "nowhere"], 5, "no goldens under nowhere"),
+        (["check", "--moved", "movd=other"], 2, "--moved 'movd': nothing was recorded there"),
+        (["explain", "answers"], 2, "write SITE/CASE, as `python -m parity list --cases` shows"),
+        (["compare", "no.jsonl", "no.jsonl"], 2, "there is no file no.jsonl; check its path"),
         (["check", "answers/*"], 0, "1 IDENTICAL"),
     ],
 )
