@@ -35,7 +35,14 @@ from parity.judge.stages.stage import (
     Tools,
     cause_of_table,
 )
-from parity.record.rows import CHOSEN_BY_ITSELF, MASKS, NEUTRAL, PENALTIES, PLUGIN_SETTINGS
+from parity.record.rows import (
+    CHOSEN_BY_ITSELF,
+    MASKS,
+    NEUTRAL,
+    PENALTIES,
+    PLUGIN_SETTINGS,
+    STRUCTURED,
+)
 from parity.verdict import Difference, brief, equal
 
 with warnings.catch_warnings():
@@ -94,9 +101,18 @@ def is_other_setting(name: str, old: Row, new: Row) -> bool:
         return not has_as_many and bool(before != after)
     if name in ONLY_DRAWN and not (is_drawn(old) and is_drawn(new)):
         return False
-    if name in PLUGIN_SETTINGS and has_as_many and None in (before, after):
-        return False  # it may be written as a processor: only the ids can tell
+    if has_as_many and is_hidden(name, old, new):
+        return False
     return not is_same_setting(name, before, after)
+
+
+def is_hidden(name: str, old: Row, new: Row) -> bool:
+    """Whether a setting that a row does not name may be what one of its processors does: only the
+    ids can tell."""
+    told = {*MASKS, "penalties", STRUCTURED} - {name}
+    rows = [row for row in (old, new) if entry(row, "sampling", name) is None]
+    hides = any({*(entry(row, "sampling", "processors") or ())} - told for row in rows)
+    return name in PLUGIN_SETTINGS and hides
 
 
 def is_same_setting(name: str, before: Any, after: Any) -> bool:

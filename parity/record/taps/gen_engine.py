@@ -106,7 +106,10 @@ def engine_sampling(
     for name, value in below.items():
         if name not in settings or settings[name]["value"] != value:
             settings[name] = sourced(value, "below the engine")
-    settings.update(plugin_settings(plugins, PLUGIN_SETTINGS))
+    by_plugins = plugin_settings(plugins, PLUGIN_SETTINGS)
+    if penalty := by_plugins.get("repetition_penalty"):  # each divides the logits
+        penalty["value"] *= settings["repetition_penalty"]["value"]
+    settings.update(by_plugins)
     if settings["temperature"]["value"] and seed is not None:
         settings["seed"] = sourced(seed, "caller")
     return settings

@@ -68,6 +68,13 @@ def penalised(processors: list[str], **settings: Any) -> dict[str, Any]:
             penalised(["penalties"], presence_penalty=0.5),
             ["presence_penalty"],
         ),
+        (  # forgotten among others
+            penalised([], presence_penalty=1.5, frequency_penalty=0.5),
+            penalised(["penalties"], presence_penalty=1.5),
+            ["frequency_penalty"],
+        ),
+        (penalised([], frequency_penalty=0.5), penalised(["Damped"]), []),  # which may be it
+        (penalised(["Damped"]), penalised([], frequency_penalty=0.5), []),
         (penalised(["bad_words"]), penalised([]), ["processors"]),
         (
             penalised(["thinking"], thinking_budget=40),
