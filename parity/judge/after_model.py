@@ -37,11 +37,18 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
         return None
     found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
     # Rows of other samples may well be decoded in another way than values.
-    if found is None or (drawn and not found.of_value) or is_marker_cut_by_hand(inquiry, found):
+    if found is None or (drawn and not found.of_value):
+        return None
+    if is_cut_by_hand(inquiry, found):
         return None
     certainty, proof = certainty_of(inquiry, found)
     name = name_of_ending(inquiry, found)
     return named_cause(name, certainty, found.sentence(), proof)
+
+
+def is_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
+    """Whether both ways are the library's only in name: it was seen to do otherwise."""
+    return is_marker_cut_by_hand(inquiry, found) or is_stop_cut_by_hand(inquiry, found)
 
 
 def is_marker_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
@@ -50,6 +57,15 @@ def is_marker_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
     if found.cause != "decode.skip_special" or ADDED not in ways:
         return False
     return all("text" in a and a["text"] == b.get("text") for a, b in inquiry.pairs)
+
+
+def is_stop_cut_by_hand(inquiry: Inquiry, found: Found) -> bool:
+    """Whether the new texts were seen with their stops, and the value is without, or the other way
+    round: what the engine was told of stops is not what differs."""
+    stops = tuple(told_stops(inquiry.new))
+    texts = [row["text"] for row in inquiry.new.rows if row.get("text")]
+    keeps = any(text.endswith(stops) for text in texts)
+    return bool(texts) and "include_stop" in found.fields and keeps != found.new.include_stop
 
 
 def name_of_ending(inquiry: Inquiry, found: Found) -> str:

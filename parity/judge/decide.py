@@ -127,7 +127,8 @@ def of_followed_draws(findings: Findings) -> Judged | None:
     asked = Comparison(*parts, findings.comparison.tools)
     if not is_only_drawn(asked) or asked.broken:
         return None
-    verdict, cause, notes = findings.samples.judge(*parts)
+    has_as_many = len(findings.old.rows) == len(findings.new.rows)
+    verdict, cause, notes = findings.samples.judge(*parts, count_copies=has_as_many)
     if verdict not in FOLLOWS_SETTINGS:
         return verdict, cause, notes
     told = f"of {len(asked.old.rows)} rows nothing but draws differs"

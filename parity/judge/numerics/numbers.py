@@ -52,11 +52,13 @@ def are_all(kind: Any, *values: Any) -> bool:
 
 
 def gap_in_nats(old: float, new: float) -> float:
-    """How far numbers are apart, in what rounding is measured in: as a log-probability's nats are
-    nats, those of a probability, or of a perplexity, are a part of it, and near to zero those of
-    both are."""
+    """How far numbers are apart, in what rounding is measured in: a log-probability's nats are
+    nats, and no other is below zero; those of a probability, or of a perplexity, are a part of
+    it."""
     apart = abs(old - new)
     size = max(abs(old), abs(new))
+    if max(old, new) <= 0:
+        return apart
     if size < 1:
         return apart if equal(old, new) else apart / size
     if min(old, new) <= 1:

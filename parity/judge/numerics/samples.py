@@ -84,8 +84,9 @@ class Samples:
     ledgers: Ledgers
     paths: dict[Any, Reader] = field(default_factory=dict)
 
-    def judge(self, old: Case, new: Case) -> Judged:
-        """Other samples under equal settings: do they follow them?"""
+    def judge(self, old: Case, new: Case, *, count_copies: bool = True) -> Judged:
+        """Other samples under equal settings: do they follow them?   count_copies: not where fewer
+        answers are given, to a prompt that may be asked several times with one seed."""
         try:
             golden = self.samples_of(old, new, old)
             moved = self.samples_of(old, new, new)
@@ -98,7 +99,8 @@ class Samples:
         before = evidence_of(golden, ledger.alpha)
         if before.is_fault and before.fault != COPY:
             return judge_golden(before, is_loop)
-        evidence = evidence_of(moved, ledger.alpha, count_copies=not before.is_fault)
+        counts = count_copies and not before.is_fault
+        evidence = evidence_of(moved, ledger.alpha, count_copies=counts)
         if evidence.is_fault:
             return "DRIFT", cause_of_samples(evidence, is_cached(new)), ()
         ledger.samples[old.case] = moved

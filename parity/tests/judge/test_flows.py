@@ -53,7 +53,7 @@ def test_what_is_asked_with_other_draws_is_no_difference(
     turns: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
-    monkeypatch.setattr(samples.Samples, "judge", lambda *_: ("SAME-SETTINGS", None, ("few",)))
+    monkeypatch.setattr(samples.Samples, "judge", lambda *_, **__: ("SAME-SETTINGS", None, ("few",)))
     new = case(*turns, value=["g"])
     parts = up_to_draws(GOLDEN, new)
     assert parts is not None and [len(part.rows) for part in parts] == [1, 1]
@@ -294,7 +294,7 @@ def test_calls_that_were_added_and_change_nothing_are_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
-    monkeypatch.setattr(samples.Samples, "judge", lambda *_: ("SAME-SETTINGS", None, ("few",)))
+    monkeypatch.setattr(samples.Samples, "judge", lambda *_, **__: ("SAME-SETTINGS", None, ("few",)))
     new = case(drawn([7, 9]), drawn([6, 9], **OTHERWISE), read([2]), value=["g"])
     forced = replace(GOLDEN, rows=(*GOLDEN.rows, read([2])))
     assert check.Judge(Store(tmp_path), "hf", lambda *_: forced).outcome(GOLDEN, new).verdict == "SAME-SETTINGS"

@@ -104,6 +104,7 @@ def test_prompts_that_one_side_alone_asks_for(old: list[list[int]], new: list[li
         ([0.004], [0.005], pytest.approx(0.2)),  # of a small number, a part of it
         ([100.0], [101.0], pytest.approx(0.00995, abs=1e-5)),  # of a perplexity, too
         ([-100.0], [-101.0], 1.0),  # and of a sum of log-probabilities what it is
+        ([-7.5e-05], [-7.75e-05], pytest.approx(2.5e-06)),  # of one of a sure token, too: a step of its logit
         ([0.0], [1e-6], 1e-6),  # as near to zero as float32 tells
         ([[[7, -1.0], [8, -1.5]]], [[[8, -1.25], [7, -1.25]]], 0.25),  # best tokens, in another order
         ({"a": -1.0, "b": -1.5}, {"a": -1.125, "c": -1.5}, 0.125),  # b was no better than c is

@@ -276,3 +276,10 @@ def test_one_way_that_makes_both_texts_of_a_row_that_went_on_is_no_cause(monkeyp
     old = case(row(output_ids=[4, 5], text="de", stop={"criteria": ["until"]}), value=[{"raw": "de", "text": "de"}])
     new = case(row(output_ids=[4, 5, 6, 9], text="def"), value=[{"raw": "def#", "text": "def"}])
     assert by_endings(inquiry_of(old, new, (), TOOLS.decode, None, TOOLS)) is None
+
+
+def test_a_stop_that_the_new_texts_keep_and_the_value_lacks_was_cut_behind_them() -> None:
+    """Own code lost the last piece of a stream; the engine kept the stop, as it was told."""
+    old = case(row(output_ids=[4, 5, 6], stop={"strings": ["f"]}), value=["def"])
+    new = case(row(output_ids=[4, 5, 6], text="def", stop={"strings": ["f"]}), value=["de"])
+    assert by_endings(inquiry_of(old, new, (), TOOLS.decode, None, TOOLS)) is None
