@@ -27,7 +27,11 @@ LOAD: dict[str, Any] = {
 
 # Fewer places than a case has rows, so that rows join others.
 FEW = {**LOAD["vllm"]["vllm_kwargs"], "max_num_seqs": 3, "gpu_memory_utilization": 0.3}  # several engines at once
-LOADS = {name: {"vllm": {"vllm_kwargs": FEW}} for name in ("selftest", "service")}
+# Rows join by a decoder on transformers alone.
+LOADS: dict[str, Any] = {
+    "selftest": {"vllm": {"decoder": None, "vllm_kwargs": FEW}},
+    "service": {"vllm": {"vllm_kwargs": FEW}},
+}
 
 # In bfloat16 vLLM's kernels do not round on every CPU (parity.kernels), which many unsure tokens show.
 COARSE = ("adapters-bfloat16", "bfloat16-best-tokens", "scores-bfloat16", "then-bfloat16")

@@ -139,7 +139,7 @@ class ContinuousLoop(DecodeLoop):
             if result is not None:
                 self._take(manager, result)
             elif not manager.is_running():
-                raise RuntimeError(f"continuous batching ended: {manager.fatal_error}")
+                raise RuntimeError("continuous batching ended before its rows; see its log")
 
     def _begin(self, manager: Any, width: int, places: int) -> None:
         """Hand over as many of the waiting rows as may run."""

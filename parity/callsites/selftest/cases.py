@@ -263,7 +263,9 @@ def text_cases(ask: Any) -> None:
     ask("last-ids-of-a-window", SURE, chat("You know this. " * 8 + FRANCE, COUNT), window=64, keep_last=50)
     narrow = {"window": 64, "dtype": "bfloat16"}
     ask("by-the-spare", SURE, chat("You know this. " * 8 + FRANCE, COUNT), enough=7, spare=True, **narrow)
-    ask("goes-on-behind-the-least", SURE, chat(FRANCE), go_on=True, stop=["!"], min_new_tokens=24, spare=True)
+    least = {"go_on": True, "min_new_tokens": 24, "spare": True}
+    ask("goes-on-behind-the-least", SURE, chat(FRANCE), stop=["!"], **least)
+    ask("goes-on-to-a-marker", SURE, chat(FRANCE), stop=["<|endoftext|>"], **least)
     ask("last-ids-llama", LLAMA, raw(*RAGGED), keep_last=6, max_new_tokens=12)
     many = [f"{text}{end}" for end in ("", " and", " or") for text in RAGGED]  # enough to tell the size of rounding
     ask("bfloat16-best-tokens", LLAMA, raw(*many), dtype="bfloat16", max_new_tokens=8, logprobs=3)
