@@ -565,6 +565,9 @@ def settings_faults(said: Any) -> Iterator[Fault]:
             close = difflib.get_close_matches(name, SETTINGS, n=1)
             known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SETTINGS)}"
             yield f"{site}.{name}", f"is no setting; {known}"
+        asked = entry.get("backends", ())
+        if isinstance(asked, list) and (strange := [one for one in asked if one not in ("hf", "vllm")]):
+            yield f"{site}.backends", f"holds {strange[0]!r}, which is neither hf nor vllm"
         for name, kind in SETTINGS.items():
             found = entry.get(name, kind())
             inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found

@@ -219,7 +219,15 @@ def test_a_blob_is_named_by_its_content_alone(store: Store, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "said", [[], {"site": 5}, {"site": {"moved": 5}}, {"site": {"backends": [5]}}, {"site": {"cases": {"a": "hf"}}}]
+    "said",
+    [
+        [],
+        {"site": 5},
+        {"site": {"moved": 5}},
+        {"site": {"backends": [5]}},
+        {"site": {"backends": ["hf", "vlm"]}},
+        {"site": {"cases": {"a": "hf"}}},
+    ],
 )
 def test_broken_settings_are_an_error_that_names_the_file(store: Store, said: Any) -> None:
     store.write(CASE)
