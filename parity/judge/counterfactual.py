@@ -91,6 +91,9 @@ def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
     return found
 
 
+NOT_BACK = "putting it back does not bring the old answer back"
+
+
 def by_replay(inquiry: Inquiry) -> Cause | None:
     """The first suspect whose old value alone brings the old answer back; or the fewest that do
     together."""
@@ -124,7 +127,7 @@ def note_failure(inquiry: Inquiry, one: PutBack, again: Case | None) -> None:
         inquiry.untried[one.name] = why
         inquiry.steps.append(f"putting {one.name} back was not tried, because {why}")
     else:
-        said = "putting it back does not bring the old answer back"
+        said = NOT_BACK
         inquiry.steps.append(f"not {one.name} alone: {said}")
 
 
@@ -161,7 +164,7 @@ def put_back_result(name: str, inquiry: Inquiry) -> str:
     nothing = Difference("value", "", None, None)
     if not put_backs([(name, nothing)], inquiry.old, backend_of(inquiry.new)):
         return "putting it back was not tried, because nothing does so"
-    return "putting it back does not bring the old answer back"
+    return NOT_BACK
 
 
 # == Without the cache ==

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from parity.judge.after_model import after_decoding, by_endings
+from parity.judge.after_model import after_decoding, by_endings, value_cause
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.comparison import OF_PROMPTS, Comparison
 from parity.judge.counterfactual import (
+    NOT_BACK,
     asked_as,
     by_cache,
     by_company_exactly,
@@ -89,11 +90,18 @@ def without_proof(inquiry: Inquiry) -> Cause | None:
         return after_decoding(inquiry)
     if not is_upstream and (cause := by_endings(inquiry)) is not None:
         return cause
-    if not inquiry.suspects:
-        return None
+    return of_first_suspect(inquiry) if inquiry.suspects else None
+
+
+def of_first_suspect(inquiry: Inquiry) -> Cause:
+    """The first unequal stage, unless it was seen that the cause is behind the model."""
     name, difference = [*inquiry.counted, *inquiry.suspects][0]
-    proof = f"the first unequal stage; {put_back_result(name, inquiry)}"
-    return difference_cause(name, "likely", difference, proof)
+    result = put_back_result(name, inquiry)
+    if not difference.counts and result == NOT_BACK and are_prefixes(inquiry.pairs):
+        # It passes where the value is the same: what differs was made behind it.
+        proof = f"the ids are the same as far as both go; not {name}: {result}"
+        return value_cause("post.other", "likely", inquiry, proof)
+    return difference_cause(name, "likely", difference, f"the first unequal stage; {result}")
 
 
 def by_number_of_calls(inquiry: Inquiry, *, is_upstream: bool) -> Cause | None:

@@ -13,6 +13,7 @@ from parity.judge.explain import cause_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.stages.sampling import old_sampling
 from parity.tests.conftest import ROOT, Load
+from parity.verdict import Difference
 
 from .inquiries import differences, inquiry_of
 from .test_company import case
@@ -80,3 +81,20 @@ def test_numbers_that_differ_are_no_text_after_decoding(new: Any) -> None:
     found = cause_of(inquiry_of(old, moved, differences(old, moved), TOOLS.decode, None, TOOLS))
     assert found is not None and found.name == "post.other"
     assert found.sentence.startswith("what is made of the model's numbers differs")
+
+
+def test_a_stop_that_passes_elsewhere_and_brings_nothing_back_is_no_cause() -> None:
+    """The old code cut its text by hand, the engine stops there; what is counted of the answers was made behind."""
+    told = {"strings": {"value": ["f"], "from": "caller"}}
+    old = case(row(output_ids=[4, 5, 6, 7], stop={}), value=[{"text": "de", "votes": 2}])
+    new = case(row(output_ids=[4, 5, 6], text="de", stop=told), value=[{"text": "de", "votes": 1}])
+    difference = Difference("stop", "strings", [], ["f"], row=0, counts=False)
+    value = Difference("value", "[0].votes", 2, 1)
+
+    def found(counts: bool) -> str:
+        seen = [replace(difference, counts=counts), value]
+        inquiry = inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: new, TOOLS)
+        return str(cause_of(inquiry))
+
+    assert found(counts=False) == "post.other; likely"
+    assert found(counts=True) == "stop.strings; likely"
