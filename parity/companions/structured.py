@@ -557,7 +557,7 @@ def grammar_for(request: TextGenerationRequest, plan: Plan) -> str:
     options = plan.options
     thinks = request.chat.enable_thinking and not request.continue_final
     if thinks and structured.after is None:
-        fix = "add 'after': '</think>', or 'after': '' for an answer without a thought"
+        fix = "say structured={..., 'after': '</think>'}, or 'after': '' for no thought"
         raise RequestError("the structure leaves no room for the thought", fix=fix)
     if not plan.checkpoint.eos_ids:
         problem = "a structure needs an EOS id, and the checkpoint has none"
