@@ -188,6 +188,12 @@ def run(program: Program, argv: Sequence[str] | None) -> int:
     return exit_code_of(program.name, args)
 
 
+def absent_argument(error: Exception, args: argparse.Namespace) -> str:
+    """The argument that an error says is no file; "" where it says something else."""
+    name = str(error.filename) if isinstance(error, FileNotFoundError) else ""
+    return name if name in map(str, vars(args).values()) else ""
+
+
 def exit_code_of(program: str, args: argparse.Namespace) -> int:
     """Carry the command out; what it raises is printed without a traceback."""
     for name, value in QUIET.items():
@@ -204,10 +210,9 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
     except (GoldenError, ValueError, LookupError) as error:
         print_error(program, error)
         return USAGE if isinstance(error, (SettingsError, ValueError, LookupError)) else CANNOT
-    except FileNotFoundError as error:
-        is_named = error.filename is not None and str(error.filename) in map(str, vars(args).values())
-        print_error(program, ValueError(f"there is no file {error.filename}; check its path") if is_named else error)
-        return USAGE if is_named else CANNOT
     except (OSError, gen_engine.GenEngineError) as error:
+        if name := absent_argument(error, args):
+            print_error(program, ValueError(f"there is no file {name}; check its path"))
+            return USAGE
         print_error(program, error)
         return CANNOT

@@ -555,19 +555,25 @@ class SettingsError(GoldenError):
     """sites.json or the command line is wrong, which says nothing of any golden."""
 
 
+def unknown_settings(site: str, entry: Mapping[str, Any]) -> Iterator[Fault]:
+    """Names, and backends, that nothing reads."""
+    for name in entry.keys() - SETTINGS.keys():
+        close = difflib.get_close_matches(name, SETTINGS, n=1)
+        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SETTINGS)}"
+        yield f"{site}.{name}", f"is no setting; {known}"
+    asked = entry.get("backends")
+    strange = [one for one in asked if one not in ("hf", "vllm")] if isinstance(asked, list) else []
+    if strange:
+        yield f"{site}.backends", f"holds {strange[0]!r}, which is neither hf nor vllm"
+
+
 def settings_faults(said: Any) -> Iterator[Fault]:
     """What is wrong with a sites.json."""
     if not isinstance(said, dict) or not all(isinstance(entry, dict) for entry in said.values()):
         yield "it", "is not an object of objects, one per site"
         return
     for site, entry in said.items():
-        for name in entry.keys() - SETTINGS.keys():
-            close = difflib.get_close_matches(name, SETTINGS, n=1)
-            known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SETTINGS)}"
-            yield f"{site}.{name}", f"is no setting; {known}"
-        asked = entry.get("backends", ())
-        if isinstance(asked, list) and (strange := [one for one in asked if one not in ("hf", "vllm")]):
-            yield f"{site}.backends", f"holds {strange[0]!r}, which is neither hf nor vllm"
+        yield from unknown_settings(site, entry)
         for name, kind in SETTINGS.items():
             found = entry.get(name, kind())
             inner = found.values() if name in ("moved", "arguments") and isinstance(found, dict) else found
