@@ -1102,8 +1102,7 @@ def load_image(
 
     It is turned by its EXIF orientation. A remote URL is given to `loader`, which returns bytes or
     a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
-    in VlmPreprocessOptions. Raises ImageError, and BackendMissing for a URL where image_urls.py is
-    not beside this file."""
+    in VlmPreprocessOptions. Raises ImageError."""
     image_module = lazy_import("PIL.Image")
     if isinstance(source, str) and URL.match(source):
         source = companion("image_urls").open_url(source, loader, root)
