@@ -36,7 +36,6 @@ vllm >= 0.11, pillow."""
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import copy
 import dataclasses
@@ -1102,7 +1101,8 @@ def load_image(
 
     It is turned by its EXIF orientation. A remote URL is given to `loader`, which returns bytes or
     a PIL image; without a loader it is refused. A file: URL must lie under `root`. background: as
-    in VlmPreprocessOptions. Raises ImageError."""
+    in VlmPreprocessOptions. Raises ImageError; BackendMissing for a URL without the companion
+    image_urls.py."""
     image_module = lazy_import("PIL.Image")
     if isinstance(source, str) and URL.match(source):
         source = companion("image_urls").open_url(source, loader, root)
@@ -1324,14 +1324,15 @@ def render(
 def first_stop(text: str, stops: Iterable[str], *, since: int = 0) -> tuple[int, int, str] | None:
     """(start, end, stop) of the stop that completes first after character `since`; of those that
     complete at the same character the longest."""
-    best: tuple[int, int, str] | None = None
+    found = []
     for stop in stops:
-        begin = max(0, since - len(stop) + 1)
-        start = text.find(stop, begin, best[1] if best else None)
-        end = start + len(stop)
-        if start >= 0 and (best is None or (end, start) < (best[1], best[0])):
-            best = start, end, stop
-    return best
+        start = text.find(stop, max(0, since - len(stop) + 1))
+        if start >= 0:
+            found.append((start + len(stop), start, stop))
+    if not found:
+        return None
+    end, start, stop = min(found)
+    return start, end, stop
 
 
 def truncate_at_stops(text: str, stops: str | Iterable[str], *, include_stop: bool = False) -> str:
@@ -1787,14 +1788,16 @@ def fit_to_window(
         return ids
     if options.truncate_prompt and not has_images and limit > 0:
         return ids[-limit:]
-    why = f"the window of {window} less max_new_tokens {taken} leaves {max(room, 0)}"
     if most < room:
         why = f"max_prompt_tokens is {most}"
-    fix = "shorten it or set truncate_prompt=True"
+    else:
+        why = f"the window of {window} less max_new_tokens {taken} leaves {max(room, 0)}"
     if limit <= 0:
         fix = "lower max_new_tokens"
     elif has_images:
         fix = "shorten it (one with images cannot be truncated)"
+    else:
+        fix = "shorten it or set truncate_prompt=True"
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
@@ -1984,12 +1987,18 @@ def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
     def stop_in(count: int) -> tuple[int, int, str] | None:
         return first_stop(plan.decode(ids[:count]), stops, since=since)
 
-    if stop_in(len(ids)) is None:
-        return None
-    counts = range(len(ids))  # of tokens; all of them hold one
-    count = bisect.bisect_left(counts, True, lo=least + 1, key=lambda n: stop_in(n) is not None)
+    without, count = least, len(ids)  # tokens that hold no stop; tokens that hold one
     found = stop_in(count)
-    return Ending(count, "stop", found[2], found[:2]) if found else None
+    if found is None:
+        return None
+    while count - without > 1:
+        middle = (without + count) // 2
+        earlier = stop_in(middle)
+        if earlier is None:
+            without = middle
+        else:
+            count, found = middle, earlier
+    return Ending(count, "stop", found[2], found[:2])
 
 
 def first_end_id(ids: Sequence[int], plan: Plan) -> tuple[int, int | None]:
@@ -2007,14 +2016,16 @@ def find_ending(ids: Sequence[int], plan: Plan) -> Ending | None:
     ids = ids[: plan.options.max_new_tokens]
     reach, end_id = first_end_id(ids, plan)
     by_string = string_end(ids[:reach], plan)
-    if by_string and (
-        by_string.count < reach or end_id is None or isinstance(plan.stop_ids.get(end_id), str)
-    ):
+    if by_string and by_string.count < reach:
         return by_string
+    if end_id in plan.eos_ids:
+        return Ending(reach, "eos", None)
     if end_id is not None:
-        if end_id in plan.eos_ids:
-            return Ending(reach, "eos", None)
-        return Ending(reach, "stop", plan.stop_ids[end_id])
+        why = plan.stop_ids[end_id]
+        by_id = Ending(reach, "stop", why)
+        return by_string if by_string and isinstance(why, str) else by_id
+    if by_string:
+        return by_string
     return Ending(reach, "length", None) if reach == plan.options.max_new_tokens else None
 
 
@@ -2455,6 +2466,19 @@ def oom_error(error: BaseException, row: Row) -> GenEngineError:
     return EngineError(problem, fix="shorten it, or lower max_new_tokens", index=row.place)
 
 
+def ran_out(loop: Any) -> BaseException | None:
+    """Decode; the error where memory ran out, without its frames, which hold the batch."""
+    try:
+        with lazy_import("torch").no_grad():
+            loop.run()
+    except (RuntimeError, MemoryError) as error:
+        if not is_oom(error):
+            raise
+        drop_frames(error)
+        return error
+    return None
+
+
 def free_memory() -> None:
     """Give back what is no longer used, in Python and on the GPU."""
     gc.collect()
@@ -2509,10 +2533,13 @@ def image_columns(
     for row in rows:
         own: dict[str, list[int]] = {name: [] for name in runs[0]}
         for token_id in (*row.prompt.token_ids, *row.response):
-            text = {"input_ids": [token_id]}
-            run = next(left) if token_id in placeholders else text
-            for name, values in own.items():
-                values += run.get(name, [0])
+            if token_id in placeholders:
+                for name, values in next(left).items():
+                    own[name] += values
+            else:
+                for values in own.values():
+                    values.append(0)
+                own["input_ids"][-1] = token_id
         columns.append(own)
     return columns, tensors
 
@@ -2719,9 +2746,11 @@ class DecodeLoop:
     def run(self) -> None:
         """Decode until no row is left; fills the watch of each."""
         batch = None
-        while batch or self.waiting:
+        while batch is not None or self.waiting:
             with self.observer.timed("verify"):
-                batch = batch or self.prepare(self.start(self.room()[0]))
+                if batch is None:
+                    free, _ = self.room()
+                    batch = self.prepare(self.start(free))
                 batch.forward()
             batch.ids, kept = self.decide(batch.logits, batch.processors, batch.ids)
             self.observer.stepped()
@@ -2913,29 +2942,21 @@ class HfBackend:
         while rows:
             places = functools.partial(self._places, budget)
             loop = self.loop(self.model, rows, places, call)
-            try:
-                with lazy_import("torch").no_grad():
-                    loop.run()
+            lack = ran_out(loop)
+            if lack is None:
                 return
-            except (RuntimeError, MemoryError) as error:
-                if not is_oom(error):
-                    raise
-                failed = loop.rows
-                first_line = str(error).partition("\n")[0]
-                log.warning("out of memory with %d rows (%s); halving", len(failed), first_line)
-                longest = max((row.prompt.length for row in failed), default=0)
-                width = longest + call.plan.options.max_new_tokens
-                budget = len(failed) * width // 2
-                lack = None
-                # The last of a batch still has the padding of those that left it.
-                if len(failed) == 1 and 1 in (len(rows), places(width)):
-                    lack = oom_error(error, failed[0])
-            if lack is not None:
+            first_line = str(lack).partition("\n")[0]
+            log.warning("out of memory with %d rows (%s); halving", len(loop.rows), first_line)
+            longest = max((row.prompt.length for row in loop.rows), default=0)
+            width = longest + call.plan.options.max_new_tokens
+            budget = len(loop.rows) * width // 2
+            # The last of a batch still has the padding of those that left it.
+            if len(loop.rows) == 1 and 1 in (len(rows), places(width)):
                 lost = loop.rows.pop()
-                lost.watch.fail(lack)
+                lost.watch.fail(oom_error(lack, lost))
                 call.done(lost.place, lost.watch.completion(lost.ids))
             rows = [*loop.rows, *loop.waiting]
-            del loop, failed
+            del loop
             for row in rows:
                 self._start(row)
             call.observer.restarted([row.watch for row in rows])
@@ -3142,10 +3163,13 @@ def take_tokens(call: Call, row: Row, output: Any) -> bool:
         new = output.outputs[0]
         row.ids = row.ids or tuple(output.prompt_token_ids)
         record_logprobs(watch, new.logprobs or ())
-        ended = watch.over or any(map(watch.push, new.token_ids))
-        if output.finished and not ended and row.prompt.structured is not None:
-            watch.fail(no_token(False, True))
-        watch.over = ended or output.finished
+        for token_id in new.token_ids:
+            if not watch.over:
+                watch.push(token_id)
+        if output.finished and not watch.over:
+            watch.over = True
+            if row.prompt.structured is not None:
+                watch.fail(no_token(False, True))
     if watch.over:
         call.done(row.place, watch.completion(row.ids))
     return bool(watch.over)
@@ -3340,8 +3364,10 @@ def samples_of(prompt: Prompt, plan: Plan) -> list[tuple[Any, Prompt]]:
         own = prompt
         if prompt.seed is not None:
             own = dataclasses.replace(prompt, seed=(prompt.seed + sample) & MOST_SEED)
-        seed = own.seed if plan.options.temperature else None
-        samples.append(((*key, seed) if key else object(), own))
+        own_key: Any = object()  # equal to no other
+        if key is not None:
+            own_key = (*key, own.seed if plan.options.temperature else None)
+        samples.append((own_key, own))
     return samples
 
 
@@ -3612,7 +3638,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             plan = self._plan(options, adopted)
             if options.replay is not None:
                 companion("forcing").check_count(options.replay, requests)
-            prompts = list[Any](requests)
+            prompts: list[Any] = [None] * len(requests)  # a Prompt, or the error in its place
             errors = prompts if on_error == "return" else None
             for index, request in enumerate(requests):
                 with at_request(index, errors):
