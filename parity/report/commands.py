@@ -276,13 +276,14 @@ def run_explain(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.case!r} is no case; write SITE/CASE, as `python -m parity list --cases` shows"
         )
-    check = checked(args, store, [args.case], must_exist=True)
+    with engine_output(None) as log:
+        check = checked(args, store, [args.case], must_exist=True)
     for outcome in check.outcomes:
         print(case_text(outcome, asked_with=moved_words(args), colour=colour()))
         print(chain_text(outcome, store))
     if check.numerics:
         print(numerics_text(check, colour()))
-    return check.exit_code
+    return with_log_named(check.exit_code, log, asked=False)
 
 
 def chain_text(outcome: Outcome, store: Store) -> str:
@@ -318,14 +319,16 @@ def run_accept(args: argparse.Namespace) -> int:
         raise ValueError("accept: say why the difference is wanted, --reason TEXT")
     store, until = Store(args.goldens), until_of(args)
     keep_offline()
-    check = checked(args, store, args.cases, must_exist=True)
+    with engine_output(None) as log:
+        check = checked(args, store, args.cases, must_exist=True)
     open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
         print(
             "nothing to accept:"
             f" {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}"
         )
-        return 2  # usage
+        return with_log_named(2, log, asked=False)  # usage
+    with_log_named(0, log, asked=False)
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
         print(would_cover(outcome, entry))

@@ -26,10 +26,9 @@ WIDTH = 100  # where there is no terminal; one that is wider is not filled, line
 NARROWEST = 60
 LISTED = 8  # of the other cases of one cause, each with its sentence; the rest are named
 GOOD = {"IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION", "SAME-SETTINGS", "ACCEPTED"}
-UNSURE = {"LATENT", "NEAR-TIE"}
 # As exit codes do: what differs, then what could not be judged, then what is not there.
 GRAVEST_FIRST = ("DRIFT", "LATENT", "ERROR", "UNSTABLE", "MISSING", "UNUSED")
-PAINT = {"red": 31, "green": 32, "yellow": 33, "dim": 2, "bold": 1}
+PAINT = {"red": 31, "green": 32, "yellow": 33, "cyan": 36, "dim": 2, "bold": 1}
 
 
 def terminal_width() -> int:
@@ -44,7 +43,7 @@ def paint(text: str, how: str, colour: bool) -> str:
 def hue(verdict: str) -> str:
     if verdict in GOOD:
         return "green"
-    return "yellow" if verdict in UNSURE else "red"
+    return {"LATENT": "yellow", "NEAR-TIE": "cyan"}.get(verdict, "red")  # the second passes
 
 
 def wrapped(text: str, indent: str = "  ") -> str:

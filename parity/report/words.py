@@ -18,7 +18,7 @@ ENDINGS = {
     4: "missing or unused",
     5: "nothing was compared",
 }
-COLOUR = re.compile(r"(\x1b\[(?:[0-2]|3[1-3])m)")  # those of the console's `paint`
+COLOUR = re.compile(r"(\x1b\[(?:[0-2]|3[1-36])m)")  # those of the console's `paint`
 Row = Mapping[str, Any]
 MOST_LINES = 20  # of one kind; a repository that records all goldens again has thousands
 

@@ -22,6 +22,7 @@ Logprobs = Sequence[float | None]  # nats, one per token; None where a path did 
 
 SURE = 0.01  # 1 - p counts as this at least: below, a log-probability's own float32 error shows
 FLOOR = 1e-4  # nats: float32 rounding of a path and of the reference lies below it
+READ = 1e-5  # nats: some units in the last place of a log-probability that is read in float32
 CLIP = 4.0  # sizes: an error counts as this large at most. An expert that flips moves a step by 100
 HUBER = 2.5  # sizes: where the root mean square of a path's own errors is clipped
 
@@ -63,6 +64,7 @@ class Errors:
     rows: cluster -> the row that it was read in.
     position: in the row.   is_answer: of the answer, or of the prompt.
     logprob: the reference's, nats.   old, new, probes: errors, nats of logit.
+    floor: what float32 makes of each error, nats of logit: more where the model is sure.
     is_open: whether the model is unsure enough for rounding to show.
     size: of the old errors, a few large ones aside, nats of logit.
     """
@@ -75,6 +77,7 @@ class Errors:
     old: Array
     new: Array
     probes: Mapping[str, Array]
+    floor: Array
     is_open: Array
     size: float
 
@@ -97,7 +100,8 @@ def errors_of(rows: Sequence[Reading]) -> Errors:
     reference = table[:, 3]
     logprob = np.minimum(reference, 0.0)
     unsure = -np.expm1(logprob)
-    errors = (table.T[4:] - reference) / np.hypot(unsure, SURE)
+    shown = np.hypot(unsure, SURE)
+    errors = (table.T[4:] - reference) / shown
     old, new, *probes = np.nan_to_num(errors, nan=np.inf)
     is_open = unsure > SURE
     return Errors(
@@ -109,6 +113,7 @@ def errors_of(rows: Sequence[Reading]) -> Errors:
         old=old,
         new=new,
         probes=dict(zip(names, probes)),
+        floor=np.maximum(FLOOR, READ / shown),
         is_open=is_open,
         size=robust_size(old[is_open]),
     )

@@ -189,9 +189,9 @@ def interval(s: Sums, statistic: Statistic, *, is_ratio: bool = False) -> Interv
 
 
 def log_ratio(s: Sums) -> Any:
-    """[tokens, old squares, new squares] -> log of the ratio of the root mean squares."""
-    tokens, old, new = s
-    floor = tokens * FLOOR**2
+    """[tokens, old squares, new squares, those of the floor] -> log of the ratio of the root mean
+    squares."""
+    _, old, new, floor = s
     return 0.5 * np.log((new + floor) / (old + floor))
 
 
@@ -284,9 +284,7 @@ def estimates_of(e: Errors, margins: Margins) -> Estimates:
 
 
 def squares_of(e: Errors, chosen: Array | None = None) -> Sums:
-    old = e.clipped(e.old)
-    new = e.clipped(e.new)
-    return sums_of(e, [old**2, new**2], chosen)
+    return sums_of(e, [e.clipped(e.old) ** 2, e.clipped(e.new) ** 2, e.floor**2], chosen)
 
 
 def ratio(e: Errors, name: str, logs: Interval, least: float, most: float) -> Estimate:
@@ -317,7 +315,7 @@ def only_alarm(estimate: Estimate) -> Estimate:
 
 
 def typical(e: Errors, margins: Margins) -> Estimate:
-    hidden = (HIDDEN * e.size) ** 2 + FLOOR**2
+    hidden = (HIDDEN * e.size) ** 2 + e.floor**2
 
     def logs(side: Array) -> Array:
         return np.log(np.minimum(side**2, 1e12) + hidden) / 2
@@ -339,9 +337,9 @@ def worst_row(e: Errors, most: float) -> Estimate:
     in this one is no fault."""
     before = e.clipped(e.old, ROW_CLIP)
     after = e.clipped(e.new, ROW_CLIP)
-    tokens, old, new = sums_of(e, [before**2, after**2])
+    tokens, old, new, floor = sums_of(e, [before**2, after**2, e.floor**2])
     used = np.flatnonzero(tokens > 0)
-    usual = WEIGHT * (e.size**2 + FLOOR**2)
+    usual = floor[used] + WEIGHT * (e.size**2 + FLOOR**2)
     grown = (new[used] + usual) / (old[used] + usual)
     logs = 0.5 * np.log(grown)
     deviations = np.abs(logs - np.median(logs))

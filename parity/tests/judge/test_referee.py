@@ -122,6 +122,20 @@ def test_float32_paths_are_not_held_to_the_size_of_their_rounding() -> None:
     assert judge(site(drawn(), size=2e-6, fault=added(1e-3)), dtype="float32").outcome == "shifted"
 
 
+def test_where_a_model_is_sure_the_last_places_of_a_log_probability_are_no_shift() -> None:
+    """A few-shot prompt repeats itself: its last third is nearly certain, and what float32 rounds in such a
+    log-probability is large beside what the logit moves it by. The old path is the reference's own kernel."""
+    draw, rows = drawn(5), []
+    for _ in range(11):
+        reference = np.concatenate([-draw.exponential(3.0, 80) - 0.3, -draw.exponential(5e-3, 40)])
+        new = reference + draw.normal(scale=FLOAT32, size=120)
+        rows.append(Reading(reference.tolist(), reference.tolist(), new.tolist(), prompt=110))
+    verdict = judge(rows, dtype="float32")
+    assert verdict.outcome == "holds", str(verdict)
+    beyond = [dataclasses.replace(row, new=[value + 1e-3 * draw.normal() for value in row.new]) for row in rows]
+    assert judge(beyond, dtype="float32").outcome == "shifted"
+
+
 @pytest.mark.parametrize("along", ["bias", "scale", "probe"])
 def test_an_effect_below_float32s_own_rounding_is_no_shift(along: str) -> None:
     """The old path and the reference are one kernel, and equal to the bit: there is no noise to compare with."""
