@@ -97,18 +97,15 @@ def pairs_of(outcome: Outcome) -> list[tuple[Row, Row]]:
 
 
 def partings(outcome: Outcome) -> list[Parting]:
-    """The first place inside the rows, and the first inside the value. None of an answer drawn
-    anew, whose cause lies after decoding: the ids are others all the same, and say nothing of
-    it."""
+    """The first place inside the rows, and the first inside the value. Of a cause behind decoding
+    the value alone; none of an answer drawn anew, which is another one all the same."""
     if outcome.old is None or outcome.new is None:
         return []
     pairs = pairs_of(outcome)
-    after_ids = outcome.cause is not None and outcome.cause.name.startswith(("post.", "decode."))
-    if after_ids and any(
-        is_drawn(old) and old["output_ids"] != new["output_ids"] for old, new in pairs
-    ):
+    found = [parting("value", outcome.old.get("value"), outcome.new.get("value"))]
+    if outcome.cause is None or not outcome.cause.name.startswith(("post.", "decode.")):
+        rows = (p for number, pair in enumerate(pairs) for p in row_partings(number, *pair) if p)
+        found.insert(0, next(rows, None))
+    elif any(is_drawn(old) and old["output_ids"] != new["output_ids"] for old, new in pairs):
         return []
-    rows = (p for number, pair in enumerate(pairs) for p in row_partings(number, *pair) if p)
-    inside = next(rows, None)
-    value = parting("value", outcome.old.get("value"), outcome.new.get("value"))
-    return [found for found in (inside, value) if found]
+    return [one for one in found if one]

@@ -201,6 +201,14 @@ def test_colour_only_where_it_is_asked_for() -> None:
     assert plain == console(mixed(), colour=False)
 
 
+def test_ids_are_no_evidence_of_what_was_done_behind_decoding() -> None:
+    ended = babbler()
+    assert "output ids of row 0" in console(Check((ended,)))
+    behind = dataclasses.replace(ended, cause=Cause("post.other", "likely", "it is cut", "the ids are the same"))
+    said = console(Check((behind,)))
+    assert "output ids" not in said and "value, from character 21 on" in said
+
+
 def test_a_cause_is_one_block_with_its_sites_and_backends() -> None:
     hf = [babbler(f"case{k}") for k in range(40)]
     said = " ".join(console(Check((*hf, babbler("case0", "vllm")))).split())
