@@ -551,20 +551,40 @@ SETTINGS: dict[str, type] = {
 }  # fmt: skip
 
 
+LOAD_FIELDS = (  # of the engine's ModelLoadConfig
+    "model", "backend", "dtype", "device", "attn_implementation", "trust_remote_code", "revision", "max_model_len",
+    "max_batch_tokens", "max_batch_size", "adapters", "logits_hooks", "decoder", "cache", "fallback_backend",
+    "progress", "hf_kwargs", "vllm_kwargs",
+)  # fmt: skip
+BACKENDS = ("hf", "vllm")
+
+
 class SettingsError(GoldenError):
     """sites.json or the command line is wrong, which says nothing of any golden."""
 
 
 def unknown_settings(site: str, entry: Mapping[str, Any]) -> Iterator[Fault]:
     """Names, and backends, that nothing reads."""
-    for name in entry.keys() - SETTINGS.keys():
-        close = difflib.get_close_matches(name, SETTINGS, n=1)
-        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(SETTINGS)}"
-        yield f"{site}.{name}", f"is no setting; {known}"
+    yield from unknown_names(site, entry, SETTINGS, "setting")
     asked = entry.get("backends")
-    strange = [one for one in asked if one not in ("hf", "vllm")] if isinstance(asked, list) else []
+    strange = [one for one in asked if one not in BACKENDS] if isinstance(asked, list) else []
     if strange:
         yield f"{site}.backends", f"holds {strange[0]!r}, which is neither hf nor vllm"
+    load = entry.get("load")
+    if isinstance(load, dict):
+        yield from unknown_names(f"{site}.load", load, BACKENDS, "backend")
+        for backend, fields in load.items():
+            if isinstance(fields, dict):
+                yield from unknown_names(f"{site}.load.{backend}", fields, LOAD_FIELDS, "field of ModelLoadConfig")
+            else:
+                yield f"{site}.load.{backend}", f"is not {KINDS[dict]}"
+
+
+def unknown_names(place: str, entry: Mapping[str, Any], known: Iterable[str], kind: str) -> Iterator[Fault]:
+    for name in sorted(entry.keys() - {*known}):
+        close = difflib.get_close_matches(name, known, n=1)
+        guess = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+        yield f"{place}.{name}", f"is no {kind}; {guess}"
 
 
 def settings_faults(said: Any) -> Iterator[Fault]:

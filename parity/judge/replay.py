@@ -99,6 +99,7 @@ class Replay:
     rows: Sequence[Row] = ()
     store: golden.Store | None = None
     faults: list[str] = field(default_factory=list)  # of ours, which the moved code may catch
+    refused: str = ""  # what `per_backend` says and no engine takes
     ran: dict[tuple[str, str], Any] = field(
         default_factory=dict
     )  # the last engine of each model, as they were asked
@@ -138,18 +139,18 @@ class Replay:
 
     def config(self, config: Any) -> Any:
         """A ModelLoadConfig as this replay wants it."""
-        wanted = {**self.load}
-        backend = wanted.get("backend", config.backend)
+        backend = self.load.get("backend", config.backend)
+        own = self.per_backend.get(backend, {})
         if backend == "vllm":
-            wanted = {**HF_ONLY, **self.per_backend.get(backend, {}), **wanted}
+            wanted = {**HF_ONLY, **own, **self.load}
         else:
-            wanted = {
-                **self.per_backend.get(backend, {}),
-                **wanted,
-                "vllm_kwargs": {},
-                "logits_hooks": False,
-            }
-        return dataclasses.replace(config, **wanted)
+            wanted = {**own, **self.load, "vllm_kwargs": {}, "logits_hooks": False}
+        try:
+            return dataclasses.replace(config, **wanted)
+        except (TypeError, ValueError) as error:
+            if any(name in str(error) for name in own):
+                self.refused = f"load.{backend}: {error}"
+            raise
 
     @noting_faults
     def opening(self, config: Any) -> Any:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, objects_in
+from parity.golden import Case, GoldenError, SettingsError, Store, objects_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
 from parity.judge.replay import Engines, Replay, readable
 from parity.lending import Lender
+from parity.places import raise_not_there
 from parity.record import observe
 from parity.record.changing import as_recorded
 
@@ -158,6 +159,8 @@ class Session:
             for engine in self.observer.opened:
                 self.lender.serve(sys.modules[type(engine).__module__])
             self.lender.active = True
+        if refused := self.replay.refused:
+            raise SettingsError(f"{self.store.root / 'sites.json'}: {old.site}.{refused}")
         faults = [*self.observer.failures, *self.replay.faults]
         if faults or not self.found:
             why = (
@@ -249,9 +252,10 @@ def loaded(function: str) -> Callable[..., Any]:
     importing it does."""
     try:
         return observe.load_function(function)
-    except COULD_NOT_JUDGE:
-        raise
     except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
+        raise_not_there(function, error)
+        if isinstance(error, COULD_NOT_JUDGE):
+            raise
         raise GoldenError(
             f"{function} could not be imported: {type(error).__name__}: {error}"
         ) from error

@@ -32,6 +32,7 @@ from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
 from parity.judge.numerics.samples import Ledgers, settle_samples
 from parity.judge.row import is_drawn, seed_source, seeds_of
 from parity.judge.session import Session, new_function
+from parity.places import raise_of_settings
 from parity.record.calls import words_and_place
 from parity.verdict import Cause, Difference, Outcome
 
@@ -157,6 +158,7 @@ class SiteCheck:
             if self.pending.numerics.wants(old, self.backend, self.engines):
                 self.engines[name] = ran
         except Exception as error:  # noqa: BLE001 - it ends one case, not the others
+            raise_of_settings(error, self.session.store, self.site, self.settings)
             return error_outcome(self.site, name, self.backend, of_one_case(error))
         return outcome
 

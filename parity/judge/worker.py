@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+from parity.golden import SettingsError
 from parity.libraries import import_if_possible
 from parity.record.calls import words_and_place
 
@@ -133,7 +134,8 @@ class Worker:
         return cls._shared
 
     def run(self, task: str, job: Any, limit: float) -> Generator[Any, None, None]:
-        """What `task` ("pkg.mod:generator function") yields for `job`. Raises Died."""
+        """What `task` ("pkg.mod:generator function") yields for `job`. Raises Died, and
+        SettingsError."""
         self._start()
         assert self._pipe is not None
         over = False
@@ -145,7 +147,7 @@ class Worker:
             while not over:
                 kind, content = self._receive(limit)
                 if kind == "raised":
-                    raise Died(content)
+                    raise content
                 if over := kind == "over":
                     return
                 yield content
@@ -246,7 +248,8 @@ def serve(descriptor: int) -> None:
                 pipe.send_bytes(pickle.dumps(("found", found)))
             pipe.send(("over", None))
         except BaseException as error:  # noqa: BLE001 - also an exit: it is told, and ends
-            pipe.send(("raised", words_and_place(error)))
+            is_told = isinstance(error, SettingsError)
+            pipe.send(("raised", error if is_told else Died(words_and_place(error))))
             return
 
 

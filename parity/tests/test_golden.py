@@ -18,7 +18,9 @@ import pydantic
 import pytest
 from PIL import Image
 
+from gen_engine import ModelLoadConfig
 from parity.golden import (
+    LOAD_FIELDS,
     Case,
     GoldenError,
     SettingsError,
@@ -227,6 +229,9 @@ def test_a_blob_is_named_by_its_content_alone(store: Store, tmp_path: Path) -> N
         {"site": {"backends": [5]}},
         {"site": {"backends": ["hf", "vlm"]}},
         {"site": {"cases": {"a": "hf"}}},
+        {"site": {"load": {"vlm": {}}}},
+        {"site": {"load": {"vllm": 5}}},
+        {"site": {"load": {"vllm": {"max_modell_len": 1024}}}},
     ],
 )
 def test_broken_settings_are_an_error_that_names_the_file(store: Store, said: Any) -> None:
@@ -242,6 +247,19 @@ def test_a_setting_that_nothing_reads_is_refused_with_a_guess(store: Store) -> N
     (store.root / "sites.json").write_text(json.dumps({"site": {"backend": ["hf", "vllm"]}}))
     with pytest.raises(SettingsError, match=r"site.backend is no setting; did you mean 'backends'"):
         store.settings()
+
+
+def test_a_load_setting_that_no_engine_has_is_refused_with_a_guess(store: Store) -> None:
+    """It was a DRIFT of the moved code, which raised TypeError."""
+    store.write(CASE)
+    (store.root / "sites.json").write_text(json.dumps({"site": {"load": {"vllm": {"max_modell_len": 1024}}}}))
+    said = r"site.load.vllm.max_modell_len is no field of ModelLoadConfig; did you mean 'max_model_len'"
+    with pytest.raises(SettingsError, match=said):
+        store.settings()
+
+
+def test_load_fields_are_those_of_the_engine() -> None:
+    assert {*LOAD_FIELDS} == {field.name for field in dataclasses.fields(ModelLoadConfig)}
 
 
 def test_a_changed_blob_is_an_error(store: Store) -> None:

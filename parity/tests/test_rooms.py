@@ -36,7 +36,9 @@ ROOMS: dict[str, str] = {
     "ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "kernels", "lending"), "ground"),
+    **dict.fromkeys(
+        ("acceptance", "causes", "edited", "elsewhere", "golden", "kernels", "lending", "places"), "ground"
+    ),
     **dict.fromkeys(("libraries", "output_paths", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",

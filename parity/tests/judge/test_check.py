@@ -127,9 +127,23 @@ def test_what_would_change_nothing_is_refused(words: list[str], tmp_path: Path) 
     assert main(["--goldens", str(tmp_path), "check", *words]) == 2
 
 
-def test_code_that_is_gone_could_not_be_judged(store: Store) -> None:
-    store.set_site("runner", moved={"parity.callsites.runner.old": "parity.callsites.runner.gone"})
-    assert verdicts(store, sites=["runner"]) == {"runner/two-stops": "ERROR"}
+def test_moved_code_that_is_nowhere_is_a_wrong_setting(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was an ERROR of each case, "No module named ...", and exit 3."""
+    store.set_site("runner", moved={"parity.callsites.runner.old": "parity.callsites.runner.move"})
+    assert main(["--goldens", str(store.root), "check", "runner", "--backend", "hf"]) == 2
+    place = "sites.json: runner.moved: 'parity.callsites.runner.old'"
+    guess = "there is no module parity.callsites.runner.move; did you mean 'parity.callsites.runner.moved'?"
+    assert f"{place}: {guess}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["1024", -1])
+def test_a_load_setting_that_the_engine_refuses_is_a_wrong_setting(
+    value: Any, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where moved code catches what its engine raises, too: it is nothing that the code did."""
+    store.set_site("runner", load={"hf": {"max_model_len": value}})
+    assert main(["--goldens", str(store.root), "check", "runner", "--backend", "hf"]) == 2
+    assert "sites.json: runner.load.hf: ModelLoadConfig.max_model_len is" in capsys.readouterr().err
 
 
 def test_old_against_new_here_and_now(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
