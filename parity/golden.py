@@ -97,6 +97,7 @@ class Case:
     repeats: False where the old code gave something else when it was run again, None where that was not tried.
     changing: parts of the value that were others each time, with the same rows (parity/record/changing.py).
     samples: values of further runs with other seeds, for comparing distributions.
+    defaults: stop strings of the function's own, of parameters that the call left out; absent in older goldens.
     digest: that of the file which it was read from; "" in one that older releases wrote.
     """
 
@@ -111,7 +112,13 @@ class Case:
     changing: tuple[Mapping[str, Any], ...] = ()
     samples: tuple[Any, ...] = ()
     environment: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict, compare=False)
     digest: str = field(default="", compare=False)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """The arguments, and the defaults of those that were not given."""
+        return {**self.defaults, **self.arguments}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values in the order of the file."""
@@ -144,7 +151,7 @@ KINDS: dict[type, str] = {
 }  # fmt: skip
 CASE_TYPES: dict[str, type] = {
     "site": str, "case": str, "function": str, "arguments": dict, "rows": list, "raised": str, "repeats": bool,
-    "changing": list, "samples": list, "environment": str, "digest": str,
+    "changing": list, "samples": list, "environment": str, "defaults": dict, "digest": str,
 }  # fmt: skip
 ROW_TYPES: dict[str, type] = {
     "messages": list, "template": dict, "prompt_text": str, "prompt_ids": list, "images": list, "batch": dict,

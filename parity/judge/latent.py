@@ -10,6 +10,7 @@ from parity.judge.naming import broken_cause, difference_cause
 from parity.judge.numerics.questions import NOT_SHOWN
 from parity.judge.row import entry, prompt_of, request_of, text_of
 from parity.judge.stages.prompt import may_be_written
+from parity.judge.stages.stop import told_stops
 from parity.verdict import Cause, Certainty, Difference
 
 
@@ -20,9 +21,10 @@ def seen_directly(comparison: Comparison) -> Cause | None:
     name, difference = comparison.counted[0]
     # Of a loop of the old code's own no settings were seen; and a value may be cut by hand, too.
     is_own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)
-    is_criterion = (difference.stage, difference.field) == ("stop", "criteria")
+    is_by_hand = difference.field == "strings" and not told_stops(comparison.old)
+    is_of_code = difference.field == "criteria" or is_by_hand
     is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
-    is_unsure = is_own_choice or is_criterion or is_written
+    is_unsure = is_own_choice or is_of_code or is_written
     certainty: Certainty = "likely" if is_unsure else "confirmed"
     return difference_cause(name, certainty, difference, f"seen directly; {NOT_SHOWN}")
 

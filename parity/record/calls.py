@@ -113,6 +113,7 @@ class Call:
     case: str
     function: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)

@@ -16,7 +16,7 @@ import functools
 import inspect
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -43,6 +43,7 @@ from parity.record.patching import (
     Tapped,
     bind_arguments,
 )
+from parity.record.rows import string_lists
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
 from parity.record.taps import gen_engine, images, loops, streaming, text, transformers, vllm
 from parity.record.taps.gen_engine import is_engine
@@ -219,6 +220,7 @@ class Observer(Listener):
                     tuple(assemble.with_script_seed(rows, call.script_seed)),
                     Keeper(self.store, files=call.files).keep(value),
                     error,
+                    defaults=call.defaults,
                 )
             )
 
@@ -285,4 +287,12 @@ def keep_arguments(call: Call, invocation: Invocation, store: golden.Store | Non
             call.arguments[name] = object_name(value)
         elif name != "cls" or not inspect.isclass(value):
             call.arguments[name] = keeper.keep(value)
+    call.defaults = stop_defaults(invocation.original, given)
     call.files = keeper.files
+
+
+def stop_defaults(function: Callable[..., Any], given: Container[str]) -> dict[str, Any]:
+    """Stop strings that a function has for parameters that were not given."""
+    parameters = inspect.signature(function).parameters
+    own = {name: parameters[name].default for name in parameters if name not in given}
+    return {name: value for name, value in own.items() if any(string_lists({name: value}))}

@@ -323,7 +323,13 @@ def update_site(store: Store, site: str, cases: Sequence[Case], returncode: int)
         store.set_site(site, exit_code=returncode or None)
 
 
-OF_THE_RECORDING = {"environment", "repeats", "changing", "samples"}  # and not of the code
+OF_THE_RECORDING = {
+    "environment",
+    "defaults",
+    "repeats",
+    "changing",
+    "samples",
+}  # not of code
 
 
 def is_same_golden(store: Store, case: Case) -> bool:

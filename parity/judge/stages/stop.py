@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
+from parity.judge.endings import spans
 from parity.judge.options import merged
 from parity.judge.row import (
     Row,
@@ -20,6 +21,7 @@ from parity.judge.row import (
     min_tokens,
     stop_strings,
     string_ids,
+    text_of,
 )
 from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
 from parity.record.rows import string_lists
@@ -269,15 +271,33 @@ def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def weigh_strings(difference: Difference, comparison: Compared) -> Difference | None:
-    """Stops at which the old code cuts by itself are among its arguments: nothing differs. Those
-    that it tells its library for other rows it does not cut at by hand in this one: they count."""
+    """Stops that the old code tells its library for other rows it does not cut at by hand in this
+    one: they count. So do those that are told in place of what its call names."""
     if difference.field != "strings":
         return difference
     given = {*difference.new}
-    is_argument = any({*stops} == given for stops in string_lists(comparison.old.arguments))
-    if not difference.old and is_argument:
-        return None
+    named = {stop for stops in string_lists(comparison.old.stated) for stop in stops}
+    if not difference.old and is_told_instead(given, named, comparison):
+        return replace(difference, old=sorted(named), counts=True)
     return replace(difference, counts=difference.counts or given <= told_stops(comparison.old))
+
+
+def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> bool:
+    """Whether the old code was seen to cut by hand at stops that its call names, where others, that
+    are told in their place, begin in all answers, too: elsewhere they may not."""
+    if named & given or not comparison.has_same_value:
+        return False
+    held = {text.strip() for text in comparison.old_texts} - {""}
+    cut = [text for text in map(text_of, comparison.old.rows) if spans(text, [*named])]
+    heads = [head_before(text, named) for text in cut]
+    # Where they begin elsewhere, the new code cuts by hand, too.
+    is_alike = heads == [head_before(text, given) for text in cut]
+    return is_alike and not held.isdisjoint(head.strip() for head in heads)
+
+
+def head_before(text: str, stops: Collection[str]) -> str:
+    """A text up to the first of some stops."""
+    return text[: min([span[0] for span in spans(text, [*stops])], default=None)]
 
 
 def ends_across(comparison: Compared) -> Iterator[Broken]:

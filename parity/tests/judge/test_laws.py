@@ -167,7 +167,7 @@ def test_stops_that_old_code_cut_at_by_itself_are_the_same_setting() -> None:
     sides = [
         Case("s", "c", arguments=arguments, rows=(r,), value="x") for r in (row(), row(stop={"strings": ["d", "e"]}))
     ]
-    assert not [d for d in differences(*sides) if d.stage == "stop"]
+    assert not [d for d in differences(*sides) if d.stage == "stop" and d.counts]
 
 
 def test_every_decode_of_a_row_is_compared() -> None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parity.golden import Case
+from parity.golden import Case, Store
 from parity.judge.script import REPLAYS, Replays
 from parity.record.commands import never_reached
 from parity.record.events import Template, Tokens
 from parity.record.observe import SEED, Site, load_function
-from parity.record.recorder import run_observed
+from parity.record.recorder import is_same_golden, run_observed
 from parity.record.taps.text import chat_stages, without_mark
 from parity.record.taps.vllm import vllm_sampling
 
@@ -53,6 +54,35 @@ def test_what_is_named_is_called_before_each_call_of_a_site(
     )
     assert [case.case for case in seen.cases] == ["shout-001", "shout-002"] and not seen.failures
     assert capfd.readouterr().out.split("\n") == ["now shouts shout-001", "A", "now shouts shout-002", "B", ""]
+
+
+CUTS = """
+def answer(text, stop="\\n", until=("a", "b"), size=3, end=None):
+    return text
+
+if __name__ == "__main__":
+    answer("a")
+    answer("b", "c", end="d")
+"""
+
+
+def test_stop_strings_of_parameters_that_a_call_leaves_out_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no arguments: the moved function is called without them. A golden that has none is the same golden."""
+    (tmp_path / "script.py").write_text(CUTS)
+    monkeypatch.chdir(tmp_path)
+    site = Site("answers", "script.py:answer")
+    seen = run_observed([sys.executable, "script.py"], tmp_path / "seen", sites=[site], loose=None, seed=SEED)
+    kept = [(case.arguments, case.defaults) for case in seen.cases]
+    assert kept == [
+        ({"text": "a"}, {"stop": "\n", "until": ["a", "b"]}),
+        ({"text": "b", "stop": "c", "end": "d"}, {"until": ["a", "b"]}),
+    ]
+    assert seen.cases[0].stated == {"text": "a", "stop": "\n", "until": ["a", "b"]}
+    store = Store(tmp_path / "golden")
+    store.write(replace(seen.cases[0], defaults={}))
+    assert is_same_golden(store, seen.cases[0])
 
 
 def test_the_judge_is_found_by_the_name_that_it_gives() -> None:

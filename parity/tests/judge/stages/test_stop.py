@@ -1,4 +1,4 @@
-"""The stop's stage: stops that stand in a plugin."""
+"""The stop's stage: stops that stand in a plugin, and stops in the place of those that old code cuts at by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from parity.causes import cause_of_field
+from parity.golden import Case
+from parity.judge.comparison import Comparison
+from parity.judge.latent import seen_directly
 from parity.judge.stages.stop import stop_differences
 
 
@@ -35,3 +38,51 @@ def test_stop_differences_of_strings_that_end_an_answer(
 ) -> None:
     assert [difference.field for difference in stop_differences(old, new)] == fields
     assert cause_of_field("stop", "answer_strings") == "stop.strings"
+
+
+def cut_by_hand(text: str, told: list[str], new_value: str = "a", **call: Any) -> Comparison:
+    """Old code whose call names stops and that gives its model none; moved code that tells an engine some."""
+
+    def case(strings: list[str], value: str, **more: Any) -> Case:
+        stop = {"end_ids": [0], "strings": strings}
+        entries = {name: {"value": entry, "from": "caller"} for name, entry in stop.items()}
+        row = {"prompt_ids": [1], "output_ids": [2, 3], "text": text, "stop": entries}
+        return Case("s", "c", rows=(row,), value=[value], **more)
+
+    return Comparison(case([], "a", **call), case(told, new_value))
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "call"),
+    [
+        (" a\n\nTicket", ["\n\n"], {"arguments": {"stop": "\n"}}),
+        (" a\n\nTicket", ["\n\n"], {"defaults": {"stop": "\n"}}),  # the caller gave none
+        ("a###b", ["##"], {"arguments": {"until": ["###", "END"]}}),
+    ],
+)
+def test_stops_in_the_place_of_those_that_are_cut_at_by_hand_are_latent(
+    text: str, told: list[str], call: dict[str, Any]
+) -> None:
+    """Values were equal, and it passed."""
+    found = seen_directly(cut_by_hand(text, told, **call))
+    assert found is not None and (found.name, found.certainty) == ("stop.strings", "likely")
+    [named] = call.values()
+    assert f"was {sorted(next(iter(named.values())))!r}, is {told!r}" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "call"),
+    [
+        (" a\n\nTicket", ["\n"], {"arguments": {"stop": "\n"}}),
+        (" a\n\nTicket", ["\n", "\n\n"], {"defaults": {"stop": "\n"}}),
+        ("a\nb\n\nTicket", ["\n\n"], {"defaults": {"stop": "\n"}}),  # a value that is cut shows that it is by hand
+        (" a\n\nTicket", ["\n\n"], {"arguments": {"stop": "###"}}),  # no answer comes to it
+        (" a, b\n\nTicket", ["\n\n"], {"arguments": {"delimiter": ","}, "new_value": "b"}),
+        (" b\n\nTicket", ["\n\n"], {"arguments": {"stop": "\n"}}),  # the value is not what stands before it
+        ("a\n", ["\n\n"], {}),
+    ],
+)
+def test_stops_that_cut_where_old_code_does_are_no_difference_that_counts(
+    text: str, told: list[str], call: dict[str, Any]
+) -> None:
+    assert seen_directly(cut_by_hand(text, told, **call)) is None
