@@ -39,6 +39,7 @@ from parity.judge.numerics.referee import Verdict
 from parity.judge.numerics.summary import summary_of
 from parity.judge.numerics.weights import Weights, checkpoint_of
 from parity.judge.replay import loaded_from
+from parity.judge.row import adapters_in
 from parity.kernels import known_biases
 from parity.verdict import CAUSES, Cause, Outcome
 
@@ -258,6 +259,10 @@ def cause_of_steps(group: Group, question: Question, judged: Sequence[JudgedStep
     cause = next((one.cause for one in judged if one.cause is not None), None)
     if cause is None or cause.name != "env.version" or group.is_elsewhere(question.old):
         return cause
+    prints = adapters_in(question.old.rows[question.place])
+    if prints and group.read_adapter not in {"", *prints}:
+        loaded = f"the moved code's adapter {group.adapter} is not the golden's"
+        return named_cause("model.weights", "likely", loaded, "its fingerprint is another one")
     chose = f"what chose at {worst_of(judged)} was not the model alone"
     return named_cause("sampling.processors", "likely", chose, cause.sentence)
 

@@ -43,6 +43,7 @@ class Group:
     moved: checkpoint and model of the new path, where no engine of ours ran.
     why: why the numerics could not be judged.
     apart: how far the new path reads some rows otherwise alone, nats.
+    read_adapter: the fingerprint of `adapter`, where the reference was read with it.
     """
 
     site: str
@@ -61,6 +62,7 @@ class Group:
     truth: list[Scored] = field(default_factory=list)
     old: list[Scored] = field(default_factory=list)
     apart: float = 0.0
+    read_adapter: str = ""
     verdict: referee.Verdict | None = None
     against: str = ""
     readings: list[Reading] = field(default_factory=list)
@@ -211,6 +213,7 @@ def read_groups(groups: Sequence[Group]) -> None:
         start += len(group.rows)
         group.truth = own.truth
         group.old = own.old
+        group.read_adapter = read.adapter
         group.readings = reading.readings(own, group.new, group.rows)
         group.against = own.source.note
         group.verdict = referee.judge(group.readings, dtype=dtype, exact=own.source.exact)

@@ -27,6 +27,7 @@ from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.noise import Parting
 from parity.judge.numerics.probes import PROBED, PROBES
 from parity.judge.numerics.processed import Tensor
+from parity.record.taps.models import adapter_print
 
 ToLogits = Callable[[Tensor], Tensor]  # [..., hidden] -> [..., vocabulary]
 
@@ -483,12 +484,14 @@ def head_of(model: Any) -> ToLogits | None:
 @dataclass(frozen=True, slots=True)
 class Reference:
     """What rows are judged against.   truth: read by `source`.   old: by the old path.
-    probes: by the reference with one thing moved."""
+    probes: by the reference with one thing moved.   adapter: its fingerprint, "" where there is
+    none, or the old path stands for the reference."""
 
     source: Source
     truth: list[Scored]
     old: list[Scored]
     probes: dict[str, list[Scored]]
+    adapter: str = ""
 
     def part(self, start: int, stop: int) -> Reference:
         """Of some of the rows that were read together."""
@@ -533,7 +536,8 @@ def read_reference(
     with Reader(path, device=source.device, adapter=adapter) as reader:
         truth = reader.read(rows)
         probes = read_probes(reader, rows)
-    return Reference(source, truth, read_old(attention, "old path"), probes)
+        loaded = adapter_print(reader.model)
+    return Reference(source, truth, read_old(attention, "old path"), probes, loaded)
 
 
 def readings(reference: Reference, new: Sequence[Scored], rows: Rows) -> list[Reading]:

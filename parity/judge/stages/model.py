@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from parity.judge.row import Row, model_in, prompt_of, request_of
 from parity.judge.stages.stage import Stage
@@ -51,9 +52,19 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
 
 
 def named_adapters(number: int, old: Row, new: Row) -> Iterator[Difference]:
-    before, after = (request_of(row).get("adapter") for row in (old, new))
-    if before != after and tells_its_adapter(old) and tells_its_adapter(new):
+    before, after = map(adapter_told, (old, new))
+    if before == after or "" in (before, after):
+        return
+    if None in (before, after) or type(before) is type(after):  # no folder is a fingerprint
         yield Difference("model", "adapters", before, after, number)
+
+
+def adapter_told(row: Row) -> Any:
+    """The folder of a row's adapter, or its fingerprints; None: it has none; "": not known."""
+    if tells_its_adapter(row):
+        return request_of(row).get("adapter")
+    prints = row.get("inputs", {}).get("adapters", [""])
+    return "" if "" in prints else prints
 
 
 STAGE = Stage(

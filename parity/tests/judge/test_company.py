@@ -366,6 +366,27 @@ def test_an_adapter_of_vllms_is_held_against_one_of_hf(theirs: dict[str, Any], d
     assert bool([*adapter_differences([(old, new)])]) is differs
 
 
+@pytest.mark.parametrize(
+    ("adapters", "request_of_new", "differs"),
+    [
+        (["1f"], {}, True),  # the moved code asks for none
+        (["1f"], {"adapter": "a"}, False),  # by what it is called, nothing says which one it is
+        (["", "1f"], {}, False),  # it is not known which of the rows had one
+        ([], {"adapter": "a"}, True),
+        ([], {}, False),
+    ],
+)
+def test_an_adapter_of_plain_code_is_held_against_none_of_vllms(
+    adapters: list[str], request_of_new: dict[str, Any], differs: bool
+) -> None:
+    """It was an ERROR: where the adapter is was not to be seen."""
+    inputs = {"keys": [], **({"adapters": adapters} if adapters else {})}
+    old = {**FIRST, "request": {}, "inputs": inputs, "model": {"backend": "hf"}}
+    new = {**FIRST, "request": request_of_new, "model": {"backend": "vllm"}}
+    found = [*adapter_differences([(old, new)])]
+    assert bool(found) is differs and {cause_name(d, old, new) for d in found} <= {"model.weights"}
+
+
 def test_what_stands_beside_each_token_is_seen_and_pictures_of_other_rows_are_not() -> None:
     import torch
 

@@ -219,6 +219,25 @@ def test_another_version_is_blamed_only_where_there_is_another_one(torch: str | 
 
 
 @pytest.mark.parametrize(
+    ("recorded", "loaded", "cause"),
+    [
+        (["1f"], "2e", "model.weights"),
+        (["1f"], "1f", "sampling.processors"),
+        (["1f"], "", "sampling.processors"),  # it was not read
+        ([], "2e", "sampling.processors"),  # of vLLM: by its folder
+    ],
+)
+def test_another_adapter_is_blamed_where_its_fingerprint_is_another_one(
+    recorded: list[str], loaded: str, cause: str
+) -> None:
+    """The old path was run with the adapter that the moved code loads, and "this environment is another one"."""
+    made = group(gap=-5.0, old=(-6.0, -1.0))
+    made.environments, made.read_adapter = {"c": environment()}, loaded
+    rows = tuple({**row, "inputs": {"keys": [], "adapters": recorded}} for row in OLD.rows)
+    assert verdict_of(made, ask(old=dataclasses.replace(OLD, rows=rows)))[:2] == ("DRIFT", cause)
+
+
+@pytest.mark.parametrize(
     ("dtype", "gap", "verdict"),
     [
         ("float32", 5.0, ("DRIFT", "sampling.processors")),  # no rounding turns such a step, whatever the processor did
