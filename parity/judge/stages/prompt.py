@@ -32,15 +32,18 @@ RESPONSE = "response"  # of a scored request: how many of its ids, the last ones
 
 
 def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
-    """Another prompt; where the ids are the same, whatever led to them is only told."""
+    """Another prompt; where the ids, or the text, are the same, whatever led to them is only
+    told."""
     differs = not same_prompt(old, new)
+    text = old.get("prompt_text")
+    led_to_other = differs and (text is None or text != new.get("prompt_text"))
     for stage in ("messages", "template", "prompt_text"):
         if old.get(stage) is None or new.get(stage) is None or old[stage] == new[stage]:
             continue
         if stage == "template":
-            yield from template_differences(old[stage], new[stage], differs)
+            yield from template_differences(old[stage], new[stage], led_to_other)
         else:
-            yield Difference(stage, "", old[stage], new[stage], counts=differs)
+            yield Difference(stage, "", old[stage], new[stage], counts=led_to_other)
     if differs:
         yield Difference("prompt_ids", "", old["prompt_ids"], new["prompt_ids"])
     else:
@@ -345,6 +348,16 @@ def of_ids_alone(prompts: TwoPrompts) -> str | None:
     return "prompt.truncation" if found.a != found.b else "prompt.messages"
 
 
+def of_read_answers(prompts: TwoPrompts) -> str | None:
+    """Behind one prompt another answer is read, which no text of the prompt holds."""
+    decode = prompts.tools.decode
+    is_read = prompts.old.get("scored") and prompts.new.get("scored")
+    if decode is None or not is_read or prompts.before != prompts.after:
+        return None
+    texts = [decode(ids, True, False) for ids in prompts.by_length]
+    return "prompt.messages" if texts[0] != texts[1] else None
+
+
 def of_nothing_else(prompts: TwoPrompts) -> str:
     if prompts.before == prompts.after:
         return "prompt.tokenization"
@@ -367,6 +380,7 @@ PROMPT_RULES: tuple[Callable[[TwoPrompts], str | None], ...] = (
     of_kept_first_id,
     of_equal_length,
     of_ids_alone,
+    of_read_answers,
     of_nothing_else,
 )
 

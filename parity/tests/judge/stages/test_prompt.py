@@ -54,3 +54,32 @@ def test_prompt_of_the_same_ids_has_the_same_response(before: int | None, after:
     old, new = ({**row([1, 2, 3]), "request": {"response": n}} for n in (before, after))
     found = [STAGE.cause(difference, old, new, Tools()) for difference in STAGE.compare(old, new)]
     assert found == names
+
+
+def decode_characters(ids: Sequence[int], skip: Any, clean_up: bool) -> str:
+    return "".join(map(chr, ids))
+
+
+@pytest.mark.parametrize(
+    ("answers", "scored", "cause"),
+    [
+        (("Paris", " Paris"), True, "prompt.messages"),  # it was the same text of other ids
+        (("Paris", "Rome!"), True, "prompt.messages"),
+        (("Paris", " Paris"), False, "prompt.tokenization"),  # ids that no text of the row explains
+    ],
+)
+def test_prompt_cause_of_another_answer_that_is_read_is_no_tokenization(
+    answers: tuple[str, str], scored: bool, cause: str
+) -> None:
+    old, new = ({**row(encode(f"abc{answer}", True), "abc"), "scored": scored} for answer in answers)
+    assert prompt_cause(old, new, tools=Tools(encode=encode, decode=decode_characters)) == cause
+
+
+def test_compare_what_led_to_the_same_text_is_told_and_fails_nothing() -> None:
+    """A switch that README tells to give stood as the cause, where the answers that are read differ."""
+    sides = []
+    for ids, arguments in (("abcx", {}), ("abcy", {"enable_thinking": True})):
+        template = {"sha256": "t", "arguments": arguments}
+        sides.append({**row(encode(ids, True), "abc"), "template": template, "messages": [*arguments]})
+    found = [(difference.stage, difference.counts) for difference in STAGE.compare(*sides)]
+    assert found == [("messages", False), ("template", False), ("prompt_ids", True)]
