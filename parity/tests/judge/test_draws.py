@@ -19,7 +19,7 @@ from parity.golden import Case, Store
 from parity.judge.check import check_sites
 from parity.judge.numerics import surprise
 from parity.judge.numerics.processed import cut_top_k, declared_settings, processed_logits
-from parity.judge.numerics.samples import settle_samples
+from parity.judge.numerics.samples import Samples, settle_samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
@@ -134,6 +134,29 @@ def test_one_sample_given_n_times_is_a_fault_and_sure_samples_may_be_equal() -> 
     assert surprise.evidence_of(copies, count_copies=False).fault != surprise.COPY
     [sure, *_] = made(1, sure=200.0)
     assert not surprise.evidence_of([dataclasses.replace(sure, stream=("request", k)) for k in range(20)]).is_fault
+
+
+@pytest.mark.parametrize(
+    ("golden_is_copied", "count_copies", "is_fault"),
+    [
+        (False, True, True),
+        (False, False, False),  # fewer answers are given, to a prompt that may be asked several times with one seed
+        (True, True, False),  # the old code gave copies, too
+    ],
+)
+def test_samples_judge_copies_of_one_draw(
+    golden_is_copied: bool, count_copies: bool, is_fault: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = made(3)
+    copies = [dataclasses.replace(drawn[0], stream=("request", k)) for k in range(3)]
+    old, new = (Case("s", name, rows=(row([1]), row([1]), row([1]))) for name in ("old", "new"))
+    known = {"old": copies if golden_is_copied else drawn, "new": copies}
+    samples = Samples(Store(tmp_path), "hf", lambda: None, None, {})
+    monkeypatch.setattr(samples, "samples_of", lambda old, new, case: known[case.case])
+    monkeypatch.setattr(samples, "judge_following", lambda *_: ("SAME-SETTINGS", None, ()))
+    verdict, cause, _ = samples.judge(old, new, count_copies=count_copies)
+    assert (verdict == "DRIFT") is is_fault
+    assert cause is None or (cause.name == "rng" and "copies" in cause.sentence)
 
 
 def test_a_level_is_kept_over_many_clean_runs() -> None:

@@ -53,7 +53,13 @@ def test_what_is_asked_with_other_draws_is_no_difference(
     turns: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "tools_of", lambda old: TOOLS)
-    monkeypatch.setattr(samples.Samples, "judge", lambda *_, **__: ("SAME-SETTINGS", None, ("few",)))
+    asked = list[dict[str, Any]]()
+
+    def judge(*_: Any, **how: Any) -> Any:
+        asked.append(how)
+        return "SAME-SETTINGS", None, ("few",)
+
+    monkeypatch.setattr(samples.Samples, "judge", judge)
     new = case(*turns, value=["g"])
     parts = up_to_draws(GOLDEN, new)
     assert parts is not None and [len(part.rows) for part in parts] == [1, 1]
@@ -64,6 +70,7 @@ def test_what_is_asked_with_other_draws_is_no_difference(
         for name, again in forced.items()
     }
     assert verdicts == {"faithful": "SAME-SETTINGS", "another value": "DRIFT", "a call less": "DRIFT"}
+    assert asked == [{"count_copies": len(turns) == 2}] * 3, "fewer answers may be copies of one draw"
 
 
 def test_what_differs_before_the_draws_is_one() -> None:

@@ -1,0 +1,62 @@
+"""What a session keeps from case to case and from site to site, and what it forgets."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.golden import Case, Store
+from parity.judge.session import Session
+
+MOVED = """
+from functools import cache
+
+@cache
+def engine():
+    return object()
+
+def answer(word, tool):
+    return [id(engine()), id(tool)]
+"""
+SETUP = "def make():\n    return object()\n"
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Of a function that keeps its engine, and is given an object that a factory makes."""
+    (tmp_path / "acme_kept.py").write_text(MOVED)
+    (tmp_path / "acme_setup.py").write_text(SETUP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    factories = {"answers": {"tool": "acme_setup:make"}}
+    return Session(Store(tmp_path / "golden"), {"acme_kept:answer": "answers"}, factories)
+
+
+def answered(session: Session) -> list[int]:
+    """What was kept: the code's own cache, and the factory's object."""
+    old = Case("answers", "a", "acme_kept:answer", {"word": "x"})
+    found: list[int] = session.call(old, "acme_kept:answer", {}, {}, frozenset()).value
+    return found
+
+
+def test_forget_empties_caches_of_the_code_and_objects_of_factories(session: Session) -> None:
+    with session:
+        first = answered(session)
+        kept = [sys.modules["acme_kept"], *session.objects.values()]  # no other object takes their places
+        assert answered(session) == first, "within a site both are kept"
+        session.forget()
+        assert session.engine() is None and "acme_kept" not in sys.modules
+        assert not {*answered(session)} & {*first}
+        assert len(kept) == 2
+    assert "acme_kept" not in sys.modules
+
+
+def test_code_that_was_loaded_before_comes_back_with_its_cache(session: Session) -> None:
+    mine = importlib.import_module("acme_kept")
+    before = mine.engine()
+    with session:
+        assert answered(session)[0] != id(before)
+    assert sys.modules.pop("acme_kept") is mine and mine.engine() is before
