@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases
-from parity.judge.check import TIME_LIMIT, check_sites, merged_settings, named_function, pairs_asked
+from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.endings import leaves
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
-from parity.judge.revision import Revision
 from parity.judge.session import Session, loaded
 from parity.judge.site import error_outcome
 from parity.judge.worker import Died, Worker
 from parity.record.values import Keeper
+from parity.revision import Revision
+from parity.sites import merged_settings, named_function, pairs_asked
 from parity.verdict import Check, Outcome, Policy
 
 
@@ -92,7 +93,10 @@ def outcomes_of_errors(errors: CaseErrors, asked: Sequence[tuple[str, str]]) -> 
 
 
 def asked_again(
-    store: Store, job: Again, chosen: Mapping[str, Sequence[str]], old: Revision | None
+    store: Store,
+    job: Again,
+    chosen: Mapping[str, Sequence[str]],
+    old: Revision | None,
 ) -> tuple[Again, CaseErrors]:
     """The job with its cases and their functions, and what cannot be asked again."""
     functions, errors = dict[str, str](), CaseErrors()
@@ -186,7 +190,10 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
     into.write(
         dataclasses.replace(
-            new, function=old.function, arguments=old.arguments, changing=old.changing
+            new,
+            function=old.function,
+            arguments=old.arguments,
+            changing=old.changing,
         )
     )
 

@@ -34,10 +34,6 @@ if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics
 
 
-def no_engine() -> None:
-    return None
-
-
 @dataclass
 class Judge:
     """Turns two recordings into an Outcome; asks the model again only where they differ.
@@ -50,7 +46,7 @@ class Judge:
     backend: str
     run: Run
     numerics: Numerics | None = None
-    engine: Callable[[], Any] = no_engine
+    engine: Callable[[], Any] = lambda: None
     resample: Callable[[Case, int], Case] | None = None
     ledgers: Ledgers = dataclasses.field(default_factory=dict)
     samples: Samples = dataclasses.field(init=False)
@@ -61,7 +57,11 @@ class Judge:
         self.facts = SiteFacts(self.store, self.resample)
 
     def outcome(
-        self, old: Case, new: Case, seconds: float = 0.0, more: tuple[Difference, ...] = ()
+        self,
+        old: Case,
+        new: Case,
+        seconds: float = 0.0,
+        more: tuple[Difference, ...] = (),
     ) -> Outcome:
         """more: what differs over all cases of the site. Raises GoldenError for an edited one."""
         tools = tools_of(old)
@@ -71,7 +71,11 @@ class Judge:
         inquiry = self.inquiry(comparison)
         inquiry.note_agreement()
         findings = Findings(
-            inquiry, self.backend, self.samples, self.numerics, lambda: self.changing(old, new)
+            inquiry,
+            self.backend,
+            self.samples,
+            self.numerics,
+            lambda: self.changing(old, new),
         )
         verdict, cause, notes = decide(findings)
         if old.changing:

@@ -34,14 +34,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from fnmatch import fnmatch
 from typing import Any, Protocol, TypeVar
 
 from parity.acceptance import with_acceptances
-from parity.golden import Case, GoldenError, SettingsError, Store, chosen_cases, environment
-from parity.judge.session import Session, new_function
+from parity.golden import GoldenError, Store, chosen_cases, environment
+from parity.judge.session import Session
 from parity.judge.site import Pending, check_site, error_outcome, missing
 from parity.judge.worker import Died, Worker, settle
+from parity.sites import for_backend, merged_settings, named_function, pairs_asked
 from parity.verdict import Check, Outcome, Policy
 from parity.verdict import Numerics as Measurement
 
@@ -75,74 +75,6 @@ class Job:
     functions: Mapping[str, str]
     numerics: bool = False
     is_whole: bool = False
-
-
-def named_function(old: Case, settings: Mapping[str, Any]) -> str:
-    """Where a golden's function is now. Raises GoldenError for one that neither sites.json nor
-    --moved names: a golden is data that anybody may send, and does not choose what is called."""
-    moved = settings.get("moved", {})
-    if old.function not in settings.get("functions", ()) and old.function not in moved:
-        said = f'"{old.site}": {{"functions": ["{old.function}"]}}'
-        raise GoldenError(
-            f"sites.json does not name {old.function!r}, so it is not called; if it is yours, add"
-            f" {said}"
-        )
-    return new_function(old.function, moved)
-
-
-def merged_settings(
-    store: Store, sites: Sequence[str], moved: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
-    """sites.json with what the command line says of moved code. Raises SettingsError where nothing
-    was recorded of a module: the old code would be run, and pass."""
-    said = store.settings()
-    functions = {site: set(said.get(site, {}).get("functions", ())) for site in sites}
-    places = [("--moved", moved, set().union(*functions.values()))]
-    places += [
-        (f"sites.json: {site}: moved", said.get(site, {}).get("moved", {}), functions[site])
-        for site in sites
-    ]
-    for place, named, known in places:
-        modules = {function.rpartition(":")[0] for function in known}
-        if wrong := [old for old in named if ":" not in old and known and old not in modules]:
-            said_so = f"{place} {wrong[0]!r}: nothing was recorded there"
-            raise SettingsError(
-                f"{said_so}; name the place of one of these: {', '.join(sorted(known))}"
-            )
-    return {
-        site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}}
-        for site in sites
-    }
-
-
-def pairs_asked(
-    settings: Mapping[str, Mapping[str, Any]], backends: Sequence[str] | None
-) -> tuple[list[tuple[str, str]], list[str]]:
-    """(site, backend) to be checked, and what is left out because sites.json says that a site is
-    not for a backend."""
-    asked, left_out = [], []
-    for site, said in settings.items():
-        own = said.get("backends")
-        for backend in backends or own or ["hf"]:
-            if own and backend not in own:
-                left_out.append(f"{site} on {backend} (sites.json: {', '.join(own)})")
-            else:
-                asked.append((site, backend))
-    order = list(dict.fromkeys(backend for _, backend in asked))
-    return sorted(asked, key=lambda pair: order.index(pair[1])), left_out
-
-
-def for_backend(
-    names: Sequence[str], backend: str, backends: Mapping[str, Sequence[str]]
-) -> tuple[list[str], dict[str, Sequence[str]]]:
-    """(a site's cases that are for a backend, the others with theirs). backends: of cases, by
-    patterns of names."""
-    own = {
-        name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None)
-        for name in names
-    }
-    apart = {name: of for name, of in own.items() if of is not None and backend not in of}
-    return [name for name in names if name not in apart], apart
 
 
 def check_sites(
@@ -336,7 +268,12 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
                     settle()  # here no engine is open: it would be left out of collections, too
                 wanted = [name for _, name in some]
                 for found in check_site(
-                    session, site, wanted, backend, job.settings[site], pending
+                    session,
+                    site,
+                    wanted,
+                    backend,
+                    job.settings[site],
+                    pending,
                 ):
                     outcomes.append(found)
                     yield found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,11 +170,4 @@ def is_broken_otherwise(before: Kept, found: Kept) -> bool:
 
 def holds_numbers(value: Any) -> bool:
     """Whether a value holds numbers such as a model says."""
-    parts = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    return (isinstance(value, float) and not value.is_integer()) or any(map(holds_numbers, parts))
+    return any(not number.is_integer() for _, number in leaves(value, kind=float))

@@ -157,14 +157,13 @@ def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
 
 def put_back_result(name: str, inquiry: Inquiry) -> str:
     """What became of putting a cause's old value back."""
-    if inquiry.rerun is None:
-        return "putting it back was not tried, because the case cannot be run again"
-    if why := inquiry.untried.get(name):
-        return f"putting it back was not tried, because {why}"
     nothing = Difference("value", "", None, None)
-    if not put_backs([(name, nothing)], inquiry.old, backend_of(inquiry.new)):
-        return "putting it back was not tried, because nothing does so"
-    return NOT_BACK
+    why = inquiry.untried.get(name)
+    if inquiry.rerun is None:
+        why = "the case cannot be run again"
+    elif not why and not put_backs([(name, nothing)], inquiry.old, backend_of(inquiry.new)):
+        why = "nothing does so"
+    return f"putting it back was not tried, because {why}" if why else NOT_BACK
 
 
 # == Without the cache ==

@@ -201,8 +201,7 @@ def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
-    short, long = sorted((list(one), list(other)), key=len)
-    return long[: len(short)] == short
+    return shared_start(one, other) == min(len(one), len(other))
 
 
 def parting_step(old: Sequence[int], new: Sequence[int]) -> int | None:

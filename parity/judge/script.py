@@ -14,7 +14,6 @@ from typing import Any
 from parity.acceptance import with_acceptances
 from parity.golden import Case, Store, environment, objects_in
 from parity.judge.case import Judge
-from parity.judge.check import pairs_asked
 from parity.judge.counterfactual import backend_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import refuse_not_run
@@ -22,6 +21,7 @@ from parity.judge.site import GivenSeeds, Pending, error_outcome, missing, of_on
 from parity.record import observe
 from parity.record.changing import as_recorded
 from parity.record.recorder import Seen, Starting
+from parity.sites import pairs_asked
 from parity.verdict import Check, Outcome, Policy
 
 
@@ -121,7 +121,13 @@ def check_script(
     seconds = time.perf_counter() - started
     measured = run.pending.numerics.told()
     return Check(
-        final, policy or Policy(), environment(), seconds, tuple(left_out), measured, unused
+        final,
+        policy or Policy(),
+        environment(),
+        seconds,
+        tuple(left_out),
+        measured,
+        unused,
     )
 
 

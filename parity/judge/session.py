@@ -17,9 +17,9 @@ from parity.golden import Case, GoldenError, SettingsError, Store, objects_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
 from parity.judge.replay import Engines, Replay, readable
 from parity.lending import Lender
-from parity.places import raise_not_there
 from parity.record import observe
 from parity.record.changing import as_recorded
+from parity.sites import raise_not_there
 
 Run = Callable[
     [Case, Mapping[str, Any], frozenset[str]], Case | None
@@ -30,14 +30,6 @@ NOT_RUN = {
     "LoadError",
     "BackendMissing",
 }  # of an engine: says something of this machine, nothing of the moved code
-
-
-def new_function(function: str, moved: Mapping[str, str]) -> str:
-    """Where a recorded function is now."""
-    if function in moved:
-        return moved[function]
-    module, _, attribute = function.rpartition(":")
-    return f"{moved.get(module, module)}:{attribute}"
 
 
 def own_modules() -> set[str]:
@@ -81,7 +73,10 @@ class Session:
     """
 
     def __init__(
-        self, store: Store, functions: Mapping[str, str], factories: Factories | None = None
+        self,
+        store: Store,
+        functions: Mapping[str, str],
+        factories: Factories | None = None,
     ) -> None:
         """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
         data."""
@@ -268,7 +263,8 @@ def taken(function: Callable[..., Any]) -> set[str]:
 
 
 def spread(
-    function: Callable[..., Any], arguments: Mapping[str, Any]
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
 ) -> tuple[list[Any], dict[str, Any]]:
     """Recorded arguments as a call takes them: by name, but by place where the function wants it
     so, or has *args. Raises GoldenError where it does not take them."""

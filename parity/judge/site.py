@@ -31,9 +31,9 @@ from parity.judge.endings import numbers_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
 from parity.judge.numerics.samples import Ledgers, settle_samples
 from parity.judge.row import is_drawn, seed_source, seeds_of
-from parity.judge.session import Session, new_function
-from parity.places import raise_of_settings
+from parity.judge.session import Session
 from parity.record.calls import words_and_place
+from parity.sites import new_function, raise_of_settings
 from parity.verdict import Cause, Difference, Outcome
 
 if TYPE_CHECKING:
@@ -126,16 +126,14 @@ class SiteCheck:
     )  # case -> those that are read for numerics
 
     def __post_init__(self) -> None:
-        session, store = self.session, self.session.store
-        ledgers = self.pending.ledgers
         self.judge = Judge(
-            store,
+            self.session.store,
             self.backend,
             self.run,
             self.pending.numerics,
-            session.engine,
+            self.session.engine,
             self.resample,
-            ledgers,
+            self.pending.ledgers,
         )
 
     def run(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:

@@ -26,7 +26,7 @@ from parity.callsites import probe
 from parity.callsites.record import FEW, LOADS
 from parity.golden import Case, Store
 from parity.judge.check import check_sites
-from parity.judge.session import Session, new_function
+from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.judge.worker import Worker
 from parity.output_paths import file_to_write
@@ -35,6 +35,7 @@ from parity.prove.forks import LIMIT, PROCESSES, forked, prepare
 from parity.prove.score import CALL_SITES, Score, table
 from parity.prove.site_mutations import SITE_MUTATIONS, SiteMutation
 from parity.record import observe
+from parity.sites import new_function
 from parity.verdict import Check, Outcome
 
 CAUGHT = 0.98

@@ -287,12 +287,12 @@ def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> b
     are told in their place, begin in all answers, too: elsewhere they may not."""
     if named & given or not comparison.has_same_value:
         return False
-    held = {text.strip() for text in comparison.old_texts} - {""}
-    cut = [text for text in map(text_of, comparison.old.rows) if spans(text, [*named])]
-    heads = [head_before(text, named) for text in cut]
-    # Where they begin elsewhere, the new code cuts by hand, too.
-    is_alike = heads == [head_before(text, given) for text in cut]
-    return is_alike and not held.isdisjoint(head.strip() for head in heads)
+    texts = [text_of(row) for row in comparison.old.rows]
+    heads = [head_before(text, named) for text in texts]
+    if heads != [head_before(text, given) for text in texts]:
+        return False  # where they begin elsewhere, the new code cuts by hand, too
+    cut = {head.strip() for head in heads} - {"", *map(str.strip, texts)}
+    return not cut.isdisjoint(map(str.strip, comparison.old_texts))
 
 
 def head_before(text: str, stops: Collection[str]) -> str:
