@@ -9,7 +9,6 @@ comparison.broken           invariants that the new side breaks and the old side
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import leaves
 from parity.judge.followers import HeldTexts, followers
-from parity.judge.row import Pairs, Row, begins_call, reads_what_is_asked
+from parity.judge.row import Pairs, Row, calls_of, reads_what_is_asked
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
@@ -95,8 +94,7 @@ class Comparison:
 
     @functools.cached_property
     def _calls(self) -> list[int]:
-        """The number of the call that each pair is of."""
-        return list(itertools.accumulate(begins_call(a) and begins_call(b) for a, b in self.pairs))
+        return calls_of(self.pairs)
 
     def _order(self, difference: Difference) -> tuple[int, int, int]:
         """By stage, then by row; prompts by the call that they are of, as later ones may hold
