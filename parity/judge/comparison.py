@@ -17,12 +17,12 @@ from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import leaves
 from parity.judge.followers import HeldTexts, followers
-from parity.judge.row import Pairs, Row, calls_of, reads_what_is_asked
+from parity.judge.row import Pairs, calls_of, reads_what_is_asked
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
-from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Kept, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Tools
 from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
@@ -138,32 +138,11 @@ class Comparison:
             if law.name in OF_PROMPTS and identity(new, self.tools) not in (None, KEPT):
                 continue  # its stages are those of one request, its ids those of another
             found = law.check(new, self.tools)
-            if (
-                found
-                and found != KEPT
-                and self._is_new(law, found, law.check(old, self.tools), old, new)
-            ):
-                yield Broken(law.name, found[0], number, found[1], law.place)
+            if found in (None, KEPT):
+                continue
+            if law.is_new(law.check(old, self.tools), found, old, new):
+                yield Broken(law.name, *found, number, law.place)
                 return
-
-    def _is_new(self, law: Invariant, found: Kept, before: Kept, old: Row, new: Row) -> bool:
-        if law.name == "structure" and before is None:
-            return True  # the old side says its form in its own way; what it gave is the golden
-        if (
-            law.name == "tokenization"
-            and old["prompt_ids"] != new["prompt_ids"]
-            and is_broken_otherwise(before, found)
-        ):
-            return True
-        return before == KEPT
-
-
-def is_broken_otherwise(before: Kept, found: Kept) -> bool:
-    """Whether an invariant that both sides break, or that was not seen of the old side, is broken
-    in another way: ids that were put together by hand are no text's, on either side."""
-    if found is None or before == found:
-        return False
-    return found[0] == "prompt.truncation" or (before is not None and before[0] != found[0])
 
 
 def holds_numbers(value: Any) -> bool:

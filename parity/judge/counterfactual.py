@@ -22,6 +22,7 @@ from parity.judge.endings import leaves, strange_text
 from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
 from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
+from parity.judge.numerics.questions import Beside
 from parity.judge.numerics.weights import checkpoint_of, in_float32
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.judge.row import (
@@ -324,47 +325,59 @@ def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int,
 FORCED = "the golden's ids were forced, to see what the new code makes of them"
 
 
-def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause | None, float]:
+def from_other_ids(inquiry: Inquiry) -> Beside:
     """Where ids are others, as they may be: the golden's own ids, forced, are to become the
     golden's value. Where they cannot be forced, each text is to come from its own ids in the way
-    that the golden's did. With it, where nothing but numbers differ: how far they do, at most; they
-    come of the model's scores, and rounding may explain it.   followed: the new code asked on with
-    other ids, so that its own rows say nothing of the golden's."""
+    that the golden's did."""
+    return from_forced_ids(inquiry) or Beside(from_own_ids(inquiry))
+
+
+def from_followed_ids(inquiry: Inquiry) -> Beside:
+    """The same where the new code asked on with other ids, so that its own rows say nothing of the
+    golden's."""
+    return from_forced_ids(inquiry) or Beside(from_asking_on(inquiry))
+
+
+def from_forced_ids(inquiry: Inquiry) -> Beside | None:
+    """None where the golden's ids could not be forced."""
     if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
-        return None, 0.0
+        return Beside()
     forced = inquiry.run({}, frozenset({ANSWERS}))
-    if forced is not None and forced.raised is None:
-        is_whole = said_as_far(inquiry.old, forced)
-        if is_whole is not None:
-            return from_forced(inquiry, forced, is_whole=is_whole)
-    return from_asking_on(inquiry, forced) if followed else from_own_ids(inquiry), 0.0
-
-
-def from_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> tuple[Cause | None, float]:
-    """What the new code makes of the golden's ids.   is_whole: of all of them."""
+    if forced is None or forced.raised is not None:
+        return None
+    is_whole = said_as_far(inquiry.old, forced)
+    if is_whole is None:
+        return None
     far = "" if is_whole else ", as far as the new stops let them go"
     what = "to see what the new code makes of them"
     inquiry.steps.append(f"the golden's ids were forced{far}, {what}")
-    made = inquiry.beside(inquiry.old, forced)
+    return made_of_forced(inquiry, forced, is_whole=is_whole)
+
+
+def made_of_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> Beside:
+    """What the new code makes of the golden's ids.   is_whole: of all of them."""
+    old = inquiry.old
+    made = inquiry.beside(old, forced)
     asked = STAGES[: STAGES.index("batch")]
     named = [one for one in made.comparison.counted if one[1].stage in asked]
     if named:
         proof = "with the golden's ids forced, this differs still"
-        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
-    if equal(inquiry.old.value, forced.value):
-        return None, 0.0
-    gap = number_gap(inquiry.old.value, forced.value) or 0.0
+        return Beside(difference_cause(named[0][0], "likely", named[0][1], proof))
+    if equal(old.value, forced.value):
+        return Beside()
+    gap = number_gap(old.value, forced.value) or 0.0
     if is_whole:
-        return after_decoding(made), gap
+        return Beside(after_decoding(made), gap)
     if lacks_only_ends(inquiry, forced):
-        return None, 0.0
-    unsure = after_decoding(inquiry.beside(up_to_forced(inquiry.old, forced), forced))
-    return dataclasses.replace(unsure, certainty="likely"), gap
+        return Beside()
+    unsure = after_decoding(inquiry.beside(up_to_forced(old, forced), forced))
+    return Beside(dataclasses.replace(unsure, certainty="likely"), gap)
 
 
-def from_asking_on(inquiry: Inquiry, forced: Case | None) -> Cause | None:
+def from_asking_on(inquiry: Inquiry) -> Cause | None:
     """Whether code that is given the golden's answers, as far as it asks for any, asks for more or
     fewer."""
+    forced = inquiry.run({}, frozenset({ANSWERS}))
     if forced is None or forced.raised is not None:
         return None
     old = inquiry.old
@@ -445,11 +458,10 @@ def up_to_forced(old: Case, forced: Case) -> Case:
     )
 
 
-def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
-    """What else differs where ids part, and may do so by rounding: no near tie is to hide it. How
-    far, as above."""
+def beside_rounding(inquiry: Inquiry) -> Beside:
+    """What else differs where ids part, and may do so by rounding: no near tie is to hide it."""
     named = inquiry.comparison.counted
     if named:
         proof = "seen directly; where the ids part it has no say"
-        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
+        return Beside(difference_cause(named[0][0], "likely", named[0][1], proof))
     return from_other_ids(inquiry)

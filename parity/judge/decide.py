@@ -11,6 +11,7 @@ it, and once. What one case alone cannot say is put to the site's numerics or sa
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,13 +19,20 @@ from typing import TYPE_CHECKING
 from parity.golden import Case
 from parity.judge import own_loops
 from parity.judge.comparison import Comparison
-from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
+from parity.judge.counterfactual import (
+    beside_rounding,
+    by_cache,
+    by_company,
+    from_followed_ids,
+    from_other_ids,
+)
 from parity.judge.explain import cause_of, declared_end
 from parity.judge.followers import up_to_draws
 from parity.judge.inquiry import Inquiry, up_to_followers
 from parity.judge.latent import SEEN_WITHOUT_VALUE
 from parity.judge.naming import difference_cause
 from parity.judge.numerics.questions import (
+    Beside,
     Judged,
     Question,
     could_not,
@@ -85,11 +93,10 @@ class Findings:
         """Of the answers that later prompts only follow from."""
         return up_to_followers(self.inquiry)
 
-    def made_of(self, judged: Judged, *, followed: bool = False) -> Judged:
+    def made_of(self, judged: Judged, made: Beside) -> Judged:
         """What samples say, unless the new code makes something else of the golden's own ids."""
-        texts, gap = from_other_ids(self.inquiry, followed=followed)
-        by_rounding = gap and not in_float32(self.old, self.new)
-        return judged if texts is None or by_rounding else ("DRIFT", texts, judged[2])
+        allowed = 0.0 if in_float32(self.old, self.new) else math.inf
+        return ("DRIFT", made.cause, judged[2]) if made.counts(allowed) else judged
 
 
 def decide(findings: Findings) -> Judged:
@@ -133,7 +140,7 @@ def of_followed_draws(findings: Findings) -> Judged | None:
         return verdict, cause, notes
     told = f"of {len(asked.old.rows)} rows nothing but draws differs"
     findings.inquiry.steps.append(f"{told}, and the rest follows from them")
-    return findings.made_of((verdict, None, notes), followed=True)
+    return findings.made_of((verdict, None, notes), from_followed_ids(findings.inquiry))
 
 
 def of_same_value(findings: Findings) -> Judged | None:
@@ -167,7 +174,9 @@ def of_other_draws(findings: Findings) -> Judged | None:
     if ended is not None:
         return "DRIFT", ended, ()
     judged = findings.samples.judge(inquiry.old, inquiry.new)
-    return findings.made_of(judged) if judged[0] in FOLLOWS_SETTINGS else judged
+    if judged[0] not in FOLLOWS_SETTINGS:
+        return judged
+    return findings.made_of(judged, from_other_ids(inquiry))
 
 
 def of_differences_beside_draws(findings: Findings) -> Judged | None:
@@ -215,10 +224,8 @@ def of_rounding(findings: Findings) -> Judged:
     if findings.numerics is None:
         return judged
     company = by_company(first)
-    cause, apart = beside_rounding(whole)
-    question = Question(
-        old, new, findings.backend, "parted", judged, company, cause, apart, place=place
-    )
+    beside = beside_rounding(whole)
+    question = Question(old, new, findings.backend, "parted", judged, company, beside, place)
     findings.numerics.ask(question)
     return judged
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,34 +121,34 @@ def are_other_samples(old: Case, new: Case) -> bool:
 
 def up_to_followers(inquiry: Inquiry) -> Inquiry:
     """Where prompts follow from answers that are other ones: the inquiry of those answers, which
-    have the cause. Their texts stand for the value."""
+    have the cause. Their texts, or ids where not all became text, stand for the value."""
     follow = inquiry.comparison.followers
     if not follow:
         return inquiry
-    pairs = enumerate(inquiry.pairs)
-    kept = {
-        number: "text" if all("text" in row for row in pair) else "output_ids"
-        for number, pair in pairs
-        if number not in follow
-    }
-    held = {number: texts for cut in follow.values() for number, texts in cut.items()}
-
-    def narrow(case: Case, texts: Mapping[int, str]) -> Case:
-        rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
-        value = [texts.get(k, row.get(kept[k])) for k, row in rows.items()]
-        return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
+    kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
+    is_text = all("text" in row for k in kept for row in inquiry.pairs[k])
+    narrow = functools.partial(narrowed, kept, "text" if is_text else "output_ids")
+    cut = {k: texts for held in follow.values() for k, texts in held.items()}
+    old = narrow({k: texts[0] for k, texts in cut.items()}, inquiry.old)
+    new = narrow({k: texts[1] for k, texts in cut.items()}, inquiry.new)
 
     def rerun(load: Mapping[str, Any], parts: Parts) -> Case | None:
         again = inquiry.run(load, parts)
-        return again and narrow(again, {})
+        return again and narrow({}, again)
 
-    old = narrow(inquiry.old, {k: texts[0] for k, texts in held.items()})
-    new = narrow(inquiry.new, {k: texts[1] for k, texts in held.items()})
     count = f"{len(follow)} of {len(inquiry.pairs)}"
     inquiry.steps.append(f"{count} prompts hold answers that differ: those are judged")
     again = rerun if inquiry.rerun else None
     beside = inquiry.beside(old, new)
     return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
+
+
+def narrowed(kept: Sequence[int], name: str, held: Mapping[int, str], case: Case) -> Case:
+    """A case of these rows alone, whose value is what they have by this name.   held: index ->
+    what a later prompt holds of that answer instead."""
+    rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
+    value = [held.get(k, row.get(name)) for k, row in rows.items()]
+    return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
 
 
 def no_run(again: Case | None, inquiry: Inquiry) -> str:

@@ -48,11 +48,13 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     has nothing else: it reads prompts by itself and chooses what comes next. Beside rows of answers
     they are left out where the other side has none: it was recorded without, or reads another
     way."""
-    old, new = without_guesses(old, new), without_guesses(new, old)
+    old, new = of_same_models(old, new), of_same_models(new, old)
     is_read = all(any(row.get("scored") for row in case.rows) for case in (old, new))
     if is_read or (old.rows and new.rows and (is_all_by_itself(old) or is_all_by_itself(new))):
-        return as_read(old, new), as_read(new, old)
-    return without_unasked(old, new), without_unasked(new, old)
+        old, new = as_read(old, new), as_read(new, old)
+    else:
+        old, new = without_unasked(old, new), without_unasked(new, old)
+    return said_once(old, new), said_once(new, old)
 
 
 def is_all_by_itself(case: Case) -> bool:
@@ -83,20 +85,28 @@ def answered_prompts(case: Case) -> set[tuple[int, ...]]:
     return {prompt_of(row) for row in case.rows if not row.get("scored")}
 
 
-def without_guesses(case: Case, other: Case) -> Case:
+def of_same_models(case: Case, other: Case) -> Case:
     """Without what a code's own loop had another model read beside the one that both sides use,
-    such as a draft, which only guesses what that one says; and an answer once, though a loop chose
-    it by the words of several."""
+    such as a draft, which only guesses what that one says."""
     models = {weights_in(row) for row in other.rows}
-    known = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
-    answers, asked = Counter[Any](), Counter(prompt_of(row) for row in other.rows)
-    rows = []
-    for row in known:
-        name = prompt, _ = prompt_of(row), tuple(row["output_ids"])
-        answers[name] += bool(row.get("loop"))
-        if answers[name] <= max(1, asked[prompt]):
-            rows.append(row)
+    rows = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
     return replace(case, rows=tuple(rows)) if rows else case
+
+
+def said_once(case: Case, other: Case) -> Case:
+    """What a code's own loop reads, or answers by the words of several, more often than the other
+    side asks for it says all the first time."""
+    asked = Counter(map(prompt_of, other.rows))
+    said = Counter[Any]()
+    rows = []
+    for row in case.rows:
+        prompt = prompt_of(row)
+        name = prompt, tuple(row["output_ids"])
+        said[name] += by_itself(row)
+        is_other_question = row.get("scored") and not asked[prompt]
+        if is_other_question or said[name] <= max(1, asked[prompt]):
+            rows.append(row)
+    return replace(case, rows=tuple(rows))
 
 
 def weights_in(row: Row) -> Any:
@@ -117,17 +127,9 @@ def is_end(some: Sequence[int], ids: Sequence[int]) -> bool:
 def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
-    logits, or read what a draft guessed: so do its rows, then. What is read more often than on the
-    other side says all the first time."""
-    asked, seen = Counter(map(prompt_of, other.rows)), Counter[Any]()
-    rows = []
-    for row in case.rows:
-        made = read_as(row, asked)
-        prompt = prompt_of(made)
-        seen[prompt] += 1
-        if not made.get("scored") or not 0 < asked[prompt] < seen[prompt]:
-            rows.append(made)
-    return replace(case, rows=tuple(rows))
+    logits, or read what a draft guessed: so do its rows, then."""
+    known = {prompt_of(row) for row in other.rows}
+    return replace(case, rows=tuple(read_as(row, known) for row in case.rows))
 
 
 def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:

@@ -99,6 +99,16 @@ def tokenization(row: Row, tools: Tools) -> Kept:
     return "prompt.tokenization", f"{made}, other {len(ids)} reached the model"
 
 
+def is_broken_anew(before: Kept, found: tuple[str, str], old: Row, new: Row) -> bool:
+    """Whether ids are no text's anew: of other prompts also where the old ones are none in another
+    way, or were not observed with their text, and these are cut. Ids that were put together by hand
+    are no text's, on either side."""
+    if old["prompt_ids"] == new["prompt_ids"]:
+        return before == KEPT
+    is_cut = found[0] == "prompt.truncation" and before != found
+    return is_cut or (before is not None and before[0] != found[0])
+
+
 def ids_of_text(text: str, tools: Tools) -> list[list[int]]:
     """The ids of a text with, and without, special tokens."""
     if tools.encode is None or has_lone_surrogate(text):
@@ -443,7 +453,7 @@ STAGE = Stage(
     weigh=weigh_prompt,
     invariants=(
         Invariant("template", "template", template),
-        Invariant("tokenization", "prompt_ids", tokenization),
+        Invariant("tokenization", "prompt_ids", tokenization, is_broken_anew),
     ),
     cause=cause,
 )

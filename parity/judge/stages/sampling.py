@@ -255,6 +255,11 @@ def structure(row: Row, tools: Tools) -> Kept:
     return KEPT if has_form else ("sampling.processors", broken)
 
 
+def is_form_lost(before: Kept, found: tuple[str, str], old: Row, new: Row) -> bool:
+    """Also where the old side says its form in its own way: what it gave is the golden."""
+    return before in (None, KEPT)
+
+
 def has_regex(text: str, pattern: str) -> bool | None:
     """None: a grammar's expressions are not all Python's."""
     try:
@@ -334,7 +339,7 @@ def seeds_across(comparison: Compared) -> Iterator[Broken]:
         said = (
             f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
         )
-        yield Broken("draws", "rng", broken[1], said, "output_ids")
+        yield Broken("draws", "rng", said, broken[1], "output_ids")
 
 
 def cause_of_sampling(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
@@ -349,7 +354,7 @@ STAGE = Stage(
     compare=sampling_differences,
     compare_all=lambda case: seed_differences(case.pairs),
     weigh=weigh_samples,
-    invariants=(Invariant("structure", "output_ids", structure),),
+    invariants=(Invariant("structure", "output_ids", structure, is_form_lost),),
     across=seeds_across,
     cause=cause_of_sampling,
     restore={"sampling": old_sampling, "seed": old_seed},

@@ -285,13 +285,13 @@ def ends_across(comparison: Compared) -> Iterator[Broken]:
     tools = comparison.tools
     for number, (old, new) in enumerate(comparison.pairs):
         if said := ends_early(old, new, comparison.old_texts, tools):
-            yield Broken("end", "stop.strings", number, said, "output_ids")
+            yield Broken("end", "stop.strings", said, number, "output_ids")
             return
         if said := goes_on(old, new, tools):
             before, after = {*stop_strings(old)}, {*stop_strings(new)}
             # Of the same stops, the one that ended it began in the prompt.
             name = "stop.rule" if before and before == after else "stop.strings"
-            yield Broken("end", name, number, said, "output_ids")
+            yield Broken("end", name, said, number, "output_ids")
             return
 
 

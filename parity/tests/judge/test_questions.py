@@ -21,6 +21,7 @@ from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.groups import Group
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.questions import (
+    Beside,
     Kind,
     Question,
     could_not,
@@ -244,15 +245,16 @@ def test_a_step_that_a_structure_chose_says_nothing_of_the_environment() -> None
 
 def test_what_differs_beside_a_near_tie_is_drift() -> None:
     stop = Cause("stop.length", "likely", "other")
-    question = dataclasses.replace(ask(), beside=stop)
+    question = dataclasses.replace(ask(), beside=Beside(stop))
     verdict, cause, notes = answer_of(group(), question)
     assert (verdict, cause) == ("DRIFT", stop) and "rounding explains where the ids part" in notes[0]
-    assert verdict_of(group(), dataclasses.replace(question, apart=0.05))[0] == "NEAR-TIE"  # numbers, within rounding
-    verdict, _, notes = answer_of(group(), dataclasses.replace(question, apart=2.0))
+    within = dataclasses.replace(question, beside=Beside(stop, 0.05))  # numbers, within rounding
+    assert verdict_of(group(), within)[0] == "NEAR-TIE"
+    verdict, _, notes = answer_of(group(), dataclasses.replace(question, beside=Beside(stop, 2.0)))
     assert verdict == "DRIFT" and "at the golden's own ids numbers are 2.0e+00 apart" in notes[1]
     few = group(rows=2)  # which cannot tell: it differs whatever moved the ids
     assert verdict_of(few, question)[:2] == ("DRIFT", "stop.length")
-    assert verdict_of(few, dataclasses.replace(question, apart=2.0))[0] == "ERROR"
+    assert verdict_of(few, dataclasses.replace(question, beside=Beside(stop, 2.0)))[0] == "ERROR"
     shifted = group(gap=5.0, new=(-6.0, -1.0))
     assert verdict_of(shifted, question)[:2] == ("DRIFT", "numeric.shift")  # which comes first
 
