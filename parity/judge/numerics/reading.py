@@ -566,18 +566,9 @@ def parting_of(truth: Scored, old: Scored, new: Scored) -> Parting:
 # == A loaded engine ==
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Tokens that an engine scores.   row: its index.   other: the index among its `others`, None
-    for the answer."""
-
-    row: int
-    other: int | None
-    request: Mapping[str, Any]
-    tokens: tuple[int, ...]
-
-
-Answered = dict[tuple[int, int | None], tuple[float, ...]]  # (row, other) of Ask -> nats
+Asked = tuple[
+    Mapping[str, Any], tuple[int, ...]
+]  # a request, and the tokens to be scored behind it
 
 
 def read_engine(
@@ -595,18 +586,15 @@ def read_engine(
     """
     more = {"adapter": adapter} if adapter else {}
     window = window_of(engine)
-    asks: list[Ask] = []
-    for k, row in enumerate(rows):
-        asks += asks_of(k, row, window, more)
-    logprobs: Answered = {}
-    with progress(sum(len(ask.tokens) for ask in asks), what) as done:
-        for first in range(0, len(asks), at_once):
-            batch = asks[first : first + at_once]
-            scores = engine.score_batch([(ask.request, ask.tokens) for ask in batch])
-            for ask, scored in zip(batch, scores):
-                logprobs[ask.row, ask.other] = tuple(scored.logprobs)
-                done(len(ask.tokens))
-    return [scored_row(k, row, logprobs) for k, row in enumerate(rows)]
+    asked = [one for row in rows for one in asked_of(row, window, more)]
+    logprobs: list[tuple[float, ...]] = []
+    with progress(sum(len(tokens) for _, tokens in asked), what) as done:
+        for first in range(0, len(asked), at_once):
+            for scored in engine.score_batch(asked[first : first + at_once]):
+                logprobs.append(tuple(scored.logprobs))
+                done(len(logprobs[-1]))
+    answers = iter(logprobs)
+    return [scored_row(row, window, answers) for row in rows]
 
 
 def window_of(engine: Any) -> float:
@@ -615,14 +603,13 @@ def window_of(engine: Any) -> float:
     return window - 1 if engine.backend.name == "vllm" else window
 
 
-def asks_of(k: int, row: TokenRow, window: float, more: dict[str, Any]) -> Iterator[Ask]:
-    end = int(min(window, len(row.ids)))
-    answer = row.ids[row.start : end]
-    if answer:
-        yield Ask(k, None, request_for(row, row.start) | more, answer)
-    for other, (position, token) in enumerate(row.others):
+def asked_of(row: TokenRow, window: float, more: dict[str, Any]) -> Iterator[Asked]:
+    """What is read of the answer, and each other candidate, as far as the window goes."""
+    if answer := row.ids[row.start : int(min(window, len(row.ids)))]:
+        yield request_for(row, row.start) | more, answer
+    for position, token in row.others:
         if position < window:
-            yield Ask(k, other, request_for(row, position) | more, (token,))
+            yield request_for(row, position) | more, (token,)
 
 
 def request_for(row: TokenRow, end: int) -> dict[str, Any]:
@@ -637,12 +624,9 @@ def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 
 
-def scored_row(k: int, row: TokenRow, logprobs: Answered) -> Scored:
-    read = logprobs.get((k, None), ())
+def scored_row(row: TokenRow, window: float, answers: Iterator[tuple[float, ...]]) -> Scored:
+    """answers: to what was asked of this row and of those behind it."""
+    read = next(answers) if row.start < window else ()
     missing = len(row.ids) - row.start - len(read)
-    others: list[float | None] = []
-    for number in range(len(row.others)):
-        [value] = logprobs.get((k, number), (None,))
-        others.append(value)
-    unknown = (None,) * len(others)
-    return Scored((*read, *[None] * missing), tuple(others), unknown)
+    others = tuple(next(answers)[0] if position < window else None for position, _ in row.others)
+    return Scored((*read, *[None] * missing), others, (None,) * len(others))
