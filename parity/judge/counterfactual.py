@@ -1,8 +1,8 @@
 """Runs of the new code with something as it was, and what they prove.
 
 A cause is confirmed where its old value, put back, brings the old answer back. Suspects are put
-back one at a time, in causal order; where none is enough alone, all together, and then the first k
-of them, by bisection, down to the fewest that are. Each run takes place once (`Inquiry.run`).
+back one at a time, in causal order; where none is enough alone, all together, and then the first
+two of them, three, and so on, up to the fewest that are. Each run takes place once (`Inquiry.run`).
 """
 
 from __future__ import annotations
@@ -136,14 +136,9 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
     """Suspects that only together bring the old answer back: the first k, for the least k."""
     if len(known) < 2 or not is_back(inquiry, known):
         return None
-    least, most = 2, len(known)
-    while least < most:
-        middle = (least + most) // 2
-        if is_back(inquiry, known[:middle]):
-            most = middle
-        else:
-            least = middle + 1
-    names = ", ".join(one.name for one in known[:most])
+    counts = range(2, len(known) + 1)
+    least = next(count for count in counts if is_back(inquiry, known[:count]))
+    names = ", ".join(one.name for one in known[:least])
     proof = f"only {names} together, put back, bring the old answer back"
     first = known[0]
     return difference_cause(first.name, "confirmed", first.difference, proof)
@@ -151,7 +146,7 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
 
 def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
     load = {key: value for one in known for key, value in one.load.items()}
-    parts = frozenset[str]().union(*(one.parts for one in known))
+    parts = [part for one in known for part in one.parts]
     by_ids = all(one.difference.counts for one in known)
     return inquiry.realigned(inquiry.run(load, parts), by_ids)
 
@@ -176,7 +171,7 @@ def by_cache(inquiry: Inquiry) -> Cause | None:
     rows = [k for k, (_, row) in enumerate(inquiry.pairs) if request_of(row).get("cached")]
     if not rows:
         return None
-    again = inquiry.run({}, frozenset({UNCACHED}))
+    again = inquiry.run({}, {UNCACHED})
     if inquiry.realigned(again):
         proof = "without the cache the old answer comes back"
         said = f"row {rows[0]} was answered by the cache"
@@ -235,7 +230,7 @@ def by_company(inquiry: Inquiry) -> Cause | None:
     """Each request by itself, nothing from a cache: is it the rest of the batch?"""
     if not can_be_company(inquiry):
         return None
-    alone = inquiry.run({}, frozenset({ALONE}))
+    alone = inquiry.run({}, {ALONE})
     if alone is None or not inquiry.realigned(alone):
         return None
     proof = "each request by itself gives the old answer"
@@ -342,7 +337,7 @@ def from_forced_ids(inquiry: Inquiry) -> Beside | None:
     """None where the golden's ids could not be forced."""
     if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
         return Beside()
-    forced = inquiry.run({}, frozenset({ANSWERS}))
+    forced = inquiry.run({}, {ANSWERS})
     if forced is None or forced.raised is not None:
         return None
     is_whole = said_as_far(inquiry.old, forced)
@@ -377,7 +372,7 @@ def made_of_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> Beside:
 def from_asking_on(inquiry: Inquiry) -> Cause | None:
     """Whether code that is given the golden's answers, as far as it asks for any, asks for more or
     fewer."""
-    forced = inquiry.run({}, frozenset({ANSWERS}))
+    forced = inquiry.run({}, {ANSWERS})
     if forced is None or forced.raised is not None:
         return None
     old = inquiry.old

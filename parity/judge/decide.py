@@ -30,7 +30,7 @@ from parity.judge.explain import cause_of, declared_end
 from parity.judge.followers import up_to_draws
 from parity.judge.inquiry import Inquiry, up_to_followers
 from parity.judge.latent import SEEN_WITHOUT_VALUE
-from parity.judge.naming import difference_cause
+from parity.judge.naming import difference_cause, first_answer
 from parity.judge.numerics.questions import (
     Beside,
     Judged,
@@ -61,7 +61,6 @@ class Findings:
     """
 
     inquiry: Inquiry
-    backend: str
     samples: Samples
     numerics: Numerics | None
     changing: Callable[[], Sequence[str]]
@@ -100,8 +99,7 @@ class Findings:
 
 
 def decide(findings: Findings) -> Judged:
-    answers = (decision(findings) for decision in DECISIONS)
-    judged = next(answer for answer in answers if answer is not None)
+    judged = first_answer(DECISIONS, findings) or of_rounding(findings)
     return ask_numerics(findings, judged)
 
 
@@ -148,9 +146,7 @@ def of_same_value(findings: Findings) -> Judged | None:
     comparison = findings.comparison
     if findings.has_other_value:
         return None
-    causes = (find(comparison) for find in SEEN_WITHOUT_VALUE)
-    cause = next((cause for cause in causes if cause is not None), None)
-    if cause is not None:
+    if cause := first_answer(SEEN_WITHOUT_VALUE, comparison):
         return "LATENT", cause, ()
     if is_only_drawn(comparison):
         return of_same_value_of_draws(findings)
@@ -170,7 +166,7 @@ def of_other_draws(findings: Findings) -> Judged | None:
     if not findings.has_other_draws_alone:
         return None
     inquiry = findings.inquiry
-    ended = by_cache(inquiry) or own_loops.own_ends(inquiry.old, inquiry.new, inquiry.decode)
+    ended = by_cache(inquiry) or own_loops.own_ends(inquiry)
     if ended is not None:
         return "DRIFT", ended, ()
     judged = findings.samples.judge(inquiry.old, inquiry.new)
@@ -225,7 +221,9 @@ def of_rounding(findings: Findings) -> Judged:
         return judged
     company = by_company(first)
     beside = beside_rounding(whole)
-    question = Question(old, new, findings.backend, "parted", judged, company, beside, place)
+    question = Question(
+        old, new, findings.samples.backend, "parted", judged, company, beside, place
+    )
     findings.numerics.ask(question)
     return judged
 
@@ -238,7 +236,6 @@ DECISIONS: tuple[Callable[[Findings], Judged | None], ...] = (
     of_other_draws,
     of_differences_beside_draws,
     of_cause,
-    of_rounding,
 )
 
 
@@ -253,7 +250,7 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
         return judged
     if (place := place_of(old, new, kind)) is None:
         return could_not(OF_SEVERAL)
-    numerics.ask(Question(old, new, findings.backend, kind, judged, place=place))
+    numerics.ask(Question(old, new, findings.samples.backend, kind, judged, place=place))
     return judged
 
 
@@ -274,7 +271,7 @@ def is_only_drawn(comparison: Comparison) -> bool:
 def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
     """Why one answer is the beginning of the other.   whole: with what follows from the answers
     that part."""
-    ended = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)
+    ended = own_loops.ended_by(inquiry)
     cause = ended or declared_end(whole) or by_company(inquiry)
     if cause is not None:
         return cause

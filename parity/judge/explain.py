@@ -30,7 +30,7 @@ from parity.judge.counterfactual import (
 )
 from parity.judge.endings import Decoder, leaves
 from parity.judge.inquiry import Inquiry, are_other_samples
-from parity.judge.naming import broken_cause, difference_cause, named_cause
+from parity.judge.naming import broken_cause, difference_cause, first_answer, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
 from parity.judge.row import (
@@ -55,8 +55,7 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
         for name, difference in inquiry.comparison.suspects
         if is_possible(name, inquiry)
     ]
-    causes = (step(inquiry) for step in STEPS)
-    return next((cause for cause in causes if cause is not None), None)
+    return first_answer(STEPS, inquiry)
 
 
 def by_error(inquiry: Inquiry) -> Cause | None:
@@ -224,7 +223,7 @@ def by_another_answer(inquiry: Inquiry) -> Cause | None:
     if taken is None:
         return None
     said = f"row {taken[0]} got row {taken[1]}'s"
-    if inquiry.realigned(inquiry.run({}, frozenset({ALONE}))):
+    if inquiry.realigned(inquiry.run({}, {ALONE})):
         proof = "each request by itself gives the old answer"
         return named_cause("batch.order", "confirmed", said, proof)
     return named_cause("batch.order", "likely", said, "it came with that one's prompt")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,13 +77,13 @@ class Inquiry:
         texts = [(text, theirs.get(path, text)) for path, text in leaves(self.old.value)]
         return [(old, new) for old, new in texts if old != new]
 
-    def run(self, load: Mapping[str, Any], parts: Parts) -> Case | None:
+    def run(self, load: Mapping[str, Any], parts: Iterable[str]) -> Case | None:
         """A counterfactual run, once for all that ask for it."""
         if self.rerun is None:
             return None
-        key = repr(sorted(load.items())), parts
+        key = repr(sorted(load.items())), frozenset(parts)
         if key not in self.runs:
-            self.runs[key] = self.rerun(load, parts)
+            self.runs[key] = self.rerun(load, key[1])
         return self.runs[key]
 
     def beside(self, old: Case, new: Case) -> Inquiry:

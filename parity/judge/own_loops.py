@@ -17,6 +17,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import paired
 from parity.judge.endings import Decoder, leaves, numbers_in
+from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
 from parity.judge.row import (
     Pairs,
@@ -215,20 +216,21 @@ Reason = tuple[str, str]  # a cause's name, and what it says here
 
 @dataclass(frozen=True)
 class Ends:
-    """Where answers of one prompt end on both sides.   pairs: of these rows."""
+    """Where answers of one prompt end on both sides.   stops: that the new code was told."""
 
-    old: Case
-    new: Case
-    decode: Decoder | None
+    inquiry: Inquiry
 
     @functools.cached_property
     def pairs(self) -> Pairs:
-        return [pair for pair in paired(self.old.rows, self.new.rows) if same_prompt(*pair)]
+        return [pair for pair in self.inquiry.pairs if same_prompt(*pair)]
 
     @functools.cached_property
     def stops(self) -> set[str]:
-        """That the new code was told."""
-        return told_stops(self.new)
+        return told_stops(self.inquiry.new)
+
+    @property
+    def decode(self) -> Decoder | None:
+        return self.inquiry.decode
 
     def text(self, ids: Sequence[int]) -> str:
         return self.decode(ids, True, False) if self.decode else ""
@@ -265,7 +267,7 @@ class Ends:
             behind = f"the old loop ends at id {ids[-1]}, behind which the new answer goes on"
             return "stop.eos_set", behind
         ended = f"the old loop ended after {len(ids)} tokens"
-        is_argument = len(ids) in numbers_in(self.old.arguments)
+        is_argument = len(ids) in numbers_in(self.inquiry.old.arguments)
         if self.stops and not is_argument:
             return "stop.strings", f"{ended}, where no stop of the new code is"
         return "stop.length", f"{ended}, {max_tokens(new)} are allowed"
@@ -285,7 +287,7 @@ class Ends:
             return None
         for position, i in enumerate(ids[:-1]):
             if i in ends:
-                is_seen = self.stand_in_texts(ids[position + 1 :], self.old)
+                is_seen = self.stand_in_texts(ids[position + 1 :], self.inquiry.old)
                 return ("stop.eos_set", goes_on_behind(i)) if is_seen else None
         return None
 
@@ -298,7 +300,7 @@ class Ends:
         is_long = most is None or chosen(old) >= most
         if is_long or any(stop in self.text(ids) for stop in stop_strings(new)):
             return False
-        return self.stand_in_texts(new["output_ids"], self.new)
+        return self.stand_in_texts(new["output_ids"], self.inquiry.new)
 
     def stand_in_texts(self, ids: Sequence[int], case: Case) -> bool:
         """Whether some text of a value holds these ids, with or without special tokens."""
@@ -309,10 +311,10 @@ class Ends:
         return any(whole and whole in text for whole in wholes for text in texts)
 
 
-def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
+def ended_by(inquiry: Inquiry) -> Cause | None:
     """Why each answer that goes on on one side alone ends on the other, as far as it is declared or
     a loop's ids show it."""
-    ends = Ends(old, new, decode)
+    ends = Ends(inquiry)
     apart = [(a, b) for a, b in ends.pairs if a["output_ids"] != b["output_ids"]]
     reasons = [reason for pair in apart if (reason := ends.reason(*pair)) is not None]
     if not reasons or len(reasons) < len(apart):
@@ -321,10 +323,10 @@ def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     return named_cause(name, "likely", said, "one answer is the beginning of the other")
 
 
-def own_ends(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
+def own_ends(inquiry: Inquiry) -> Cause | None:
     """Why answers that are sampled end elsewhere than the new settings let them, where ids or texts
     show it."""
-    ends = Ends(old, new, decode)
+    ends = Ends(inquiry)
     reasons = [ends.passes_new_end(*pair) or too_long(*pair) for pair in ends.loops]
     told = [reason for reason in reasons if reason is not None]
     if not told and ends.loops and all(ends.is_cut_short(*pair) for pair in ends.loops):

@@ -257,7 +257,7 @@ def by_steps(group: Group, found: Verdict, question: Question, steps: Sequence[S
 def cause_of_steps(group: Group, question: Question, judged: Sequence[JudgedStep]) -> Cause | None:
     """The first one's; an environment that did not change is no cause."""
     cause = next((one.cause for one in judged if one.cause is not None), None)
-    if cause is None or cause.name != "env.version" or group.is_elsewhere(question.old):
+    if cause is None or cause.name != "env.version" or question.old.case not in group.here:
         return cause
     chose = f"what chose at {worst_of(judged)} was not the model alone"
     return named_cause("sampling.processors", "likely", chose, cause.sentence)

@@ -17,7 +17,7 @@ import gc
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,6 @@ class TokenRow:
 
 
 Rows = Sequence[TokenRow]
-Batches = Iterator[list[int]]  # of indices of rows
 
 
 def token_row(
@@ -290,7 +289,7 @@ class Reader:
         """Read rows, in order.   most_rows: in a batch, as they come; 0 is as many of like length
         as BATCH_TOKENS hold.   side: where padding stands."""
         scored: dict[int, Scored] = {}
-        groups = in_order(rows, most_rows) if most_rows else by_length(rows, self.most_tokens())
+        groups = batches(rows, most_rows, self.most_tokens())
         with progress(sum(len(row.ids) for row in rows), what) as done:
             for group in groups:
                 batch = [rows[k] for k in group]
@@ -340,36 +339,22 @@ class Reader:
         return (self.head(states) if self.head else states).float()
 
 
-def by_length(rows: Rows, most_tokens: int) -> Batches:
-    """Indices of rows, longest first, in batches of at most most_tokens with their padding."""
-    order = sorted(range(len(rows)), key=lambda k: -len(rows[k].ids))
-
-    def is_full(batch: list[int]) -> bool:
-        longest = len(rows[batch[0]].ids)
-        return (len(batch) + 1) * longest > most_tokens
-
-    return batches(rows, order, is_full)
-
-
-def in_order(rows: Rows, most_rows: int) -> Batches:
-    """Indices of rows as they come, most_rows at a time."""
-
-    def is_full(batch: list[int]) -> bool:
-        return len(batch) == most_rows
-
-    return batches(rows, range(len(rows)), is_full)
-
-
-def batches(rows: Rows, order: Iterable[int], is_full: Callable[[list[int]], bool]) -> Batches:
-    """A row with images stands alone: how models batch them differs too much."""
+def batches(rows: Rows, most_rows: int, most_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows: most_rows at a time, as they come; of 0, the longest first, in batches of at
+    most most_tokens with their padding. A row with images stands alone: how models batch them
+    differs too much."""
+    order = list(range(len(rows)))
+    if not most_rows:
+        order.sort(key=lambda k: -len(rows[k].ids))
     batch: list[int] = []
-    has_images = False
     for k in order:
-        if batch and (rows[k].images or has_images or is_full(batch)):
+        first = rows[batch[0] if batch else k]
+        size = len(batch) + 1
+        is_full = size > most_rows if most_rows else size * len(first.ids) > most_tokens
+        if batch and (is_full or first.images or rows[k].images):
             yield batch
             batch = []
         batch.append(k)
-        has_images = bool(rows[k].images)
     if batch:
         yield batch
 

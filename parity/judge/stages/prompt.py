@@ -11,7 +11,9 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from parity.judge.naming import first_answer
 from parity.judge.row import (
     Row,
     TokenIds,
@@ -21,8 +23,11 @@ from parity.judge.row import (
     same_prompt,
     shared_start,
 )
-from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference, brief
+
+if TYPE_CHECKING:
+    from parity.judge.comparison import Comparison
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
 RESPONSE = "response"  # of a scored request: how many of its ids, the last ones
@@ -377,15 +382,13 @@ PROMPT_RULES: tuple[Callable[[TwoPrompts], str | None], ...] = (
     of_kept_first_id,
     of_equal_length,
     of_ids_alone,
-    of_nothing_else,
 )
 
 
 def prompt_cause(old: Row, new: Row, *, tools: Tools = NO_TOOLS) -> str:
     """Why two prompts differ: the first rule that answers."""
     prompts = TwoPrompts(old, new, tools)
-    answers = (rule(prompts) for rule in PROMPT_RULES)
-    return next(name for name in answers if name is not None)
+    return first_answer(PROMPT_RULES, prompts) or of_nothing_else(prompts)
 
 
 def opens_an_answer(prompts: TwoPrompts) -> bool:
@@ -433,7 +436,7 @@ def may_be_written(name: str, old: Row, new: Row) -> bool:
 # == The stage ==
 
 
-def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | None:
+def weigh_prompt(difference: Difference, comparison: Comparison) -> Difference | None:
     """A prompt that differs only as the answers differ that it holds, or by the id that is asked
     for, fails nothing."""
     row = difference.row or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case
 from parity.judge.options import merged
@@ -21,9 +21,12 @@ from parity.judge.row import (
     stop_strings,
     string_ids,
 )
-from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, Broken, Invariant, Kept, Stage, Tools
 from parity.record.rows import string_lists
 from parity.verdict import Difference, brief
+
+if TYPE_CHECKING:
+    from parity.judge.comparison import Comparison
 
 
 def told_stops(case: Case) -> set[str]:
@@ -268,7 +271,7 @@ def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 # == The stage ==
 
 
-def weigh_strings(difference: Difference, comparison: Compared) -> Difference | None:
+def weigh_strings(difference: Difference, comparison: Comparison) -> Difference | None:
     """Stops at which the old code cuts by itself are among its arguments: nothing differs. Those
     that it tells its library for other rows it does not cut at by hand in this one: they count."""
     if difference.field != "strings":
@@ -280,7 +283,7 @@ def weigh_strings(difference: Difference, comparison: Compared) -> Difference | 
     return replace(difference, counts=difference.counts or given <= told_stops(comparison.old))
 
 
-def ends_across(comparison: Compared) -> Iterator[Broken]:
+def ends_across(comparison: Comparison) -> Iterator[Broken]:
     """Of samples: the first row that the new stops would have ended elsewhere."""
     tools = comparison.tools
     for number, (old, new) in enumerate(comparison.pairs):
