@@ -15,7 +15,6 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
-from parity.judge.endings import leaves
 from parity.judge.followers import HeldTexts, followers
 from parity.judge.row import Pairs, calls_of, reads_what_is_asked
 from parity.judge.stages import order
@@ -56,11 +55,6 @@ class Comparison:
     @functools.cached_property
     def has_same_value(self) -> bool:
         return equal(self.old.value, self.new.value)
-
-    @functools.cached_property
-    def old_texts(self) -> list[str]:
-        """Every text of the golden's value."""
-        return [text for _, text in leaves(self.old.value)]
 
     @functools.cached_property
     def read_for_asked(self) -> frozenset[int]:

@@ -63,27 +63,14 @@ def is_all_by_itself(case: Case) -> bool:
 
 
 def without_unasked(case: Case, other: Case) -> Case:
-    """Without rows that were only read, and are not asked for on the other side."""
-    rows = (row for row in case.rows if not row.get("scored") or asked_alone(row, case, other))
-    return replace(case, rows=tuple(rows))
-
-
-def asked_alone(row: Row, case: Case, other: Case) -> bool:
-    """Whether a prompt that is read on this side is answered on the other alone, which asked for
-    what may come next; or may be one of those, if the other asked for a single token each of
-    prompts that this side has not."""
-    if len(case.rows) == len(other.rows):
-        return True
-    known = [one["prompt_ids"] for one in case.rows]
-    strangers = [one for one in other.rows if one["prompt_ids"] not in known]
-    if strangers and all(max_tokens(one) == 1 for one in strangers):
-        return True
-    prompt = prompt_of(row)
-    return prompt in answered_prompts(other) and prompt not in answered_prompts(case)
-
-
-def answered_prompts(case: Case) -> set[tuple[int, ...]]:
-    return {prompt_of(row) for row in case.rows if not row.get("scored")}
+    """Without rows that were only read, unless the other side has as many, or may have asked for
+    what comes next instead: for a single token each of prompts that this side has not."""
+    known = [row["prompt_ids"] for row in case.rows]
+    strangers = [row for row in other.rows if row["prompt_ids"] not in known]
+    may_ask = bool(strangers) and all(max_tokens(row) == 1 for row in strangers)
+    if may_ask or len(case.rows) == len(other.rows):
+        return case
+    return replace(case, rows=tuple(row for row in case.rows if not row.get("scored")))
 
 
 def of_same_models(case: Case, other: Case) -> Case:

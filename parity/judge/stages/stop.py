@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parity.golden import Case
+from parity.judge.endings import leaves
 from parity.judge.options import merged
 from parity.judge.row import (
     Row,
@@ -286,8 +287,9 @@ def weigh_strings(difference: Difference, comparison: Comparison) -> Difference 
 def ends_across(comparison: Comparison) -> Iterator[Broken]:
     """Of samples: the first row that the new stops would have ended elsewhere."""
     tools = comparison.tools
+    held = [text for _, text in leaves(comparison.old.value)]
     for number, (old, new) in enumerate(comparison.pairs):
-        if said := ends_early(old, new, comparison.old_texts, tools):
+        if said := ends_early(old, new, held, tools):
             yield Broken("end", "stop.strings", said, number, "output_ids")
             return
         if said := goes_on(old, new, tools):
