@@ -9,12 +9,13 @@ comparison.broken           invariants that the new side breaks and the old side
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
+from parity.judge.endings import leaves
 from parity.judge.followers import HeldTexts, followers
 from parity.judge.row import Pairs, calls_of, reads_what_is_asked
 from parity.judge.stages import order
@@ -141,11 +142,4 @@ class Comparison:
 
 def holds_numbers(value: Any) -> bool:
     """Whether a value holds numbers such as a model says."""
-    parts = (
-        value.values()
-        if isinstance(value, Mapping)
-        else value
-        if isinstance(value, (list, tuple))
-        else ()
-    )
-    return (isinstance(value, float) and not value.is_integer()) or any(map(holds_numbers, parts))
+    return any(not number.is_integer() for _, number in leaves(value, kind=float))

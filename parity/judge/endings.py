@@ -286,12 +286,12 @@ class Explainer:
     @functools.cached_property
     def rows(self) -> list[tuple[RowTexts, RowTexts]]:
         """Each pair; where prompts are decoded with their answers, so and alone."""
-        wholes = [decoding_of(old).get("ids") == "whole" for old, _ in self.pairs]
-        found = [self.texts_of(*pair, whole) for pair, whole in zip(self.pairs, wholes)]
-        return found + [self.texts_of(*pair) for pair, whole in zip(self.pairs, wholes) if whole]
-
-    def texts_of(self, old: Row, new: Row, whole: bool = False) -> tuple[RowTexts, RowTexts]:
-        return RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)
+        found = []
+        for old, new in self.pairs:
+            is_whole = decoding_of(old).get("ids") == "whole"
+            for whole in (True, False) if is_whole else (False,):
+                found.append((RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)))
+        return found
 
     @functools.cached_property
     def made(self) -> set[str]:

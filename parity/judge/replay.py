@@ -52,6 +52,7 @@ HF_ONLY: dict[str, Any] = {
     "max_batch_size": None,
     "hf_kwargs": {},
 }
+VLLM_ONLY: dict[str, Any] = {"vllm_kwargs": {}, "logits_hooks": False}
 
 
 class PartedAlone(Exception):
@@ -142,18 +143,11 @@ class Replay:
 
     def config(self, config: Any) -> Any:
         """A ModelLoadConfig as this replay wants it."""
-        wanted = {**self.load}
-        backend = wanted.get("backend", config.backend)
+        backend = self.load.get("backend", config.backend)
+        own = self.per_backend.get(backend, {})
         if backend == "vllm":
-            wanted = {**HF_ONLY, **self.per_backend.get(backend, {}), **wanted}
-        else:
-            wanted = {
-                **self.per_backend.get(backend, {}),
-                **wanted,
-                "vllm_kwargs": {},
-                "logits_hooks": False,
-            }
-        return dataclasses.replace(config, **wanted)
+            return dataclasses.replace(config, **{**HF_ONLY, **own, **self.load})
+        return dataclasses.replace(config, **{**own, **self.load, **VLLM_ONLY})
 
     @noting_faults
     def opening(self, config: Any) -> Any:

@@ -210,28 +210,21 @@ def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     return bool(mine & theirs)
 
 
-def leaks(difference: Difference, old: Row, new: Row) -> bool:
+def is_neutral(row: Row, name: str) -> bool:
+    return bool(entry(row, "sampling", name) == NEUTRAL.get(name))
+
+
+def leaks(name: str, old: Row, new: Row) -> bool:
     """Whether a setting comes from the checkpoint on one side and is not set on the other."""
-
-    def neutral(row: Row, name: str) -> bool:
-        return bool(
-            row["sampling"].get(name, {}).get("value", NEUTRAL.get(name)) == NEUTRAL.get(name)
-        )
-
-    name, names = difference.field, {*old["sampling"], *new["sampling"]} - {"seed"}
     for here, there in ((old, new), (new, old)):
-        source = here["sampling"].get(name, {}).get("from")
-        if (
-            source not in ("checkpoint", "below the engine")
-            or neutral(here, name)
-            or not neutral(there, name)
-        ):
+        if is_neutral(here, name) or not is_neutral(there, name):
             continue
-        # What was set there and is not here came in as this: another word for it, and no leak.
-        moved = source == "below the engine" and any(
-            neutral(here, n) and not neutral(there, n) for n in names
-        )
-        return not moved
+        source = here["sampling"][name]["from"]
+        if source == "below the engine":
+            # What was set there and is not here came in as this: another word for it, and no leak.
+            names = {*old["sampling"], *new["sampling"]} - {"seed"}
+            return not any(is_neutral(here, n) and not is_neutral(there, n) for n in names)
+        return bool(source == "checkpoint")
     return False
 
 
@@ -346,7 +339,7 @@ def seeds_across(comparison: Comparison) -> Iterator[Broken]:
 
 def cause_of_sampling(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
     is_setting = difference.field not in ("mode", "processors", "seed")
-    if is_setting and leaks(difference, old, new):
+    if is_setting and leaks(difference.field, old, new):
         return "sampling.leak"
     return cause_of_table(difference, old, new, tools)
 
