@@ -12,6 +12,7 @@ from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.endings import Decoder, leaves
+from parity.judge.followers import HeldTexts
 from parity.judge.row import Pairs, Row, is_drawn, prompt_of
 from parity.verdict import brief, equal
 
@@ -126,29 +127,32 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     if not follow:
         return inquiry
     kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
-    is_text = all("text" in row for k in kept for row in inquiry.pairs[k])
+    rows = [row for k in kept for row in inquiry.pairs[k]]
+    is_text = all("text" in row for row in rows)
     narrow = functools.partial(narrowed, kept, "text" if is_text else "output_ids")
-    cut = {k: texts for held in follow.values() for k, texts in held.items()}
-    old = narrow({k: texts[0] for k, texts in cut.items()}, inquiry.old)
-    new = narrow({k: texts[1] for k, texts in cut.items()}, inquiry.new)
+    held = HeldTexts()
+    for texts in follow.values():
+        held |= texts
 
     def rerun(load: Mapping[str, Any], parts: Parts) -> Case | None:
         again = inquiry.run(load, parts)
-        return again and narrow({}, again)
+        return again and narrow({}, 0, again)
 
     count = f"{len(follow)} of {len(inquiry.pairs)}"
     inquiry.steps.append(f"{count} prompts hold answers that differ: those are judged")
     again = rerun if inquiry.rerun else None
-    beside = inquiry.beside(old, new)
+    beside = inquiry.beside(narrow(held, 0, inquiry.old), narrow(held, 1, inquiry.new))
     return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
 
 
-def narrowed(kept: Sequence[int], name: str, held: Mapping[int, str], case: Case) -> Case:
-    """A case of these rows alone, whose value is what they have by this name.   held: index ->
-    what a later prompt holds of that answer instead."""
-    rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
-    value = [held.get(k, row.get(name)) for k, row in rows.items()]
-    return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
+def narrowed(kept: Sequence[int], name: str, held: HeldTexts, side: int, case: Case) -> Case:
+    """A case of these rows alone, whose value is what they have by this name.   held: what later
+    prompts hold of answers instead.   side: 0 of the old prompts, 1 of the new ones."""
+    rows = [case.rows[k] for k in kept if k < len(case.rows)]
+    value = []
+    for k, row in zip(kept, rows):
+        value.append(held[k][side] if k in held else row.get(name))
+    return dataclasses.replace(case, rows=tuple(rows), value=value)
 
 
 def no_run(again: Case | None, inquiry: Inquiry) -> str:

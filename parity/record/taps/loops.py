@@ -309,13 +309,17 @@ def looped_ids(
     if not reading.output.new_ids:
         if not is_whole:
             return "lost"
-        is_prompt = len(ids) != 1 or any(text[: len(whole)] == whole for text in known())
+        is_prompt = len(ids) != 1 or begins_a_text(whole, sorted(known()))
         return "prompt" if is_prompt else "choice"
     if is_whole and len(ids) == 1:
         return "choice"
     texts = dict.fromkeys(known(), "")
-    joined = [joined_text(texts, tuple(part)) for part in (ids, ids[1:]) if part]
-    return "text" if whole in texts or joined != [None] * len(joined) else "lost"
+    is_text = whole in texts or any(are_texts_joined(texts, part) for part in (ids, ids[1:]))
+    return "text" if is_text else "lost"
+
+
+def are_texts_joined(texts: Mapping[Ids, str], ids: Sequence[int]) -> bool:
+    return bool(ids) and joined_text(texts, tuple(ids)) is not None
 
 
 def last_own_column(given: Arguments, row: int, width: int) -> int:
