@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from parity.judge.naming import first_answer
 from parity.judge.row import (
@@ -23,11 +22,8 @@ from parity.judge.row import (
     same_prompt,
     shared_start,
 )
-from parity.judge.stages.stage import KEPT, NO_TOOLS, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference, brief
-
-if TYPE_CHECKING:
-    from parity.judge.comparison import Comparison
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
 RESPONSE = "response"  # of a scored request: how many of its ids, the last ones
@@ -436,7 +432,7 @@ def may_be_written(name: str, old: Row, new: Row) -> bool:
 # == The stage ==
 
 
-def weigh_prompt(difference: Difference, comparison: Comparison) -> Difference | None:
+def weigh_prompt(difference: Difference, comparison: Compared) -> Difference | None:
     """A prompt that differs only as the answers differ that it holds, or by the id that is asked
     for, fails nothing."""
     row = difference.row or 0

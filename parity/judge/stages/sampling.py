@@ -8,7 +8,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parity.golden import GoldenError
 from parity.judge.row import (
@@ -28,6 +28,7 @@ from parity.judge.row import (
 from parity.judge.stages.stage import (
     KEPT,
     Broken,
+    Compared,
     Invariant,
     Kept,
     Stage,
@@ -43,9 +44,6 @@ from parity.record.rows import (
     STRUCTURED,
 )
 from parity.verdict import Difference, brief, equal
-
-if TYPE_CHECKING:
-    from parity.judge.comparison import Comparison
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it has no public successor
@@ -319,7 +317,7 @@ def old_seed(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 # == The stage ==
 
 
-def weigh_samples(difference: Difference, comparison: Comparison) -> Difference | None:
+def weigh_samples(difference: Difference, comparison: Compared) -> Difference | None:
     """n samples of one request are n requests: where the rows are as many, nothing differs."""
     if difference.field != "n":
         return difference
@@ -329,7 +327,7 @@ def weigh_samples(difference: Difference, comparison: Comparison) -> Difference 
     return None if same else difference
 
 
-def seeds_across(comparison: Comparison) -> Iterator[Broken]:
+def seeds_across(comparison: Compared) -> Iterator[Broken]:
     if (broken := seeds(comparison.new.rows)) is not None:
         said = (
             f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"

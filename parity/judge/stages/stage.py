@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from parity.causes import cause_of_field
+from parity.golden import Case
 from parity.judge.endings import Decoder
 from parity.judge.row import Row
 from parity.verdict import Difference
-
-if TYPE_CHECKING:
-    from parity.judge.comparison import Comparison
 
 # (cause, sentence) where the invariant is broken, KEPT where it is kept, None where its input was
 # not recorded: what was not seen is not kept.
@@ -42,6 +40,23 @@ class Tools:
 
 
 NO_TOOLS = Tools()
+
+
+class Compared(Protocol):
+    """What a stage may ask of the whole comparison (parity/judge/comparison.py)."""
+
+    @property
+    def old(self) -> Case: ...
+    @property
+    def new(self) -> Case: ...
+    @property
+    def tools(self) -> Tools: ...
+    @property
+    def pairs(self) -> Sequence[tuple[Row, Row]]: ...
+    @property
+    def followers(self) -> Mapping[int, Any]: ...
+    @property
+    def read_for_asked(self) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +93,7 @@ def nothing(*compared: Any) -> Iterator[Any]:
     return iter(())
 
 
-def as_it_is(difference: Difference, comparison: Comparison) -> Difference | None:
+def as_it_is(difference: Difference, comparison: Compared) -> Difference | None:
     return difference
 
 
@@ -92,9 +107,9 @@ class Stage:
 
     fields: tuple[str, ...]
     compare: Callable[[Row, Row], Iterator[Difference]] = nothing
-    compare_all: Callable[[Comparison], Iterator[Difference]] = nothing
-    weigh: Callable[[Difference, Comparison], Difference | None] = as_it_is
+    compare_all: Callable[[Compared], Iterator[Difference]] = nothing
+    weigh: Callable[[Difference, Compared], Difference | None] = as_it_is
     invariants: tuple[Invariant, ...] = ()
-    across: Callable[[Comparison], Iterator[Broken]] = nothing
+    across: Callable[[Compared], Iterator[Broken]] = nothing
     cause: Callable[[Difference, Row, Row, Tools], str] = cause_of_table
     restore: Mapping[str, Restore] = field(default_factory=dict)

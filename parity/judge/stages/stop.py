@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from parity.golden import Case
 from parity.judge.endings import leaves
@@ -22,12 +22,9 @@ from parity.judge.row import (
     stop_strings,
     string_ids,
 )
-from parity.judge.stages.stage import KEPT, Broken, Invariant, Kept, Stage, Tools
+from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
 from parity.record.rows import string_lists
 from parity.verdict import Difference, brief
-
-if TYPE_CHECKING:
-    from parity.judge.comparison import Comparison
 
 
 def told_stops(case: Case) -> set[str]:
@@ -272,7 +269,7 @@ def old_length(options: Mapping[str, Any], row: Row) -> dict[str, Any]:
 # == The stage ==
 
 
-def weigh_strings(difference: Difference, comparison: Comparison) -> Difference | None:
+def weigh_strings(difference: Difference, comparison: Compared) -> Difference | None:
     """Stops at which the old code cuts by itself are among its arguments: nothing differs. Those
     that it tells its library for other rows it does not cut at by hand in this one: they count."""
     if difference.field != "strings":
@@ -284,7 +281,7 @@ def weigh_strings(difference: Difference, comparison: Comparison) -> Difference 
     return replace(difference, counts=difference.counts or given <= told_stops(comparison.old))
 
 
-def ends_across(comparison: Comparison) -> Iterator[Broken]:
+def ends_across(comparison: Compared) -> Iterator[Broken]:
     """Of samples: the first row that the new stops would have ended elsewhere."""
     tools = comparison.tools
     held = [text for _, text in leaves(comparison.old.value)]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from parity.judge.stages.stage import Stage
+from parity.judge.stages.stage import Compared, Stage
 from parity.verdict import Difference, equal
 
-if TYPE_CHECKING:
-    from parity.judge.comparison import Comparison
 
-
-def compare_values(comparison: Comparison) -> Iterator[Difference]:
+def compare_values(comparison: Compared) -> Iterator[Difference]:
     old, new = comparison.old, comparison.new
     if len(old.rows) != len(new.rows):
         yield Difference("output_ids", "rows", len(old.rows), len(new.rows), counts=False)
