@@ -14,7 +14,7 @@ from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
 from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
 from parity.judge.inquiry import Inquiry
-from parity.judge.naming import named_cause
+from parity.judge.naming import first_answer, named_cause
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
 from parity.judge.row import Row, are_prefixes, decodes_of, decoding_of, entry, unseen
 from parity.judge.stages.sampling import done_to_logits
@@ -171,10 +171,7 @@ def told_or_cut_stops(case: Case) -> set[str]:
 
 def after_decoding(inquiry: Inquiry) -> Cause:
     """The ids are the same, so the difference was made after the model."""
-    if inquiry.comparison.has_same_value:
-        raise AssertionError("after_decoding is asked about a value")
-    answers = (rule(inquiry) for rule in VALUE_RULES)
-    return next(cause for cause in answers if cause is not None)
+    return first_answer(VALUE_RULES, inquiry) or of_anything(inquiry)
 
 
 def value_cause(name: str, certainty: Certainty, inquiry: Inquiry, proof: str) -> Cause:
@@ -309,7 +306,6 @@ VALUE_RULES: tuple[Callable[[Inquiry], Cause | None], ...] = (
     of_processed_logits,
     of_reason,
     of_numbers,
-    of_anything,
 )
 
 ONE_HOLDS_THE_OTHER = f"{SAME_IDS}, and one text holds the other"

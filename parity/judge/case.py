@@ -70,13 +70,7 @@ class Judge:
         comparison = self.facts.weighed(Comparison(old, new, tools), more)
         inquiry = self.inquiry(comparison)
         inquiry.note_agreement()
-        findings = Findings(
-            inquiry,
-            self.backend,
-            self.samples,
-            self.numerics,
-            lambda: self.changing(old, new),
-        )
+        findings = Findings(inquiry, self.samples, self.numerics, lambda: self.changing(old, new))
         verdict, cause, notes = decide(findings)
         if old.changing:
             parts = ", ".join(place_name(part["at"]) for part in old.changing)

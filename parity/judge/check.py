@@ -246,15 +246,17 @@ def unfit(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """At the end of a worker's work: the site's numerics, and what outcomes become by them."""
+    """At the end of a worker's work: the site's numerics, what outcomes become by them, and the
+    machine."""
 
-    told: tuple[Measurement, ...]
-    settled: Mapping[Item, Outcome]
+    told: tuple[Measurement, ...] = ()
+    settled: Mapping[Item, Outcome] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
 
 
-def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
-    """In the worker: an outcome for each item, in order, at the end of a backend the machine, at
-    the very end, when all engines are closed, the numerics."""
+def judged(job: Job) -> Iterator[Outcome | Measured]:
+    """In the worker: an outcome for each item, in order, and at the very end, when all engines are
+    closed, what was measured."""
     store = Store(job.root)
     pending = Pending.of(store, always=job.numerics, is_whole=job.is_whole)
     factories = {site: said.get("arguments", {}) for site, said in job.settings.items()}
@@ -277,11 +279,10 @@ def judged(job: Job) -> Iterator[Outcome | dict[str, Any] | Measured]:
                 ):
                     outcomes.append(found)
                     yield found
-            yield environment()
     pending.numerics.judge()
     final = zip(outcomes, pending.settle(outcomes))
     settled = {(new.backend, new.site, new.case): new for old, new in final if new is not old}
-    yield Measured(pending.numerics.told(), settled)
+    yield Measured(pending.numerics.told(), settled, environment())
 
 
 JUDGED = f"{judged.__module__}:{judged.__qualname__}"  # workers import it by this name
@@ -309,21 +310,17 @@ class Apart:
     items: list[Item]
     progress: Progress | None
     outcomes: list[Outcome] = field(default_factory=list)
-    machine: dict[str, Any] = field(default_factory=dict)
-    measured: Measured = Measured((), {})
+    measured: Measured = field(default_factory=Measured)
     deaths: dict[tuple[str, str], int] = field(default_factory=dict)
     is_whole: bool = False
 
-    def take(self, found: Outcome | dict[str, Any] | Measured) -> None:
+    def take(self, found: Outcome | Measured) -> None:
         """What a process yields."""
-        if isinstance(found, dict):
-            self.machine = max(self.machine, found, key=len)
-            return
         self.is_whole = isinstance(found, Measured)
         if isinstance(found, Measured):
             known = self.measured
             settled = {**known.settled, **found.settled}
-            self.measured = Measured((*known.told, *found.told), settled)
+            self.measured = Measured((*known.told, *found.told), settled, found.machine)
             return
         self.outcomes.append(found)
         self.deaths.pop(self.items.pop(0)[:2], None)
@@ -357,10 +354,4 @@ class Apart:
     def ended(self) -> Ended:
         settled = self.measured.settled
         final = [settled.get((o.backend, o.site, o.case), o) for o in self.outcomes]
-        return Ended(final, self.machine or environment(), self.measured.told)
-
-
-# == Whole scripts, and old against new ==
-
-
-# == --ab ==
+        return Ended(final, dict(self.measured.machine) or environment(), self.measured.told)

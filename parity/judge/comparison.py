@@ -9,7 +9,6 @@ comparison.broken           invariants that the new side breaks and the old side
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,12 +17,12 @@ from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import leaves
 from parity.judge.followers import HeldTexts, followers
-from parity.judge.row import Pairs, Row, begins_call, reads_what_is_asked
+from parity.judge.row import Pairs, calls_of, reads_what_is_asked
 from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
-from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Kept, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Tools
 from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
@@ -59,11 +58,6 @@ class Comparison:
         return equal(self.old.value, self.new.value)
 
     @functools.cached_property
-    def old_texts(self) -> list[str]:
-        """Every text of the golden's value."""
-        return [text for _, text in leaves(self.old.value)]
-
-    @functools.cached_property
     def read_for_asked(self) -> frozenset[int]:
         """Pairs of which one side reads the token that the other asks for, where numbers among the
         values, which that token would move, are equal."""
@@ -95,8 +89,7 @@ class Comparison:
 
     @functools.cached_property
     def _calls(self) -> list[int]:
-        """The number of the call that each pair is of."""
-        return list(itertools.accumulate(begins_call(a) and begins_call(b) for a, b in self.pairs))
+        return calls_of(self.pairs)
 
     def _order(self, difference: Difference) -> tuple[int, int, int]:
         """By stage, then by row; prompts by the call that they are of, as later ones may hold
@@ -140,32 +133,11 @@ class Comparison:
             if law.name in OF_PROMPTS and identity(new, self.tools) not in (None, KEPT):
                 continue  # its stages are those of one request, its ids those of another
             found = law.check(new, self.tools)
-            if (
-                found
-                and found != KEPT
-                and self._is_new(law, found, law.check(old, self.tools), old, new)
-            ):
-                yield Broken(law.name, found[0], number, found[1], law.place)
+            if found in (None, KEPT):
+                continue
+            if law.is_new(law.check(old, self.tools), found, old, new):
+                yield Broken(law.name, *found, number, law.place)
                 return
-
-    def _is_new(self, law: Invariant, found: Kept, before: Kept, old: Row, new: Row) -> bool:
-        if law.name == "structure" and before is None:
-            return True  # the old side says its form in its own way; what it gave is the golden
-        if (
-            law.name == "tokenization"
-            and old["prompt_ids"] != new["prompt_ids"]
-            and is_broken_otherwise(before, found)
-        ):
-            return True
-        return before == KEPT
-
-
-def is_broken_otherwise(before: Kept, found: Kept) -> bool:
-    """Whether an invariant that both sides break, or that was not seen of the old side, is broken
-    in another way: ids that were put together by hand are no text's, on either side."""
-    if found is None or before == found:
-        return False
-    return found[0] == "prompt.truncation" or (before is not None and before[0] != found[0])
 
 
 def holds_numbers(value: Any) -> bool:

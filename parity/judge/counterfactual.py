@@ -1,8 +1,8 @@
 """Runs of the new code with something as it was, and what they prove.
 
 A cause is confirmed where its old value, put back, brings the old answer back. Suspects are put
-back one at a time, in causal order; where none is enough alone, all together, and then the first k
-of them, by bisection, down to the fewest that are. Each run takes place once (`Inquiry.run`).
+back one at a time, in causal order; where none is enough alone, all together, and then the first
+two of them, three, and so on, up to the fewest that are. Each run takes place once (`Inquiry.run`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from parity.judge.endings import leaves, strange_text
 from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
 from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
+from parity.judge.numerics.questions import Beside
 from parity.judge.numerics.weights import checkpoint_of, in_float32
 from parity.judge.replay import ALONE, ANSWERS, UNCACHED
 from parity.judge.row import (
@@ -135,14 +136,9 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
     """Suspects that only together bring the old answer back: the first k, for the least k."""
     if len(known) < 2 or not is_back(inquiry, known):
         return None
-    least, most = 2, len(known)
-    while least < most:
-        middle = (least + most) // 2
-        if is_back(inquiry, known[:middle]):
-            most = middle
-        else:
-            least = middle + 1
-    names = ", ".join(one.name for one in known[:most])
+    counts = range(2, len(known) + 1)
+    least = next(count for count in counts if is_back(inquiry, known[:count]))
+    names = ", ".join(one.name for one in known[:least])
     proof = f"only {names} together, put back, bring the old answer back"
     first = known[0]
     return difference_cause(first.name, "confirmed", first.difference, proof)
@@ -150,7 +146,7 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
 
 def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
     load = {key: value for one in known for key, value in one.load.items()}
-    parts = frozenset[str]().union(*(one.parts for one in known))
+    parts = [part for one in known for part in one.parts]
     by_ids = all(one.difference.counts for one in known)
     return inquiry.realigned(inquiry.run(load, parts), by_ids)
 
@@ -174,7 +170,7 @@ def by_cache(inquiry: Inquiry) -> Cause | None:
     rows = [k for k, (_, row) in enumerate(inquiry.pairs) if request_of(row).get("cached")]
     if not rows:
         return None
-    again = inquiry.run({}, frozenset({UNCACHED}))
+    again = inquiry.run({}, {UNCACHED})
     if inquiry.realigned(again):
         proof = "without the cache the old answer comes back"
         said = f"row {rows[0]} was answered by the cache"
@@ -233,7 +229,7 @@ def by_company(inquiry: Inquiry) -> Cause | None:
     """Each request by itself, nothing from a cache: is it the rest of the batch?"""
     if not can_be_company(inquiry):
         return None
-    alone = inquiry.run({}, frozenset({ALONE}))
+    alone = inquiry.run({}, {ALONE})
     if alone is None or not inquiry.realigned(alone):
         return None
     proof = "each request by itself gives the old answer"
@@ -323,47 +319,59 @@ def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int,
 FORCED = "the golden's ids were forced, to see what the new code makes of them"
 
 
-def from_other_ids(inquiry: Inquiry, *, followed: bool = False) -> tuple[Cause | None, float]:
+def from_other_ids(inquiry: Inquiry) -> Beside:
     """Where ids are others, as they may be: the golden's own ids, forced, are to become the
     golden's value. Where they cannot be forced, each text is to come from its own ids in the way
-    that the golden's did. With it, where nothing but numbers differ: how far they do, at most; they
-    come of the model's scores, and rounding may explain it.   followed: the new code asked on with
-    other ids, so that its own rows say nothing of the golden's."""
+    that the golden's did."""
+    return from_forced_ids(inquiry) or Beside(from_own_ids(inquiry))
+
+
+def from_followed_ids(inquiry: Inquiry) -> Beside:
+    """The same where the new code asked on with other ids, so that its own rows say nothing of the
+    golden's."""
+    return from_forced_ids(inquiry) or Beside(from_asking_on(inquiry))
+
+
+def from_forced_ids(inquiry: Inquiry) -> Beside | None:
+    """None where the golden's ids could not be forced."""
     if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
-        return None, 0.0
-    forced = inquiry.run({}, frozenset({ANSWERS}))
-    if forced is not None and forced.raised is None:
-        is_whole = said_as_far(inquiry.old, forced)
-        if is_whole is not None:
-            return from_forced(inquiry, forced, is_whole=is_whole)
-    return from_asking_on(inquiry, forced) if followed else from_own_ids(inquiry), 0.0
-
-
-def from_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> tuple[Cause | None, float]:
-    """What the new code makes of the golden's ids.   is_whole: of all of them."""
+        return Beside()
+    forced = inquiry.run({}, {ANSWERS})
+    if forced is None or forced.raised is not None:
+        return None
+    is_whole = said_as_far(inquiry.old, forced)
+    if is_whole is None:
+        return None
     far = "" if is_whole else ", as far as the new stops let them go"
     what = "to see what the new code makes of them"
     inquiry.steps.append(f"the golden's ids were forced{far}, {what}")
-    made = inquiry.beside(inquiry.old, forced)
+    return made_of_forced(inquiry, forced, is_whole=is_whole)
+
+
+def made_of_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> Beside:
+    """What the new code makes of the golden's ids.   is_whole: of all of them."""
+    old = inquiry.old
+    made = inquiry.beside(old, forced)
     asked = STAGES[: STAGES.index("batch")]
     named = [one for one in made.comparison.counted if one[1].stage in asked]
     if named:
         proof = "with the golden's ids forced, this differs still"
-        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
-    if equal(inquiry.old.value, forced.value):
-        return None, 0.0
-    gap = number_gap(inquiry.old.value, forced.value) or 0.0
+        return Beside(difference_cause(named[0][0], "likely", named[0][1], proof))
+    if equal(old.value, forced.value):
+        return Beside()
+    gap = number_gap(old.value, forced.value) or 0.0
     if is_whole:
-        return after_decoding(made), gap
+        return Beside(after_decoding(made), gap)
     if lacks_only_ends(inquiry, forced):
-        return None, 0.0
-    unsure = after_decoding(inquiry.beside(up_to_forced(inquiry.old, forced), forced))
-    return dataclasses.replace(unsure, certainty="likely"), gap
+        return Beside()
+    unsure = after_decoding(inquiry.beside(up_to_forced(old, forced), forced))
+    return Beside(dataclasses.replace(unsure, certainty="likely"), gap)
 
 
-def from_asking_on(inquiry: Inquiry, forced: Case | None) -> Cause | None:
+def from_asking_on(inquiry: Inquiry) -> Cause | None:
     """Whether code that is given the golden's answers, as far as it asks for any, asks for more or
     fewer."""
+    forced = inquiry.run({}, {ANSWERS})
     if forced is None or forced.raised is not None:
         return None
     old = inquiry.old
@@ -444,11 +452,10 @@ def up_to_forced(old: Case, forced: Case) -> Case:
     )
 
 
-def beside_rounding(inquiry: Inquiry) -> tuple[Cause | None, float]:
-    """What else differs where ids part, and may do so by rounding: no near tie is to hide it. How
-    far, as above."""
+def beside_rounding(inquiry: Inquiry) -> Beside:
+    """What else differs where ids part, and may do so by rounding: no near tie is to hide it."""
     named = inquiry.comparison.counted
     if named:
         proof = "seen directly; where the ids part it has no say"
-        return difference_cause(named[0][0], "likely", named[0][1], proof), 0.0
+        return Beside(difference_cause(named[0][0], "likely", named[0][1], proof))
     return from_other_ids(inquiry)

@@ -11,6 +11,7 @@ it, and once. What one case alone cannot say is put to the site's numerics or sa
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,13 +19,20 @@ from typing import TYPE_CHECKING
 from parity.golden import Case
 from parity.judge import own_loops
 from parity.judge.comparison import Comparison
-from parity.judge.counterfactual import beside_rounding, by_cache, by_company, from_other_ids
+from parity.judge.counterfactual import (
+    beside_rounding,
+    by_cache,
+    by_company,
+    from_followed_ids,
+    from_other_ids,
+)
 from parity.judge.explain import cause_of, declared_end
 from parity.judge.followers import up_to_draws
 from parity.judge.inquiry import Inquiry, up_to_followers
 from parity.judge.latent import SEEN_WITHOUT_VALUE
-from parity.judge.naming import difference_cause
+from parity.judge.naming import difference_cause, first_answer
 from parity.judge.numerics.questions import (
+    Beside,
     Judged,
     Question,
     could_not,
@@ -53,7 +61,6 @@ class Findings:
     """
 
     inquiry: Inquiry
-    backend: str
     samples: Samples
     numerics: Numerics | None
     changing: Callable[[], Sequence[str]]
@@ -85,16 +92,14 @@ class Findings:
         """Of the answers that later prompts only follow from."""
         return up_to_followers(self.inquiry)
 
-    def made_of(self, judged: Judged, *, followed: bool = False) -> Judged:
+    def made_of(self, judged: Judged, made: Beside) -> Judged:
         """What samples say, unless the new code makes something else of the golden's own ids."""
-        texts, gap = from_other_ids(self.inquiry, followed=followed)
-        by_rounding = gap and not in_float32(self.old, self.new)
-        return judged if texts is None or by_rounding else ("DRIFT", texts, judged[2])
+        allowed = 0.0 if in_float32(self.old, self.new) else math.inf
+        return ("DRIFT", made.cause, judged[2]) if made.counts(allowed) else judged
 
 
 def decide(findings: Findings) -> Judged:
-    answers = (decision(findings) for decision in DECISIONS)
-    judged = next(answer for answer in answers if answer is not None)
+    judged = first_answer(DECISIONS, findings) or of_rounding(findings)
     return ask_numerics(findings, judged)
 
 
@@ -133,7 +138,7 @@ def of_followed_draws(findings: Findings) -> Judged | None:
         return verdict, cause, notes
     told = f"of {len(asked.old.rows)} rows nothing but draws differs"
     findings.inquiry.steps.append(f"{told}, and the rest follows from them")
-    return findings.made_of((verdict, None, notes), followed=True)
+    return findings.made_of((verdict, None, notes), from_followed_ids(findings.inquiry))
 
 
 def of_same_value(findings: Findings) -> Judged | None:
@@ -141,9 +146,7 @@ def of_same_value(findings: Findings) -> Judged | None:
     comparison = findings.comparison
     if findings.has_other_value:
         return None
-    causes = (find(comparison) for find in SEEN_WITHOUT_VALUE)
-    cause = next((cause for cause in causes if cause is not None), None)
-    if cause is not None:
+    if cause := first_answer(SEEN_WITHOUT_VALUE, comparison):
         return "LATENT", cause, ()
     if is_only_drawn(comparison):
         return of_same_value_of_draws(findings)
@@ -163,11 +166,13 @@ def of_other_draws(findings: Findings) -> Judged | None:
     if not findings.has_other_draws_alone:
         return None
     inquiry = findings.inquiry
-    ended = by_cache(inquiry) or own_loops.own_ends(inquiry.old, inquiry.new, inquiry.decode)
+    ended = by_cache(inquiry) or own_loops.own_ends(inquiry)
     if ended is not None:
         return "DRIFT", ended, ()
     judged = findings.samples.judge(inquiry.old, inquiry.new)
-    return findings.made_of(judged) if judged[0] in FOLLOWS_SETTINGS else judged
+    if judged[0] not in FOLLOWS_SETTINGS:
+        return judged
+    return findings.made_of(judged, from_other_ids(inquiry))
 
 
 def of_differences_beside_draws(findings: Findings) -> Judged | None:
@@ -215,9 +220,9 @@ def of_rounding(findings: Findings) -> Judged:
     if findings.numerics is None:
         return judged
     company = by_company(first)
-    cause, apart = beside_rounding(whole)
+    beside = beside_rounding(whole)
     question = Question(
-        old, new, findings.backend, "parted", judged, company, cause, apart, place=place
+        old, new, findings.samples.backend, "parted", judged, company, beside, place
     )
     findings.numerics.ask(question)
     return judged
@@ -231,7 +236,6 @@ DECISIONS: tuple[Callable[[Findings], Judged | None], ...] = (
     of_other_draws,
     of_differences_beside_draws,
     of_cause,
-    of_rounding,
 )
 
 
@@ -246,7 +250,7 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
         return judged
     if (place := place_of(old, new, kind)) is None:
         return could_not(OF_SEVERAL)
-    numerics.ask(Question(old, new, findings.backend, kind, judged, place=place))
+    numerics.ask(Question(old, new, findings.samples.backend, kind, judged, place=place))
     return judged
 
 
@@ -267,7 +271,7 @@ def is_only_drawn(comparison: Comparison) -> bool:
 def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
     """Why one answer is the beginning of the other.   whole: with what follows from the answers
     that part."""
-    ended = own_loops.ended_by(inquiry.old, inquiry.new, inquiry.decode)
+    ended = own_loops.ended_by(inquiry)
     cause = ended or declared_end(whole) or by_company(inquiry)
     if cause is not None:
         return cause

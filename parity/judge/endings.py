@@ -155,9 +155,9 @@ class Found:
 
     @property
     def cause(self) -> str:
-        if self.fields[:1] == ("end",) and self.new.stops and self.old.stops:
+        if self.fields[0] == "end" and self.new.stops and self.old.stops:
             return "stop.rule"  # which of the ids that complete a stop is decoded
-        return CAUSE_OF[self.fields[0]] if self.fields else "post.other"
+        return CAUSE_OF[self.fields[0]]
 
     def sentence(self) -> str:
         said = [
@@ -168,44 +168,33 @@ class Found:
         return "; ".join(said)
 
 
-def fields_apart(old: Recipe, new: Recipe) -> tuple[str, ...]:
-    return tuple(
-        f.name for f in dataclasses.fields(Recipe) if getattr(old, f.name) != getattr(new, f.name)
-    )
+Ways = Mapping[Recipe, int]  # recipe -> how much of it is unusual
 
 
-def smallest(
-    old: Sequence[Recipe],
-    new: Sequence[Recipe],
-    hints: Mapping[str, Any],
-    fits: Callable[[Recipe, Recipe], bool],
-) -> Found | None:
-    """The most alike pair that fits; among equals the plainest one, and the one that agrees with
-    what was recorded (hints)."""
-    alike = sorted({*old} & {*new}, key=lambda way: plainness(way, hints.get("new")))
-    if (same := next((way for way in alike[:MOST] if fits(way, way)), None)) is not None:
-        return Found(same, same, ())
-    sides = [
-        sorted((plainness(way, hints.get(side)), k, way) for k, way in enumerate(ways))[:MOST]
-        for ways, side in ((old, "old"), (new, "new"))
-    ]
-    pairs = sorted(itertools.product(*sides), key=lambda pair: how_unlike(*pair))
-    found = ((a, b) for (*_, a), (*_, b) in pairs if fits(a, b))
-    return next((Found(a, b, fields_apart(a, b)) for a, b in found), None)
+def smallest(old: Ways, new: Ways, fits: Callable[[Recipe, Recipe], bool]) -> Found | None:
+    """The most alike pair that fits; among equals the plainest one. None where one recipe explains
+    both sides."""
+    plain_old, plain_new = (sorted(ways, key=ways.__getitem__)[:MOST] for ways in (old, new))
+    if any(fits(way, way) for way in plain_new if way in old):
+        return None
 
+    def unlikeness(pair: tuple[Recipe, Recipe]) -> tuple[int, int, bool, int]:
+        fields = fields_apart(*pair)
+        return len(fields), old[pair[0]] + new[pair[1]], "end" in fields, len(pair[0].stops)
 
-Ranked = tuple[int, int, Recipe]  # how unusual a recipe is, its place, and itself
-
-
-def how_unlike(old: Ranked, new: Ranked) -> tuple[int, int, bool, int]:
-    fields = fields_apart(old[-1], new[-1])
-    return len(fields), old[0] + new[0], "end" in fields, len(old[-1].stops)
+    pairs = sorted(itertools.product(plain_old, plain_new), key=unlikeness)
+    return next((Found(*pair, fields_apart(*pair)) for pair in pairs if fits(*pair)), None)
 
 
 MOST = 200  # recipes of a side that are looked at, the plainest first
 
 
-def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
+def fields_apart(old: Recipe, new: Recipe) -> tuple[str, ...]:
+    names = (field.name for field in dataclasses.fields(Recipe))
+    return tuple(name for name in names if getattr(old, name) != getattr(new, name))
+
+
+def plainness(way: Recipe, recorded: Mapping[str, Any]) -> int:
     """How much of a recipe is unusual, or contradicts what was recorded of decoding."""
     odd = (
         way.clean_up,
@@ -215,12 +204,12 @@ def plainness(way: Recipe, recorded: Mapping[str, Any] | None) -> int:
         way.skip_special == ADDED,
         way.strip in ("left", "right"),
     )
-    score = sum(odd)
-    if recorded:
-        score += 4 * (way.skip_special != recorded.get("skip_special_tokens", way.skip_special))
-        score += 4 * (way.clean_up != recorded.get("clean_up", way.clean_up))
-        score += 4 * bool(recorded["strings"] and set(way.stops) != set(recorded["strings"]))
-    return score
+    contradicts: tuple[bool, ...] = (
+        way.skip_special != recorded.get("skip_special_tokens", way.skip_special),
+        way.clean_up != recorded.get("clean_up", way.clean_up),
+        bool(recorded["strings"]) and set(way.stops) != set(recorded["strings"]),
+    )
+    return sum(odd) + 4 * sum(contradicts)
 
 
 def leaves(
@@ -270,13 +259,11 @@ class RowTexts:
     def text(self, way: Recipe) -> str:
         return way.text(self.decoded(way))
 
-    def ways_to(self, text: str, ways: Sequence[Recipe]) -> list[Recipe]:
-        return [way for way in ways if self.text(way) == text]
-
-    def hints(self, case: Case) -> dict[str, Any]:
-        """What was recorded of decoding and stops."""
-        stops = stop_strings(self.row) or by_hand(case)
-        return {**decoding_of(self.row), "strings": stops}
+    def ways_to(self, text: str, ways: Sequence[Recipe], case: Case) -> dict[Recipe, int]:
+        """The recipes that give a text; those that agree with what was recorded are the plainest.
+        case: the row's."""
+        recorded = {**decoding_of(self.row), "strings": stop_strings(self.row) or by_hand(case)}
+        return {way: plainness(way, recorded) for way in ways if self.text(way) == text}
 
 
 TextPair = tuple[str, str]  # an old one and the new one in its place
@@ -299,12 +286,12 @@ class Explainer:
     @functools.cached_property
     def rows(self) -> list[tuple[RowTexts, RowTexts]]:
         """Each pair; where prompts are decoded with their answers, so and alone."""
-        wholes = [decoding_of(old).get("ids") == "whole" for old, _ in self.pairs]
-        found = [self.texts_of(*pair, whole) for pair, whole in zip(self.pairs, wholes)]
-        return found + [self.texts_of(*pair) for pair, whole in zip(self.pairs, wholes) if whole]
-
-    def texts_of(self, old: Row, new: Row, whole: bool = False) -> tuple[RowTexts, RowTexts]:
-        return RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)
+        found = []
+        for old, new in self.pairs:
+            is_whole = decoding_of(old).get("ids") == "whole"
+            for whole in (True, False) if is_whole else (False,):
+                found.append((RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)))
+        return found
 
     @functools.cached_property
     def made(self) -> set[str]:
@@ -345,7 +332,7 @@ class Explainer:
         for pair, (old, new) in itertools.product(texts, self.rows):
             if pair[0] != pair[1]:
                 found = self.explain_pair(pair, old, new, texts)
-                if found is not None and found.fields:
+                if found is not None:
                     return found
         return None
 
@@ -360,9 +347,8 @@ class Explainer:
             is_right = all(texts_made in texts for texts_made in made if texts_made[0] in before)
             return is_right and wanted <= {*made}
 
-        hints = {"old": old.hints(self.old), "new": new.hints(self.new)}
-        sides = old.ways_to(pair[0], self.ways), new.ways_to(pair[1], self.ways)
-        return smallest(*sides, hints, fits)
+        before_ways = old.ways_to(pair[0], self.ways, self.old)
+        return smallest(before_ways, new.ways_to(pair[1], self.ways, self.new), fits)
 
     def is_made_alike(self, texts: TextPair, pair: TextPair) -> bool:
         """What stands under the same names of a value was made in the same way."""

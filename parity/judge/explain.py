@@ -30,7 +30,7 @@ from parity.judge.counterfactual import (
 )
 from parity.judge.endings import Decoder, leaves
 from parity.judge.inquiry import Inquiry, are_other_samples
-from parity.judge.naming import broken_cause, difference_cause, named_cause
+from parity.judge.naming import broken_cause, difference_cause, first_answer, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
 from parity.judge.row import (
@@ -50,20 +50,12 @@ ExplainStep = Callable[[Inquiry], Cause | None]
 
 def cause_of(inquiry: Inquiry) -> Cause | None:
     """The cause; None if nothing but the model's own arithmetic is left to ask."""
-    raised = by_error(inquiry)
-    if raised is not None:
-        return raised
-    suspects = inquiry.comparison.suspects
     inquiry.suspects = [
         (refined(name, difference, inquiry), difference)
-        for name, difference in suspects
+        for name, difference in inquiry.comparison.suspects
         if is_possible(name, inquiry)
     ]
-    for step in STEPS:
-        cause = step(inquiry)
-        if cause is not None:
-            return cause
-    return without_proof(inquiry)
+    return first_answer(STEPS, inquiry)
 
 
 def by_error(inquiry: Inquiry) -> Cause | None:
@@ -78,23 +70,49 @@ def by_error(inquiry: Inquiry) -> Cause | None:
     return Cause("error", "confirmed", said)
 
 
-def without_proof(inquiry: Inquiry) -> Cause | None:
-    """What is left to say where no run, no invariant and no id proves anything."""
-    # What a criterion does was not seen: the texts tell it.
-    is_upstream = any(difference.field != "criteria" for _, difference in inquiry.counted)
-    if (cause := by_number_of_calls(inquiry, is_upstream=is_upstream)) is not None:
-        return cause
+# == Where no run, no invariant and no id proves anything ==
+
+
+def is_upstream(inquiry: Inquiry) -> bool:
+    """Whether something differs before the model's ids; what a criterion does was not seen, the
+    texts tell it."""
+    return any(difference.field != "criteria" for _, difference in inquiry.counted)
+
+
+def by_number_of_calls(inquiry: Inquiry) -> Cause | None:
+    """More or fewer answers, where those that both sides have are the same."""
+    old, new = inquiry.old, inquiry.new
+    if len(old.rows) == len(new.rows) or not all(
+        is_same_answer_or_sample(*p) for p in inquiry.pairs
+    ):
+        return None
+    moved = in_other_places(inquiry)
+    if moved is not None or is_upstream(inquiry):
+        return moved
+    counts = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}"
+    name = "sampling.processors" if are_other_samples(old, new) else "post.other"
+    return Cause(name, "likely", f"{counts}: calls were added, dropped or cached")
+
+
+def by_values_of_same_ids(inquiry: Inquiry) -> Cause | None:
+    """What was made of equal ids; where more differs than that, only of texts that some way of
+    decoding explains."""
+    if not inquiry.comparison.has_same_ids:
+        return None
     gap = number_gap(inquiry.old.value, inquiry.new.value)
-    is_of_model = is_upstream and (gap or by_endings(inquiry) is None)
-    if inquiry.comparison.has_same_ids and not is_of_model:
-        return after_decoding(inquiry)
-    if not is_upstream and (cause := by_endings(inquiry)) is not None:
-        return cause
-    return of_first_suspect(inquiry) if inquiry.suspects else None
+    if is_upstream(inquiry) and (gap or by_endings(inquiry) is None):
+        return None
+    return after_decoding(inquiry)
 
 
-def of_first_suspect(inquiry: Inquiry) -> Cause:
+def by_texts(inquiry: Inquiry) -> Cause | None:
+    return None if is_upstream(inquiry) else by_endings(inquiry)
+
+
+def by_first_suspect(inquiry: Inquiry) -> Cause | None:
     """The first unequal stage, unless it was seen that the cause is behind the model."""
+    if not inquiry.suspects:
+        return None
     name, difference = [*inquiry.counted, *inquiry.suspects][0]
     result = put_back_result(name, inquiry)
     if not difference.counts and result == NOT_BACK and are_prefixes(inquiry.pairs):
@@ -104,23 +122,11 @@ def of_first_suspect(inquiry: Inquiry) -> Cause:
     return difference_cause(name, "likely", difference, f"the first unequal stage; {result}")
 
 
-def by_number_of_calls(inquiry: Inquiry, *, is_upstream: bool) -> Cause | None:
-    """More or fewer answers, where those that both sides have are the same."""
-    old, new = inquiry.old, inquiry.new
-    if len(old.rows) == len(new.rows) or not all(
-        is_same_answer_or_sample(*p) for p in inquiry.pairs
-    ):
-        return None
-    moved = in_other_places(inquiry)
-    if moved is not None or is_upstream:
-        return moved
-    counts = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}"
-    name = "sampling.processors" if are_other_samples(old, new) else "post.other"
-    return Cause(name, "likely", f"{counts}: calls were added, dropped or cached")
-
-
 def is_same_answer_or_sample(old: Row, new: Row) -> bool:
     return old["output_ids"] == new["output_ids"] or is_drawn(old) or unseen(old, new)
+
+
+# == What is asked, in order ==
 
 
 def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
@@ -217,7 +223,7 @@ def by_another_answer(inquiry: Inquiry) -> Cause | None:
     if taken is None:
         return None
     said = f"row {taken[0]} got row {taken[1]}'s"
-    if inquiry.realigned(inquiry.run({}, frozenset({ALONE}))):
+    if inquiry.realigned(inquiry.run({}, {ALONE})):
         proof = "each request by itself gives the old answer"
         return named_cause("batch.order", "confirmed", said, proof)
     return named_cause("batch.order", "likely", said, "it came with that one's prompt")
@@ -282,10 +288,15 @@ def by_value(inquiry: Inquiry) -> Cause | None:
 
 
 STEPS: tuple[ExplainStep, ...] = (
+    by_error,
     by_recorded_ids,
     by_value,
     by_replay,
     by_cache,
     by_company_exactly,
     by_invariant,
+    by_number_of_calls,
+    by_values_of_same_ids,
+    by_texts,
+    by_first_suspect,
 )

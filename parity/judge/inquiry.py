@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.endings import Decoder, leaves
+from parity.judge.followers import HeldTexts
 from parity.judge.row import Pairs, Row, is_drawn, prompt_of
 from parity.verdict import brief, equal
 
@@ -76,13 +78,13 @@ class Inquiry:
         texts = [(text, theirs.get(path, text)) for path, text in leaves(self.old.value)]
         return [(old, new) for old, new in texts if old != new]
 
-    def run(self, load: Mapping[str, Any], parts: Parts) -> Case | None:
+    def run(self, load: Mapping[str, Any], parts: Iterable[str]) -> Case | None:
         """A counterfactual run, once for all that ask for it."""
         if self.rerun is None:
             return None
-        key = repr(sorted(load.items())), parts
+        key = repr(sorted(load.items())), frozenset(parts)
         if key not in self.runs:
-            self.runs[key] = self.rerun(load, parts)
+            self.runs[key] = self.rerun(load, key[1])
         return self.runs[key]
 
     def beside(self, old: Case, new: Case) -> Inquiry:
@@ -120,34 +122,37 @@ def are_other_samples(old: Case, new: Case) -> bool:
 
 def up_to_followers(inquiry: Inquiry) -> Inquiry:
     """Where prompts follow from answers that are other ones: the inquiry of those answers, which
-    have the cause. Their texts stand for the value."""
+    have the cause. Their texts, or ids where not all became text, stand for the value."""
     follow = inquiry.comparison.followers
     if not follow:
         return inquiry
-    pairs = enumerate(inquiry.pairs)
-    kept = {
-        number: "text" if all("text" in row for row in pair) else "output_ids"
-        for number, pair in pairs
-        if number not in follow
-    }
-    held = {number: texts for cut in follow.values() for number, texts in cut.items()}
-
-    def narrow(case: Case, texts: Mapping[int, str]) -> Case:
-        rows = {k: case.rows[k] for k in kept if k < len(case.rows)}
-        value = [texts.get(k, row.get(kept[k])) for k, row in rows.items()]
-        return dataclasses.replace(case, rows=tuple(rows.values()), value=value)
+    kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
+    rows = [row for k in kept for row in inquiry.pairs[k]]
+    is_text = all("text" in row for row in rows)
+    narrow = functools.partial(narrowed, kept, "text" if is_text else "output_ids")
+    held = HeldTexts()
+    for texts in follow.values():
+        held |= texts
 
     def rerun(load: Mapping[str, Any], parts: Parts) -> Case | None:
         again = inquiry.run(load, parts)
-        return again and narrow(again, {})
+        return again and narrow({}, 0, again)
 
-    old = narrow(inquiry.old, {k: texts[0] for k, texts in held.items()})
-    new = narrow(inquiry.new, {k: texts[1] for k, texts in held.items()})
     count = f"{len(follow)} of {len(inquiry.pairs)}"
     inquiry.steps.append(f"{count} prompts hold answers that differ: those are judged")
     again = rerun if inquiry.rerun else None
-    beside = inquiry.beside(old, new)
+    beside = inquiry.beside(narrow(held, 0, inquiry.old), narrow(held, 1, inquiry.new))
     return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
+
+
+def narrowed(kept: Sequence[int], name: str, held: HeldTexts, side: int, case: Case) -> Case:
+    """A case of these rows alone, whose value is what they have by this name.   held: what later
+    prompts hold of answers instead.   side: 0 of the old prompts, 1 of the new ones."""
+    rows = [case.rows[k] for k in kept if k < len(case.rows)]
+    value = []
+    for k, row in zip(kept, rows):
+        value.append(held[k][side] if k in held else row.get(name))
+    return dataclasses.replace(case, rows=tuple(rows), value=value)
 
 
 def no_run(again: Case | None, inquiry: Inquiry) -> str:

@@ -1,9 +1,23 @@
-"""Causes with their sentence out of the table of causes."""
+"""What names a cause: the first rule that answers, and its sentence in the table of causes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
 from parity.judge.stages.stage import Broken
 from parity.verdict import CAUSES, Cause, Certainty, Difference
+
+Subject = TypeVar("Subject")
+Answer = TypeVar("Answer")
+
+
+def first_answer(
+    rules: Iterable[Callable[[Subject], Answer | None]], subject: Subject
+) -> Answer | None:
+    """Of the first rule that has one; the rules behind it are not asked."""
+    answers = (rule(subject) for rule in rules)
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def named_cause(name: str, certainty: Certainty, sentence: str, proof: str = "") -> Cause:

@@ -17,6 +17,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import paired
 from parity.judge.endings import Decoder, leaves, numbers_in
+from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
 from parity.judge.row import (
     Pairs,
@@ -48,11 +49,13 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     has nothing else: it reads prompts by itself and chooses what comes next. Beside rows of answers
     they are left out where the other side has none: it was recorded without, or reads another
     way."""
-    old, new = without_guesses(old, new), without_guesses(new, old)
+    old, new = of_same_models(old, new), of_same_models(new, old)
     is_read = all(any(row.get("scored") for row in case.rows) for case in (old, new))
     if is_read or (old.rows and new.rows and (is_all_by_itself(old) or is_all_by_itself(new))):
-        return as_read(old, new), as_read(new, old)
-    return without_unasked(old, new), without_unasked(new, old)
+        old, new = as_read(old, new), as_read(new, old)
+    else:
+        old, new = without_unasked(old, new), without_unasked(new, old)
+    return said_once(old, new), said_once(new, old)
 
 
 def is_all_by_itself(case: Case) -> bool:
@@ -60,43 +63,38 @@ def is_all_by_itself(case: Case) -> bool:
 
 
 def without_unasked(case: Case, other: Case) -> Case:
-    """Without rows that were only read, and are not asked for on the other side."""
-    rows = (row for row in case.rows if not row.get("scored") or asked_alone(row, case, other))
-    return replace(case, rows=tuple(rows))
+    """Without rows that were only read, unless the other side has as many, or may have asked for
+    what comes next instead: for a single token each of prompts that this side has not."""
+    known = [row["prompt_ids"] for row in case.rows]
+    strangers = [row for row in other.rows if row["prompt_ids"] not in known]
+    may_ask = bool(strangers) and all(max_tokens(row) == 1 for row in strangers)
+    if may_ask or len(case.rows) == len(other.rows):
+        return case
+    return replace(case, rows=tuple(row for row in case.rows if not row.get("scored")))
 
 
-def asked_alone(row: Row, case: Case, other: Case) -> bool:
-    """Whether a prompt that is read on this side is answered on the other alone, which asked for
-    what may come next; or may be one of those, if the other asked for a single token each of
-    prompts that this side has not."""
-    if len(case.rows) == len(other.rows):
-        return True
-    known = [one["prompt_ids"] for one in case.rows]
-    strangers = [one for one in other.rows if one["prompt_ids"] not in known]
-    if strangers and all(max_tokens(one) == 1 for one in strangers):
-        return True
-    prompt = prompt_of(row)
-    return prompt in answered_prompts(other) and prompt not in answered_prompts(case)
-
-
-def answered_prompts(case: Case) -> set[tuple[int, ...]]:
-    return {prompt_of(row) for row in case.rows if not row.get("scored")}
-
-
-def without_guesses(case: Case, other: Case) -> Case:
+def of_same_models(case: Case, other: Case) -> Case:
     """Without what a code's own loop had another model read beside the one that both sides use,
-    such as a draft, which only guesses what that one says; and an answer once, though a loop chose
-    it by the words of several."""
+    such as a draft, which only guesses what that one says."""
     models = {weights_in(row) for row in other.rows}
-    known = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
-    answers, asked = Counter[Any](), Counter(prompt_of(row) for row in other.rows)
-    rows = []
-    for row in known:
-        name = prompt, _ = prompt_of(row), tuple(row["output_ids"])
-        answers[name] += bool(row.get("loop"))
-        if answers[name] <= max(1, asked[prompt]):
-            rows.append(row)
+    rows = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
     return replace(case, rows=tuple(rows)) if rows else case
+
+
+def said_once(case: Case, other: Case) -> Case:
+    """What a code's own loop reads, or answers by the words of several, more often than the other
+    side asks for it says all the first time."""
+    asked = Counter(map(prompt_of, other.rows))
+    said = Counter[Any]()
+    rows = []
+    for row in case.rows:
+        prompt = prompt_of(row)
+        name = prompt, tuple(row["output_ids"])
+        said[name] += by_itself(row)
+        is_other_question = row.get("scored") and not asked[prompt]
+        if is_other_question or said[name] <= max(1, asked[prompt]):
+            rows.append(row)
+    return replace(case, rows=tuple(rows))
 
 
 def weights_in(row: Row) -> Any:
@@ -117,17 +115,9 @@ def is_end(some: Sequence[int], ids: Sequence[int]) -> bool:
 def as_read(case: Case, other: Case) -> Case:
     """To score a response, an engine reads it behind its prompt. Code of one's own may leave out
     the last id, which nothing follows, or read the prompt alone and pick the next id from its
-    logits, or read what a draft guessed: so do its rows, then. What is read more often than on the
-    other side says all the first time."""
-    asked, seen = Counter(map(prompt_of, other.rows)), Counter[Any]()
-    rows = []
-    for row in case.rows:
-        made = read_as(row, asked)
-        prompt = prompt_of(made)
-        seen[prompt] += 1
-        if not made.get("scored") or not 0 < asked[prompt] < seen[prompt]:
-            rows.append(made)
-    return replace(case, rows=tuple(rows))
+    logits, or read what a draft guessed: so do its rows, then."""
+    known = {prompt_of(row) for row in other.rows}
+    return replace(case, rows=tuple(read_as(row, known) for row in case.rows))
 
 
 def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
@@ -213,20 +203,21 @@ Reason = tuple[str, str]  # a cause's name, and what it says here
 
 @dataclass(frozen=True)
 class Ends:
-    """Where answers of one prompt end on both sides.   pairs: of these rows."""
+    """Where answers of one prompt end on both sides.   stops: that the new code was told."""
 
-    old: Case
-    new: Case
-    decode: Decoder | None
+    inquiry: Inquiry
 
     @functools.cached_property
     def pairs(self) -> Pairs:
-        return [pair for pair in paired(self.old.rows, self.new.rows) if same_prompt(*pair)]
+        return [pair for pair in self.inquiry.pairs if same_prompt(*pair)]
 
     @functools.cached_property
     def stops(self) -> set[str]:
-        """That the new code was told."""
-        return told_stops(self.new)
+        return told_stops(self.inquiry.new)
+
+    @property
+    def decode(self) -> Decoder | None:
+        return self.inquiry.decode
 
     def text(self, ids: Sequence[int]) -> str:
         return self.decode(ids, True, False) if self.decode else ""
@@ -263,7 +254,7 @@ class Ends:
             behind = f"the old loop ends at id {ids[-1]}, behind which the new answer goes on"
             return "stop.eos_set", behind
         ended = f"the old loop ended after {len(ids)} tokens"
-        is_argument = len(ids) in numbers_in(self.old.arguments)
+        is_argument = len(ids) in numbers_in(self.inquiry.old.arguments)
         if self.stops and not is_argument:
             return "stop.strings", f"{ended}, where no stop of the new code is"
         return "stop.length", f"{ended}, {max_tokens(new)} are allowed"
@@ -283,7 +274,7 @@ class Ends:
             return None
         for position, i in enumerate(ids[:-1]):
             if i in ends:
-                is_seen = self.stand_in_texts(ids[position + 1 :], self.old)
+                is_seen = self.stand_in_texts(ids[position + 1 :], self.inquiry.old)
                 return ("stop.eos_set", goes_on_behind(i)) if is_seen else None
         return None
 
@@ -296,7 +287,7 @@ class Ends:
         is_long = most is None or chosen(old) >= most
         if is_long or any(stop in self.text(ids) for stop in stop_strings(new)):
             return False
-        return self.stand_in_texts(new["output_ids"], self.new)
+        return self.stand_in_texts(new["output_ids"], self.inquiry.new)
 
     def stand_in_texts(self, ids: Sequence[int], case: Case) -> bool:
         """Whether some text of a value holds these ids, with or without special tokens."""
@@ -307,10 +298,10 @@ class Ends:
         return any(whole and whole in text for whole in wholes for text in texts)
 
 
-def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
+def ended_by(inquiry: Inquiry) -> Cause | None:
     """Why each answer that goes on on one side alone ends on the other, as far as it is declared or
     a loop's ids show it."""
-    ends = Ends(old, new, decode)
+    ends = Ends(inquiry)
     apart = [(a, b) for a, b in ends.pairs if a["output_ids"] != b["output_ids"]]
     reasons = [reason for pair in apart if (reason := ends.reason(*pair)) is not None]
     if not reasons or len(reasons) < len(apart):
@@ -319,10 +310,10 @@ def ended_by(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
     return named_cause(name, "likely", said, "one answer is the beginning of the other")
 
 
-def own_ends(old: Case, new: Case, decode: Decoder | None) -> Cause | None:
+def own_ends(inquiry: Inquiry) -> Cause | None:
     """Why answers that are sampled end elsewhere than the new settings let them, where ids or texts
     show it."""
-    ends = Ends(old, new, decode)
+    ends = Ends(inquiry)
     reasons = [ends.passes_new_end(*pair) or too_long(*pair) for pair in ends.loops]
     told = [reason for reason in reasons if reason is not None]
     if not told and ends.loops and all(ends.is_cut_short(*pair) for pair in ends.loops):

@@ -52,6 +52,7 @@ HF_ONLY: dict[str, Any] = {
     "max_batch_size": None,
     "hf_kwargs": {},
 }
+VLLM_ONLY: dict[str, Any] = {"vllm_kwargs": {}, "logits_hooks": False}
 
 
 class PartedAlone(Exception):
@@ -85,6 +86,21 @@ class Engines:
         self.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How one call is asked.   first: of which of the call site's requests its first one is, where
+    each is asked alone.   copies: of each request, where its samples are asked one by one.
+    fields: options of a call that gives answers."""
+
+    first: int = 0
+    copies: int = 1
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+    def place(self, index: int) -> int:
+        """Of which of the call site's requests a prompt is."""
+        return index // self.copies + self.first
+
+
 @dataclass
 class Replay:
     """What is put back. load: fields of ModelLoadConfig.   put_back: names out of PARTS, taken from
@@ -100,21 +116,13 @@ class Replay:
     store: golden.Store | None = None
     faults: list[str] = field(default_factory=list)  # of ours, which the moved code may catch
     refused: str = ""  # what `per_backend` says and no engine takes
-    ran: dict[tuple[str, str], Any] = field(
-        default_factory=dict
-    )  # the last engine of each model, as they were asked
-    asked: int = 0
+    # The last engine of each model, as they were asked.
+    ran: dict[tuple[str, str], Any] = field(default_factory=dict)
+    asking: Asking = field(default_factory=Asking)
+    asked: int = 0  # requests, in all calls
     answered: int = 0  # of the rows that are answers, where those are put back
-    given: set[int] = field(
-        default_factory=set
-    )  # numbers of those that were put back by their prompts
-    offset: int = (
-        0  # of the requests of this call among those of the call site's, where each is asked alone
-    )
-    fields: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # the options of the call that gives answers
-    copies: int = 1  # of each request of this call, where its samples are asked one by one
+    # Indices of those that were put back by their prompts.
+    given: set[int] = field(default_factory=set)
 
     @functools.cached_property
     def requested(self) -> Sequence[Row]:
@@ -129,13 +137,10 @@ class Replay:
 
     def asks(self, engine: Any) -> Any:
         """This engine, which is about to be asked."""
+        self.asking = Asking()
         self.ran.pop(loaded_from(engine), None)
         self.ran[loaded_from(engine)] = engine
         return engine
-
-    def place(self, index: int) -> int:
-        """Of which of the call site's requests a prompt is."""
-        return index // self.copies + self.offset
 
     def config(self, config: Any) -> Any:
         """A ModelLoadConfig as this replay wants it."""
@@ -144,7 +149,7 @@ class Replay:
         if backend == "vllm":
             wanted = {**HF_ONLY, **own, **self.load}
         else:
-            wanted = {**own, **self.load, "vllm_kwargs": {}, "logits_hooks": False}
+            wanted = {**own, **self.load, **VLLM_ONLY}
         try:
             return dataclasses.replace(config, **wanted)
         except (TypeError, ValueError) as error:
@@ -212,13 +217,13 @@ class Replay:
     ) -> Any:
         """Each request by itself. Raises PartedAlone."""
         found = []
-        for self.offset, request in enumerate(requests):
+        for number, request in enumerate(requests):
+            self.asking = Asking(number)
             found += original(self.used, [request], options, **{**how, "cache": False})
             if self.parted(found[-1]):
                 raise PartedAlone(
                     "a request by itself parts from the golden, too: the others need not be asked"
                 )
-        self.offset = 0
         return found
 
     def _answering(
@@ -228,27 +233,19 @@ class Replay:
         Which row a request gets is known when its prompt is made (`_with_answer`); until then it is
         that of its place."""
         number = fields.get("n") or 1
-        self.fields = fields
-        said = [
-            self._said(row, fields)
-            for row in self.answers[self.answered :][: len(requests) * number]
-        ]
-        self.answered += len(said)
-        if len(said) < len(requests) * number:  # the golden has no more
+        count = len(requests) * number
+        rows = self.answers[self.answered :][:count]
+        self.answered += len(rows)
+        if len(rows) < count:  # the golden has no more
             return original(self.used, list(requests), fields, **how)
-        self.copies = number
-        try:
-            each = [request for request in requests for _ in range(number)]
-            found = original(
-                self.used, each, {**fields, "n": 1, "replay": said}, **{**how, "cache": False}
-            )
-        finally:
-            self.copies = 1
-        groups = [found[k : k + number] for k in range(0, len(found), number)]
-        return [
-            dataclasses.replace(group[0], samples=tuple(group)) if number > 1 else group[0]
-            for group in groups
-        ]
+        self.asking = Asking(copies=number, fields=fields)
+        each = [request for request in requests for _ in range(number)]
+        said = {"n": 1, "replay": [self._said(row, fields) for row in rows]}
+        found = original(self.used, each, {**fields, **said}, **{**how, "cache": False})
+        if number == 1:
+            return found
+        groups = [tuple(found[k : k + number]) for k in range(0, len(found), number)]
+        return [dataclasses.replace(group[0], samples=group) for group in groups]
 
     @property
     def answers(self) -> Sequence[Row]:
@@ -264,7 +261,7 @@ class Replay:
         for number, row in enumerate(self.answers):
             if number not in self.given and prompt_with_pictures(row) == wanted:
                 self.given.add(number)
-                return dataclasses.replace(made, replay=tuple(self._said(row, self.fields)))
+                return dataclasses.replace(made, replay=tuple(self._said(row, self.asking.fields)))
         return made
 
     def _said(self, row: Row, fields: Mapping[str, Any]) -> Sequence[int]:

@@ -220,3 +220,8 @@ def begins_call(row: Row) -> bool:
     """Whether a row is the first of a call of the model, or of a loop, of which each row is one."""
     request = request_of(row)
     return not request.get("number") and not request.get("sample")
+
+
+def calls_of(pairs: Pairs) -> list[int]:
+    """The number of the call that each pair is of."""
+    return list(itertools.accumulate(begins_call(a) and begins_call(b) for a, b in pairs))

@@ -129,8 +129,7 @@ class Observer(Listener):
             if module is not None and self._finder.wanted(name, getattr(module, "__file__", None)):
                 self.look_at(module)
         self.look_at_models()
-        if self.seed is not None:
-            seed_everything(self.seed)
+        self.reseed()
 
     def uninstall(self) -> None:
         self.flush()
@@ -176,21 +175,21 @@ class Observer(Listener):
         except NotTappable as error:
             self.failures.append(f"{module.__name__} {error}: this site is not recorded")
 
-    def sow(self, after: bool = False) -> int | None:
-        """Begin a site's call with the seed; returns the seed that a script set since the last one.
-
-        after: behind a call, so that a seed set in it is not taken for the script's.
-        """
-        if self.seed is None:
-            return None
+    def sow(self) -> int | None:
+        """Begin a site's call with the seed; returns the one that a script set since the last."""
         given: int | None = None
-        if "torch" in sys.modules and not after:
+        if self.seed is not None and "torch" in sys.modules:
             current = process_seed()
             if current["from"] == "process":
                 given = current["value"]
                 self.seed_owner = SCRIPT
-        seed_everything(self.seed, self.seed_owner)
+        self.reseed()
         return given
+
+    def reseed(self) -> None:
+        """Also behind a call, so that a seed set in it is not taken for the script's."""
+        if self.seed is not None:
+            seed_everything(self.seed, self.seed_owner)
 
     # -- calls --
 
@@ -268,7 +267,7 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
             raise
         finally:
             observer.thread.call = None
-            observer.sow(after=True)
+            observer.reseed()
         if any(hasattr(value, name) for name in LATER):
             observer.failures.append(
                 f"{site.function} gave a {type(value).__name__}, whose work is done after the "

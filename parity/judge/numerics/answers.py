@@ -14,6 +14,7 @@ ids part, never green and never DRIFT.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -156,8 +157,8 @@ def of_site(found: Verdict) -> str:
 def without_numerics(question: Question, why: str, steps: Sequence[Step]) -> Judged:
     """The numerics say nothing: what was declared stays, and so do what passes with equal ids and
     what differs beside the ids that part; no other case does."""
-    if question.beside is not None and not question.apart:
-        return "DRIFT", question.beside, (why,)
+    if question.beside.counts(math.inf):
+        return "DRIFT", question.beside.cause, (why,)
     is_exact = question.kind == "floats" and question.weights.dtype == "float32"
     passes = question.kind == "passing" and not steps
     if question.kind == "model" or is_exact or passes:
@@ -257,7 +258,7 @@ def by_steps(group: Group, found: Verdict, question: Question, steps: Sequence[S
 def cause_of_steps(group: Group, question: Question, judged: Sequence[JudgedStep]) -> Cause | None:
     """The first one's; an environment that did not change is no cause."""
     cause = next((one.cause for one in judged if one.cause is not None), None)
-    if cause is None or cause.name != "env.version" or group.is_elsewhere(question.old):
+    if cause is None or cause.name != "env.version" or question.old.case not in group.here:
         return cause
     prints = adapters_in(question.old.rows[question.place])
     if prints and group.read_adapter not in {"", *prints}:
@@ -275,11 +276,12 @@ def by_rounding(found: Verdict, question: Question, judged: Sequence[JudgedStep]
     """Noise explains where the ids part."""
     notes = [f"rounding explains where the ids part: {found}"]
     allowed = found.noise.of_number
-    if question.beside is not None and not 0 < question.apart <= allowed:
-        if question.apart:
-            apart = f"at the golden's own ids numbers are {question.apart:.1e} apart"
-            notes.append(f"{apart}, rounding explains {allowed:.1e}")
-        return "DRIFT", question.beside, tuple(notes)
+    if question.beside.counts(allowed):
+        cause, apart = question.beside
+        if apart:
+            said = f"at the golden's own ids numbers are {apart:.1e} apart"
+            notes.append(f"{said}, rounding explains {allowed:.1e}")
+        return "DRIFT", cause, tuple(notes)
     coarse = fewer_bits(question.old.value, question.new.value)
     if coarse is not None:
         return "DRIFT", coarse, tuple(notes)

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parity.golden import GoldenError, Store
+from parity.golden import Case, GoldenError, Store, environment
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, stored_pictures
-from parity.judge.row import Row, adapters_in, placeholders_in
+from parity.judge.row import Row, adapters_in, backends_of, placeholders_in
 from parity.verdict import equal
 
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
+
+
+def is_recorded_here(golden: Case, store: Store) -> bool:
+    """Whether a golden was recorded with this machine's libraries and kind of device."""
+    there = store.environment_of(golden)
+    here = environment()
+    names = {"torch", "transformers", "device", "machine"}
+    names |= backends_of(*golden.rows) & {"vllm"}
+    return bool(there) and all(there.get(name) == here.get(name) for name in names)
 
 
 def token_row_of(

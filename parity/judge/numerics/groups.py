@@ -9,14 +9,14 @@ process) cannot be closed from here and stays in memory.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, environment
+from parity.golden import Case, GoldenError, Store
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.errors import Reading
-from parity.judge.numerics.golden_rows import readable_row
+from parity.judge.numerics.golden_rows import is_recorded_here, readable_row
 from parity.judge.numerics.noise import Parting, penalised
 from parity.judge.numerics.questions import Question, Step, Steps, steps_of
 from parity.judge.numerics.reading import CannotJudge, Reader, Scored, TokenRow, parting_of
@@ -42,6 +42,7 @@ class Group:
     places: (case, row) -> index among `rows`.
     moved: checkpoint and model of the new path, where no engine of ours ran.
     why: why the numerics could not be judged.
+    here: cases that were recorded with the libraries of here.
     apart: how far the new path reads some rows otherwise alone, nats.
     read_adapter: the fingerprint of `adapter`, where the reference was read with it.
     """
@@ -58,7 +59,7 @@ class Group:
     new: list[Scored] = field(default_factory=list)
     moved: tuple[str | None, Row] | None = None
     why: str = ""
-    environments: Mapping[str, Row] = field(default_factory=dict)
+    here: Collection[str] = ()
     truth: list[Scored] = field(default_factory=list)
     old: list[Scored] = field(default_factory=list)
     apart: float = 0.0
@@ -70,14 +71,6 @@ class Group:
     @property
     def dtype(self) -> str:
         return str(self.model.get("dtype", "float32"))
-
-    def is_elsewhere(self, case: Case) -> bool:
-        """Whether a golden was recorded with other libraries than are here, or where that is not
-        known."""
-        here = environment()
-        there = self.environments.get(case.case, {})
-        same = [here[name] == version for name, version in there.items() if name in here]
-        return not there or not all(same)
 
     @property
     def source(self) -> tuple[str, str, str | None, str]:
@@ -133,7 +126,7 @@ def group_of(questions: Sequence[Question], store: Store) -> Group:
         adapters_of(first.old.rows[first.place]),
         weights.adapter or "",
         why=NO_ADAPTER if weights.adapter is None else "",
-        environments={q.old.case: store.environment_of(q.old) for q in questions},
+        here={q.old.case for q in questions if is_recorded_here(q.old, store)},
     )
     group.fill(store)
     return group

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parity.golden import Case
 from parity.judge.align import paired, same_ids
@@ -35,6 +35,21 @@ OF_NUMBERS = ("post.other", "sampling.processors")
 OF_EQUAL = ("IDENTICAL", "TEXT-IDENTICAL", "SAME-DISTRIBUTION")
 
 
+class Beside(NamedTuple):
+    """What differs beside ids that part.   apart: if not 0, it is numbers alone, and this is how
+    far they are apart at the golden's own ids, which rounding may explain, too."""
+
+    cause: Cause | None = None
+    apart: float = 0.0
+
+    def counts(self, allowed: float) -> bool:
+        """allowed: how far apart rounding moves numbers."""
+        return self.cause is not None and not 0 < self.apart <= allowed
+
+
+NOTHING_BESIDE = Beside()
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """A case whose verdict hangs on its site's numerics.
@@ -45,8 +60,6 @@ class Question:
     otherwise: its verdict where the numerics say nothing.
     company: the cause, if each row alone gives the old answer.
     beside: what differs, too, and is the cause where rounding explains that the ids part.
-    apart: if not 0, it is numbers alone, and this is how far they are apart at the golden's own
-    ids, which rounding may explain, too.
     place: index of the row whose model it is about, for a case may ask several.
     """
 
@@ -56,8 +69,7 @@ class Question:
     kind: Kind
     otherwise: Judged
     company: Cause | None = None
-    beside: Cause | None = None
-    apart: float = 0.0
+    beside: Beside = NOTHING_BESIDE
     place: int = 0
 
     @property

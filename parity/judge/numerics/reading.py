@@ -17,7 +17,7 @@ import gc
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,6 @@ class TokenRow:
 
 
 Rows = Sequence[TokenRow]
-Batches = Iterator[list[int]]  # of indices of rows
 
 
 def token_row(
@@ -291,7 +290,7 @@ class Reader:
         """Read rows, in order.   most_rows: in a batch, as they come; 0 is as many of like length
         as BATCH_TOKENS hold.   side: where padding stands."""
         scored: dict[int, Scored] = {}
-        groups = in_order(rows, most_rows) if most_rows else by_length(rows, self.most_tokens())
+        groups = batches(rows, most_rows, self.most_tokens())
         with progress(sum(len(row.ids) for row in rows), what) as done:
             for group in groups:
                 batch = [rows[k] for k in group]
@@ -341,36 +340,22 @@ class Reader:
         return (self.head(states) if self.head else states).float()
 
 
-def by_length(rows: Rows, most_tokens: int) -> Batches:
-    """Indices of rows, longest first, in batches of at most most_tokens with their padding."""
-    order = sorted(range(len(rows)), key=lambda k: -len(rows[k].ids))
-
-    def is_full(batch: list[int]) -> bool:
-        longest = len(rows[batch[0]].ids)
-        return (len(batch) + 1) * longest > most_tokens
-
-    return batches(rows, order, is_full)
-
-
-def in_order(rows: Rows, most_rows: int) -> Batches:
-    """Indices of rows as they come, most_rows at a time."""
-
-    def is_full(batch: list[int]) -> bool:
-        return len(batch) == most_rows
-
-    return batches(rows, range(len(rows)), is_full)
-
-
-def batches(rows: Rows, order: Iterable[int], is_full: Callable[[list[int]], bool]) -> Batches:
-    """A row with images stands alone: how models batch them differs too much."""
+def batches(rows: Rows, most_rows: int, most_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows: most_rows at a time, as they come; of 0, the longest first, in batches of at
+    most most_tokens with their padding. A row with images stands alone: how models batch them
+    differs too much."""
+    order = list(range(len(rows)))
+    if not most_rows:
+        order.sort(key=lambda k: -len(rows[k].ids))
     batch: list[int] = []
-    has_images = False
     for k in order:
-        if batch and (rows[k].images or has_images or is_full(batch)):
+        first = rows[batch[0] if batch else k]
+        size = len(batch) + 1
+        is_full = size > most_rows if most_rows else size * len(first.ids) > most_tokens
+        if batch and (is_full or first.images or rows[k].images):
             yield batch
             batch = []
         batch.append(k)
-        has_images = bool(rows[k].images)
     if batch:
         yield batch
 
@@ -570,18 +555,9 @@ def parting_of(truth: Scored, old: Scored, new: Scored) -> Parting:
 # == A loaded engine ==
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """Tokens that an engine scores.   row: its index.   other: the index among its `others`, None
-    for the answer."""
-
-    row: int
-    other: int | None
-    request: Mapping[str, Any]
-    tokens: tuple[int, ...]
-
-
-Answered = dict[tuple[int, int | None], tuple[float, ...]]  # (row, other) of Ask -> nats
+Asked = tuple[
+    Mapping[str, Any], tuple[int, ...]
+]  # a request, and the tokens to be scored behind it
 
 
 def read_engine(
@@ -599,18 +575,15 @@ def read_engine(
     """
     more = {"adapter": adapter} if adapter else {}
     window = window_of(engine)
-    asks: list[Ask] = []
-    for k, row in enumerate(rows):
-        asks += asks_of(k, row, window, more)
-    logprobs: Answered = {}
-    with progress(sum(len(ask.tokens) for ask in asks), what) as done:
-        for first in range(0, len(asks), at_once):
-            batch = asks[first : first + at_once]
-            scores = engine.score_batch([(ask.request, ask.tokens) for ask in batch])
-            for ask, scored in zip(batch, scores):
-                logprobs[ask.row, ask.other] = tuple(scored.logprobs)
-                done(len(ask.tokens))
-    return [scored_row(k, row, logprobs) for k, row in enumerate(rows)]
+    asked = [one for row in rows for one in asked_of(row, window, more)]
+    logprobs: list[tuple[float, ...]] = []
+    with progress(sum(len(tokens) for _, tokens in asked), what) as done:
+        for first in range(0, len(asked), at_once):
+            for scored in engine.score_batch(asked[first : first + at_once]):
+                logprobs.append(tuple(scored.logprobs))
+                done(len(logprobs[-1]))
+    answers = iter(logprobs)
+    return [scored_row(row, window, answers) for row in rows]
 
 
 def window_of(engine: Any) -> float:
@@ -619,14 +592,13 @@ def window_of(engine: Any) -> float:
     return window - 1 if engine.backend.name == "vllm" else window
 
 
-def asks_of(k: int, row: TokenRow, window: float, more: dict[str, Any]) -> Iterator[Ask]:
-    end = int(min(window, len(row.ids)))
-    answer = row.ids[row.start : end]
-    if answer:
-        yield Ask(k, None, request_for(row, row.start) | more, answer)
-    for other, (position, token) in enumerate(row.others):
+def asked_of(row: TokenRow, window: float, more: dict[str, Any]) -> Iterator[Asked]:
+    """What is read of the answer, and each other candidate, as far as the window goes."""
+    if answer := row.ids[row.start : int(min(window, len(row.ids)))]:
+        yield request_for(row, row.start) | more, answer
+    for position, token in row.others:
         if position < window:
-            yield Ask(k, other, request_for(row, position) | more, (token,))
+            yield request_for(row, position) | more, (token,)
 
 
 def request_for(row: TokenRow, end: int) -> dict[str, Any]:
@@ -641,12 +613,9 @@ def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 
 
-def scored_row(k: int, row: TokenRow, logprobs: Answered) -> Scored:
-    read = logprobs.get((k, None), ())
+def scored_row(row: TokenRow, window: float, answers: Iterator[tuple[float, ...]]) -> Scored:
+    """answers: to what was asked of this row and of those behind it."""
+    read = next(answers) if row.start < window else ()
     missing = len(row.ids) - row.start - len(read)
-    others: list[float | None] = []
-    for number in range(len(row.others)):
-        [value] = logprobs.get((k, number), (None,))
-        others.append(value)
-    unknown = (None,) * len(others)
-    return Scored((*read, *[None] * missing), tuple(others), unknown)
+    others = tuple(next(answers)[0] if position < window else None for position, _ in row.others)
+    return Scored((*read, *[None] * missing), others, (None,) * len(others))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, environment
+from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.endings import leaves
@@ -20,6 +20,7 @@ from parity.judge.numerics import seeds
 from parity.judge.numerics.golden_rows import (
     engine_logits,
     has_logits_of_its_logprobs,
+    is_recorded_here,
     token_row_of,
 )
 from parity.judge.numerics.processed import (
@@ -179,7 +180,7 @@ class Samples:
 
     def off_seed(self, old: Case, new: Case) -> Cause | None:
         """Why ids that are owed (seeds.py) are others; None where all are there."""
-        if not self.is_same_environment(old):
+        if not is_recorded_here(old, self.store):
             return None
         is_aligned = have_same_prompts(old, new)
         is_exact = in_float32(old, new)
@@ -209,14 +210,6 @@ class Samples:
                 logits = self.old_logits(old, new, golden, asked)
                 steps.append(seeds.first_off_seed(asked, logits, seed))
         return steps[1] if len(steps) == 2 and steps[0] is None else None
-
-    def is_same_environment(self, old: Case) -> bool:
-        """Whether a golden was recorded with this machine's libraries and kind of device."""
-        there = self.store.environment_of(old)
-        here = environment()
-        names = {"torch", "transformers", "device", "machine"}
-        names |= backends_of(*old.rows) & {"vllm"}
-        return bool(there) and all(there.get(name) == here.get(name) for name in names)
 
     def ledger(self, site: str) -> Ledger:
         key = (site, self.backend)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from parity.judge.naming import first_answer
 from parity.judge.row import (
     Row,
     TokenIds,
@@ -100,6 +101,16 @@ def tokenization(row: Row, tools: Tools) -> Kept:
             return broken
     made = f"the tokenizer makes {len(wholes[0])} ids of this text"
     return "prompt.tokenization", f"{made}, other {len(ids)} reached the model"
+
+
+def is_broken_anew(before: Kept, found: tuple[str, str], old: Row, new: Row) -> bool:
+    """Whether ids are no text's anew: of other prompts also where the old ones are none in another
+    way, or were not observed with their text, and these are cut. Ids that were put together by hand
+    are no text's, on either side."""
+    if old["prompt_ids"] == new["prompt_ids"]:
+        return before == KEPT
+    is_cut = found[0] == "prompt.truncation" and before != found
+    return is_cut or (before is not None and before[0] != found[0])
 
 
 def ids_of_text(text: str, tools: Tools) -> list[list[int]]:
@@ -381,15 +392,13 @@ PROMPT_RULES: tuple[Callable[[TwoPrompts], str | None], ...] = (
     of_equal_length,
     of_ids_alone,
     of_read_answers,
-    of_nothing_else,
 )
 
 
 def prompt_cause(old: Row, new: Row, *, tools: Tools = NO_TOOLS) -> str:
     """Why two prompts differ: the first rule that answers."""
     prompts = TwoPrompts(old, new, tools)
-    answers = (rule(prompts) for rule in PROMPT_RULES)
-    return next(name for name in answers if name is not None)
+    return first_answer(PROMPT_RULES, prompts) or of_nothing_else(prompts)
 
 
 def opens_an_answer(prompts: TwoPrompts) -> bool:
@@ -457,7 +466,7 @@ STAGE = Stage(
     weigh=weigh_prompt,
     invariants=(
         Invariant("template", "template", template),
-        Invariant("tokenization", "prompt_ids", tokenization),
+        Invariant("tokenization", "prompt_ids", tokenization, is_broken_anew),
     ),
     cause=cause,
 )

@@ -208,28 +208,21 @@ def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     return bool(mine & theirs)
 
 
-def leaks(difference: Difference, old: Row, new: Row) -> bool:
+def is_neutral(row: Row, name: str) -> bool:
+    return bool(entry(row, "sampling", name) == NEUTRAL.get(name))
+
+
+def leaks(name: str, old: Row, new: Row) -> bool:
     """Whether a setting comes from the checkpoint on one side and is not set on the other."""
-
-    def neutral(row: Row, name: str) -> bool:
-        return bool(
-            row["sampling"].get(name, {}).get("value", NEUTRAL.get(name)) == NEUTRAL.get(name)
-        )
-
-    name, names = difference.field, {*old["sampling"], *new["sampling"]} - {"seed"}
     for here, there in ((old, new), (new, old)):
-        source = here["sampling"].get(name, {}).get("from")
-        if (
-            source not in ("checkpoint", "below the engine")
-            or neutral(here, name)
-            or not neutral(there, name)
-        ):
+        if is_neutral(here, name) or not is_neutral(there, name):
             continue
-        # What was set there and is not here came in as this: another word for it, and no leak.
-        moved = source == "below the engine" and any(
-            neutral(here, n) and not neutral(there, n) for n in names
-        )
-        return not moved
+        source = here["sampling"][name]["from"]
+        if source == "below the engine":
+            # What was set there and is not here came in as this: another word for it, and no leak.
+            names = {*old["sampling"], *new["sampling"]} - {"seed"}
+            return not any(is_neutral(here, n) and not is_neutral(there, n) for n in names)
+        return bool(source == "checkpoint")
     return False
 
 
@@ -253,6 +246,11 @@ def structure(row: Row, tools: Tools) -> Kept:
         return None
     broken = f"{brief(said)} has not the form that was asked for, {form}"
     return KEPT if has_form else ("sampling.processors", broken)
+
+
+def is_form_lost(before: Kept, found: tuple[str, str], old: Row, new: Row) -> bool:
+    """Also where the old side says its form in its own way: what it gave is the golden."""
+    return before in (None, KEPT)
 
 
 def has_regex(text: str, pattern: str) -> bool | None:
@@ -334,12 +332,12 @@ def seeds_across(comparison: Compared) -> Iterator[Broken]:
         said = (
             f"rows {broken[0]} and {broken[1]} have one prompt, seed and setting, and other draws"
         )
-        yield Broken("draws", "rng", broken[1], said, "output_ids")
+        yield Broken("draws", "rng", said, broken[1], "output_ids")
 
 
 def cause_of_sampling(difference: Difference, old: Row, new: Row, tools: Tools) -> str:
     is_setting = difference.field not in ("mode", "processors", "seed")
-    if is_setting and leaks(difference, old, new):
+    if is_setting and leaks(difference.field, old, new):
         return "sampling.leak"
     return cause_of_table(difference, old, new, tools)
 
@@ -349,7 +347,7 @@ STAGE = Stage(
     compare=sampling_differences,
     compare_all=lambda case: seed_differences(case.pairs),
     weigh=weigh_samples,
-    invariants=(Invariant("structure", "output_ids", structure),),
+    invariants=(Invariant("structure", "output_ids", structure, is_form_lost),),
     across=seeds_across,
     cause=cause_of_sampling,
     restore={"sampling": old_sampling, "seed": old_seed},

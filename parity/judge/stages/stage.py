@@ -59,8 +59,6 @@ class Compared(Protocol):
     def read_for_asked(self) -> frozenset[int]: ...
     @property
     def has_same_value(self) -> bool: ...
-    @property
-    def old_texts(self) -> Sequence[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +67,25 @@ class Broken:
 
     law: str
     cause: str
-    row: int
     sentence: str
+    row: int
     place: str
+
+
+def was_kept(before: Kept, found: tuple[str, str], old: Row, new: Row) -> bool:
+    return before == KEPT
 
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
     """What holds of one row.   place: its name in verdict.STAGES.   check: of what was observed,
-    computed by the plain libraries."""
+    computed by the plain libraries.   is_new: of what was found of the old row, and of what the new
+    one breaks, whether only the new one does."""
 
     name: str
     place: str
     check: Callable[[Row, Tools], Kept]
+    is_new: Callable[[Kept, tuple[str, str], Row, Row], bool] = was_kept
 
 
 Restore = Callable[[Mapping[str, Any], Row], dict[str, Any]]

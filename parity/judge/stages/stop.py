@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.endings import spans
+from parity.judge.endings import leaves, spans
 from parity.judge.options import merged
 from parity.judge.row import (
     Row,
@@ -292,7 +292,7 @@ def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> b
     if heads != [head_before(text, given) for text in texts]:
         return False  # where they begin elsewhere, the new code cuts by hand, too
     cut = {head.strip() for head in heads} - {"", *map(str.strip, texts)}
-    return not cut.isdisjoint(map(str.strip, comparison.old_texts))
+    return not cut.isdisjoint(text.strip() for _, text in leaves(comparison.old.value))
 
 
 def head_before(text: str, stops: Collection[str]) -> str:
@@ -303,15 +303,16 @@ def head_before(text: str, stops: Collection[str]) -> str:
 def ends_across(comparison: Compared) -> Iterator[Broken]:
     """Of samples: the first row that the new stops would have ended elsewhere."""
     tools = comparison.tools
+    held = [text for _, text in leaves(comparison.old.value)]
     for number, (old, new) in enumerate(comparison.pairs):
-        if said := ends_early(old, new, comparison.old_texts, tools):
-            yield Broken("end", "stop.strings", number, said, "output_ids")
+        if said := ends_early(old, new, held, tools):
+            yield Broken("end", "stop.strings", said, number, "output_ids")
             return
         if said := goes_on(old, new, tools):
             before, after = {*stop_strings(old)}, {*stop_strings(new)}
             # Of the same stops, the one that ended it began in the prompt.
             name = "stop.rule" if before and before == after else "stop.strings"
-            yield Broken("end", name, number, said, "output_ids")
+            yield Broken("end", name, said, number, "output_ids")
             return
 
 

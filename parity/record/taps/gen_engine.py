@@ -449,7 +449,7 @@ def tap_prompt(listener: Listener, call: Invocation) -> Any:
     with listener.guarded("a prompt of gen_engine"):
         running = listener.thread.memory.of(EngineCall)
         running.engine = engine
-        number = index if replay is None else replay.place(index)
+        number = index if replay is None else replay.asking.place(index)
         running.prompts[number] = MadePrompt(request, prompt, listener.events_since(mark))
     return prompt
 

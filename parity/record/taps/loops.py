@@ -12,11 +12,12 @@ likeliest, or all were decoded.
 from __future__ import annotations
 
 import bisect
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from parity.record.calls import MODEL_CALLS, Listener
 from parity.record.events import Events, Forward, Ids, ModelCall, Output
@@ -42,6 +43,8 @@ def scored_call(model: Any, outputs: list[Output], placeholders: Placeholders) -
 
 # == A sequence ==
 
+LoopedIds = Literal["choice", "prompt", "text", "lost"]  # see `looped_ids`
+
 
 @dataclass(eq=False, slots=True)
 class LoopReading:
@@ -66,26 +69,18 @@ class LoopReading:
         """Its ids in the first columns of its batch."""
         return self.ids[: len(self.ids) - self.width + width]
 
-    def read_on(self, ids: Sequence[int], count: int, known: Collection[Ids] = ()) -> None:
-        """The model reads on. Several ids at once, before any was chosen, are the rest of the
-        prompt; so is one that a text goes on with.   count: columns that were kept of its batch.
-        known: ids that a tokenizer gave."""
+    def read_on(self, ids: Sequence[int], count: int, step: LoopedIds) -> None:
+        """The model reads on.   count: columns that were kept of its batch."""
+        self.ids = self.ids_in(count)
+        self.width = count + len(ids)
         output = self.output
-        if count != self.width:
-            self.ids = self.ids_in(count)
-            self.width = count
-            self.lost = True
-        whole = (*self.ids, *ids)
-        is_prompt = not output.new_ids and any(text[: len(whole)] == whole for text in known)
-        if len(ids) != 1 or is_prompt:
-            self.lost |= bool(output.new_ids)
-        else:
+        if step == "choice":
             if not output.new_ids:
-                output.prompt_ids = [*self.ids]
+                output.prompt_ids = self.ids
             output.new_ids = [*output.new_ids, *ids]
             self.is_likeliest.append(ids[0] == self.best)
-        self.ids += ids
-        self.width += len(ids)
+        self.lost |= step not in ("choice", "prompt")
+        self.ids = [*self.ids, *ids]
         self.update()
 
     def expect(self, best: int) -> None:
@@ -226,7 +221,7 @@ class Loops:
             if others := [one for one in known if one is not reading]:
                 self.texts[key] = others
             if reading is not None:
-                reading.read_on(ids[-1:], reading.width)
+                reading.read_on(ids[-1:], reading.width, "choice")
                 self._remember(model, [reading])
                 found[index] = reading
         return found
@@ -240,15 +235,12 @@ class Loops:
             return lose_all(readings)  # rows were taken out of it: which are left?
         count = past.get_seq_length()
         pairs = [*zip(readings, rows)]
-        known = set[Ids]()
-        is_on_top = loops is not self
-        if not is_on_top and not all(is_choice(*pair, count) for pair in pairs):
-            known = known_ids(before)
-            is_on_top = all(is_another_text(*pair, count, known) for pair in pairs)
-        if is_on_top:
+        known = functools.cache(functools.partial(known_ids, before))
+        steps = [looped_ids(*pair, count, known) for pair in pairs]
+        if loops is not self or {*steps} == {"text"}:
             return read_on_top(model, pairs, count)
-        for reading, ids in pairs:
-            reading.read_on(ids, count, known)
+        for (reading, ids), step in zip(pairs, steps):
+            reading.read_on(ids, count, step)
         return LoopStep(readings=readings)
 
     def _remember(self, model: Any, readings: Sequence[LoopReading]) -> None:
@@ -303,26 +295,31 @@ def past_of(get: Callable[[str], Any]) -> Any:
     return newer if newer is not None else get("past_key_values")
 
 
-def is_choice(reading: LoopReading, ids: Sequence[int], count: int) -> bool:
-    """Whether ids that are read on an answer are surely one that the code chose."""
-    return bool(reading.output.new_ids) and len(ids) == 1 and reading.width == count
-
-
-def is_another_text(
-    reading: LoopReading, ids: list[int], count: int, known: Collection[Ids]
-) -> bool:
-    """Whether ids are no choice but a text, or some, on top of an answer, whose last choice may not
-    have been read.
+def looped_ids(
+    reading: LoopReading, ids: list[int], count: int, known: Callable[[], Collection[Ids]]
+) -> LoopedIds:
+    """What the ids of a forward with a past are to its sequence: one id behind all that was read is
+    a choice, and several, before any was chosen, are the rest of the prompt; so is one that a text
+    goes on with. Behind an answer, whose last choice may not have been read, a text may begin.
 
     count: the ids of the past.   known: ids that a tokenizer gave.
     """
-    if not reading.output.new_ids or (reading.width == count and len(ids) == 1):
-        return False
-    texts = dict.fromkeys(known, "")
-    for part in (ids, ids[1:]):
-        if part and joined_text(texts, tuple(part)) is not None:
-            return True
-    return (*reading.ids_in(count), *ids) in known
+    whole = (*reading.ids_in(count), *ids)
+    is_whole = reading.width == count
+    if not reading.output.new_ids:
+        if not is_whole:
+            return "lost"
+        is_prompt = len(ids) != 1 or begins_a_text(whole, sorted(known()))
+        return "prompt" if is_prompt else "choice"
+    if is_whole and len(ids) == 1:
+        return "choice"
+    texts = dict.fromkeys(known(), "")
+    is_text = whole in texts or any(are_texts_joined(texts, part) for part in (ids, ids[1:]))
+    return "text" if is_text else "lost"
+
+
+def are_texts_joined(texts: Mapping[Ids, str], ids: Sequence[int]) -> bool:
+    return bool(ids) and joined_text(texts, tuple(ids)) is not None
 
 
 def last_own_column(given: Arguments, row: int, width: int) -> int:

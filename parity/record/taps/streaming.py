@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -40,29 +41,12 @@ class StreamedPrompt:
     branch: Call
 
 
-@dataclass(slots=True)
-class Streamed:
+class Streamed(dict[int, StreamedPrompt]):
     """Prompts of streams that have no answer yet, by their identity."""
 
-    prompts: dict[int, StreamedPrompt] = field(default_factory=dict)
 
-
-@dataclass(slots=True)
-class Counted:
-    """How many prompts a call has made with each maker of them, which are kept: ids of objects come
-    again."""
-
-    makers: list[Any] = field(default_factory=list)
-    prompts: list[int] = field(default_factory=list)
-
-    def next(self, maker: Any) -> int:
-        known = [place for place, other in enumerate(self.makers) if other is maker]
-        if not known:
-            self.makers.append(maker)
-            self.prompts.append(0)
-        place = known[0] if known else -1
-        self.prompts[place] += 1
-        return self.prompts[place] - 1
+class Counted(Counter[Any]):
+    """How many prompts a call has made with each maker of them."""
 
 
 @dataclass(slots=True)
@@ -94,10 +78,11 @@ def tap_stream_prompt(listener: Listener, call: Invocation) -> Any:
         made = MadePrompt(request, asked, listener.events_since(mark))
         branch = Call(site.site, site.case, parent=site)
         site.branches.append((len(site.events), branch))
-        number = call_of_site(site).memory.of(Counted).next(maker)
+        counted = call_of_site(site).memory.of(Counted)
         plugins = next((given for kept, given in maker._plans.values() if kept is plan), ())
-        streamed = StreamedPrompt(maker.engine, list(plugins), made, number, branch)
-        listener.memory.of(Streamed).prompts[id(prompt)] = streamed
+        streamed = StreamedPrompt(maker.engine, list(plugins), made, counted[maker], branch)
+        counted[maker] += 1
+        listener.memory.of(Streamed)[id(prompt)] = streamed
     return prompt
 
 
@@ -105,7 +90,7 @@ def tap_feed(listener: Listener, call: Invocation) -> None:
     """Works are given to an engine: the calls that they belong to last until they are answered."""
     feeder, works = call.args
     works = list(works)
-    waiting = listener.memory.of(Streamed).prompts
+    waiting = listener.memory.of(Streamed)
     asking = [waiting[id(work.prompt)] for work in works if id(work.prompt) in waiting]
     if listener.replay is not None:
         listener.replay.asks(feeder.engine)
@@ -135,7 +120,7 @@ def tap_answer(listener: Listener, call: Invocation) -> None:
     result = call.arguments.get("result")
     streamed = None
     if result is not None:
-        streamed = listener.memory.of(Streamed).prompts.pop(id(work.prompt), None)
+        streamed = listener.memory.of(Streamed).pop(id(work.prompt), None)
     if streamed is not None:
         if hasattr(result, "finish_reason"):
             with listener.guarded("an answer of a stream"):

@@ -710,7 +710,7 @@ def test_what_other_draws_show_beside_an_unlike_setting_is_no_luck(
     old, new = (Case("s", "c", rows=(r,), value=v) for r, v in ((one, "d"), (other, "e")))
     judge = check.Judge(Store(tmp_path), "hf", lambda *_: None)
     monkeypatch.setattr(samples.Samples, "judge", lambda *_: (drawn_as, None, ()))
-    findings = Findings(judge.inquiry(Comparison(old, new)), "hf", judge.samples, None, list)
+    findings = Findings(judge.inquiry(Comparison(old, new)), judge.samples, None, list)
     found = of_differences_beside_draws(findings)
     assert (found and found[0]) == verdict
 

@@ -88,7 +88,8 @@ def test_what_is_asked_behind_an_answer_with_other_settings_is_no_cause() -> Non
     first, then = (row(request={"number": 0, "sample": 0}, **more) for more in ({}, ASKED_ON))
     assert list(followers([first, then], [short, later])) == [1]
     assert list(followers([first, then], [{**first, "output_ids": [4]}, later])) == []
-    assert list(followers([first, then], [{**short, "output_ids": first["output_ids"]}, later])) == []
+    same = {**short, "output_ids": first["output_ids"], "text": first["text"]}
+    assert list(followers([first, then], [same, later])) == []
 
 
 def test_rows_of_the_side_that_has_more_are_those_most_like_the_others() -> None:

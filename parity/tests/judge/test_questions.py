@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gen_engine
-from parity.golden import Case, Store, environment
+from parity.golden import Case, Store
 from parity.judge import replay
 from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import questions, referee, weights
@@ -21,6 +21,7 @@ from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.groups import Group
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.questions import (
+    Beside,
     Kind,
     Question,
     could_not,
@@ -210,11 +211,11 @@ def test_of_a_few_tokens_a_choice_that_is_surely_not_the_models_is_drift(
     assert verdict_of(group(rows=rows, **sides), ask())[:2] == verdict
 
 
-@pytest.mark.parametrize(("torch", "cause"), [(None, "sampling.processors"), ("0.1", "env.version")])
-def test_another_version_is_blamed_only_where_there_is_another_one(torch: str | None, cause: str) -> None:
+@pytest.mark.parametrize(("is_elsewhere", "cause"), [(False, "sampling.processors"), (True, "env.version")])
+def test_another_version_is_blamed_only_where_there_is_another_one(is_elsewhere: bool, cause: str) -> None:
     """The environment that recorded is not one that can differ from itself."""
     made = group(gap=-5.0, old=(-6.0, -1.0))
-    made.environments = {"c": {**environment(), **({"torch": torch} if torch else {})}}
+    made.here = () if is_elsewhere else ("c",)
     assert verdict_of(made, ask())[:2] == ("DRIFT", cause)
 
 
@@ -232,7 +233,7 @@ def test_another_adapter_is_blamed_where_its_fingerprint_is_another_one(
 ) -> None:
     """The old path was run with the adapter that the moved code loads, and "this environment is another one"."""
     made = group(gap=-5.0, old=(-6.0, -1.0))
-    made.environments, made.read_adapter = {"c": environment()}, loaded
+    made.here, made.read_adapter = ("c",), loaded
     rows = tuple({**row, "inputs": {"keys": [], "adapters": recorded}} for row in OLD.rows)
     assert verdict_of(made, ask(old=dataclasses.replace(OLD, rows=rows)))[:2] == ("DRIFT", cause)
 
@@ -263,15 +264,16 @@ def test_a_step_that_a_structure_chose_says_nothing_of_the_environment() -> None
 
 def test_what_differs_beside_a_near_tie_is_drift() -> None:
     stop = Cause("stop.length", "likely", "other")
-    question = dataclasses.replace(ask(), beside=stop)
+    question = dataclasses.replace(ask(), beside=Beside(stop))
     verdict, cause, notes = answer_of(group(), question)
     assert (verdict, cause) == ("DRIFT", stop) and "rounding explains where the ids part" in notes[0]
-    assert verdict_of(group(), dataclasses.replace(question, apart=0.05))[0] == "NEAR-TIE"  # numbers, within rounding
-    verdict, _, notes = answer_of(group(), dataclasses.replace(question, apart=2.0))
+    within = dataclasses.replace(question, beside=Beside(stop, 0.05))  # numbers, within rounding
+    assert verdict_of(group(), within)[0] == "NEAR-TIE"
+    verdict, _, notes = answer_of(group(), dataclasses.replace(question, beside=Beside(stop, 2.0)))
     assert verdict == "DRIFT" and "at the golden's own ids numbers are 2.0e+00 apart" in notes[1]
     few = group(rows=2)  # which cannot tell: it differs whatever moved the ids
     assert verdict_of(few, question)[:2] == ("DRIFT", "stop.length")
-    assert verdict_of(few, dataclasses.replace(question, apart=2.0))[0] == "ERROR"
+    assert verdict_of(few, dataclasses.replace(question, beside=Beside(stop, 2.0)))[0] == "ERROR"
     shifted = group(gap=5.0, new=(-6.0, -1.0))
     assert verdict_of(shifted, question)[:2] == ("DRIFT", "numeric.shift")  # which comes first
 

@@ -132,7 +132,9 @@ def test_where_a_model_is_sure_the_last_places_of_a_log_probability_are_no_shift
         rows.append(Reading(reference.tolist(), reference.tolist(), new.tolist(), prompt=110))
     verdict = judge(rows, dtype="float32")
     assert verdict.outcome == "holds", str(verdict)
-    beyond = [dataclasses.replace(row, new=[value + 1e-3 * draw.normal() for value in row.new]) for row in rows]
+    beyond = [
+        dataclasses.replace(row, new=[(value or 0.0) + 1e-3 * draw.normal() for value in row.new]) for row in rows
+    ]
     assert judge(beyond, dtype="float32").outcome == "shifted"
 
 
