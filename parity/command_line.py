@@ -184,7 +184,12 @@ def run(program: Program, argv: Sequence[str] | None) -> int:
     if problem := libraries.problem_of(NEEDED.get(args.command_name, ()), libraries.EXTRA):
         print(f"{program.name} {args.command_name}: {problem}", file=sys.stderr)
         return CANNOT
-    args.command = command or getattr(args, "command", [])
+    before = getattr(args, "command", [])
+    if command and before:
+        problem = f"nothing reads {before[0]!r} before `--`; did you mean --site {before[0]}?"
+        print_error(program.name, ValueError(problem))
+        return USAGE
+    args.command = command or before
     return exit_code_of(program.name, args)
 
 

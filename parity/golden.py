@@ -733,10 +733,7 @@ class Store:
         for place, problem in object_faults(value, "an argument"):
             raise GoldenError(f"{place} {problem}; restore the golden from version control")
         if value.keys() == {"$file", "name"} and folder is not None:
-            place = folder / value["$file"][:12] / value["name"]
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self.blob(value["$file"]), place)
-            return str(place)
+            return str(self.restored_file(value["$file"], folder, value["name"]))
         if value.keys() == {"$scratch"} and folder is not None:
             return str(folder / "scratch" / value["$scratch"])
         if value.keys() == {"$image"}:
@@ -759,6 +756,16 @@ class Store:
         if value.keys() == {"$record", "fields"}:
             return record_of(value["$record"], {name: self.restore(v, folder) for name, v in value["fields"].items()})
         return {key: self.restore(entry, folder) for key, entry in value.items()}
+
+    def restored_file(self, blob: str, folder: Path, name: str) -> Path:
+        """A copy of a file in `folder`, under its own name beside the others, so that they sort as they did; a second
+        file of that name lies in a folder of its own."""
+        source, place = self.blob(blob), folder / name
+        if place.exists() and place.read_bytes() != source.read_bytes():
+            place = folder / blob[:12] / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, place)
+        return place
 
     def unused(self, cases: Sequence[Case]) -> list[Path]:
         """Blobs and environments that none of these cases refers to."""

@@ -82,6 +82,15 @@ def for_backend(
     return [name for name in names if name not in apart], apart
 
 
+def expect_cases(store: Store, site: str, patterns: Iterable[str]) -> None:
+    """Raise SettingsError for a pattern in `cases` that no golden of the site fits."""
+    names = store.names(site)
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            problem = f"{site}.cases: {pattern!r} fits no case"
+            raise SettingsError(f"{store.root / 'sites.json'}: {problem}; `parity list --cases` shows them")
+
+
 # == Functions that are nowhere ==
 
 

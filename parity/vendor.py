@@ -54,15 +54,23 @@ def companions() -> dict[str, Path]:
     return {path.stem: path for path in sorted((SOURCE.parent / COMPANIONS).glob("[!_]*.py"))}
 
 
+def named_with(companion: Path) -> list[str]:
+    """A companion with those that it cannot do without: those of the line in its docstring that copies it."""
+    found = re.search(r'make vendor DEST=\S+ WITH="([^"]+)"', " ".join(text_of(companion).split()))
+    return found[1].split() if found else [companion.stem]
+
+
 def chosen(names: Sequence[str]) -> list[Path]:
-    """gen_engine.py and the companions that were named. Raises VendorError for a name that is none."""
+    """gen_engine.py, the companions that were named, and what they cannot do without. Raises VendorError for a name
+    that is none."""
     known = companions()
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
             raise VendorError(f"there is no companion {name!r}; {guess}known: {', '.join(known) or 'none'}")
-    return [SOURCE, *(known[name] for name in dict.fromkeys(names))]
+    needed = [one for name in names for one in (name, *named_with(known[name]))]
+    return [SOURCE, *(known[name] for name in dict.fromkeys(needed))]
 
 
 # == Reading a copy ==

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """OpenAI's penalties and token bans, with vLLM's meaning on both backends: for gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="penalties"`, and
+Copy them into your repository, `make vendor DEST=acme/llm WITH="penalties plugin_hooks"`, and
 
     from acme.llm.penalties import Penalties
 

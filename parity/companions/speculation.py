@@ -2,7 +2,7 @@
 """Draft tokens, verified together; answers are as without them: a companion of gen_engine.py.
 
 Copy it, joining.py, which it needs, and gen_engine.py into your repository, `make vendor
-DEST=acme/llm WITH="speculation" WITH="joining"`, and
+DEST=acme/llm WITH="speculation joining"`, and
 
     engine = load("Qwen/Qwen3-8B", decoder=Speculation("ngram"))
     draft = Speculation("draft_model", model="Qwen/Qwen3-0.6B")

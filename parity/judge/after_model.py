@@ -7,11 +7,12 @@ that answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
+from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, order_of_answers
 from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import first_answer, named_cause
@@ -180,16 +181,9 @@ def value_cause(name: str, certainty: Certainty, inquiry: Inquiry, proof: str) -
 
 
 def of_places(inquiry: Inquiry) -> Cause | None:
-    """Answers, or parts of them, in other places; best tokens of one answer have no order."""
-    old, new = inquiry.old, inquiry.new
-    if len(old.rows) == 1 and equal(by_token(old.value), by_token(new.value)):
-        return None
-    has_unseen = any(unseen(a, b) for a, b in inquiry.pairs)
-    if len(old.rows) > 1 or not has_unseen:
-        places = permuted(old.value, new.value)
-        if places is not None:
-            return of_order(places, IN_ORDER)
-    return in_other_places(inquiry)
+    """Answers, or parts of them, in other places."""
+    places = order_of_answers(inquiry.old, inquiry.new)
+    return in_other_places(inquiry) if places is None else of_order(places, IN_ORDER)
 
 
 def of_unseen_choice(inquiry: Inquiry) -> Cause | None:
@@ -204,7 +198,7 @@ def of_unseen_choice(inquiry: Inquiry) -> Cause | None:
 
 def of_blanks(inquiry: Inquiry) -> Cause | None:
     texts = inquiry.other_texts
-    if not texts or any(a.strip() != b.strip() for a, b in texts):
+    if not are_of_answers(inquiry) or any(a.strip() != b.strip() for a, b in texts):
         return None
     return of_texts_alone("post.strip", ONE_HOLDS_THE_OTHER, inquiry)
 
@@ -212,7 +206,7 @@ def of_blanks(inquiry: Inquiry) -> Cause | None:
 def of_parts(inquiry: Inquiry) -> Cause | None:
     """One text holds the other."""
     texts = inquiry.other_texts
-    if not texts or not all(holds_other(*pair) for pair in texts):
+    if not are_of_answers(inquiry) or not all(holds_other(*pair) for pair in texts):
         return None
     if within_stops(inquiry) and not is_behind_texts(inquiry):
         return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry)
@@ -227,6 +221,25 @@ def of_parts(inquiry: Inquiry) -> Cause | None:
         return of_texts_alone("decode.skip_special", proof, inquiry)
     proof = UNFINISHED if are_unfinished(inquiry) else ONE_HOLDS_THE_OTHER
     return of_texts_alone("post.trim", proof, inquiry)
+
+
+def are_of_answers(inquiry: Inquiry) -> bool:
+    """Whether texts differ, each of which is a part of an answer of its side, or holds one: a file
+    name is none."""
+    decode = inquiry.decode
+    if decode is None or not inquiry.other_texts:
+        return bool(inquiry.other_texts)
+    for texts, case in zip(zip(*inquiry.other_texts), (inquiry.old, inquiry.new)):
+        answers = [decode(row["output_ids"], True, False) for row in case.rows]
+        if not all(is_of_some(text, answers) for text in texts):
+            return False
+    return True
+
+
+def is_of_some(text: str, answers: Sequence[str]) -> bool:
+    """By letters and digits: what is done to an answer may rewrite the rest."""
+    bare, *others = (re.sub(r"\W", "", one).casefold() for one in (text, *answers))
+    return not bare or any(bare in one or (one and one in bare) for one in others)
 
 
 def holds_other(old: str, new: str) -> bool:

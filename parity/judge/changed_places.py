@@ -99,6 +99,11 @@ def begins_some(text: str, answers: Sequence[str]) -> bool:
     return bool(bare) and any(answer.startswith(bare) for answer in answers)
 
 
+def order_of_answers(old: Case, new: Case) -> list[int] | None:
+    """Where whole answers come from. Of one request there is no order."""
+    return None if len(old.rows) == 1 else permuted(old.value, new.value)
+
+
 def of_order(places: Sequence[int] | None, proof: str) -> Cause:
     return named_cause("batch.order", "confirmed", f"they come as {places}", proof)
 

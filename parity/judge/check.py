@@ -41,7 +41,7 @@ from parity.golden import GoldenError, Store, chosen_cases, environment
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site, error_outcome, missing
 from parity.judge.worker import Died, Worker, settle
-from parity.sites import for_backend, merged_settings, named_function, pairs_asked
+from parity.sites import expect_cases, for_backend, merged_settings, named_function, pairs_asked
 from parity.verdict import Check, Outcome, Policy
 from parity.verdict import Numerics as Measurement
 
@@ -149,6 +149,7 @@ def plan_of(
     for place, (site, backend) in enumerate(asked):
         plan.order.update({(backend, site, name): place for name in [*chosen[site], "*"]})
         own = settings[site].get("cases", {})
+        expect_cases(store, site, own)
         fitting, apart = for_backend(chosen[site], backend, own)
         for name, of in apart.items():
             plan.left_out.append(f"{site}/{name} on {backend} (sites.json: {', '.join(of)})")

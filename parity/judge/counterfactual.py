@@ -16,7 +16,7 @@ from parity.causes import named as entry_of
 from parity.golden import Case
 from parity.judge.after_model import after_decoding, by_endings
 from parity.judge.align import paired, same_ids
-from parity.judge.changed_places import of_order, permuted
+from parity.judge.changed_places import of_order, order_of_answers
 from parity.judge.comparison import Named
 from parity.judge.endings import leaves, strange_text
 from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
@@ -233,7 +233,7 @@ def by_company(inquiry: Inquiry) -> Cause | None:
     if alone is None or not inquiry.realigned(alone):
         return None
     proof = "each request by itself gives the old answer"
-    places = permuted(inquiry.old.value, inquiry.new.value)
+    places = order_of_answers(inquiry.old, inquiry.new)
     if places is not None:
         return of_order(places, proof)
     rows = inquiry.new.rows

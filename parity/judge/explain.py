@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from parity.judge.after_model import after_decoding, by_endings, value_cause
-from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, permuted
+from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, order_of_answers
 from parity.judge.comparison import OF_PROMPTS, Comparison
 from parity.judge.counterfactual import (
     NOT_BACK,
@@ -281,7 +281,7 @@ def by_value(inquiry: Inquiry) -> Cause | None:
         return None
     if not any(text for _, text in leaves(inquiry.old.value)):
         return None
-    places = permuted(inquiry.old.value, inquiry.new.value)
+    places = order_of_answers(inquiry.old, inquiry.new)
     if places is None or places == sorted(places):
         return None
     return of_order(places, IN_ORDER)

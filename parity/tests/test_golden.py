@@ -214,6 +214,18 @@ def test_a_file_of_a_golden_lands_nowhere_but_in_the_folder_given(store: Store, 
     assert not (tmp_path / "files").exists()
 
 
+def test_files_of_a_golden_lie_beside_each_other_and_sort_as_they_did(store: Store, tmp_path: Path) -> None:
+    names = [f"{letter}.png" for letter in "cab"]
+    blobs = [store.put_blob(name.encode(), ".png") for name in names]
+    files = [{"$file": blob, "name": name} for blob, name in zip(blobs, names)]
+    restored = store.restore(files, tmp_path / "files")
+    assert [Path(path).name for path in sorted(restored)] == sorted(names)
+    assert store.restore(files, tmp_path / "files") == restored  # each call finds them where the last one did
+    other = {"$file": store.put_blob(b"other", ".png"), "name": "a.png"}
+    assert Path(store.restore(other, tmp_path / "files")).read_bytes() == b"other"
+    assert Path(restored[1]).read_bytes() == b"a.png"
+
+
 def test_a_blob_is_named_by_its_content_alone(store: Store, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"secret")
     with pytest.raises(GoldenError, match="no name of a blob"):

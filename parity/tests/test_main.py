@@ -195,3 +195,8 @@ def test_main_interrupted_again_ends_at_once_without_a_traceback(
         _, complaint = process.communicate(timeout=45)  # it waits for no worker
     assert process.returncode in (130, -signal.SIGINT)
     assert complaint == "parity: interrupted\n"
+
+
+def test_a_site_without_its_option_is_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "answers=script.py:answer", "--", "python", "script.py"]) == command_line.USAGE
+    assert "did you mean --site answers=script.py:answer?" in capsys.readouterr().err

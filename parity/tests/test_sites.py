@@ -10,7 +10,7 @@ import pytest
 
 from parity.golden import SettingsError, Store
 from parity.judge.session import loaded
-from parity.sites import NotThere, raise_of_settings
+from parity.sites import NotThere, expect_cases, raise_of_settings
 
 MOVED = {"app.old": "shop.gone", "app.old:ask": "shop.new:ask"}
 
@@ -74,3 +74,12 @@ def test_the_setting_that_named_it_is_told(named: str, place: str, tmp_path: Pat
 def test_what_no_setting_names_is_an_error_of_the_moved_code(error: Exception, tmp_path: Path) -> None:
     """A module that moved, and lacks a function of the old one's name."""
     raise_of_settings(error, Store(tmp_path), "site", {"moved": MOVED})
+
+
+def test_a_pattern_that_no_case_fits_is_told(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/answer-001.json").write_text("{}")
+    expect_cases(store, "site", ["answer-*"])
+    with pytest.raises(SettingsError, match=r"site.cases: 'answers-\*' fits no case"):
+        expect_cases(store, "site", ["answer-*", "answers-*"])

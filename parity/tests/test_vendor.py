@@ -297,3 +297,11 @@ def test_make_vendor_needs_nothing_installed(tmp_path: Path) -> None:
     assert len(vendor.statuses(tmp_path / "acme/llm")) == 3
     assert "did you mean 'tool_calls'?" in make(f"DEST={tmp_path / 'acme/llm'}", "WITH=tool_call").stderr
     assert "DEST" in make().stderr
+
+
+def test_a_companion_is_copied_with_what_it_cannot_do_without(tmp_path: Path) -> None:
+    copies = vendor.copy_to(tmp_path / "llm", ["penalties", "speculation"])
+    assert [path.stem for path in copies] == ["gen_engine", "penalties", "plugin_hooks", "speculation", "joining"]
+    known = vendor.companions()
+    for name, path in known.items():
+        assert name in vendor.named_with(path) and set(vendor.named_with(path)) <= known.keys(), name

@@ -38,3 +38,23 @@ def test_after_decoding_a_stop_that_was_appended_to_equal_texts_is_no_stop() -> 
     """The library cut the text at its stop on both sides; the new code puts it back by itself."""
     stopped = row(output_ids=[4, 5], stop={"strings": ["e"]}, text="d", decode={"ids": "cut"})
     assert caused(stopped, stopped, "d", "de").name.startswith("post.")
+
+
+def test_fields_of_one_request_that_are_exchanged_are_no_order_of_answers() -> None:
+    only = row(output_ids=ENDS_WITH_E)
+    swapped = [{"photo": "a.png", "colour": "e", "item": "d"}]
+    assert caused(only, only, [{"photo": "a.png", "colour": "d", "item": "e"}], swapped).name == "post.other"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "name"),
+    [
+        ("bin0.png", "bin0", "post.other"),  # a file's name
+        ("d", "f88d3d38", "post.other"),  # a folder's, of a digest that holds the letter
+        ("bin0 ", "bin0", "post.other"),
+        ("D: e!", "D: e", "post.trim"),  # the answer "de", rewritten
+    ],
+)
+def test_only_a_text_of_an_answer_is_cut_or_stripped(was: str, now: str, name: str) -> None:
+    only = row(output_ids=ENDS_WITH_E)
+    assert caused(only, only, {"at": was, "and": ["x", "y"]}, {"at": now, "and": ["x", "y"]}).name == name

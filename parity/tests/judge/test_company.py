@@ -325,7 +325,7 @@ def test_values_that_come_in_another_order_are_named_so() -> None:
     cause = found_with(case(FIRST, SECOND, value=["fg", "de"]), "nothing")
     assert cause is not None and (cause.name, cause.certainty) == ("batch.order", "confirmed")
     inside = {"answers": [["x"], ["y"]], "n": 2}
-    old, new = case(FIRST, value=inside), case(FIRST, value={**inside, "answers": [["y"], ["x"]]})
+    old, new = (case(FIRST, SECOND, value={**inside, "answers": said}) for said in ([["x"], ["y"]], [["y"], ["x"]]))
     assert (found_with(new, "nothing", old) or Cause("", "likely", "")).name == "batch.order"
     assert permuted([inside], [{**inside, "answers": [["y"], ["x"]]}]) == [1, 0]
     assert permuted([["x", "y"], ["z"]], [["y", "x"], ["z"]]) is None  # an order within an answer
