@@ -1324,14 +1324,16 @@ def render(
 def first_stop(text: str, stops: Iterable[str], *, since: int = 0) -> tuple[int, int, str] | None:
     """(start, end, stop) of the stop that completes first after character `since`; of those that
     complete at the same character the longest."""
-    found = []
+    first: tuple[int, int, str] | None = None  # by its end, then by its start
     for stop in stops:
-        start = text.find(stop, max(0, since - len(stop) + 1))
+        reach = first[0] if first else None  # what completes behind it is not looked at
+        start = text.find(stop, max(0, since - len(stop) + 1), reach)
         if start >= 0:
-            found.append((start + len(stop), start, stop))
-    if not found:
+            here = (start + len(stop), start, stop)
+            first = min(first or here, here)
+    if first is None:
         return None
-    end, start, stop = min(found)
+    end, start, stop = first
     return start, end, stop
 
 
