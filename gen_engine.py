@@ -36,6 +36,7 @@ vllm >= 0.11, pillow."""
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import dataclasses
@@ -1989,18 +1990,12 @@ def string_end(ids: Sequence[int], plan: Plan) -> Ending | None:
     def stop_in(count: int) -> tuple[int, int, str] | None:
         return first_stop(plan.decode(ids[:count]), stops, since=since)
 
-    without, count = least, len(ids)  # tokens that hold no stop; tokens that hold one
-    found = stop_in(count)
-    if found is None:
+    if stop_in(len(ids)) is None:
         return None
-    while count - without > 1:
-        middle = (without + count) // 2
-        earlier = stop_in(middle)
-        if earlier is None:
-            without = middle
-        else:
-            count, found = middle, earlier
-    return Ending(count, "stop", found[2], found[:2])
+    counts = range(len(ids))  # of tokens; all of them hold one
+    count = bisect.bisect_left(counts, True, lo=least + 1, key=lambda n: stop_in(n) is not None)
+    found = stop_in(count)
+    return Ending(count, "stop", found[2], found[:2]) if found else None
 
 
 def first_end_id(ids: Sequence[int], plan: Plan) -> tuple[int, int | None]:
