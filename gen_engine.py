@@ -2939,10 +2939,10 @@ class HfBackend:
         while rows:
             places = functools.partial(self._places, budget)
             loop = self.loop(self.model, rows, places, call)
-            lack = ran_out(loop)
-            if lack is None:
+            error = ran_out(loop)
+            if error is None:
                 return
-            first_line = str(lack).partition("\n")[0]
+            first_line = str(error).partition("\n")[0]
             log.warning("out of memory with %d rows (%s); halving", len(loop.rows), first_line)
             longest = max((row.prompt.length for row in loop.rows), default=0)
             width = longest + call.plan.options.max_new_tokens
@@ -2950,7 +2950,7 @@ class HfBackend:
             # The last of a batch still has the padding of those that left it.
             if len(loop.rows) == 1 and 1 in (len(rows), places(width)):
                 lost = loop.rows.pop()
-                lost.watch.fail(oom_error(lack, lost))
+                lost.watch.fail(oom_error(error, lost))
                 call.done(lost.place, lost.watch.completion(lost.ids))
             rows = [*loop.rows, *loop.waiting]
             del loop

@@ -186,7 +186,8 @@ def run(program: Program, argv: Sequence[str] | None) -> int:
         return CANNOT
     before = getattr(args, "command", [])
     if command and before:
-        problem = f"nothing reads {before[0]!r} before `--`; did you mean --site {before[0]}?"
+        problem = f"{before[0]!r} stands before `--`, where nothing reads it"
+        problem += f"; write --site {before[0]}, or the whole command behind `--`"
         print_error(program.name, ValueError(problem))
         return USAGE
     args.command = command or before

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the gen_engine authors. MIT License, the text at the head of gen_engine.py.
 """Drafting apart from verifying, on workers that Ray starts: a companion of gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="decoupled"` (and speculation,
-rollout), and
+Copy them into your repository, `make vendor DEST=acme/llm WITH="decoupled speculation joining"`
+(and rollout, to trace), and
 
     guesses = Speculation("draft_model", model="Qwen/Qwen3-0.6B")
     workers = {"verifiers": 2, "drafters": 3, "verifier_on": {"num_gpus": 1}}

@@ -93,10 +93,7 @@ def outcomes_of_errors(errors: CaseErrors, asked: Sequence[tuple[str, str]]) -> 
 
 
 def asked_again(
-    store: Store,
-    job: Again,
-    chosen: Mapping[str, Sequence[str]],
-    old: Revision | None,
+    store: Store, job: Again, chosen: Mapping[str, Sequence[str]], old: Revision | None
 ) -> tuple[Again, CaseErrors]:
     """The job with its cases and their functions, and what cannot be asked again."""
     functions, errors = dict[str, str](), CaseErrors()
@@ -190,10 +187,7 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
     into.write(
         dataclasses.replace(
-            new,
-            function=old.function,
-            arguments=old.arguments,
-            changing=old.changing,
+            new, function=old.function, arguments=old.arguments, changing=old.changing
         )
     )
 

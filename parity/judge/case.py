@@ -57,11 +57,7 @@ class Judge:
         self.facts = SiteFacts(self.store, self.resample)
 
     def outcome(
-        self,
-        old: Case,
-        new: Case,
-        seconds: float = 0.0,
-        more: tuple[Difference, ...] = (),
+        self, old: Case, new: Case, seconds: float = 0.0, more: tuple[Difference, ...] = ()
     ) -> Outcome:
         """more: what differs over all cases of the site. Raises GoldenError for an edited one."""
         tools = tools_of(old)

@@ -271,12 +271,7 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
                     settle()  # here no engine is open: it would be left out of collections, too
                 wanted = [name for _, name in some]
                 for found in check_site(
-                    session,
-                    site,
-                    wanted,
-                    backend,
-                    job.settings[site],
-                    pending,
+                    session, site, wanted, backend, job.settings[site], pending
                 ):
                     outcomes.append(found)
                     yield found

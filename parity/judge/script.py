@@ -121,13 +121,7 @@ def check_script(
     seconds = time.perf_counter() - started
     measured = run.pending.numerics.told()
     return Check(
-        final,
-        policy or Policy(),
-        environment(),
-        seconds,
-        tuple(left_out),
-        measured,
-        unused,
+        final, policy or Policy(), environment(), seconds, tuple(left_out), measured, unused
     )
 
 

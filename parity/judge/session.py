@@ -73,10 +73,7 @@ class Session:
     """
 
     def __init__(
-        self,
-        store: Store,
-        functions: Mapping[str, str],
-        factories: Factories | None = None,
+        self, store: Store, functions: Mapping[str, str], factories: Factories | None = None
     ) -> None:
         """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
         data."""
@@ -263,8 +260,7 @@ def taken(function: Callable[..., Any]) -> set[str]:
 
 
 def spread(
-    function: Callable[..., Any],
-    arguments: Mapping[str, Any],
+    function: Callable[..., Any], arguments: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Recorded arguments as a call takes them: by name, but by place where the function wants it
     so, or has *args. Raises GoldenError where it does not take them."""

@@ -323,13 +323,7 @@ def update_site(store: Store, site: str, cases: Sequence[Case], returncode: int)
         store.set_site(site, exit_code=returncode or None)
 
 
-OF_THE_RECORDING = {
-    "environment",
-    "defaults",
-    "repeats",
-    "changing",
-    "samples",
-}  # not of code
+OF_THE_RECORDING = {"environment", "defaults", "repeats", "changing", "samples"}  # not of code
 
 
 def is_same_golden(store: Store, case: Case) -> bool:

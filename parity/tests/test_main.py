@@ -199,4 +199,4 @@ def test_main_interrupted_again_ends_at_once_without_a_traceback(
 
 def test_a_site_without_its_option_is_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "answers=script.py:answer", "--", "python", "script.py"]) == command_line.USAGE
-    assert "did you mean --site answers=script.py:answer?" in capsys.readouterr().err
+    assert "write --site answers=script.py:answer, or the whole command behind" in capsys.readouterr().err

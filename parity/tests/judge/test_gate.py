@@ -174,6 +174,19 @@ def test_cases_that_are_not_for_a_backend_are_left_out_and_named(
     store.set_site("answers", cases={"ye*": ["hf"], "y*": ["vllm"]})
     assert main(["check", "--backend", "hf"]) == 0
     assert "left out" not in said_by(capsys)
+    store.set_site("answers", cases={"answers-*": ["vllm"]})
+    assert main(["check", "--backend", "hf"]) == 2
+    assert "answers.cases: 'answers-*' fits no case" in said_by(capsys)
+
+
+@pytest.mark.parametrize("words", [["explain", "answers/yes"], ["accept", "answers/yes", "--reason", "r"]])
+def test_what_the_moved_code_prints_goes_into_a_log_beside_each_command(
+    words: list[str], store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("moved.py").write_text("def answer(word):\n    print('of the moved code')\n    return word\n")
+    assert main(words) in (0, 1)
+    said = "".join(capfd.readouterr())
+    assert "answers/yes on hf" in said and "of the moved code" not in said
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,9 @@ def test_no_terminal_escape_of_a_model_reaches_the_terminal() -> None:
 
 
 def test_colour_only_where_it_is_asked_for() -> None:
-    assert "\x1b[31mDRIFT\x1b[0m" in console(mixed(), colour=True)
+    said = console(mixed(), colour=True)
+    assert "\x1b[31mDRIFT\x1b[0m" in said
+    assert "\x1b[36m1 NEAR-TIE" in said and "\x1b[33m1 LATENT" in said, "one passes, the other fails"
     plain = re.sub(r"\x1b\[\d+m", "", console(mixed(), colour=True))
     assert plain == console(mixed(), colour=False)
 
@@ -732,6 +734,8 @@ def test_the_page_draws_what_was_measured(width: int, tmp_path: Path) -> None:
     with Browser(width) as browser:
         browser.open((tmp_path / "page.html").as_uri())
         assert browser.run("document.querySelectorAll('#numerics .panel').length") == 2
+        before = "document.getElementById('failing').compareDocumentPosition(document.getElementById('numerics')) & 4"
+        assert browser.run(before), "cases that fail are seen first"
         assert browser.run("document.querySelectorAll('svg.noise').length") == 1, "nothing was read on the other one"
         assert browser.run("document.querySelectorAll('svg.noise circle.far').length") == 1
         assert browser.run("document.querySelectorAll('svg.noise text').length") == 7
