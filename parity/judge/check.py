@@ -40,8 +40,14 @@ from parity.acceptance import with_acceptances
 from parity.golden import GoldenError, Store, chosen_cases, environment
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site, error_outcome, missing
+from parity.judge.sites import (
+    expect_cases,
+    for_backend,
+    merged_settings,
+    named_function,
+    pairs_asked,
+)
 from parity.judge.worker import Died, Worker, settle
-from parity.sites import expect_cases, for_backend, merged_settings, named_function, pairs_asked
 from parity.verdict import Check, Outcome, Policy
 from parity.verdict import Numerics as Measurement
 

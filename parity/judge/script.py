@@ -18,10 +18,10 @@ from parity.judge.counterfactual import backend_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import refuse_not_run
 from parity.judge.site import GivenSeeds, Pending, error_outcome, missing, of_one_case
+from parity.judge.sites import pairs_asked
 from parity.record import observe
 from parity.record.changing import as_recorded
 from parity.record.recorder import Seen, Starting
-from parity.sites import pairs_asked
 from parity.verdict import Check, Outcome, Policy
 
 

@@ -16,10 +16,10 @@ from typing import Any
 from parity.golden import Case, GoldenError, SettingsError, Store, objects_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
 from parity.judge.replay import Engines, Replay, readable
+from parity.judge.sites import raise_not_there
 from parity.lending import Lender
 from parity.record import observe
 from parity.record.changing import as_recorded
-from parity.sites import raise_not_there
 
 Run = Callable[
     [Case, Mapping[str, Any], frozenset[str]], Case | None

@@ -32,8 +32,8 @@ from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, own_fault
 from parity.judge.numerics.samples import Ledgers, settle_samples
 from parity.judge.row import is_drawn, seed_source, seeds_of
 from parity.judge.session import Session
+from parity.judge.sites import new_function, raise_of_settings
 from parity.record.calls import words_and_place
-from parity.sites import new_function, raise_of_settings
 from parity.verdict import Cause, Difference, Outcome
 
 if TYPE_CHECKING:

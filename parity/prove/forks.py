@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 from parity.golden import Store
 from parity.judge.check import Job, Measured, judged
+from parity.judge.sites import merged_settings, named_function
 from parity.judge.worker import settle
-from parity.sites import merged_settings, named_function
 from parity.tasks import vision_tasks
 from parity.verdict import Outcome
 

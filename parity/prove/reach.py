@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Store
+from parity.judge.sites import for_backend, merged_settings, pairs_asked
 from parity.prove.forks import ENGINE, Died, forked, job_of, judge_source
-from parity.sites import for_backend, merged_settings, pairs_asked
 from parity.verdict import Check
 
 KEPT = ENGINE.parent / "build" / "mutants"

@@ -28,6 +28,7 @@ from parity.golden import Case, Store
 from parity.judge.check import check_sites
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
+from parity.judge.sites import new_function
 from parity.judge.worker import Worker
 from parity.output_paths import file_to_write
 from parity.prove.engine_mutations import mutations, outcomes_of, run_mutations, sampled, turn_of_sources
@@ -35,7 +36,6 @@ from parity.prove.forks import LIMIT, PROCESSES, forked, prepare
 from parity.prove.score import CALL_SITES, Score, table
 from parity.prove.site_mutations import SITE_MUTATIONS, SiteMutation
 from parity.record import observe
-from parity.sites import new_function
 from parity.verdict import Check, Outcome
 
 CAUGHT = 0.98

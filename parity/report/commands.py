@@ -21,7 +21,9 @@ from parity.acceptance import OPEN, Accepted, acceptance_of, name_of
 from parity.golden import GoldenError, Store, keep_offline, known_names, split_cases
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
+from parity.judge.revision import checked_out
 from parity.judge.script import check_script
+from parity.judge.sites import new_function
 from parity.judge.worker import output_into
 from parity.output_paths import file_to_write
 from parity.record import observe
@@ -32,8 +34,6 @@ from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
 from parity.report.words import log_safe, only_old_lines, sentence, steps_to_cause
-from parity.revision import checked_out
-from parity.sites import new_function
 from parity.verdict import Check, Outcome, Policy, printable
 
 ACCEPTED_DAYS = 90

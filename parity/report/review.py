@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import RESERVED, parsed
+from parity.judge.revision import git
 from parity.report.words import changing_places
-from parity.revision import git
 from parity.verdict import brief, printable
 
 JSON = ".json"

@@ -36,9 +36,7 @@ ROOMS: dict[str, str] = {
     "ground companions gen_engine",
 }
 PLACES = {
-    **dict.fromkeys(
-        ("acceptance", "causes", "edited", "elsewhere", "golden", "kernels", "lending", "revision", "sites"), "ground"
-    ),
+    **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "kernels", "lending"), "ground"),
     **dict.fromkeys(("libraries", "output_paths", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
     **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
     "demo": "demo",

@@ -10,7 +10,7 @@ import pytest
 
 from parity.golden import SettingsError, Store
 from parity.judge.session import loaded
-from parity.sites import NotThere, expect_cases, raise_of_settings
+from parity.judge.sites import NotThere, expect_cases, raise_of_settings
 
 MOVED = {"app.old": "shop.gone", "app.old:ask": "shop.new:ask"}
 

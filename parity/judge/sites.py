@@ -1,9 +1,11 @@
-"""What sites.json and the command line say of sites: where their functions are now, and for which backends they are.
+"""What sites.json and the command line say of sites: where their functions are now, and for which
+backends they are.
 
-A function that they name and that is nowhere is a wrong setting, which says nothing of the moved code:
+A function that they name and that is nowhere is a wrong setting, which says nothing of the moved
+code:
 
-    raise_not_there("acme.label:classify", error)       NotThere, if that is why it could not be loaded
-    raise_of_settings(error, store, site, settings)     SettingsError, with the setting that named it
+    raise_not_there("acme.label:classify", error)     NotThere, if that is why it is not loaded
+    raise_of_settings(error, store, site, settings)   SettingsError, with the setting that named it
 """
 
 from __future__ import annotations
@@ -36,23 +38,36 @@ def named_function(old: Case, settings: Mapping[str, Any]) -> str:
     moved = settings.get("moved", {})
     if old.function not in settings.get("functions", ()) and old.function not in moved:
         said = f'"{old.site}": {{"functions": ["{old.function}"]}}'
-        raise GoldenError(f"sites.json does not name {old.function!r}, so it is not called; if it is yours, add {said}")
+        raise GoldenError(
+            f"sites.json does not name {old.function!r}, so it is not called; if it is yours, add"
+            f" {said}"
+        )
     return new_function(old.function, moved)
 
 
-def merged_settings(store: Store, sites: Sequence[str], moved: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def merged_settings(
+    store: Store, sites: Sequence[str], moved: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
     """sites.json with what the command line says of moved code. Raises SettingsError where nothing
     was recorded of a module: the old code would be run, and pass."""
     said = store.settings()
     functions = {site: set(said.get(site, {}).get("functions", ())) for site in sites}
     places = [("--moved", moved, set().union(*functions.values()))]
-    places += [(f"sites.json: {site}: moved", said.get(site, {}).get("moved", {}), functions[site]) for site in sites]
+    places += [
+        (f"sites.json: {site}: moved", said.get(site, {}).get("moved", {}), functions[site])
+        for site in sites
+    ]
     for place, named, known in places:
         modules = {function.rpartition(":")[0] for function in known}
         if wrong := [old for old in named if ":" not in old and known and old not in modules]:
             said_so = f"{place} {wrong[0]!r}: nothing was recorded there"
-            raise SettingsError(f"{said_so}; name the place of one of these: {', '.join(sorted(known))}")
-    return {site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}} for site in sites}
+            raise SettingsError(
+                f"{said_so}; name the place of one of these: {', '.join(sorted(known))}"
+            )
+    return {
+        site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}}
+        for site in sites
+    }
 
 
 def pairs_asked(
@@ -77,7 +92,10 @@ def for_backend(
 ) -> tuple[list[str], dict[str, Sequence[str]]]:
     """(a site's cases that are for a backend, the others with theirs). backends: of cases, by
     patterns of names."""
-    own = {name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None) for name in names}
+    own = {
+        name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None)
+        for name in names
+    }
     apart = {name: of for name, of in own.items() if of is not None and backend not in of}
     return [name for name in names if name not in apart], apart
 
@@ -88,15 +106,17 @@ def expect_cases(store: Store, site: str, patterns: Iterable[str]) -> None:
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             problem = f"{site}.cases: {pattern!r} fits no case"
-            raise SettingsError(f"{store.root / 'sites.json'}: {problem}; `parity list --cases` shows them")
+            raise SettingsError(
+                f"{store.root / 'sites.json'}: {problem}; `parity list --cases` shows them"
+            )
 
 
 # == Functions that are nowhere ==
 
 
 class NotThere(GoldenError):
-    """A function whose module does not exist, or does not hold it.   named: "module" or "module:function", whichever
-    is not there."""
+    """A function whose module does not exist, or does not hold it.   named: "module" or
+    "module:function", whichever is not there."""
 
     def __init__(self, named: str, problem: str) -> None:
         super().__init__(problem)
@@ -104,14 +124,17 @@ class NotThere(GoldenError):
 
 
 def raise_not_there(function: str, error: BaseException) -> None:
-    """Raise NotThere where a function could not be loaded because it is nowhere, not because of what its code does."""
+    """Raise NotThere where a function could not be loaded because it is nowhere, not because of
+    what its code does."""
     module, _, attribute = function.rpartition(":")
     if module.endswith(".py") and not Path(module).exists():
         near = [str(Path(module).with_name(file.name)) for file in Path(module).parent.glob("*.py")]
         raise NotThere(module, f"there is no file {module}{guessed(module, near)}") from error
     if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
         absent = str(error.name)
-        raise NotThere(module, f"there is no module {absent}{guessed(absent, modules_beside(absent))}") from error
+        raise NotThere(
+            module, f"there is no module {absent}{guessed(absent, modules_beside(absent))}"
+        ) from error
     if type(error) is LookupError:
         guess = guessed(attribute, functions_of(module))
         raise NotThere(function, f"{module} has no function {attribute}{guess}") from error
@@ -135,9 +158,11 @@ def functions_of(module: str) -> list[str]:
     return [name for name, _ in inspect.getmembers(importlib.import_module(module), callable)]
 
 
-def raise_of_settings(error: BaseException, store: Store, site: str, settings: Mapping[str, Any]) -> None:
-    """Raise SettingsError where an error of a site is its settings': of a function that they name and that is not
-    there. settings: sites.json with what the command line says."""
+def raise_of_settings(
+    error: BaseException, store: Store, site: str, settings: Mapping[str, Any]
+) -> None:
+    """Raise SettingsError where an error of a site is its settings': of a function that they name
+    and that is not there. settings: sites.json with what the command line says."""
     if isinstance(error, SettingsError):
         raise error
     absent = error if isinstance(error, NotThere) else error.__cause__
@@ -149,5 +174,9 @@ def raise_of_settings(error: BaseException, store: Store, site: str, settings: M
             if value != absent.named and not value.startswith(f"{absent.named}:"):
                 continue
             is_written = written.get(name, {}).get(key) == value
-            place = f"{store.root / 'sites.json'}: {site}.{name}: {key!r}" if is_written else f"--moved {key}={value}"
+            place = (
+                f"{store.root / 'sites.json'}: {site}.{name}: {key!r}"
+                if is_written
+                else f"--moved {key}={value}"
+            )
             raise SettingsError(f"{place}: {absent}") from error

@@ -30,8 +30,12 @@ class Revision:
     def place(self, path: str | Path) -> Path:
         """Where a path of the repository lies in the worktree; any other path is itself."""
         whole = Path(path).resolve()
-        inside = whole.is_relative_to(self.top) and not {"site-packages", "dist-packages"} & set(whole.parts)
-        return self.worktree / whole.relative_to(self.top) if inside else Path(os.path.abspath(path))
+        inside = whole.is_relative_to(self.top) and not {"site-packages", "dist-packages"} & set(
+            whole.parts
+        )
+        return (
+            self.worktree / whole.relative_to(self.top) if inside else Path(os.path.abspath(path))
+        )
 
     def path(self, entries: Sequence[str]) -> list[str]:
         """A sys.path on which the repository's modules are the old ones."""
@@ -60,7 +64,9 @@ def link(source: Path, place: Path) -> None:
     if source.name in APART:
         return
     if not os.path.lexists(place):
-        with contextlib.suppress(FileExistsError, NotADirectoryError):  # a file, where a folder is now
+        with contextlib.suppress(
+            FileExistsError, NotADirectoryError
+        ):  # a file, where a folder is now
             place.parent.mkdir(parents=True, exist_ok=True)
             place.symlink_to(source)
     elif all(path.is_dir() and not path.is_symlink() for path in (source, place)):
@@ -80,7 +86,9 @@ def git(*words: str, folder: Path | None = None) -> str:
             check=False,
         )
     except FileNotFoundError:
-        raise ValueError("a git revision was asked for, and there is no git here; install it") from None
+        raise ValueError(
+            "a git revision was asked for, and there is no git here; install it"
+        ) from None
     if done.returncode:
         raise ValueError(f"git {words[0]}: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -101,7 +109,9 @@ def checked_out(name: str, beside: Path) -> Iterator[Revision]:
         raise ValueError(f"--old {name!r} is no revision of {top}") from None
     differs = git("diff", "--name-only", "-z", commit, folder=top).split("\0")
     if all((top / path).is_relative_to(beside.resolve()) for path in differs if path):
-        raise ValueError(f"--old {name}: no file of {top} differs from it; name a revision before the change")
+        raise ValueError(
+            f"--old {name}: no file of {top} differs from it; name a revision before the change"
+        )
     with tempfile.TemporaryDirectory(prefix="parity-") as folder:
         worktree = Path(folder).resolve() / "old"
         git("worktree", "add", "--quiet", "--detach", "--force", str(worktree), commit, folder=top)
