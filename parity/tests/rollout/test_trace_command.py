@@ -96,8 +96,8 @@ def test_an_empty_trace_does_not_pass(shared: Load, tmp_path: Path, directory: P
     assert trace(directory) == 0  # one idle worker among others is no fault
 
 
-def test_a_schedule_is_a_command_too() -> None:
-    assert Parsers().parse(["schedule", "--out", "x"]).run is schedule.run
+def test_a_schedule_is_a_command_too(tmp_path: Path) -> None:
+    assert Parsers().parse(["schedule", "--out", str(tmp_path / "x")]).run is schedule.run
 
 
 def test_a_full_cache_makes_requests_wait_and_others_preempted(tmp_path: Path) -> None:
