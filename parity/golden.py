@@ -10,7 +10,7 @@ A file is written for the one who reviews it: fixed order of keys, UTF-8, text a
 on one line, floats to 6 digits, no times, no host names. A value that JSON has no word for is an object with one key
 that begins with `$`:
 
-    {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg", "name": "x.jpg"}   a path to a file
+    {"$lines": ["a", "b"]}   a string of several lines        {"$file": "ab12….jpg", "name": "in/x.jpg"}   a file's path
     {"$image": "ab12….png"}  a PIL image, as pixels           {"$object": "torch.device"}  nothing that can be replayed
     {"$record": "pkg.Request", "fields": {...}}    a dataclass or pydantic model that the code has imported
     {"$settings": "vllm.SamplingParams", "fields": {...}}    settings of a library (SETTINGS_CLASSES), what is not its
@@ -261,14 +261,15 @@ OBJECTS: dict[str, tuple[Any, str]] = {
 
 
 def object_faults(value: Any, place: str) -> Iterator[Fault]:
-    """What is wrong with the $-objects in recorded arguments. Files keep their base name and nothing of a path."""
+    """What is wrong with the $-objects in recorded arguments. Files keep where they lay below the working directory,
+    or their base name, and nothing else of a path."""
     if isinstance(value, dict):
         for key, entry in value.items():
             fits, problem = OBJECTS.get(key, (lambda v: True, ""))
             if (len(value) == 1 or value.keys() == {"$file", "name"}) and not fits(entry):
                 yield f"{place}.{key}", f"{problem}: {str(entry)[:60]!r}"
-        if value.keys() == {"$file", "name"} and not is_base_name(value["name"]):
-            yield f"{place}.name", f"is not the name of a file alone: {str(value['name'])[:60]!r}"
+        if value.keys() == {"$file", "name"} and not is_below(value["name"]):
+            yield f"{place}.name", f"is no path below the folder it is put in: {str(value['name'])[:60]!r}"
         if value.keys() == {"$record", "fields"} and not (
             isinstance(value["$record"], str) and isinstance(value["fields"], dict)
         ):
@@ -280,6 +281,15 @@ def object_faults(value: Any, place: str) -> Iterator[Fault]:
     elif isinstance(value, list):
         for number, entry in enumerate(value):
             yield from object_faults(entry, f"{place}[{number}]")
+
+
+def by_base_names(value: Any) -> Any:
+    """Recorded arguments in which files have their base names alone, as goldens of older releases have them."""
+    if isinstance(value, Mapping):
+        if value.keys() == {"$file", "name"}:
+            return {**value, "name": value["name"].rpartition("/")[2]}
+        return {key: by_base_names(entry) for key, entry in value.items()}
+    return [by_base_names(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
 def objects_in(value: Any, key: str = "$object") -> list[str]:
@@ -758,11 +768,12 @@ class Store:
         return {key: self.restore(entry, folder) for key, entry in value.items()}
 
     def restored_file(self, blob: str, folder: Path, name: str) -> Path:
-        """A copy of a file in `folder`, under its own name beside the others, so that they sort as they did; a second
-        file of that name lies in a folder of its own."""
+        """A copy of a file in `folder`, where it lay below the working directory, so that files sort and are grouped
+        as they were; in a folder of its own where another one lies there already."""
         source, place = self.blob(blob), folder / name
-        if place.exists() and place.read_bytes() != source.read_bytes():
-            place = folder / blob[:12] / name
+        is_other = place.is_file() and place.read_bytes() != source.read_bytes()
+        if is_other or place.is_dir() or any(map(Path.is_file, place.parents)):
+            place = folder / blob[:12] / Path(name).name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, place)
         return place

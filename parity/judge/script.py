@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from parity.acceptance import with_acceptances
-from parity.golden import Case, Store, environment, objects_in
+from parity.golden import Case, Store, by_base_names, environment, objects_in
 from parity.judge.case import Judge
 from parity.judge.counterfactual import backend_of
 from parity.judge.replay import Engines, Replay
@@ -50,8 +50,9 @@ REPLAYS = (  # the observed processes import it by this name
 
 def data_of(case: Case) -> dict[str, Any]:
     """The arguments that are data: objects may be others now, and are no reason not to pair two
-    calls."""
-    return {name: value for name, value in case.arguments.items() if not objects_in(value)}
+    calls; nor is where a file lies."""
+    given = by_base_names(case.arguments)
+    return {name: value for name, value in given.items() if not objects_in(value)}
 
 
 def paired_cases(

@@ -337,4 +337,5 @@ def is_same_golden(store: Store, case: Case) -> bool:
 
 def comparable(case: Case) -> dict[str, Any]:
     fields = golden.decoded(golden.coded(case.to_json()))
-    return {name: value for name, value in fields.items() if name not in OF_THE_RECORDING}
+    said = {name: value for name, value in fields.items() if name not in OF_THE_RECORDING}
+    return {**said, "arguments": golden.by_base_names(fields.get("arguments", {}))}

@@ -114,7 +114,7 @@ class Keeper:
             if self.store and path.is_file() and path.stat().st_size <= LARGEST_FILE:
                 blob = self.store.put_blob(path.read_bytes(), path.suffix)
                 self._name(text, f"{blob[:12]}/{path.name}")
-                return {"$file": blob, "name": path.name}
+                return {"$file": blob, "name": place_of_file(path)}
             if path.is_absolute():
                 return self._absolute_path(path, text)
         return text
@@ -131,6 +131,12 @@ class Keeper:
 
     def _name(self, text: str, name: str) -> None:
         self.files[os.path.abspath(text)] = self.files[text] = name
+
+
+def place_of_file(path: Path) -> str:
+    """Where a file lies below the working directory; of one elsewhere its name alone."""
+    whole, here = Path(os.path.abspath(path)), Path.cwd()
+    return whole.relative_to(here).as_posix() if whole.is_relative_to(here) else path.name
 
 
 def text_by_name(text: str, files: Mapping[str, str]) -> str:

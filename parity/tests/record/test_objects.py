@@ -152,3 +152,39 @@ def test_files_that_a_value_names_are_the_same_where_a_replay_has_them(
     assert main(["check", "listed", "--", "python", "listing.py"]) == 0, capfd.readouterr().out
     (tmp_path / "turned.py").write_text(LISTING.replace('{"read": pictures,', '{"read": pictures[::-1],'))
     assert main(["check", "--moved", "listing.py=turned.py"]) == 1, "of two files, the other one"
+
+
+LABELS = """
+from pathlib import Path
+
+def label(paths):
+    return [[Path(path).parent.name, Path(path).name, Path(path).read_text()] for path in sorted(paths)]
+
+if __name__ == "__main__":
+    print(label(["in/south/a.txt", "in/north/z.txt", "in/north/a.txt"]))
+"""
+
+
+def test_files_lie_in_their_folders_in_a_check_and_goldens_of_before_that_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Labels are read off folders, and paths are sorted, by old and new code alike."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    for name in ("south/a", "north/z", "north/a"):
+        file = tmp_path / f"in/{name}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    Path("labels.py").write_text(LABELS)
+    record = ["record", "--site", "labels=labels.py:label", "--", "python", "labels.py"]
+    assert main(record) == 4 and main(["check"]) == 0, capfd.readouterr()
+    [golden] = Path("golden/labels").glob("*.json")
+    text = golden.read_text()
+    assert '"in/north/z.txt"' in text
+    said = json.loads(text)
+    for file in said["arguments"]["paths"]:
+        file["name"] = file["name"].rpartition("/")[2]
+    del said["digest"]
+    golden.write_text(json.dumps(said))
+    assert main(record) == 0, "an older golden says the same"
+    assert main(["check", "labels", "--moved", "labels.py=labels.py", "--", "python", "labels.py"]) == 0
