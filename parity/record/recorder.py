@@ -293,7 +293,7 @@ def put_goldens(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool
     for case in cases:
         case = dataclasses.replace(case, environment=fingerprint)
         exists = store.path(case.site, case.case).exists()
-        if exists and is_same_golden(store, case):
+        if exists and is_known(store, case, overwrite):
             done.same.append(case)
         elif exists and not overwrite:
             done.refused.append(case)
@@ -335,7 +335,24 @@ def is_same_golden(store: Store, case: Case) -> bool:
     return equal(comparable(old), comparable(as_recorded(old, case)), 1e-5)
 
 
+def is_known(store: Store, case: Case, overwrite: bool) -> bool:
+    """Whether a golden says this; where it may be replaced, also what older releases left out."""
+    return is_same_golden(store, case) and not (overwrite and says_more(store, case))
+
+
+def says_more(store: Store, case: Case) -> bool:
+    """Whether a recording says what older releases did not keep: where files lay, defaults."""
+    old, new = map(fields_of, (store.read(case.site, case.case), case))
+    return any(old.get(name) != new.get(name) for name in ("arguments", "defaults"))
+
+
+def fields_of(case: Case) -> dict[str, Any]:
+    """A case as its file holds it."""
+    fields: dict[str, Any] = golden.decoded(golden.coded(case.to_json()))
+    return fields
+
+
 def comparable(case: Case) -> dict[str, Any]:
-    fields = golden.decoded(golden.coded(case.to_json()))
+    fields = fields_of(case)
     said = {name: value for name, value in fields.items() if name not in OF_THE_RECORDING}
     return {**said, "arguments": golden.by_base_names(fields.get("arguments", {}))}

@@ -188,3 +188,6 @@ def test_files_lie_in_their_folders_in_a_check_and_goldens_of_before_that_are_th
     golden.write_text(json.dumps(said))
     assert main(record) == 0, "an older golden says the same"
     assert main(["check", "labels", "--moved", "labels.py=labels.py", "--", "python", "labels.py"]) == 0
+    overwriting = [*record[:1], "--overwrite", *record[1:]]
+    assert main(overwriting) == 4 and golden.read_text() == text, "and is given what it lacks where that is wanted"
+    assert main(overwriting) == 0
