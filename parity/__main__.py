@@ -6,6 +6,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from parity import libraries
 
@@ -30,8 +31,18 @@ def end_at_once() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def import_own_engine() -> None:
+    """Import the gen_engine that this parity came with: `python -m` puts the working directory before it, where a
+    vendored copy may lie. The judged code takes its own, in another process."""
+    home = str(Path(__file__).resolve().parent.parent)
+    sys.path.insert(0, home)
+    importlib.import_module("gen_engine")
+    sys.path.remove(home)
+
+
 def run(program: str, argv: Sequence[str] | None) -> int:
     """Run a program of parity.command_line, which itself cannot be imported without numpy."""
+    import_own_engine()
     if problem := libraries.problem_of(libraries.ALWAYS):
         print(f"{program}: {problem}", file=sys.stderr)
         return 3

@@ -28,7 +28,7 @@ def entry(name: str, stage: str, sentence: str, fields: str = "", put_back: str 
 
 # fmt: off
 TABLE: tuple[Entry, ...] = (
-    entry("prompt.messages", "prompt", "the chat that was rendered is another one", "", "prompts"),
+    entry("prompt.messages", "prompt", "the chat, or the raw prompt, is another one", "", "prompts"),
     entry("prompt.template", "prompt", "the chat template, or what it was told, is another one", "", "prompts"),
     entry("prompt.clock", "prompt", "the prompt holds a date or a time", "", "prompts"),
     entry("prompt.double_bos", "prompt", "the beginning-of-text id stands twice", "", "prompts"),

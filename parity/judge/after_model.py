@@ -205,22 +205,60 @@ def of_blanks(inquiry: Inquiry) -> Cause | None:
 
 def of_parts(inquiry: Inquiry) -> Cause | None:
     """One text holds the other."""
-    texts = inquiry.other_texts
-    if not are_of_answers(inquiry) or not all(holds_other(*pair) for pair in texts):
+    if not are_of_answers(inquiry) or not all(holds_other(*pair) for pair in inquiry.other_texts):
         return None
-    if within_stops(inquiry) and not is_behind_texts(inquiry):
-        return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry)
-    if is_another_answer(inquiry):
-        proof = f"{SAME_IDS}, and each text is that of some answer"
-        return value_cause("post.other", "likely", inquiry, proof)
-    if are_cut_by_hand(inquiry):
-        proof = f"{SAME_IDS}, and the old code cuts by hand"
-        return value_cause("stop.strings", "likely", inquiry, proof)
-    if marker := marker_between(inquiry):
-        proof = f"{SAME_IDS}, and {marker} is all that texts differ by"
-        return of_texts_alone("decode.skip_special", proof, inquiry)
+    return first_answer(PART_RULES, inquiry)
+
+
+def of_told_stops(inquiry: Inquiry) -> Cause | None:
+    if not within_stops(inquiry) or is_behind_texts(inquiry):
+        return None
+    return of_texts_alone("stop.rule", ONE_HOLDS_THE_OTHER, inquiry)
+
+
+def of_other_answers(inquiry: Inquiry) -> Cause | None:
+    if not is_another_answer(inquiry):
+        return None
+    proof = f"{SAME_IDS}, and each text is that of some answer"
+    return value_cause("post.other", "likely", inquiry, proof)
+
+
+def of_cut_by_hand(inquiry: Inquiry) -> Cause | None:
+    if not are_cut_by_hand(inquiry):
+        return None
+    proof = f"{SAME_IDS}, and the old code cuts by hand"
+    return value_cause("stop.strings", "likely", inquiry, proof)
+
+
+def of_marker(inquiry: Inquiry) -> Cause | None:
+    marker = marker_between(inquiry)
+    if not marker:
+        return None
+    proof = f"{SAME_IDS}, and {marker} is all that texts differ by"
+    return of_texts_alone("decode.skip_special", proof, inquiry)
+
+
+def of_what_is_put_around(inquiry: Inquiry) -> Cause | None:
+    """A label before an answer, or behind it."""
+    if are_parts_of_answers(inquiry):
+        return None
+    proof = f"{SAME_IDS}, and what one text has more is of no answer"
+    return value_cause("post.other", "likely", inquiry, proof)
+
+
+def of_trimmed_texts(inquiry: Inquiry) -> Cause:
     proof = UNFINISHED if are_unfinished(inquiry) else ONE_HOLDS_THE_OTHER
     return of_texts_alone("post.trim", proof, inquiry)
+
+
+PART_RULES: tuple[Callable[[Inquiry], Cause | None], ...] = (
+    of_told_stops,
+    of_other_answers,
+    of_cut_by_hand,
+    of_marker,
+    of_what_is_put_around,
+    of_trimmed_texts,
+)
 
 
 def are_of_answers(inquiry: Inquiry) -> bool:
@@ -237,9 +275,27 @@ def are_of_answers(inquiry: Inquiry) -> bool:
 
 
 def is_of_some(text: str, answers: Sequence[str]) -> bool:
-    """By letters and digits: what is done to an answer may rewrite the rest."""
-    bare, *others = (re.sub(r"\W", "", one).casefold() for one in (text, *answers))
+    bare, *others = map(bare_text, (text, *answers))
     return not bare or any(bare in one or (one and one in bare) for one in others)
+
+
+def bare_text(text: str) -> str:
+    """Letters and digits: what is done to an answer may rewrite the rest."""
+    return re.sub(r"\W", "", text).casefold()
+
+
+def are_parts_of_answers(inquiry: Inquiry) -> bool:
+    """Whether the longer of two texts is a part of what some answer becomes, with its prompt: what
+    the code puts around an answer, such as a label, is none."""
+    decode = inquiry.decode
+    if decode is None:
+        return True
+    wholes = [
+        bare_text(decode([*row["prompt_ids"], *row["output_ids"]], False, False))
+        for row in inquiry.rows
+    ]
+    longer = [bare_text(max(pair, key=len)) for pair in inquiry.other_texts]
+    return all(any(text in whole for whole in wholes) for text in longer)
 
 
 def holds_other(old: str, new: str) -> bool:

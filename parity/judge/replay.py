@@ -22,7 +22,6 @@ from typing import Any
 
 from parity import golden
 from parity.judge.faults import noting_faults
-from parity.judge.numerics.weights import LOADED
 from parity.judge.options import as_fields
 from parity.judge.row import (
     Row,
@@ -163,9 +162,6 @@ class Replay:
         through each time."""
         wanted = self.config(config)
         settle_once(*ENGINE_LIBRARIES[wanted.backend])
-        for folder in map(Path, (wanted.model, *wanted.adapters.values())):
-            if folder.is_dir():
-                LOADED.setdefault(folder.name, set()).add(str(folder.resolve()))
         return wanted
 
     @noting_faults

@@ -22,6 +22,7 @@ from parity.judge.sites import pairs_asked
 from parity.record import observe
 from parity.record.changing import as_recorded
 from parity.record.recorder import Seen, Starting
+from parity.record.taps.models import note_folder
 from parity.verdict import Check, Outcome, Policy
 
 
@@ -101,8 +102,8 @@ def check_script(
     that ended with an error that was not there when it was recorded, or was not wholly seen, is an
     ERROR of each site beside its cases. A golden that the script did not reach is UNUSED, a call
     that has no golden is MISSING. Its engines are in another process: where a site's numerics are
-    asked for, plain transformers stands for a script that used them. Sites that sites.json keeps
-    from `backend` are left out.
+    asked for, the model is loaded anew, by the library that the script used. Sites that sites.json
+    keeps from `backend` are left out.
     """
     started = time.perf_counter()
     settings = store.settings()
@@ -111,6 +112,8 @@ def check_script(
     wanted = list(dict.fromkeys(site for site, _ in asked))
     loads = {site: own.get("load", {}) for site, own in settings.items()}
     seen = observed((REPLAYS, {"backend": backend, "loads": loads}))
+    for folder in seen.folders:
+        note_folder(folder)
     run = ScriptRun(store, Pending.of(store, always=numerics), backend)
     for site in wanted:
         expected = settings.get(site, {}).get("exit_code", 0)

@@ -7,6 +7,7 @@ import atexit
 import builtins
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from parity.golden import Case, Store, environment
 from parity.record.calls import Site, load_function
 from parity.record.observe import Observer, tap_site
 from parity.record.patching import ACTIVE, tap_function
+from parity.record.taps.models import FOLDERS
 
 VARIABLE = "PARITY_OBSERVE"
 
@@ -97,7 +99,9 @@ def observe_this_process() -> None:
         if "torch" in sys.modules or observer.failures:
             whole = time.perf_counter() - began
             seconds = {"own": observer.own_seconds, "whole": whole}
-            content = {"failures": observer.failures, **seconds, "environment": environment()}
+            folders = sorted(itertools.chain.from_iterable(FOLDERS.values()))
+            content = {"failures": observer.failures, "folders": folders, **seconds}
+            content["environment"] = environment()
             write("process", content)
 
     atexit.register(close)

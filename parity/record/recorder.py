@@ -48,7 +48,7 @@ class Seen:
     """What one run of a script gave.
 
     overhead: the recorder's own time and that of the whole, in seconds.   stopped: why it was
-    ended; "" where it ended by itself.
+    ended; "" where it ended by itself.   folders: of the checkpoints that answered.
     """
 
     cases: tuple[Case, ...]
@@ -58,6 +58,7 @@ class Seen:
     returncode: int
     overhead: tuple[float, float]
     stopped: str = ""
+    folders: tuple[str, ...] = ()
 
 
 def run_observed(
@@ -156,12 +157,14 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
     cases = list[Case]()
     failures = list[str]()
     environments = list[dict[str, Any]]()
+    folders = set[str]()
     own = whole = 0.0
     for line in lines:
         if line.kind == "case":
             cases.append(read_case(line, several))
         elif line.kind == "process":
             failures += line.content["failures"]
+            folders.update(line.content["folders"])
             environments.append(line.content["environment"])
             own += line.content["own"]
             whole = max(whole, line.content["whole"])
@@ -172,6 +175,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
         max(environments or [environment()], key=len),
         returncode,
         (own, whole),
+        folders=tuple(folders),
     )
 
 

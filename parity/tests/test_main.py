@@ -97,6 +97,14 @@ def test_main_without_libraries_names_one_command_that_installs_them() -> None:
     assert "[hf]'" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_main_takes_its_own_engine_where_a_vendored_copy_lies_in_the_working_directory(tmp_path: Path) -> None:
+    (tmp_path / "gen_engine.py").write_text("raise RuntimeError('the copy was imported')")
+    command = [sys.executable, "-m", "parity", "--version"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, f"parity {gen_engine.__version__}"), done.stderr
+
+
 @pytest.mark.parametrize("words", [["check"], ["generate", "--model", "m", "Hello"], ["demo"]], ids=" ".join)
 def test_main_without_a_models_libraries_names_all_of_them(words: list[str], tmp_path: Path) -> None:
     lost = {"packaging", "torch", "transformers", "jinja2", "PIL"}

@@ -20,6 +20,7 @@ from parity.judge.numerics.golden_rows import is_recorded_here, readable_row
 from parity.judge.numerics.noise import Parting, penalised
 from parity.judge.numerics.questions import Question, Step, Steps, steps_of
 from parity.judge.numerics.reading import CannotJudge, Reader, Scored, TokenRow, parting_of
+from parity.judge.numerics.vllm_reading import read_by_vllm
 from parity.judge.numerics.weights import NO_ADAPTER, adapters_of, checkpoint_of, model_of
 from parity.judge.replay import adapter_named, readable
 from parity.judge.row import Row
@@ -153,16 +154,23 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
 
 
 def read_foreign(group: Group) -> None:
-    """New code without gen_engine: plain transformers, as its recording says that it was."""
+    """New code whose engine is not here, as its recording says that it was: of a script that has
+    ended, or without gen_engine."""
     path, model = group.moved or (None, {})
-    if path is None or model.get("backend") != "hf" or model.get("quantization"):
-        backend = model.get("backend") or "unknown"
+    backend = model.get("backend") or "unknown"
+    if path is None or backend not in ("hf", "vllm") or model.get("quantization"):
         lacks = f"its model ({backend}) cannot be loaded from its recording"
-        group.why = f"the moved code does not use gen_engine, and {lacks}"
+        group.why = f"no engine of the moved code is left to ask, and {lacks}"
         return
-    how: dict[str, Any] = {"attention": model.get("attention"), "adapter": group.adapter}
+    dtype = str(model["dtype"])
     try:
-        with Reader(path, str(model["dtype"]), **how) as reader:
+        if backend == "vllm":
+            if group.adapter:
+                raise CannotJudge("its engine has ended, and adapters are not given to another one")
+            group.new = read_by_vllm(path, dtype, group.rows)
+            return
+        how: dict[str, Any] = {"attention": model.get("attention"), "adapter": group.adapter}
+        with Reader(path, dtype, **how) as reader:
             group.new = reader.read_as_old(group.rows, "moved code")
     except CANNOT_READ as error:
         group.why = f"the moved path could not be read: {error}"

@@ -14,8 +14,8 @@ from parity.golden import Case
 from parity.judge.align import paired
 from parity.judge.endings import leaves
 from parity.judge.row import Row, adapters_in, is_float32, model_in, request_of
+from parity.record.taps.models import FOLDERS
 
-LOADED: dict[str, set[str]] = {}  # name of a folder -> where the new code loaded such a one
 NO_ADAPTER = "its rows went through an adapter, and where that is cannot be seen"
 OF_SEVERAL = "what differs is of several models, whose numerics are not one"
 
@@ -50,7 +50,7 @@ def located(case: Case, path: str | None) -> str | None:
     for _, text in leaves(dict(case.arguments)):
         if text.endswith(f"/{path}") and Path(text).is_dir():
             return str(text)
-    folders = LOADED.get(path, set())
+    folders = FOLDERS.get(path, set())
     if len(folders) != 1 or Path(path).is_dir():
         return path
     return next(iter(folders))

@@ -14,6 +14,7 @@ from parity.record.rows import Fields, Placeholders
 
 SAMPLED = 64  # values of each parameter that a fingerprint reads
 ENDS = 1 << 16  # bytes of each end of a file that a fingerprint reads
+FOLDERS: dict[str, set[str]] = {}  # name of a checkpoint's folder -> where this process had one
 
 
 def fingerprint(parts: Iterable[bytes]) -> str:
@@ -81,8 +82,16 @@ def file_bytes(file: Path) -> bytes:
         return f"{file.name}{size}".encode() + begin + content.read()
 
 
+def note_folder(path: str) -> None:
+    folder = Path(path)
+    if folder.is_dir():
+        FOLDERS.setdefault(folder.name, set()).add(str(folder.resolve()))
+
+
 def shown_path(path: str) -> str:
-    """A checkpoint's path as a golden holds it: relative to the working directory, or its name."""
+    """A checkpoint's path as a golden holds it: relative to the working directory, or its name.
+    Where it is stands in FOLDERS."""
+    note_folder(path)
     checkpoint = Path(path)
     if not checkpoint.is_absolute():
         return path

@@ -53,6 +53,8 @@ def test_fields_of_one_request_that_are_exchanged_are_no_order_of_answers() -> N
         ("d", "f88d3d38", "post.other"),  # a folder's, of a digest that holds the letter
         ("bin0 ", "bin0", "post.other"),
         ("D: e!", "D: e", "post.trim"),  # the answer "de", rewritten
+        ("said: de", "de", "post.other"),  # a label that the code puts before it
+        ("de", "d", "post.trim"),
     ],
 )
 def test_only_a_text_of_an_answer_is_cut_or_stripped(was: str, now: str, name: str) -> None:

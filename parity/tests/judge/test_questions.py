@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import gen_engine
 from parity.golden import Case, Store
-from parity.judge import replay
 from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
@@ -34,6 +32,7 @@ from parity.judge.numerics.reading import Scored
 from parity.judge.numerics.summary import summary_of
 from parity.judge.numerics.weights import weights_of
 from parity.judge.site import Pending
+from parity.record.taps import models
 from parity.verdict import Cause, Check, Outcome, equal
 
 
@@ -51,15 +50,13 @@ def test_a_row_parts_where_another_id_was_chosen() -> None:
 def test_a_folder_that_the_golden_only_names_is_where_the_moved_code_loaded_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "LOADED", {})
-    monkeypatch.setattr(replay, "LOADED", weights.LOADED)
-    monkeypatch.setattr(replay, "settle_once", lambda *libraries: None)
+    monkeypatch.setitem(models.FOLDERS, "tiny", set())
     named = Case("s", "c", rows=({"model": {"path": "tiny"}},), value="x")
     assert weights.checkpoint_of(named) == "tiny"
     for folder in (tmp_path / "one/tiny", tmp_path / "other/tiny"):
         folder.mkdir(parents=True)
-        replay.Replay(replay.Engines()).opening(gen_engine.ModelLoadConfig(str(folder)))
-        alone = len(weights.LOADED["tiny"]) == 1
+        assert models.shown_path(str(folder)) == "tiny"
+        alone = len(models.FOLDERS["tiny"]) == 1
         assert weights.checkpoint_of(named) == (str(folder) if alone else "tiny"), "of two, none is the one"
 
 
@@ -363,7 +360,8 @@ def test_without_the_weights_nothing_is_judged(tmp_path: Path) -> None:
 
 
 def test_a_foreign_engine_that_no_recording_can_load_again_is_said(tmp_path: Path) -> None:
-    store, model = Store(tmp_path), {"path": "m", "dtype": "bfloat16", "backend": "vllm"}
+    model = {"path": "m", "dtype": "bfloat16", "backend": "vllm", "quantization": "awq"}
+    store = Store(tmp_path)
     old, new = (dataclasses.replace(c, rows=({**c.rows[0], "model": model},)) for c in (OLD, NEW))
     store.write(old)
     asked = Numerics(store)
@@ -372,7 +370,7 @@ def test_a_foreign_engine_that_no_recording_can_load_again_is_said(tmp_path: Pat
     asked.judge()
     [outcome] = Pending(store, asked).settle([Outcome("s", "c", "vllm", "ERROR")])
     assert outcome.verdict == "ERROR" and outcome.cause is not None
-    assert "does not use gen_engine" in outcome.cause.sentence
+    assert "no engine of the moved code is left to ask" in outcome.cause.sentence
 
 
 class GenEngineError(Exception): ...
@@ -424,7 +422,7 @@ def test_of_a_case_that_asks_two_models_the_one_whose_rows_part_is_read(tmp_path
 
 def test_where_a_goldens_adapter_is_is_known_of_the_moved_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The golden holds its fingerprint; the moved code, the folder that its request asked for."""
-    monkeypatch.setattr(weights, "LOADED", {"tuned": {str(tmp_path)}})
+    monkeypatch.setitem(models.FOLDERS, "tuned", {str(tmp_path)})
     [plain], went, asked = OLD.rows, {"inputs": {"adapters": ["1f"]}}, {"request": {"adapter": "tuned"}}
 
     def side(*said: Any) -> Case:

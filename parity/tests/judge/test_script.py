@@ -208,3 +208,16 @@ def test_a_scripts_calls_are_of_the_backend_they_ran_on_and_an_engine_that_is_no
         "vllm": ("IDENTICAL", "vllm"),
     }
     assert "could not be run here: LoadError" in outcomes["gone"]["cause"]["sentence"]
+
+
+@pytest.mark.usefixtures("forked_python")
+def test_numerics_of_a_script_on_vllm_are_read_by_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine ended with it, and a golden holds the name of its checkpoint's folder alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    Path("asks.py").write_text(ASKS)
+    site, words = ["--site", "asks=asks.py:ask"], ["--", "python", "asks.py", str(TEXT)]
+    assert main(["record", *site, *words, "hf"]) == 4
+    main(["check", *site, "--numerics", "--json", "check.json", *words, "vllm"])
+    [numerics] = json.loads(Path("check.json").read_text())["numerics"]
+    assert (numerics["backend"], numerics["outcome"]) == ("vllm", "cannot tell"), "read, of three tokens"

@@ -1,0 +1,30 @@
+"""Log-probabilities of given tokens by vLLM itself, for code on vLLM whose engine is gone."""
+
+from __future__ import annotations
+
+from parity.judge.numerics.reading import CannotJudge, Rows, Scored, asked_of, scored_row
+
+
+def read_by_vllm(path: str, dtype: str, rows: Rows) -> list[Scored]:
+    """Rows of text, without adapters: beside those vLLM scores nothing. Raises CannotJudge."""
+    if any(row.images for row in rows):
+        raise CannotJudge("its engine has ended, and images are not given to another one")
+    import vllm
+    from vllm.platforms import current_platform
+
+    is_eager = current_platform.is_cpu()  # compiling takes longer than all else there
+    model = vllm.LLM(path, dtype=dtype, generation_config="vllm", enforce_eager=is_eager)
+    try:
+        window = model.llm_engine.model_config.max_model_len - 1  # it always generates a token
+        asked = [one for row in rows for one in asked_of(row, window, {})]
+        prompts = [(*request["prompt_token_ids"], *tokens) for request, tokens in asked]
+        how = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = model.generate([{"prompt_token_ids": [*ids]} for ids in prompts], how)
+        logprobs = []
+        for (_, tokens), output in zip(asked, outputs):
+            entries = zip(output.prompt_logprobs[-len(tokens) :], tokens)
+            logprobs.append(tuple(entry[token].logprob for entry, token in entries))
+        answers = iter(logprobs)
+        return [scored_row(row, window, answers) for row in rows]
+    finally:
+        model.llm_engine.engine_core.shutdown()
