@@ -107,6 +107,15 @@ CAUSE_OF = {
 }
 
 
+WORDS = {
+    "end": "the id that ended the row is decoded, too",
+    "skip_special": "special tokens are left out",
+    "clean_up": "spaces are cleaned up",
+    "include_stop": "the stop is kept",
+    "strip_first": "stripped before it is cut",
+}
+
+
 def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
     """Every way, none twice: without stops their rule says nothing, without stripping its turn says
     nothing."""
@@ -161,7 +170,7 @@ class Found:
 
     def sentence(self) -> str:
         said = [
-            f"{name.replace('_', ' ')}: {getattr(self.old, name)!r} became"
+            f"{WORDS.get(name, name)}: {getattr(self.old, name)!r} became"
             f" {getattr(self.new, name)!r}"
             for name in self.fields
         ]
