@@ -290,10 +290,9 @@ def are_parts_of_answers(inquiry: Inquiry) -> bool:
     decode = inquiry.decode
     if decode is None:
         return True
-    wholes = [
-        bare_text(decode([*row["prompt_ids"], *row["output_ids"]], False, False))
-        for row in inquiry.rows
-    ]
+    ids = [row["output_ids"] for row in inquiry.rows]
+    ids += [[*row["prompt_ids"], *row["output_ids"]] for row in inquiry.rows]
+    wholes = [bare_text(decode(one, skip, False)) for one in ids for skip in (True, False)]
     longer = [bare_text(max(pair, key=len)) for pair in inquiry.other_texts]
     return all(any(text in whole for whole in wholes) for text in longer)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Case, Store, objects_in
+from parity.output_paths import folder_to_write
 from parity.record.calls import Site
 from parity.record.changing import place_name
 from parity.record.process import functions_in
@@ -47,6 +48,13 @@ def expect_program(command: Sequence[str]) -> None:
         raise ValueError("nothing to run; end with `-- python old_script.py`")
     if shutil.which(command[0]) is None:
         raise ValueError(f"there is no program {command[0]!r}")
+
+
+def expect_writable_goldens(folder: str) -> None:
+    try:
+        folder_to_write(folder)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(f"--goldens: {error}") from None
 
 
 def scripts_in(command: Sequence[str]) -> list[Path]:
@@ -96,7 +104,7 @@ def expect_file(site: Site, command: Sequence[str]) -> None:
     folders = {Path.cwd(), *(script.parent for script in scripts_in(command))}
     ending = ".py" if site.module.endswith(".py") else ""
     near = {f"{file.stem}{ending}" for folder in folders for file in folder.glob("*.py")}
-    if close := difflib.get_close_matches(site.module, sorted(near), n=1):
+    if close := difflib.get_close_matches(site.module, sorted(near), n=1, cutoff=0.7):
         guess = f"{close[0]}:{site.attribute}"
         raise ValueError(f"there is no {site.module}; did you mean {guess}?")
     if ending:
@@ -211,7 +219,7 @@ def end_lines(done: Recorded, store: Store) -> Iterator[str]:
     elif done.written:
         yield (
             f"goldens are in {store.root}: read and commit them; a run that wrote goldens does not "
-            "pass (exit 4)"
+            f"pass (exit {done.exit_code})"
         )
 
 
@@ -314,6 +322,7 @@ def run_record(args: argparse.Namespace) -> int:
             "--name is for model calls outside any site; leave it out, or write "
             "--site NAME=MOD:FUNC"
         )
+    expect_writable_goldens(args.goldens)
     done = record(
         command,
         store,

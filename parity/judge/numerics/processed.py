@@ -1,12 +1,15 @@
 """Logits after the settings of sampling: the distribution that a token was chosen from.
 
-The processors are transformers' own. A recorded row (Mapping) says which settings it had.
+The processors are transformers' own, but for cuts that would be slow. A recorded row (Mapping) says
+which settings it had.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,19 +93,20 @@ def processed_logits(
     logits: float32 [steps, vocabulary], raw.   slack: by how much each cut is widened; then min_p
     comes last, which leaves the most.
     """
-    from transformers.generation import logits_process as processors
+    from transformers.generation.logits_process import MinPLogitsWarper
 
     scores = penalised_logits(logits, row, settings, first) / settings.temperature
     if settings.top_k:
         scores = cut_top_k(scores, int(settings.top_k), slack.logit / settings.temperature)
-    cuts: list[Any] = []
+    cuts: list[Callable[[Tensor], Tensor]] = []
     least = settings.min_p * (1 - slack.share)
     if least:
-        cuts.append(processors.MinPLogitsWarper(least))
-    if settings.top_p + slack.share < 1:
-        cuts.append(processors.TopPLogitsWarper(settings.top_p + slack.share))
+        cuts.append(functools.partial(MinPLogitsWarper(least), None))
+    share = settings.top_p + slack.share
+    if share < 1:
+        cuts.append(functools.partial(cut_top_p, share=share))
     for cut in cuts if slack is NONE else cuts[::-1]:
-        scores = cut(None, scores)
+        scores = cut(scores)
     return scores
 
 
@@ -133,6 +137,21 @@ def cut_top_k(scores: Tensor, k: int, slack: float) -> Tensor:
     best = scores.topk(min(k, scores.shape[-1])).values
     least = best[:, -1:] - slack
     return scores.masked_fill(scores < least, -math.inf)
+
+
+SORTED = 4096  # tokens; to sort a vocabulary takes ten times as long
+
+
+def cut_top_p(scores: Tensor, share: float) -> Tensor:
+    """The likeliest tokens whose chances together have the share. Equal chances stay or go
+    together."""
+    chances = scores.softmax(-1)
+    best = chances.topk(min(SORTED, chances.shape[-1])).values
+    if best.sum(-1).amin() < share:
+        best = chances.sort(descending=True).values
+    better = best.cumsum(-1) - best  # what the better ones have
+    least = best.masked_fill(better >= share, 1.0).amin(-1, keepdim=True)
+    return scores.masked_fill(chances < least, -math.inf)
 
 
 def ids_before(row: Row, first: int, steps: int) -> Tensor:

@@ -191,7 +191,9 @@ def moments(log_p: Tensor, sampled: Tensor) -> Tensor:
 
 def gain(log_q: Tensor, log_p: Tensor) -> float:
     """KL(q | p), where a token that p excludes counts as enough by itself."""
-    difference = (log_q - log_p).masked_fill(log_q == -math.inf, 0)
+    is_possible = log_q > -math.inf
+    log_q = log_q[is_possible]
+    difference = log_q - log_p[is_possible]
     enough = -math.log(ALPHA)
     return float((log_q.exp() * difference.clamp(max=enough)).sum())
 

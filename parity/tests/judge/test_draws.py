@@ -18,7 +18,7 @@ from parity.callsites.inference_module import old as old_way
 from parity.golden import Case, Store
 from parity.judge.check import check_sites
 from parity.judge.numerics import surprise
-from parity.judge.numerics.processed import cut_top_k, declared_settings, processed_logits
+from parity.judge.numerics.processed import SORTED, cut_top_k, cut_top_p, declared_settings, processed_logits
 from parity.judge.numerics.samples import Samples, settle_samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.session import Session
@@ -111,6 +111,23 @@ def test_early_ends_that_were_held_back_have_no_chance() -> None:
     }
     scores = processed_logits(torch.zeros(2, 4), asked, declared_settings(asked))
     assert scores[:, 1].tolist() == [-math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 4.0])  # nearly even: more tokens than are sorted at first
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+def test_cut_top_p_keeps_what_transformers_keeps(spread: float, share: float) -> None:
+    import torch
+    from transformers.generation.logits_process import TopPLogitsWarper
+
+    scores = spread * torch.randn(8, 2 * SORTED, generator=torch.Generator().manual_seed(3))
+    assert torch.equal(cut_top_p(scores, share), TopPLogitsWarper(share)(None, scores))
+
+
+def test_cut_top_p_treats_equal_chances_alike() -> None:
+    import torch
+
+    [kept] = cut_top_p(torch.tensor([[3.0, 1.0, 1.0, 1.0, -9.0]]), 0.85).isfinite().tolist()
+    assert kept == [True, True, True, True, False]
 
 
 def test_a_leaked_cut_is_seen_though_surprise_hardly_moves() -> None:

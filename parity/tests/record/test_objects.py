@@ -111,6 +111,7 @@ def test_a_script_with_renamed_functions_is_paired_and_runs_once(
         ("oldd.py:infer_one_image", "did you mean old.py:infer_one_image?"),
         ("oldd:infer_one_image", "did you mean old:infer_one_image?"),
         ("nowhere.py:f", "there is no file nowhere.py"),
+        ("older.text.py:f", "there is no file older.text.py"),  # like none of those that are there
     ],
 )
 def test_a_misspelt_site_is_guessed_before_the_script_runs(
@@ -121,6 +122,26 @@ def test_a_misspelt_site_is_guessed_before_the_script_runs(
     assert main(["record", "--site", site, "--", "python", "old.py"]) == 2
     out, err = capfd.readouterr()
     assert says in err and out == ""
+
+
+def test_goldens_that_cannot_be_written_are_told_before_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.py").write_text("open('ran', 'w')")
+    (tmp_path / "taken").touch()
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", "--goldens", "taken", "--", "python", "old.py"]) == 2
+    assert "--goldens: nothing can be written into 'taken'" in capfd.readouterr().err
+    assert not Path("ran").exists()
+
+
+def test_a_script_that_fails_is_told_with_the_exit_code_that_it_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.py").write_text("def f():\n    return 1\n\nif __name__ == '__main__':\n    f()\n    exit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", "--site", "old.py:f", "--", "python", "old.py"]) == 7
+    assert "does not pass (exit 7)" in capfd.readouterr().out
 
 
 LISTING = """
