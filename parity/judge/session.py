@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from parity.golden import Case, GoldenError, SettingsError, Store, objects_in
-from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault
+from parity.judge.faults import HarnessFault
 from parity.judge.replay import Engines, Replay, readable
 from parity.judge.sites import raise_not_there
 from parity.lending import Lender
 from parity.record import observe
+from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
 
 Run = Callable[
@@ -240,17 +241,12 @@ Factories = Mapping[str, Mapping[str, str]]  # site -> argument -> "pkg.setup:ma
 
 
 def loaded(function: str) -> Callable[..., Any]:
-    """A function of the code under test. Raises GoldenError, LookupError or ImportError, whatever
-    importing it does."""
+    """A function of the code under test. Raises GoldenError, whatever importing it does."""
     try:
         return observe.load_function(function)
     except (Exception, SystemExit) as error:  # their module may raise anything, or end the process
         raise_not_there(function, error)
-        if isinstance(error, COULD_NOT_JUDGE):
-            raise
-        raise GoldenError(
-            f"{function} could not be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise GoldenError(f"{function} could not be imported: {words_and_place(error)}") from error
 
 
 def taken(function: Callable[..., Any]) -> set[str]:

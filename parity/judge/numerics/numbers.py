@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from parity.golden import as_written
@@ -33,7 +33,8 @@ def number_gap(old: Any, new: Any) -> float | None:
     if 0 < len(tokens[0]) == len(tokens[1]):
         return candidates_gap(*tokens)
     if are_all(SEQUENCES, old, new) and len(old) == len(new):
-        return largest(map(number_gap, old, new))
+        gap = largest(map(number_gap, old, new))
+        return ranking_gap(old, new) if gap is None else gap
     return 0.0 if are_same(old, new) else None
 
 
@@ -93,6 +94,26 @@ def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
         for key in here.keys() - there.keys():
             gaps.append(max(0.0, here[key] - last))
     return max(gaps)
+
+
+def ranking_gap(old: Sequence[Any], new: Sequence[Any]) -> float | None:
+    """Where things stand in the order of their numbers on both sides: of each against itself."""
+    for best_first in (True, False):
+        before, after = (ranked(side, best_first) for side in (old, new))
+        if before and before.keys() == after.keys():
+            return largest(number_gap(before[name], after[name]) for name in before)
+    return None
+
+
+def ranked(things: Sequence[Any], best_first: bool) -> dict[str, list[float]]:
+    """The numbers of each by all else that it holds; nothing where no numbers are the order."""
+    found = {}
+    for thing in things:
+        name = repr([*leaves(thing), *leaves(thing, kind=int)])
+        found[name] = [number for _, number in leaves(thing, kind=float)]
+    columns = [list(column) for column in zip(*found.values())]
+    in_order = any(column == sorted(column, reverse=best_first) for column in columns)
+    return found if in_order and len(found) == len(things) else {}
 
 
 def largest(gaps: Iterable[float | None]) -> float | None:

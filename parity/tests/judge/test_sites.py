@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.golden import SettingsError, Store
+from parity.golden import GoldenError, SettingsError, Store
 from parity.judge.session import loaded
 from parity.judge.sites import NotThere, expect_cases, raise_of_settings
 
@@ -52,6 +52,12 @@ def test_a_module_that_fails_by_what_it_does_is_there(text: str, shop: Path) -> 
     with pytest.raises(Exception, match=".") as caught:
         loaded("shop.broken:answer")
     assert not isinstance(caught.value, NotThere)
+
+
+def test_what_a_moved_module_lacks_is_told_with_its_line(shop: Path) -> None:
+    (shop / "shop/broken.py").write_text("import json\nimport numpi\n")
+    with pytest.raises(GoldenError, match=r"No module named 'numpi' \(broken.py:2\)"):
+        loaded("shop.broken:answer")
 
 
 @pytest.mark.parametrize(

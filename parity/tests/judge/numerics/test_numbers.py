@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from parity.golden import as_written
-from parity.judge.numerics.numbers import fewer_bits, fewer_digits
+from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 
 # what a model says in bfloat16, and in float32
 BFLOAT16 = [-0.984375, -1.609375, -1.234375, -24.375]
@@ -30,3 +32,22 @@ def test_numbers_that_code_rounds_lost_digits_and_no_bits() -> None:
     assert not fewer_digits(rounded, rounded), "the old code rounded, too"
     assert not fewer_digits([0.0, 1.0, 0.12345678], [0.0, 1.0]), "zeros and ones tell nothing"
     assert not fewer_digits([*FLOAT32, 0.25], [*FLOAT32[1:], 0.25]), "one short number among long ones"
+
+
+def ranking(**scores: float) -> list[dict[str, Any]]:
+    return [{"passage": name, "score": score} for name, score in scores.items()]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gap"),
+    [
+        (ranking(a=-1.0, b=-1.5, c=-4.0), ranking(b=-1.25, a=-1.375, c=-4.0), 0.375),
+        (ranking(a=-1.0, b=-1.5), ranking(b=-1.0, a=-1.5), 0.5),
+        (ranking(a=-1.0, b=-1.5), ranking(b=-1.5, a=-1.0), None),  # now in no order, or the other one
+        (ranking(a=-1.0, b=-1.5), ranking(c=-1.0, a=-1.5), None),
+        (ranking(a=-1.0, b=-4.0, c=-2.0), ranking(b=-4.0, a=-1.0, c=-2.0), None),
+        (["a", "b"], ["b", "a"], None),
+    ],
+)
+def test_number_gap_of_a_ranking_is_that_of_each_thing(old: Any, new: Any, gap: float | None) -> None:
+    assert number_gap(old, new) == gap
