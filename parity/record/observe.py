@@ -47,11 +47,11 @@ from parity.record.rows import string_lists
 from parity.record.seeds import NOBODY, SCRIPT, SEED, process_seed, seed_everything
 from parity.record.taps import gen_engine, images, loops, streaming, text, transformers, vllm
 from parity.record.taps.gen_engine import is_engine
-from parity.record.values import Keeper, keep, object_name, text_by_name
+from parity.record.values import Keeper, object_name, text_by_name
 
 __all__ = [  # what stands above the recorder asks for these names here
     "LIBRARY_TAPS", "SEED", "Call", "Finder", "Observer", "Site", "Tapped", "case",
-    "is_engine", "keep", "load_function", "seed_everything",
+    "is_engine", "load_function", "seed_everything",
 ]  # fmt: skip
 
 PENDING = 64  # model calls outside any site that may wait for their texts to be decoded

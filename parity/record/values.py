@@ -18,15 +18,6 @@ LARGEST_FILE = 32 << 20  # bytes of a file argument that a golden keeps
 LONGEST_PATH = 4096
 
 
-def keep(value: Any, store: golden.Store | None, *, paths: bool = False) -> Any:
-    """A value as plain data; what is no data becomes {"$object": its type}.
-
-    paths: of an argument: a string that names a file becomes the file, and an object's fields say
-    whose they are, so that another machine can replay the case.
-    """
-    return Keeper(store, paths).keep(value)
-
-
 def object_name(value: Any) -> dict[str, str]:
     """What a golden says of an object: its type alone."""
     return {"$object": f"{type(value).__module__}.{type(value).__qualname__}"}
@@ -34,8 +25,10 @@ def object_name(value: Any) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """`keep` with these arguments.
+    """Makes plain data of values; what is no data becomes {"$object": its type}.
 
+    paths: of arguments: a string that names a file becomes the file, and an object's fields say
+    whose they are, so that another machine can replay the case.
     files: path -> what stands for it, of each file among the arguments that was kept or will be
     written; also of its absolute path. In texts of a value it stands for it.
     """

@@ -31,7 +31,7 @@ from parity.golden import (
     dump,
     objects_in,
 )
-from parity.record import observe
+from parity.record.values import Keeper
 
 ROW: dict[str, Any] = {
     "prompt_text": "two\nlines",
@@ -297,7 +297,7 @@ def test_arguments_come_back_as_they_were_given(store: Store, tmp_path: Path) ->
     picture.parent.mkdir()
     Image.new("RGBA", (3, 2), (1, 2, 3, 4)).save(picture)
     image = Image.new("RGB", (2, 2), (9, 8, 7))
-    kept = observe.keep({"path": str(picture), "image": image, "raw": b"\0\1", "n": (1, 2)}, store, paths=True)
+    kept = Keeper(store, paths=True).keep({"path": str(picture), "image": image, "raw": b"\0\1", "n": (1, 2)})
     back = store.restore(decoded(json.loads(dump(coded(kept)))), tmp_path / "files")
     assert Path(back["path"]).name == "photo.png"
     assert Path(back["path"]).read_bytes() == picture.read_bytes()
@@ -306,7 +306,7 @@ def test_arguments_come_back_as_they_were_given(store: Store, tmp_path: Path) ->
 
 
 def test_an_argument_that_is_no_data_says_how_to_check_instead(store: Store) -> None:
-    kept = observe.keep({"model": object()}, store, paths=True)
+    kept = Keeper(store, paths=True).keep({"model": object()})
     with pytest.raises(GoldenError, match="check -- python script"):
         store.restore(kept)
 
@@ -333,7 +333,7 @@ BUILT: list[str] = []
 
 def test_dataclasses_among_arguments_come_back_as_they_were_and_no_code_of_theirs_runs(tmp_path: Path) -> None:
     given = [Found("a", [Found("b")])]
-    kept = json.loads(json.dumps(observe.keep(given, None, paths=True)))
+    kept = json.loads(json.dumps(Keeper(None, paths=True).keep(given)))
     BUILT.clear()
     assert Store(tmp_path).restore(kept) == given and BUILT == []
     assert objects_in(kept, "$record") == [f"{__name__}.Found"] * 2
@@ -341,7 +341,7 @@ def test_dataclasses_among_arguments_come_back_as_they_were_and_no_code_of_their
 
 @pytest.mark.parametrize("change", [{"$record": "os.path"}, {"$record": "nowhere.Found"}, {"fields": {"other": 1}}])
 def test_what_is_no_dataclass_of_the_code_is_not_built(tmp_path: Path, change: dict[str, Any]) -> None:
-    kept = observe.keep(Found("a"), None, paths=True)
+    kept = Keeper(None, paths=True).keep(Found("a"))
     with pytest.raises(GoldenError, match="say in sites.json what makes"):
         Store(tmp_path).restore({**kept, **change})
 
@@ -417,7 +417,7 @@ class Below(Found):
 
 def test_slots_are_no_code(tmp_path: Path) -> None:
     for given in (Slotted("a"), Below("a")):
-        assert Store(tmp_path).restore(observe.keep(given, None, paths=True)) == given
+        assert Store(tmp_path).restore(Keeper(None, paths=True).keep(given)) == given
 
 
 # == Settings of libraries ==
@@ -425,7 +425,7 @@ def test_slots_are_no_code(tmp_path: Path) -> None:
 
 def kept_again(value: Any) -> tuple[Any, Any]:
     """What a golden holds of an argument, and what comes out of it."""
-    kept = observe.keep(value, None, paths=True)
+    kept = Keeper(None, paths=True).keep(value)
     return kept, Store(".").restore(decoded(json.loads(json.dumps(coded(kept)))))
 
 
@@ -446,7 +446,7 @@ def test_settings_of_libraries_are_held_by_what_is_not_their_default() -> None:
     assert kept["fields"].keys() == {"temperature", "seed", "stop", "logit_bias", "structured_outputs"}
     assert repr(again) == repr(params) and again.logit_bias == {5: 2.0}
     hooked = vllm.SamplingParams(extra_args={"f": len})  # a function is no data
-    assert observe.keep(hooked, None, paths=True) == {"$object": "vllm.sampling_params.SamplingParams"}
+    assert Keeper(None, paths=True).keep(hooked) == {"$object": "vllm.sampling_params.SamplingParams"}
 
 
 @pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace])
@@ -457,7 +457,7 @@ def test_a_namespace_is_held_by_its_fields(kind: Any) -> None:
     assert kept["$settings"] == name and kept["fields"]["words"] == 3
     assert again == args and type(again) is kind and [*case_faults({"arguments": {"args": kept}})] == []
     with_function = kind(run=len)  # no data
-    assert observe.keep(with_function, None, paths=True) == {"$object": name}
+    assert Keeper(None, paths=True).keep(with_function) == {"$object": name}
 
 
 class Wish(pydantic.BaseModel):
