@@ -52,6 +52,7 @@ HF_ONLY: dict[str, Any] = {
     "hf_kwargs": {},
 }
 VLLM_ONLY: dict[str, Any] = {"vllm_kwargs": {}, "logits_hooks": False}
+MOST_LOADED = 3  # engines of replays at a time
 
 
 class PartedAlone(Exception):
@@ -62,14 +63,13 @@ class PartedAlone(Exception):
 class Engines:
     """Engines that replays loaded, kept while a check runs: loading is what takes time."""
 
-    def __init__(self, most: int = 3) -> None:
-        self.most = most
+    def __init__(self) -> None:
         self._open: dict[str, Any] = {}
 
     def get(self, module: Any, config: Any) -> Any:
         key = f"{module.__name__}{config!r}"
         if key not in self._open:
-            while len(self._open) >= self.most:
+            while len(self._open) >= MOST_LOADED:
                 self._open.pop(next(iter(self._open))).close()
             self._open[key] = module.load(config)
         return self._open[key]
@@ -77,12 +77,6 @@ class Engines:
     def close(self) -> None:
         while self._open:
             self._open.popitem()[1].close()
-
-    def __enter__(self) -> Engines:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

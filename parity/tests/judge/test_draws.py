@@ -364,7 +364,7 @@ def test_ids_are_forced_up_to_the_new_stop_where_a_criterion_kept_the_row(shared
     ids = tuple(engine.tokenizer.encode("1, 2. 3, 4"))
     answer = {"prompt_ids": [0], "output_ids": list(ids)}
     own = {**answer, "stop": {"criteria": {"value": ["Own"], "from": "caller"}}}
-    with Engines() as engines:
+    with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, put_back=frozenset({ANSWERS}), rows=[own])
         [result] = replay.call(type(engine).generate_text_batch, engine, *asked)
         assert (result.text, result.stop_reason) == ("1, 2", ".") and ids[: len(result.token_ids)] == result.token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ def test_sampling_that_is_put_back_is_what_the_model_is_asked_with(shared: Load)
     [wanted] = engine.generate_text_batch(asked, {**plain, **own})
     assert wanted.token_ids != engine.generate_text_batch(asked, plain)[0].token_ids
     golden = {"prompt_ids": [0], "output_ids": [1], "sampling": settings(temperature=0, num_beams=1, **own)}
-    with Engines() as engines:
+    with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, put_back=frozenset({"sampling"}), rows=[golden])
         [result] = replay.call(type(engine).generate_text_batch, engine, asked, plain)
     assert result.token_ids == wanted.token_ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from parity.record.taps.gen_engine import listed_plugins, names_with_hook
 def test_call_what_is_no_list_of_plugins_reaches_the_engine(plugins: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine refuses one plugin in its own words; the harness says nothing before it."""
     engine = SimpleNamespace(config=SimpleNamespace(model="m"), checkpoint=SimpleNamespace(dtype="float32"))
-    with Engines() as engines:
+    with contextlib.closing(Engines()) as engines:
         replay = Replay(engines)
         monkeypatch.setattr(replay, "engine", lambda engine, *, hooked: engine)
         given = replay.call(lambda engine, requests, options, **how: how, engine, [], None, plugins=plugins)
@@ -27,7 +28,7 @@ def test_call_an_observer_sees_the_engine_that_answers(monkeypatch: pytest.Monke
     about = {"config": SimpleNamespace(model="m"), "checkpoint": SimpleNamespace(dtype="float32")}
     engine = SimpleNamespace(**about, observer=object())
     other = SimpleNamespace(**about, observer=None)
-    with Engines() as engines:
+    with contextlib.closing(Engines()) as engines:
         replay = Replay(engines)
         monkeypatch.setattr(replay, "engine", lambda asked, *, hooked: other)
         seen = replay.call(lambda engine, requests, options, **how: engine.observer, engine, [])

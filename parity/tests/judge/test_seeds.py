@@ -84,7 +84,7 @@ def codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recorded(module: str, backend: str, folder: Path, seed: int = 7) -> Store:
     """A golden of `ask` of one of these modules."""
     store, found, site = Store(folder / "golden"), list[Any](), Site("seeds", f"{module}:ask")
-    with Engines() as engines:
+    with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, {"backend": backend}, {backend: SMALL[backend]})
         with Observer(sites=[site], sink=found.append, store=store, replay=replay) as observer, case("one"):
             load_function(site.function)(str(UNSURE), PROMPTS[:4], seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from pathlib import Path
@@ -74,7 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def recorded(folder: Path, backend: str) -> Store:
     """A golden of the old code."""
     store, found, site = Store(folder / "golden"), list[Any](), Site("streams", "streams_old:ask")
-    with Engines() as engines:
+    with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, {"backend": backend}, {backend: SMALL[backend]})
         with Observer(sites=[site], sink=found.append, store=store, replay=replay) as observer, case("one"):
             load_function(site.function)(str(TEXT), QUESTIONS, 0.5, 6)
