@@ -13,7 +13,7 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, order_of_answers
-from parity.judge.endings import ADDED, Found, by_hand, explain_text, leaves
+from parity.judge.endings import ADDED, Explainer, Found, by_hand, leaves
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import first_answer, named_cause
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
@@ -36,7 +36,7 @@ def by_endings(inquiry: Inquiry, drawn: bool = False) -> Cause | None:
         return None  # what differs is no text
     if inquiry.decode is None or not (drawn or are_prefixes(inquiry.pairs)):
         return None
-    found = explain_text(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode)
+    found = Explainer(inquiry.old, inquiry.new, inquiry.pairs, inquiry.decode).explain()
     # Rows of other samples may well be decoded in another way than values.
     if found is None or (drawn and not found.of_value):
         return None

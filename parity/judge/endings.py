@@ -280,8 +280,8 @@ TextPair = tuple[str, str]  # an old one and the new one in its place
 
 @dataclass(frozen=True)
 class Explainer:
-    """Looks for the smallest step that turns old texts into new ones. What explains one text must
-    give the others, too, from their own ids."""
+    """Looks for the smallest step that turns old texts into new ones, or none if none of ours does.
+    What explains one text must give the others, too, from their own ids."""
 
     old: Case
     new: Case
@@ -364,14 +364,6 @@ class Explainer:
         if texts[0] == texts[1] or texts[0] not in self.made:
             return False
         return bool(self.names[texts] & self.names[pair])
-
-
-def explain_text(
-    old: Case, new: Case, pairs: Sequence[tuple[Row, Row]], decode: Decoder
-) -> Found | None:
-    """The smallest step that turns the old texts into the new ones, or None if none of ours
-    does."""
-    return Explainer(old, new, pairs, decode).explain()
 
 
 def without(before: str, after: str, given: Sequence[str]) -> tuple[str, str]:

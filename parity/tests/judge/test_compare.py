@@ -11,7 +11,7 @@ import torch
 
 from parity.golden import Case
 from parity.judge.align import paired
-from parity.judge.endings import explain_text
+from parity.judge.endings import Explainer
 from parity.judge.numerics.samples import unlike
 from parity.judge.numerics.surprise import permutation_p
 from parity.judge.row import placeholders_in
@@ -348,21 +348,21 @@ def test_the_smallest_step_between_two_texts_is_the_cause(
     text: str, stops: list[str], old: str, new: str, cause: str
 ) -> None:
     a, b = spelled(text, old, stops), spelled(text, new, stops)
-    found = explain_text(a, b, [(a.rows[0], b.rows[0])], spell)
+    found = Explainer(a, b, [(a.rows[0], b.rows[0])], spell).explain()
     assert found is not None
     assert found.cause == cause
 
 
 def test_a_stop_that_is_no_longer_named_is_the_cause() -> None:
     a, b = spelled("ab|cd;ef", "ab", ["|", ";"]), spelled("ab|cd;ef", "ab|cd", [";"])
-    found = explain_text(a, b, [(a.rows[0], b.rows[0])], spell)
+    found = Explainer(a, b, [(a.rows[0], b.rows[0])], spell).explain()
     assert found is not None
     assert found.cause == "stop.strings"
 
 
 def test_stops_among_the_arguments_are_tried() -> None:
     a, b = spelled("ab##cd", "ab", stop_words=["##"]), spelled("ab##cd", "ab##cd", stop_words=["##"])
-    found = explain_text(a, b, [(a.rows[0], b.rows[0])], spell)
+    found = Explainer(a, b, [(a.rows[0], b.rows[0])], spell).explain()
     assert found is not None
     assert found.cause == "stop.strings"
 

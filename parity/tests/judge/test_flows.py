@@ -14,7 +14,7 @@ from parity.judge import case as check
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.counterfactual import of_another
-from parity.judge.endings import explain_text
+from parity.judge.endings import Explainer
 from parity.judge.explain import cause_of
 from parity.judge.followers import up_to_draws
 from parity.judge.latent import asked_otherwise
@@ -171,7 +171,7 @@ def test_a_text_with_its_prompt_is_explained_as_one() -> None:
     whole = {"ids": "whole", "skip_special_tokens": True, "clean_up": False}
     old = Case("s", "c", rows=(row(prompt_ids=[9, 2, 3], decode=whole),), value=["bcde"])
     new = Case("s", "c", rows=(row(prompt_ids=[9, 2, 3]),), value=["#bcde#"])
-    found = explain_text(old, new, paired(old.rows, new.rows), decode)
+    found = Explainer(old, new, paired(old.rows, new.rows), decode).explain()
     assert found is not None and found.cause == "decode.skip_special"
 
 
@@ -237,7 +237,7 @@ def test_no_cause_is_proved_by_a_text_that_is_not_the_value(value: list[str], su
     flags = [{"ids": "ended", "skip_special_tokens": skip, "clean_up": False} for skip in (True, False)]
     old = Case("s", "c", rows=(row(decode=flags[0]),), value=value)
     new = Case("s", "c", rows=(row(decode=flags[1], text="de#"),), value=["de#"] if sure else ["told anew"])
-    found = explain_text(old, new, paired(old.rows, new.rows), decode)
+    found = Explainer(old, new, paired(old.rows, new.rows), decode).explain()
     assert found is not None and (found.cause, found.of_value) == ("decode.skip_special", sure)
     assert cause(old, new).certainty == ("confirmed" if sure else "likely")
 
