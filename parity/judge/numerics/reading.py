@@ -197,17 +197,14 @@ def reference_source(
     dtype: str,
     *,
     attention: str | None = None,
-    device: str | None = None,
-    free: int | None = None,
 ) -> Source:
     """float32 where it fits, else the golden's dtype, twice. Loads nothing.
 
-    dtype, attention: the golden's.   device: None is the accelerator if there is one.
-    free: bytes of memory there, if known. Raises CannotJudge where not even `dtype` fits.
+    dtype, attention: the golden's. Raises CannotJudge where not even `dtype` fits.
     """
-    place = device or default_device()
+    place = default_device()
     count = parameter_count(local_path(path))
-    room = free_bytes(place) if free is None else free
+    room = free_bytes(place)
     size = f"{count / 1e6:,.0f} M weights on {place}, {room / 2**30:.1f} GiB free"
     if count * BYTES["float32"] * ROOM <= room:
         return Source("float32", place, f"reference: plain transformers in float32 ({size})")

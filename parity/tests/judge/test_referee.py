@@ -496,15 +496,21 @@ def test_rows_with_pictures_are_read_on_both_sides(shared: Load, backend: str) -
     assert read.logprobs == pytest.approx(truth.logprobs, abs=1e-3)
 
 
-def test_a_reference_that_does_not_fit_is_read_in_the_goldens_dtype_and_says_so() -> None:
+def test_a_reference_that_does_not_fit_is_read_in_the_goldens_dtype_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_room(free: int) -> reading.Source:
+        monkeypatch.setattr(reading, "free_bytes", lambda device: free)
+        return reading.reference_source(str(TEXT), "bfloat16")
+
     count = reading.parameter_count(str(TEXT))
     assert count == pytest.approx(222_000, rel=0.05)
-    source = reading.reference_source(str(TEXT), "bfloat16", device="cpu", free=100 * count)
+    source = with_room(100 * count)
     assert source.exact and source.dtype == "float32" and "float32" in source.note
-    source = reading.reference_source(str(TEXT), "bfloat16", device="cpu", free=3 * count)
+    source = with_room(3 * count)
     assert not source.exact and (source.dtype, source.other) == ("bfloat16", "eager") and "does not fit" in source.note
     with pytest.raises(reading.CannotJudge, match="does not fit"):
-        reading.reference_source(str(TEXT), "bfloat16", device="cpu", free=count)
+        with_room(count)
 
 
 def test_missing_weights_cannot_be_judged(tmp_path: Path) -> None:
