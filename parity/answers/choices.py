@@ -61,11 +61,11 @@ def read_choices(path: str, dtype: str, pairs: Sequence[Pair]) -> Choices:
         raise reading.CannotJudge(
             f"{source.note}. Judging answers alone needs the model in float32"
         )
-    with reading.Reader(path, "float32", device=source.device) as reader:
+    with reading.Reader(path, "float32") as reader:
         refuse_pictures(reader, pairs)
         rows = [given_choices(pair, runners_up(reader, pair)) for pair in pairs]
         truth = reader.read(rows)
-    with reading.Reader(path, dtype, device=source.device) as reader:
+    with reading.Reader(path, dtype) as reader:
         old = reader.read_as_old(rows, dtype)
     return choices_of(pairs, rows, reading.Reference(source, truth, old, {}), dtype)
 

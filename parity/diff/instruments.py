@@ -158,7 +158,7 @@ PROBES: Mapping[str, Moved] = {
 def read_truth(folder: str, dtype: str, rows: Sequence[Given], adapter: str = "") -> Truth:
     """Float32 where it fits, else transformers in `dtype`. Raises CannotJudge if none does."""
     source = reading.reference_source(folder, dtype)
-    with reading.Reader(folder, source.dtype, device=source.device, adapter=adapter) as reader:
+    with reading.Reader(folder, source.dtype, adapter=adapter) as reader:
         scores = reader.read(rows)
         probes = reading.read_probes(reader, rows) if source.exact else {}
     return Truth(source.dtype, source.note, scores, probes)
@@ -185,7 +185,7 @@ def judge_paths(
 ) -> Judged:
     """Is B - A rounding? A's own errors against the truth are the size of rounding."""
     old, new = read
-    source = reading.Source(truth.dtype, "cpu", truth.said)
+    source = reading.Source(truth.dtype, truth.said)
     reference = reading.Reference(source, truth.scores, old, truth.probes)
     readings = reading.readings(reference, new, rows)
     verdict = referee.judge(readings, dtype=a.dtype, exact=source.exact)

@@ -136,7 +136,6 @@ class Source:
     """
 
     dtype: str
-    device: str
     note: str
     other: str = ""
 
@@ -207,13 +206,13 @@ def reference_source(
     room = free_bytes(place)
     size = f"{count / 1e6:,.0f} M weights on {place}, {room / 2**30:.1f} GiB free"
     if count * BYTES["float32"] * ROOM <= room:
-        return Source("float32", place, f"reference: plain transformers in float32 ({size})")
+        return Source("float32", f"reference: plain transformers in float32 ({size})")
     need = count * BYTES[dtype] * ROOM
     if need > room:
         raise CannotJudge(f"{path} does not fit: {dtype} needs {need / 2**30:.1f} GiB; {size}")
     floor = f"plain transformers in {dtype} with another attention is the noise floor"
     other = FLOOR_OF.get(attention or "sdpa", "eager")
-    return Source(dtype, place, f"float32 does not fit ({size}): {floor}", other)
+    return Source(dtype, f"float32 does not fit ({size}): {floor}", other)
 
 
 # == Plain transformers ==
@@ -508,14 +507,13 @@ def read_reference(
     source = reference_source(path, dtype, attention=attention)
 
     def read_old(attention: str | None, what: str) -> list[Scored]:
-        how: dict[str, Any] = {"device": source.device, "attention": attention, "adapter": adapter}
-        with Reader(path, dtype, **how) as reader:
+        with Reader(path, dtype, attention=attention, adapter=adapter) as reader:
             return reader.read_as_old(rows, what)
 
     if not source.exact:
         truth = read_old(attention, "reference")
         return Reference(source, truth, read_old(source.other, "old path"), {})
-    with Reader(path, device=source.device, adapter=adapter) as reader:
+    with Reader(path, adapter=adapter) as reader:
         truth = reader.read(rows)
         probes = read_probes(reader, rows)
         loaded = adapter_print(reader.model)
