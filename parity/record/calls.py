@@ -163,9 +163,10 @@ class ThreadState(threading.local):
 class Listener:
     """What taps see of an observer: they note events, and ask what is running in their thread."""
 
-    def __init__(self, store: Store | None, replay: Any) -> None:
+    def __init__(self, store: Store | None) -> None:
         self.store = store
-        self.replay = replay
+        # A parity.judge.replay.Replay, which changes what an engine is asked.
+        self.replay: Any = None
         self.failures = list[str]()
         self.own_seconds = 0.0
         # Engines that the observed code loaded, as long as it holds them.

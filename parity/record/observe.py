@@ -83,8 +83,7 @@ class Observer(Listener):
 
     store: where images and files of arguments are kept (None: they are not).   loose: what model
     calls outside any site are filed under (None: they are not recorded).   seed: what each call of
-    a site begins with (None: leave it).   replay: a parity.judge.replay.Replay, which changes what
-    an engine is asked.
+    a site begins with (None: leave it).
     """
 
     def __init__(
@@ -95,9 +94,8 @@ class Observer(Listener):
         store: golden.Store | None = None,
         loose: str | None = None,
         seed: int | None = SEED,
-        replay: Any = None,
     ) -> None:
-        super().__init__(store, replay)
+        super().__init__(store)
         self.sites = list(sites)
         self.sink = sink
         self.loose = loose

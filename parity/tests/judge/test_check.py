@@ -255,6 +255,7 @@ def test_a_replay_on_another_backend_is_refused_what_its_release_has_not(monkeyp
     gen_engine.installed.cache_clear()
     replay = Replay(Engines(), {"backend": "vllm"})
     words = "vllm>=0.11,<0.12 cannot do a sliding window on a CPU"
-    with Observer(sink=lambda case: None, seed=None, replay=replay), pytest.raises(UnsupportedError, match=words):
+    with Observer(sink=lambda case: None, seed=None) as observer, pytest.raises(UnsupportedError, match=words):
+        observer.replay = replay
         gen_engine.load(ROOT / "golden/models/random-mistral")
     gen_engine.installed.cache_clear()

@@ -86,7 +86,8 @@ def recorded(module: str, backend: str, folder: Path, seed: int = 7) -> Store:
     store, found, site = Store(folder / "golden"), list[Any](), Site("seeds", f"{module}:ask")
     with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, {"backend": backend}, {backend: SMALL[backend]})
-        with Observer(sites=[site], sink=found.append, store=store, replay=replay) as observer, case("one"):
+        with Observer(sites=[site], sink=found.append, store=store) as observer, case("one"):
+            observer.replay = replay
             load_function(site.function)(str(UNSURE), PROMPTS[:4], seed)
             for engine in list(observer.opened):
                 engine.close()

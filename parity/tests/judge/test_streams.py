@@ -77,7 +77,8 @@ def recorded(folder: Path, backend: str) -> Store:
     store, found, site = Store(folder / "golden"), list[Any](), Site("streams", "streams_old:ask")
     with contextlib.closing(Engines()) as engines:
         replay = Replay(engines, {"backend": backend}, {backend: SMALL[backend]})
-        with Observer(sites=[site], sink=found.append, store=store, replay=replay) as observer, case("one"):
+        with Observer(sites=[site], sink=found.append, store=store) as observer, case("one"):
+            observer.replay = replay
             load_function(site.function)(str(TEXT), QUESTIONS, 0.5, 6)
             for engine in list(observer.opened):
                 engine.close()
