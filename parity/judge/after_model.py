@@ -292,7 +292,8 @@ def are_parts_of_answers(inquiry: Inquiry) -> bool:
         return True
     ids = [row["output_ids"] for row in inquiry.rows]
     ids += [[*row["prompt_ids"], *row["output_ids"]] for row in inquiry.rows]
-    wholes = [bare_text(decode(one, skip, False)) for one in ids for skip in (True, False)]
+    made = [decode(one, skip, False) for one in ids for skip in (True, False)]
+    wholes = [*map(bare_text, made), *(bare_text(row.get("text", "")) for row in inquiry.rows)]
     longer = [bare_text(max(pair, key=len)) for pair in inquiry.other_texts]
     return all(any(text in whole for whole in wholes) for text in longer)
 

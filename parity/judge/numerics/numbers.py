@@ -33,8 +33,7 @@ def number_gap(old: Any, new: Any) -> float | None:
     if 0 < len(tokens[0]) == len(tokens[1]):
         return candidates_gap(*tokens)
     if are_all(SEQUENCES, old, new) and len(old) == len(new):
-        gap = largest(map(number_gap, old, new))
-        return ranking_gap(old, new) if gap is None else gap
+        return gap_of_lists(old, new)
     return 0.0 if are_same(old, new) else None
 
 
@@ -94,6 +93,11 @@ def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
         for key in here.keys() - there.keys():
             gaps.append(max(0.0, here[key] - last))
     return max(gaps)
+
+
+def gap_of_lists(old: Sequence[Any], new: Sequence[Any]) -> float | None:
+    gap = largest(map(number_gap, old, new))
+    return ranking_gap(old, new) if gap is None else gap
 
 
 def ranking_gap(old: Sequence[Any], new: Sequence[Any]) -> float | None:

@@ -757,7 +757,7 @@ def test_where_ids_cannot_be_forced_each_text_still_comes_of_its_own(change: Any
     [
         ([LONG["text"], -0.5], None, 0.0),
         (["", -0.5], "post.other", 0.0),
-        ([f"Answer: {LONG['text']}", -0.5], "post.trim", 0.0),
+        ([f"Answer: {LONG['text']}", -0.5], "post.other", 0.0),
         ([LONG["text"][:-1], -0.5], "post.trim", 0.0),
         ([LONG["text"], -1.0], "post.other", 0.5),  # which rounding may explain
     ],
