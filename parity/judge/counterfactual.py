@@ -329,7 +329,9 @@ def from_other_ids(inquiry: Inquiry) -> Beside:
 def from_followed_ids(inquiry: Inquiry) -> Beside:
     """The same where the new code asked on with other ids, so that its own rows say nothing of the
     golden's."""
-    return from_forced_ids(inquiry) or Beside(from_asking_on(inquiry))
+    if cause := from_asking_on(inquiry):
+        return Beside(cause)
+    return from_forced_ids(inquiry) or Beside()
 
 
 def from_forced_ids(inquiry: Inquiry) -> Beside | None:
@@ -339,6 +341,8 @@ def from_forced_ids(inquiry: Inquiry) -> Beside | None:
     forced = inquiry.run({}, {ANSWERS})
     if forced is None or forced.raised is not None:
         return None
+    if len(forced.rows) != len(inquiry.old.rows):
+        return from_another_number(inquiry.old, forced)
     is_whole = said_as_far(inquiry.old, forced)
     if is_whole is None:
         return None
@@ -375,13 +379,31 @@ def from_asking_on(inquiry: Inquiry) -> Cause | None:
     if forced is None or forced.raised is not None:
         return None
     old = inquiry.old
-    counts = len(old.rows), len(forced.rows)
-    pairs = paired(old.rows, forced.rows)
-    is_given = all(a["output_ids"] == b["output_ids"] for a, b in pairs)
-    changes_nothing = counts[1] > counts[0] and equal(old.value, forced.value)
-    if counts[0] == counts[1] or not is_given or changes_nothing:
+    more = len(forced.rows) - len(old.rows)
+    changes_nothing = more > 0 and equal(old.value, forced.value)
+    if not more or not are_given(old, forced) or changes_nothing:
         return None
-    said = f"of the same answers the old code asked for {counts[0]}, the new code for {counts[1]}"
+    return of_another_number(old, forced)
+
+
+def from_another_number(old: Case, forced: Case) -> Beside | None:
+    """Where the new code asks for more or fewer answers than the old code, and is given the
+    golden's: it may do so as long as it makes the golden's value of them."""
+    if not are_given(old, forced):
+        return None
+    is_same = equal(old.value, forced.value)
+    return Beside(None if is_same else of_another_number(old, forced))
+
+
+def are_given(old: Case, forced: Case) -> bool:
+    """Whether the golden's ids were forced, as far as the new code asks for any."""
+    pairs = paired(old.rows, forced.rows)
+    return all(a["output_ids"] == b["output_ids"] for a, b in pairs)
+
+
+def of_another_number(old: Case, forced: Case) -> Cause:
+    counts = f"the old code asked for {len(old.rows)}, the new code for {len(forced.rows)}"
+    said = f"of the same answers {counts}"
     name = "sampling.processors" if are_other_samples(old, forced) else "post.other"
     return Cause(name, "likely", said, FORCED)
 
@@ -407,9 +429,7 @@ def said_as_far(old: Case, forced: Case) -> bool | None:
     if same_ids(old, forced):
         return True
     pairs = paired(old.rows, forced.rows)
-    if not pairs or len(old.rows) != len(forced.rows):
-        return None
-    return False if all(is_forced_part(*pair) for pair in pairs) else None
+    return False if pairs and all(is_forced_part(*pair) for pair in pairs) else None
 
 
 def is_forced_part(old: Row, forced: Row) -> bool:

@@ -775,6 +775,22 @@ def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(
     assert ((found and found.name), gap) == (cause, apart)
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ([LONG["text"], "fg"], None),  # an equal request was answered once
+        ([LONG["text"]], "post.other"),
+        ([LONG["text"], LONG["text"]], "post.other"),  # the other request got this one's answer
+    ],
+)
+def test_fewer_answers_beside_ids_that_part_are_to_become_the_goldens_value(value: list[str], name: str | None) -> None:
+    old = case(row(**LONG), SECOND, value=[LONG["text"], "fg"])
+    new, forced = case(row(**PARTED), value=["whatever"]), case(row(**LONG), value=value)
+    rerun = lambda load, parts: forced  # noqa: E731
+    found, _ = beside_rounding(inquiry_of(old, new, differences(old, new), TOOLS.decode, rerun, TOOLS))
+    assert (found and found.name) == name
+
+
 def test_best_tokens_in_another_order_are_said_to_be_that() -> None:
     best = {"best": [[7, -0.5], [8, -1.25]], "text": LONG["text"]}
     old, new = case(row(**LONG), value=best), case(row(**LONG), value={**best, "best": best["best"][::-1]})
