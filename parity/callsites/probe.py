@@ -108,6 +108,7 @@ def cases(folder: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "remembered", "remember", {"model_path": LLAMA, "calls": [["One"], ["Two", "One"], ["One", "Three", "Two"]]}
     anna = "Give me a JSON object for Anna, 31, from Oslo."
     yield "filled", "fill", {"model_path": TEXT, "question": anna, "structured": {"json_object": True}}
+    yield "filled-openly", "fill", {"model_path": TEXT, "question": anna, "structured": {"json": {"type": "object"}}}
     yield "cut", "cut", {"texts": ["abXYZ", "a YX", "aXYZY"], "stops": ["XYZ", "Y", "YX"]}
     for name, arguments in asked(folder):
         yield name, "ask", arguments

@@ -14,7 +14,7 @@ from typing import Any
 
 from parity.causes import named as entry_of
 from parity.golden import Case
-from parity.judge.after_model import after_decoding, by_endings
+from parity.judge.after_model import after_decoding, by_endings, told_or_cut_stops
 from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, order_of_answers
 from parity.judge.comparison import Named
@@ -38,6 +38,7 @@ from parity.judge.row import (
     seeds_of,
 )
 from parity.judge.stages.prompt import may_be_written
+from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST
 from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, equal
 
@@ -120,7 +121,12 @@ def alone(inquiry: Inquiry, one: PutBack, again: Case | None) -> Cause:
     proof = f"with the old {one.what} put back, the old answer comes back"
     is_unsure = may_be_written(one.name, *inquiry.pairs[one.difference.row or 0])
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    return difference_cause(one.name, certainty, one.difference, proof)
+    # Told the stops that the old code cuts at by hand, the new one cuts elsewhere.
+    is_rule = one.name == "stop.strings" and told_stops(inquiry.new) == told_or_cut_stops(
+        inquiry.old
+    )
+    name = "stop.rule" if is_rule else one.name
+    return difference_cause(name, certainty, one.difference, proof)
 
 
 def note_failure(inquiry: Inquiry, one: PutBack, again: Case | None) -> None:
