@@ -390,7 +390,10 @@ class EngineReader:
         if is_cached:
             request["cached"] = True
         seed = seed_of(made, self.options)
-        if seed is not None and sample.effective["temperature"]["value"]:
+        samples = self.answered[number].samples or (sample,)
+        # Of fewer samples than were asked for, it is not known which are there.
+        is_known = len(samples) == sample.effective["n"]["value"]
+        if seed is not None and is_known and sample.effective["temperature"]["value"]:
             received = [] if is_cached else self.below.received.get(ids, [])
             request["seed"] = seed_below(seed, index, received)
         return request
