@@ -212,6 +212,16 @@ def text_of(change: Callable[[Any], str]) -> Change:
     return lambda results: [dataclasses.replace(result, text=change(result)) for result in results]
 
 
+@functools.cache
+def tokenizer_of_probes() -> Any:
+    return importlib.import_module("transformers").AutoTokenizer.from_pretrained("golden/models/tiny-qwen3")
+
+
+def prompt_and_answer(result: Any) -> str:
+    ids = [*result.prompt_token_ids, *result.token_ids]
+    return str(tokenizer_of_probes().decode(ids, skip_special_tokens=True))
+
+
 # == What an engine gets wrong ==
 
 
@@ -759,9 +769,7 @@ SITE_MUTATIONS: tuple[SiteMutation, ...] = (
         ("probe/lines",),
         results=text_of(lambda r: r.text.split("\n")[0]),
     ),
-    SiteMutation(
-        "the prompt not sliced off", ("post.trim",), ("probe/plain",), results=text_of(lambda r: "assistant\n" + r.text)
-    ),
+    SiteMutation("the prompt not sliced off", ("post.trim",), ("probe/plain",), results=text_of(prompt_and_answer)),
     SiteMutation(
         "lower case", ("post.other",), ("probe/plain", "rollout/one-prompt"), results=text_of(lambda r: r.text.lower())
     ),
