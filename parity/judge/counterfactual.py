@@ -121,11 +121,9 @@ def alone(inquiry: Inquiry, one: PutBack, again: Case | None) -> Cause:
     proof = f"with the old {one.what} put back, the old answer comes back"
     is_unsure = may_be_written(one.name, *inquiry.pairs[one.difference.row or 0])
     certainty: Certainty = "likely" if is_unsure else "confirmed"
-    # Told the stops that the old code cuts at by hand, the new one cuts elsewhere.
-    is_rule = one.name == "stop.strings" and told_stops(inquiry.new) == told_or_cut_stops(
-        inquiry.old
-    )
-    name = "stop.rule" if is_rule else one.name
+    name = one.name
+    if name == "stop.strings" and told_stops(inquiry.new) == told_or_cut_stops(inquiry.old):
+        name = "stop.rule"  # told what the old code cuts at by hand, the new one cuts elsewhere
     return difference_cause(name, certainty, one.difference, proof)
 
 
@@ -397,8 +395,10 @@ def from_another_number(old: Case, forced: Case) -> Beside | None:
     golden's: it may do so as long as it makes the golden's value of them."""
     if not are_given(old, forced):
         return None
-    is_same = equal(old.value, forced.value)
-    return Beside(None if is_same else of_another_number(old, forced))
+    if equal(old.value, forced.value):
+        return Beside()
+    gap = number_gap(old.value, forced.value) or 0.0
+    return Beside(of_another_number(old, forced), gap)
 
 
 def are_given(old: Case, forced: Case) -> bool:

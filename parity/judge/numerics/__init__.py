@@ -1,6 +1,7 @@
 """The statistics of the judge: rounding, samples, and what a site is asked about them.
 
 reading      log-probabilities of given tokens, by plain transformers and by a loaded engine
+vllm_reading the same by vLLM itself, for code on vLLM whose engine is gone
 probes       one thing in a loaded model moved, for the directions that faults have
 errors       what three paths read, as errors in nats of logit
 estimates    statistics of these errors, each with its interval and its margin
@@ -19,5 +20,4 @@ golden_rows  a golden's rows as they are read
 groups       a site's rows on one checkpoint, and what each path reads of them
 answers      what a case becomes by the referee's verdict
 summary      what reports show
-choices      the size of errors from greedy answers alone, without an engine
 """

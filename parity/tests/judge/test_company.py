@@ -791,6 +791,14 @@ def test_fewer_answers_beside_ids_that_part_are_to_become_the_goldens_value(valu
     assert (found and found.name) == name
 
 
+def test_numbers_that_are_made_of_fewer_answers_may_be_rounded() -> None:
+    old = case(row(**LONG), SECOND, value=[LONG["text"], "fg", -0.5])
+    new, forced = case(row(**PARTED), value=["whatever"]), case(row(**LONG), value=[LONG["text"], "fg", -0.501])
+    rerun = lambda load, parts: forced  # noqa: E731
+    found = beside_rounding(inquiry_of(old, new, differences(old, new), TOOLS.decode, rerun, TOOLS))
+    assert found.counts(1e-4) and not found.counts(1e-2)
+
+
 def test_best_tokens_in_another_order_are_said_to_be_that() -> None:
     best = {"best": [[7, -0.5], [8, -1.25]], "text": LONG["text"]}
     old, new = case(row(**LONG), value=best), case(row(**LONG), value={**best, "best": best["best"][::-1]})

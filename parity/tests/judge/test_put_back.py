@@ -99,3 +99,18 @@ def test_a_stop_that_passes_elsewhere_and_brings_nothing_back_is_no_cause() -> N
 
     assert found(counts=False) == "post.other; likely"
     assert found(counts=True) == "stop.strings; likely"
+
+
+@pytest.mark.parametrize(("told", "name"), [(["f"], "stop.rule"), (["g"], "stop.strings")])
+def test_a_stop_that_is_told_as_the_old_code_cuts_by_hand_and_cuts_elsewhere_is_a_rule(
+    told: list[str], name: str
+) -> None:
+    """The old code found none of its stops in this answer; the new code cuts it."""
+    stop = {"strings": told}
+    plain = row(output_ids=[4, 5, 9], text="de", stop={})
+    arguments = {"stops": ["f"]}
+    old = replace(case(plain, value="de"), arguments=arguments)
+    new = replace(case(row(output_ids=[4], text="d", stop=stop), value="d"), arguments=arguments)
+    again = replace(old, value="de")
+    found = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda load, parts: again, TOOLS))
+    assert found is not None and found.name == name, found

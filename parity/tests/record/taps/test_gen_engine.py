@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,3 +113,28 @@ def test_rows_of_adapters_that_are_added_while_an_engine_lives_name_their_folder
                 ask_adapter(engine, folder)
     rows = [row for case in found for row in case.rows]
     assert [Path(row["request"]["adapter"]).name for row in rows] == ["one", "two"]
+
+
+def ask_samples(engine: gen_engine.GenerationEngine) -> None:
+    engine.generate_text_batch(
+        [{"prompt": "1, 2, ", "seed": 7}], {"max_new_tokens": 4, "n": 3, "temperature": 1.5}
+    )
+
+
+@pytest.mark.parametrize(("lost", "seeds"), [(0, [7, 8, 9]), (1, [None, None])])
+def test_seeds_of_fewer_samples_than_were_asked_for_are_not_told(
+    lost: int, seeds: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = gen_engine.GenerationEngine._answer
+
+    def losing(self: Any, *given: Any) -> list[Any]:
+        return [
+            dataclasses.replace(one, samples=one.samples[lost:]) for one in answer(self, *given)
+        ]
+
+    monkeypatch.setattr(gen_engine.GenerationEngine, "_answer", losing)
+    found: list[Case] = []
+    site = Site("samples", f"{__name__}:ask_samples")
+    with open_engine(TEXT, "hf") as engine, Observer(sink=found.append, sites=[site]):
+        ask_samples(engine)
+    assert [row["request"].get("seed") for case in found for row in case.rows] == seeds
