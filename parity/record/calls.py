@@ -78,8 +78,7 @@ def load_function(function: str) -> Callable[..., Any]:
 
 def words_and_place(error: BaseException) -> str:
     """An error with where it was raised, for those who mend the code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = [frame for frame in frames if not frame.filename.startswith("<frozen")][-1]
+    place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})"
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from parity.judge.numerics.reading import CannotJudge, Rows, Scored, asked_of, scored_row
 
 
 def read_by_vllm(path: str, dtype: str, rows: Rows) -> list[Scored]:
-    """Rows of text, without adapters: beside those vLLM scores nothing. Raises CannotJudge."""
+    """Rows of text, by a model that is loaded for them. Raises CannotJudge for rows with images,
+    and what vLLM raises."""
     if any(row.images for row in rows):
         raise CannotJudge("its engine has ended, and images are not given to another one")
     import vllm
@@ -15,16 +18,27 @@ def read_by_vllm(path: str, dtype: str, rows: Rows) -> list[Scored]:
     is_eager = current_platform.is_cpu()  # compiling takes longer than all else there
     model = vllm.LLM(path, dtype=dtype, generation_config="vllm", enforce_eager=is_eager)
     try:
-        window = model.llm_engine.model_config.max_model_len - 1  # it always generates a token
-        asked = [one for row in rows for one in asked_of(row, window, {})]
-        prompts = [(*request["prompt_token_ids"], *tokens) for request, tokens in asked]
-        how = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = model.generate([{"prompt_token_ids": [*ids]} for ids in prompts], how)
-        logprobs = []
-        for (_, tokens), output in zip(asked, outputs):
-            entries = zip(output.prompt_logprobs[-len(tokens) :], tokens)
-            logprobs.append(tuple(entry[token].logprob for entry, token in entries))
-        answers = iter(logprobs)
-        return [scored_row(row, window, answers) for row in rows]
+        return read_rows(model, rows)
     finally:
         model.llm_engine.engine_core.shutdown()
+
+
+def read_rows(model: Any, rows: Rows) -> list[Scored]:
+    """By a vllm.LLM: what is read of a row is sent as the end of a prompt."""
+    import vllm
+
+    window = model.llm_engine.model_config.max_model_len - 1  # it always generates a token
+    asked = [one for row in rows for one in asked_of(row, window, {})]
+    prompts = []
+    for request, tokens in asked:
+        ids = [*request["prompt_token_ids"], *tokens]
+        prompts.append({"prompt_token_ids": ids})
+    how = vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+    outputs = model.generate(prompts, how)
+    logprobs = []
+    for (_, tokens), output in zip(asked, outputs):
+        entries = output.prompt_logprobs[-len(tokens) :]
+        own = [entry[token].logprob for entry, token in zip(entries, tokens)]
+        logprobs.append(tuple(own))
+    answers = iter(logprobs)
+    return [scored_row(row, window, answers) for row in rows]

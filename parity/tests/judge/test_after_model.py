@@ -60,3 +60,10 @@ def test_fields_of_one_request_that_are_exchanged_are_no_order_of_answers() -> N
 def test_only_a_text_of_an_answer_is_cut_or_stripped(was: str, now: str, name: str) -> None:
     only = row(output_ids=ENDS_WITH_E)
     assert caused(only, only, {"at": was, "and": ["x", "y"]}, {"at": now, "and": ["x", "y"]}).name == name
+
+
+def test_an_end_that_is_decoded_no_more_is_told_in_words() -> None:
+    only = row(output_ids=[4, 5], stop={"end_ids": [5]})
+    cause = caused(only, only, "de", "d")
+    assert cause.name == "post.trim"
+    assert "the id that ended the row is decoded, too: True became False" in cause.sentence
