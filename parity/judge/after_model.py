@@ -7,6 +7,7 @@ that answers.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,15 @@ from parity.judge.endings import ADDED, Explainer, Found, by_hand, leaves
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import first_answer, named_cause
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
-from parity.judge.row import Row, are_prefixes, decodes_of, decoding_of, entry, unseen
+from parity.judge.row import (
+    Row,
+    are_prefixes,
+    decodes_of,
+    decoding_of,
+    entry,
+    is_float32,
+    unseen,
+)
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
 from parity.verdict import Cause, Certainty, equal
@@ -183,7 +192,13 @@ def value_cause(name: str, certainty: Certainty, inquiry: Inquiry, proof: str) -
 def of_places(inquiry: Inquiry) -> Cause | None:
     """Answers, or parts of them, in other places."""
     places = order_of_answers(inquiry.old, inquiry.new)
-    return in_other_places(inquiry) if places is None else of_order(places, IN_ORDER)
+    if places is None:
+        return in_other_places(inquiry)
+    order = of_order(places, IN_ORDER)
+    if not any(row.get("scored") and not is_float32(row) for row in inquiry.old.rows):
+        return order
+    proof = f"{IN_ORDER}; rounding of scores may have done that, too"
+    return dataclasses.replace(order, certainty="likely", proof=proof)
 
 
 def of_unseen_choice(inquiry: Inquiry) -> Cause | None:

@@ -19,6 +19,7 @@ from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, order_of_answers
 from parity.judge.comparison import Named
 from parity.judge.endings import leaves, strange_text
+from parity.judge.followers import words
 from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
 from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
@@ -34,6 +35,7 @@ from parity.judge.row import (
     is_drawn,
     model_in,
     prompt_around_pictures,
+    prompt_of,
     request_of,
     seeds_of,
 )
@@ -415,10 +417,14 @@ def of_another_number(old: Case, forced: Case) -> Cause:
 
 
 def from_own_ids(inquiry: Inquiry) -> Cause | None:
-    """Each text is to come from its own ids in the way that the golden's did."""
+    """Each prompt is to be asked, and each text to come from its own ids in the way that the
+    golden's did."""
     if inquiry.new.raised is not None:
         said = f"of other ids the new code makes {inquiry.new.raised}"
-        return named_cause("error", "likely", said, "the golden's own ids could not be forced")
+        return named_cause("error", "likely", said, NOT_FORCED)
+    if unasked := unasked_rows(inquiry):
+        said = f"{len(unasked)} of {len(inquiry.old.rows)} prompts are not asked any more"
+        return Cause("post.other", "likely", said, NOT_FORCED)
     cause = by_endings(inquiry, drawn=True)
     if cause is not None or inquiry.decode is None:
         return cause
@@ -427,6 +433,23 @@ def from_own_ids(inquiry: Inquiry) -> Cause | None:
         return None
     proof = "the golden's texts come from their ids"
     return named_cause("post.other", "likely", strange, proof)
+
+
+NOT_FORCED = "the golden's own ids could not be forced"
+
+
+def unasked_rows(inquiry: Inquiry) -> list[Row]:
+    """The golden's rows whose prompts the new code does not ask, also not for another row. One that
+    holds an answer may not be asked where that answer is another one."""
+    asked = {prompt_of(old) for old, _ in inquiry.pairs}
+    left = [row for row in inquiry.old.rows if prompt_of(row) not in asked]
+    return [row for row in left if not holds_answer(row, inquiry.old)]
+
+
+def holds_answer(row: Row, case: Case) -> bool:
+    """Whether a prompt holds the ids of an answer of its case, but for the last one."""
+    answers = [words(one["output_ids"][:-1]) for one in case.rows]
+    return any(answer in words(row["prompt_ids"]) for answer in answers if answer)
 
 
 def said_as_far(old: Case, forced: Case) -> bool | None:

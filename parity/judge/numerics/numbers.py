@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ HALF_BITS = 11  # float16 holds as many, bfloat16 eight
 SEQUENCES = (list, tuple)
 
 BestTokens = Mapping[Any, float]  # token -> log-probability
+Ranking = Mapping[str, Sequence[float]]  # what a thing holds beside its numbers -> those
 
 
 # == How far apart ==
@@ -101,15 +103,26 @@ def gap_of_lists(old: Sequence[Any], new: Sequence[Any]) -> float | None:
 
 
 def ranking_gap(old: Sequence[Any], new: Sequence[Any]) -> float | None:
-    """Where things stand in the order of their numbers on both sides: of each against itself."""
+    """Where things stand in the order of their numbers on both sides: how far each moved, and of
+    two that changed places both together, for an order is of differences."""
     for best_first in (True, False):
         before, after = (ranked(side, best_first) for side in (old, new))
         if before and before.keys() == after.keys():
-            return largest(number_gap(before[name], after[name]) for name in before)
+            return gap_of_order(before, after)
     return None
 
 
-def ranked(things: Sequence[Any], best_first: bool) -> dict[str, list[float]]:
+def gap_of_order(before: Ranking, after: Ranking) -> float | None:
+    moved = {name: number_gap(before[name], after[name]) for name in before}
+    gaps = list(moved.values())
+    places = {name: place for place, name in enumerate(after)}
+    for one, other in itertools.combinations(before, 2):
+        if places[one] > places[other]:
+            gaps.append((moved[one] or 0.0) + (moved[other] or 0.0))
+    return largest(gaps)
+
+
+def ranked(things: Sequence[Any], best_first: bool) -> Ranking:
     """The numbers of each by all else that it holds; nothing where no numbers are the order."""
     found = {}
     for thing in things:

@@ -67,3 +67,11 @@ def test_an_end_that_is_decoded_no_more_is_told_in_words() -> None:
     cause = caused(only, only, "de", "d")
     assert cause.name == "post.trim"
     assert "the id that ended the row is decoded, too: True became False" in cause.sentence
+
+
+@pytest.mark.parametrize(("dtype", "certainty"), [("bfloat16", "likely"), ("float32", "confirmed")])
+def test_an_order_of_scores_may_be_moved_by_rounding(dtype: str, certainty: str) -> None:
+    rows = [row(output_ids=[], scored=True, model={"dtype": dtype}, prompt_ids=[k]) for k in (4, 5)]
+    before, after = case(*rows, value=["d", "e"]), case(*rows, value=["e", "d"])
+    found = cause_of(inquiry_of(before, after, differences(before, after), tools=TOOLS))
+    assert found is not None and (found.name, found.certainty) == ("batch.order", certainty)

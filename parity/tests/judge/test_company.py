@@ -791,6 +791,22 @@ def test_fewer_answers_beside_ids_that_part_are_to_become_the_goldens_value(valu
     assert (found and found.name) == name
 
 
+@pytest.mark.parametrize(
+    ("left_out", "name"),
+    [
+        (SECOND, "post.other"),
+        ({**row(**LONG), "output_ids": [8, 9]}, None),  # an equal prompt is asked
+        ({**SECOND, "prompt_ids": [3, *LONG["output_ids"], 3]}, None),  # holds an answer, and follows from it
+    ],
+)
+def test_a_prompt_that_is_not_asked_any_more_is_no_near_tie_where_nothing_can_be_forced(
+    left_out: dict[str, Any], name: str | None
+) -> None:
+    old, new = case(row(**LONG), left_out), case(row(**PARTED))
+    found, _ = beside_rounding(inquiry_of(old, new, differences(old, new), TOOLS.decode, None, TOOLS))
+    assert (found and found.name) == name
+
+
 def test_numbers_that_are_made_of_fewer_answers_may_be_rounded() -> None:
     old = case(row(**LONG), SECOND, value=[LONG["text"], "fg", -0.5])
     new, forced = case(row(**PARTED), value=["whatever"]), case(row(**LONG), value=[LONG["text"], "fg", -0.501])

@@ -41,8 +41,9 @@ def ranking(**scores: float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("old", "new", "gap"),
     [
-        (ranking(a=-1.0, b=-1.5, c=-4.0), ranking(b=-1.25, a=-1.375, c=-4.0), 0.375),
-        (ranking(a=-1.0, b=-1.5), ranking(b=-1.0, a=-1.5), 0.5),
+        (ranking(a=-1.0, b=-1.5, c=-4.0), ranking(b=-1.25, a=-1.375, c=-4.0), 0.625),  # both together
+        (ranking(a=-1.0, b=-1.5), ranking(b=-1.0, a=-1.5), 1.0),
+        (ranking(a=-1.0, b=-1.5), ranking(a=-1.25, b=-1.625), 0.25),  # in one order
         (ranking(a=-1.0, b=-1.5), ranking(b=-1.5, a=-1.0), None),  # now in no order, or the other one
         (ranking(a=-1.0, b=-1.5), ranking(c=-1.0, a=-1.5), None),
         (ranking(a=-1.0, b=-4.0, c=-2.0), ranking(b=-4.0, a=-1.0, c=-2.0), None),
