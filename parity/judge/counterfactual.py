@@ -1,13 +1,14 @@
 """Runs of the new code with something as it was, and what they prove.
 
 A cause is confirmed where its old value, put back, brings the old answer back. Suspects are put
-back one at a time, in causal order; where none is enough alone, all together, and then the first
-two of them, three, and so on, up to the fewest that are. Each run takes place once (`Inquiry.run`).
+back one at a time, in causal order; where none is enough alone, all together, and then, bisected,
+the fewest first ones that are. Each run takes place once (`Inquiry.run`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,7 +144,7 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
     if len(known) < 2 or not is_back(inquiry, known):
         return None
     counts = range(2, len(known) + 1)
-    least = next(count for count in counts if is_back(inquiry, known[:count]))
+    least = counts[bisect_left(counts, True, key=lambda count: is_back(inquiry, known[:count]))]
     names = ", ".join(one.name for one in known[:least])
     proof = f"only {names} together, put back, bring the old answer back"
     first = known[0]
@@ -197,16 +198,14 @@ def of_another(new: Case, again: Case) -> list[int]:
     rounding might explain the ids. Of samples, those with a seed say it."""
     found = []
     for position, (row, own) in enumerate(paired(new.rows, again.rows)):
-        if not is_taken_from_cache(row) or row["output_ids"] == own["output_ids"]:
+        if row["output_ids"] == own["output_ids"] or (is_drawn(row) and not seeds_of(row)):
             continue
+        if not request_of(row).get("cached"):
+            return []  # no cache gave this one: the run says nothing of those that one gave
         if not any(is_same_answer(one, row) for one in new.rows[:position]):
             return []
         found.append(position)
     return found
-
-
-def is_taken_from_cache(row: Row) -> bool:
-    return bool(request_of(row).get("cached")) and (not is_drawn(row) or bool(seeds_of(row)))
 
 
 def is_same_answer(one: Row, row: Row) -> bool:

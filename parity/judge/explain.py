@@ -17,7 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from parity.judge.after_model import after_decoding, by_endings, value_cause
+from parity.judge.after_model import (
+    after_decoding,
+    by_endings,
+    told_or_cut_stops,
+    value_cause,
+)
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, order_of_answers
 from parity.judge.comparison import OF_PROMPTS, Comparison
 from parity.judge.counterfactual import (
@@ -43,6 +48,7 @@ from parity.judge.row import (
     request_of,
     unseen,
 )
+from parity.judge.stages.stop import told_stops
 from parity.verdict import STAGES, Cause, Difference, brief
 
 ExplainStep = Callable[[Inquiry], Cause | None]
@@ -118,8 +124,22 @@ def by_first_suspect(inquiry: Inquiry) -> Cause | None:
     if not difference.counts and result == NOT_BACK and are_prefixes(inquiry.pairs):
         # It passes where the value is the same: what differs was made behind it.
         proof = f"the ids are the same as far as both go; not {name}: {result}"
-        return value_cause("post.other", "likely", inquiry, proof)
+        is_rule = name == "stop.strings" and is_cut_at_stops(inquiry)
+        return value_cause("stop.rule" if is_rule else "post.other", "likely", inquiry, proof)
     return difference_cause(name, "likely", difference, f"the first unequal stage; {result}")
+
+
+def is_cut_at_stops(inquiry: Inquiry) -> bool:
+    """Whether both sides cut at the same stops, and each of two texts goes on with one of them
+    where the other ends."""
+    stops = told_stops(inquiry.new)
+    if stops != told_or_cut_stops(inquiry.old):
+        return False
+    for pair in inquiry.other_texts:
+        shorter, longer = sorted(pair, key=len)
+        if not any(longer.startswith(shorter + stop) for stop in stops):
+            return False
+    return True
 
 
 def is_same_answer_or_sample(old: Row, new: Row) -> bool:

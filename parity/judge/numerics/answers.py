@@ -218,9 +218,13 @@ def by_numbers(found: Verdict, question: Question) -> Judged:
         return "DRIFT", coarse, ()
     if gap is None or gap > allowed or fewer_digits(old, new):
         return question.otherwise
-    if are_few:
-        return without_numerics(question, of_site(found), [])
     gaps = f"numbers among the values differ by {gap:.1e} at most"
+    if are_few:
+        if gap <= found.noise.of_number:
+            said = f"{gaps}; both paths' own readings of the golden are as far apart"
+            shift = named_cause("numeric.shift", "likely", said)
+            question = dataclasses.replace(question, otherwise=("DRIFT", shift, ()))
+        return without_numerics(question, of_site(found), [])
     return near_tie(f"the ids are equal, {gaps}, rounding explains {allowed:.1e}", found)
 
 

@@ -240,6 +240,22 @@ def test_an_answer_out_of_a_cache_that_another_model_gave_is_the_caches(
     assert (found and found.name) == cause
 
 
+def test_an_answer_that_changes_by_itself_is_not_the_caches() -> None:
+    """A run without the cache is a proof only where what no cache gave stays as it was."""
+    own = {**FIRST, "sampling": {"temperature": {"value": 1.0, "from": "caller"}}, "request": {"number": 0, "seed": 7}}
+    other = {**own, "model": {"path": "m", "dtype": "bfloat16"}, "request": {"number": 1, "seed": 7, "cached": True}}
+    old = case({**own, "output_ids": [4, 6]}, {**other, "output_ids": [4, 7]})
+    new = case({**own, "output_ids": [4, 8]}, {**other, "output_ids": [4, 8]}, value="d!")
+
+    def cause(*ids: list[int]) -> str | None:
+        again = case({**own, "output_ids": ids[0]}, {**other, "output_ids": ids[1]}, value="d!")
+        found = by_cache(inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: again, TOOLS))
+        return found and found.name
+
+    assert cause([4, 8], [4, 9]) == "cache.key"
+    assert cause([4, 9], [4, 9]) is None
+
+
 def test_a_row_of_another_requests_ids_breaks_no_law_of_prompts() -> None:
     new = case({**FIRST, "prompt_ids": [3, 3], "request": {"answers": "another"}}, SECOND)
     asked = [{**one, "request": {"number": number}} for number, one in enumerate((FIRST, SECOND))]

@@ -114,3 +114,18 @@ def test_a_stop_that_is_told_as_the_old_code_cuts_by_hand_and_cuts_elsewhere_is_
     again = replace(old, value="de")
     found = cause_of(inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda load, parts: again, TOOLS))
     assert found is not None and found.name == name, found
+
+
+@pytest.mark.parametrize(("kept", "name"), [("d", "stop.rule"), ("de", "post.other")])
+def test_a_stop_of_both_sides_that_cuts_a_text_earlier_is_a_rule(kept: str, name: str) -> None:
+    """The old code cuts at the third "e", by hand; the new code cuts at the first, or in the middle of nowhere."""
+    arguments = {"stops": ["e"]}
+    old = replace(
+        case(row(output_ids=[4, 5, 6, 5, 7, 5, 8, 5, 4], text="defegehed", stop={}), value="defeg"), arguments=arguments
+    )
+    stop = {"strings": ["e"]}
+    new = replace(case(row(output_ids=[4, 5, 6, 5], text="defe", stop=stop), value=kept), arguments=arguments)
+    seen = [Difference("stop", "strings", [], ["e"], row=0, counts=False), Difference("value", "", "defeg", kept)]
+    again = replace(new, value="defegehed")
+    found = cause_of(inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: again, TOOLS))
+    assert str(found) == f"{name}; likely", found

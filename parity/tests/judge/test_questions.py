@@ -318,6 +318,15 @@ def test_log_probabilities_among_the_values_may_move_as_far_as_noise_does() -> N
         assert verdict_of(group(), ask("floats", otherwise, *rounded))[0] == "NEAR-TIE", "more digits were lost by none"
 
 
+@pytest.mark.parametrize(("far", "name"), [(0.05, "numeric.shift"), (1.0, "post.other")])
+def test_float32_numbers_that_part_as_far_as_the_paths_do_are_the_models(far: float, name: str) -> None:
+    """Of so few tokens the site cannot tell."""
+    otherwise = ("DRIFT", Cause("post.other", "likely", "value"), ())
+    row = {**OLD.rows[0], "model": {"path": "m", "dtype": "float32"}}
+    sides = [Case("s", "c", rows=(row,), value=[value]) for value in (-1.0, -1.0 - far)]
+    assert verdict_of(group(rows=2), ask("floats", otherwise, *sides))[:2] == ("DRIFT", name)
+
+
 def test_a_near_tie_does_not_hide_numbers_that_lost_their_bits() -> None:
     made, old = group(gap=0.01), dataclasses.replace(OLD, value=[-1.0123456, "a"])
     for number, verdict in ((-1.0123999, "NEAR-TIE"), (-1.0078125, "DRIFT")):  # as bfloat16 holds it
