@@ -250,7 +250,7 @@ def test_an_answer_that_changes_by_itself_is_not_the_caches() -> None:
     def cause(*ids: list[int]) -> str | None:
         again = case({**own, "output_ids": ids[0]}, {**other, "output_ids": ids[1]}, value="d!")
         found = by_cache(inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: again, TOOLS))
-        return found and found.name
+        return found.name if found else None
 
     assert cause([4, 8], [4, 9]) == "cache.key"
     assert cause([4, 9], [4, 9]) is None
