@@ -18,10 +18,13 @@ Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
 def is_recorded_here(golden: Case, store: Store) -> bool:
     """Whether a golden was recorded with this machine's libraries and kind of device."""
     there = store.environment_of(golden)
+    if not there:
+        return False
     here = environment()
     names = {"torch", "transformers", "device", "machine"}
-    names |= backends_of(*golden.rows) & {"vllm"}
-    return bool(there) and all(there.get(name) == here.get(name) for name in names)
+    if "vllm" in backends_of(*golden.rows):
+        names.add("vllm")
+    return all(there.get(name) == here.get(name) for name in names)
 
 
 def token_row_of(
@@ -45,9 +48,10 @@ def token_row_of(
 
 def readable_row(row: Row, store: Store, others: Others) -> TokenRow | None:
     """With its prompt's tokens; None where no token can be read, or its images were not kept."""
-    count = len(row["output_ids"])
-    least = 1 if row.get("images") else 2 - len(row["prompt_ids"])
-    if not row["prompt_ids"] or count < least:
+    prompt = row["prompt_ids"]
+    answer = row["output_ids"]
+    has_step = bool(answer) if row.get("images") else len(prompt) + len(answer) > 1
+    if not prompt or not has_step:
         return None
     try:
         return token_row_of(row, store, with_prompt=True, others=others)
@@ -67,8 +71,8 @@ def engine_logits(
     all together they could fill the memory.   adapter: a folder."""
     more = {"adapter": adapter_named(engine, adapter)} if adapter else {}
     for row in rows:
-        pair = ({**engine_request(row, store), **more}, row["output_ids"])
-        [scored] = engine.score_batch([pair], logits=True)
+        request = engine_request(row, store) | more
+        [scored] = engine.score_batch([(request, row["output_ids"])], logits=True)
         yield scored.logits.float()
 
 
@@ -96,7 +100,8 @@ def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
 
     def read(some: Sequence[Row]) -> list[float]:
         ids = [row["output_ids"] for row in some]
-        how = {"replay": ids, "max_new_tokens": max(map(len, ids)), "stop": {"ignore_eos": True}}
+        longest = max(map(len, ids))
+        how = {"replay": ids, "max_new_tokens": longest, "stop": {"ignore_eos": True}}
         requests = [engine_request(row, store) for row in some]
         logprobs: list[float] = []
         for answer in generate(requests, how, cache=False):
@@ -107,5 +112,6 @@ def moved_by_batch(engine: Any, rows: Sequence[Row], store: Store) -> float:
     alone: list[float] = []
     for row in answered:
         alone += read([row])
-    gaps = [abs(a - b) for a, b in zip(read(answered), alone, strict=True)]
+    together = read(answered)
+    gaps = [abs(a - b) for a, b in zip(together, alone, strict=True)]
     return max(gaps, default=0.0)

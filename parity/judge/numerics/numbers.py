@@ -30,11 +30,12 @@ def number_gap(old: Any, new: Any) -> float | None:
     if are_all(float, old, new):
         return float_gap(old, new)
     if are_all(Mapping, old, new) and old.keys() == new.keys():
-        return largest(map(number_gap, old.values(), map(new.__getitem__, old)))
-    tokens = [candidates(value) or {} for value in (old, new)]
-    if 0 < len(tokens[0]) == len(tokens[1]):
-        return candidates_gap(*tokens)
-    if are_all(SEQUENCES, old, new) and len(old) == len(new):
+        return largest(number_gap(old[key], new[key]) for key in old)
+    old_best = candidates(old)
+    new_best = candidates(new)
+    if old_best and new_best and len(old_best) == len(new_best):
+        return candidates_gap(old_best, new_best)
+    if are_all(SEQUENCES, old, new):
         return gap_of_lists(old, new)
     return 0.0 if are_same(old, new) else None
 
@@ -78,8 +79,10 @@ def candidates(value: Any) -> BestTokens | None:
 
 
 def is_scored_token(pair: Any) -> bool:
-    is_pair = isinstance(pair, SEQUENCES) and len(pair) == 2
-    return is_pair and isinstance(pair[0], (int, str)) and isinstance(pair[1], float)
+    if not isinstance(pair, SEQUENCES) or len(pair) != 2:
+        return False
+    token, logprob = pair
+    return isinstance(token, (int, str)) and isinstance(logprob, float)
 
 
 def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
@@ -98,6 +101,8 @@ def candidates_gap(old: BestTokens, new: BestTokens) -> float | None:
 
 
 def gap_of_lists(old: Sequence[Any], new: Sequence[Any]) -> float | None:
+    if len(old) != len(new):
+        return None
     gap = largest(map(number_gap, old, new))
     return ranking_gap(old, new) if gap is None else gap
 
@@ -106,31 +111,40 @@ def ranking_gap(old: Sequence[Any], new: Sequence[Any]) -> float | None:
     """Where things stand in the order of their numbers on both sides: how far each moved, and of
     two that changed places both together, for an order is of differences."""
     for best_first in (True, False):
-        before, after = (ranked(side, best_first) for side in (old, new))
+        before = ranked(old, best_first)
+        after = ranked(new, best_first)
         if before and before.keys() == after.keys():
             return gap_of_order(before, after)
     return None
 
 
 def gap_of_order(before: Ranking, after: Ranking) -> float | None:
-    moved = {name: number_gap(before[name], after[name]) for name in before}
-    gaps = list(moved.values())
-    places = {name: place for place, name in enumerate(after)}
+    moved: dict[str, float] = {}
+    for name in before:
+        gap = number_gap(before[name], after[name])
+        if gap is None:
+            return None
+        moved[name] = gap
+    ranks = {name: rank for rank, name in enumerate(after)}
+    most = max(moved.values())
     for one, other in itertools.combinations(before, 2):
-        if places[one] > places[other]:
-            gaps.append((moved[one] or 0.0) + (moved[other] or 0.0))
-    return largest(gaps)
+        if ranks[one] > ranks[other]:
+            most = max(most, moved[one] + moved[other])
+    return most
 
 
 def ranked(things: Sequence[Any], best_first: bool) -> Ranking:
     """The numbers of each by all else that it holds; nothing where no numbers are the order."""
-    found = {}
+    numbers = {}
     for thing in things:
         name = repr([*leaves(thing), *leaves(thing, kind=int)])
-        found[name] = [number for _, number in leaves(thing, kind=float)]
-    columns = [list(column) for column in zip(*found.values())]
-    in_order = any(column == sorted(column, reverse=best_first) for column in columns)
-    return found if in_order and len(found) == len(things) else {}
+        numbers[name] = [number for _, number in leaves(thing, kind=float)]
+    if len(numbers) < len(things):
+        return {}
+    for column in zip(*numbers.values()):
+        if list(column) == sorted(column, reverse=best_first):
+            return numbers
+    return {}
 
 
 def largest(gaps: Iterable[float | None]) -> float | None:
@@ -177,6 +191,7 @@ def has_few_digits(number: float) -> bool:
 
 def has_few_bits(number: float) -> bool:
     """Whether it is one of few bits, as far as a golden's digits tell."""
-    part, exponent = math.frexp(number)
-    nearest = math.ldexp(round(part * 2**HALF_BITS), exponent - HALF_BITS)
+    mantissa, exponent = math.frexp(number)
+    bits = round(mantissa * 2**HALF_BITS)
+    nearest = math.ldexp(bits, exponent - HALF_BITS)
     return as_written(nearest) == as_written(number)

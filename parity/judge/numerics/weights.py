@@ -57,7 +57,7 @@ def located(case: Case, path: str | None) -> str | None:
 
 
 def in_float32(*cases: Case) -> bool:
-    return all(is_float32(row) for case in cases for row in case.rows)
+    return all(all(map(is_float32, case.rows)) for case in cases)
 
 
 def adapters_of(row: Row) -> tuple[str, ...]:
@@ -77,16 +77,20 @@ def weights_of(old: Case, new: Case, index: int) -> Weights:
 def adapter_folder(old: Case, new: Case, index: int) -> str | None:
     """A golden names the adapters of transformers by fingerprints; the new code says where they
     are."""
-    rows = [new.rows[new_index(old, new, index)]] if new.rows else []
-    rows.append(old.rows[index])
+    golden = old.rows[index]
+    rows = [golden]
+    if new.rows:
+        rows = [new.rows[new_index(old, new, index)], golden]
     if not any(map(adapters_of, rows)):
         return ""
-    named = (request_of(row).get("adapter") for row in rows)
-    asked = next(filter(None, named), None)
-    if asked is None or len(adapters_of(old.rows[index])) > 1:
+    if len(adapters_of(golden)) > 1:
         return None
-    folder = located(new, asked)
-    return folder if folder and Path(folder).is_dir() else None
+    for row in rows:
+        asked = request_of(row).get("adapter")
+        if asked:
+            folder = located(new, asked)
+            return folder if folder and Path(folder).is_dir() else None
+    return None
 
 
 def new_index(old: Case, new: Case, index: int) -> int:
