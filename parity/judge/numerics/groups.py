@@ -103,9 +103,12 @@ class Group:
         step = self.steps.get(key)
         others = [] if step is None else [(step.position, token) for token in step.ids]
         read = readable_row(row, store, tuple(others))
-        if read is None or (step is None and (read.ids, read.start) in known):
+        if read is None:
             return
-        known.add((read.ids, read.start))
+        content = (read.ids, read.start)
+        if step is None and content in known:
+            return
+        known.add(content)
         self.places[key] = len(self.rows)
         self.rows.append(read)
 
@@ -143,12 +146,13 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
         engine = readable(engine, engines, hooked=bool(group.adapter))
         adapter = adapter_named(engine, group.adapter) if group.adapter else None
         group.new = reading.read_engine(engine, group.rows, adapter=adapter)
-        pairs = sorted(zip(group.rows, group.new), key=lambda pair: len(pair[0].ids))
-        some = [*pairs[:2], *pairs[-1:]]  # the short ones are padded beside the long one
-        rows = [row for row, _ in some]
+        by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
+        some = by_length[:2] + by_length[-1:]  # the short ones are padded beside the long one
+        rows = [group.rows[k] for k in some]
         alone = reading.read_engine(engine, rows, at_once=1, adapter=adapter)
-        for (_, beside), one in zip(some, alone):
-            group.apart = max(group.apart, reading.furthest(beside, one))
+        for k, scored in zip(some, alone):
+            apart = reading.furthest(group.new[k], scored)
+            group.apart = max(group.apart, apart)
     except (*CANNOT_READ, errors) as error:
         group.why = f"the moved path could not be read: {error}"
 
@@ -158,7 +162,8 @@ def read_foreign(group: Group) -> None:
     ended, or without gen_engine."""
     path, model = group.moved or (None, {})
     backend = model.get("backend") or "unknown"
-    if path is None or backend not in ("hf", "vllm") or model.get("quantization"):
+    is_known = backend in ("hf", "vllm") and not model.get("quantization")
+    if path is None or not is_known:
         lacks = f"its model ({backend}) cannot be loaded from its recording"
         group.why = f"no engine of the moved code is left to ask, and {lacks}"
         return
@@ -169,8 +174,8 @@ def read_foreign(group: Group) -> None:
                 raise CannotJudge("its engine has ended, and adapters are not given to another one")
             group.new = read_by_vllm(path, dtype, group.rows)
             return
-        how: dict[str, Any] = {"attention": model.get("attention"), "adapter": group.adapter}
-        with Reader(path, dtype, **how) as reader:
+        attention = model.get("attention")
+        with Reader(path, dtype, attention=attention, adapter=group.adapter) as reader:
             group.new = reader.read_as_old(group.rows, "moved code")
     except CANNOT_READ as error:
         group.why = f"the moved path could not be read: {error}"
@@ -193,13 +198,17 @@ def read_references(groups: Sequence[Group]) -> None:
 def why_not_read(group: Group) -> str:
     if not group.path:
         return NO_CHECKPOINT
-    return group.why or ("" if group.rows else NO_TOKENS)
+    if group.why:
+        return group.why
+    return "" if group.rows else NO_TOKENS
 
 
 def read_groups(groups: Sequence[Group]) -> None:
     """Groups of one source: the reference and the old path, each loaded once."""
     path, dtype, attention, adapter = groups[0].source
-    rows = [row for group in groups for row in group.rows]
+    rows: list[TokenRow] = []
+    for group in groups:
+        rows += group.rows
     try:
         if groups[0].model.get("quantization"):
             raise CannotJudge(QUANTIZED)
@@ -210,8 +219,9 @@ def read_groups(groups: Sequence[Group]) -> None:
         return
     start = 0
     for group in groups:
-        own = read.part(start, start + len(group.rows))
-        start += len(group.rows)
+        stop = start + len(group.rows)
+        own = read.part(start, stop)
+        start = stop
         group.truth = own.truth
         group.old = own.old
         group.read_adapter = read.adapter
@@ -243,10 +253,12 @@ def penalised_pair(
 ) -> tuple[float, float]:
     """truth: whose normalizers stand for those that a path does not report."""
     values = []
-    for k, (value, token) in enumerate(zip(pair, step.ids)):
-        normalizer = path.normalizers[k]
-        if normalizer is None:
-            normalizer = truth.normalizers[k] or 0.0
-        is_seen = token in step.seen
-        values.append(penalised(value, normalizer, step.penalty) if is_seen else value)
+    for k, token in enumerate(step.ids):
+        value = pair[k]
+        if token in step.seen:
+            normalizer = path.normalizers[k]
+            if normalizer is None:
+                normalizer = truth.normalizers[k] or 0.0
+            value = penalised(value, normalizer, step.penalty)
+        values.append(value)
     return values[0], values[1]

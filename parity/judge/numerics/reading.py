@@ -345,12 +345,13 @@ def batches(rows: Rows, most_rows: int, most_tokens: int) -> Iterator[list[int]]
         order.sort(key=lambda k: -len(rows[k].ids))
     batch: list[int] = []
     for k in order:
-        first = rows[batch[0] if batch else k]
-        size = len(batch) + 1
-        is_full = size > most_rows if most_rows else size * len(first.ids) > most_tokens
-        if batch and (is_full or first.images or rows[k].images):
-            yield batch
-            batch = []
+        if batch:
+            first = rows[batch[0]]
+            size = len(batch) + 1
+            is_full = size > most_rows if most_rows else size * len(first.ids) > most_tokens
+            if is_full or first.images or rows[k].images:
+                yield batch
+                batch = []
         batch.append(k)
     if batch:
         yield batch
@@ -384,8 +385,8 @@ def image_inputs(row: TokenRow, processor: Any) -> dict[str, Tensor]:
     import torch
 
     text = [processor.image_token * len(row.images)]
-    size = pixel_budget(row, "shortest_edge", "longest_edge")
-    how = {"size": size} if "longest_edge" in size else size
+    budget = pixel_budget(row, "shortest_edge", "longest_edge")
+    how = {"size": budget} if "longest_edge" in budget else budget
     made = dict(processor(text=text, images=[list(row.images)], return_tensors="pt", **how))
     is_image = torch.tensor([[token == row.placeholder for token in row.ids]])
     expanded = made.pop("input_ids") == row.placeholder
@@ -522,8 +523,9 @@ def read_reference(
 
 def readings(reference: Reference, new: Sequence[Scored], rows: Rows) -> list[Reading]:
     """What the referee judges, row by row; a site takes its own rows out of these."""
-    return [
-        Reading(
+    found = []
+    for k, row in enumerate(rows):
+        one = Reading(
             reference.truth[k].logprobs,
             reference.old[k].logprobs,
             new[k].logprobs,
@@ -532,8 +534,8 @@ def readings(reference: Reference, new: Sequence[Scored], rows: Rows) -> list[Re
             probes={name: scored[k].logprobs for name, scored in reference.probes.items()},
             ids=() if row.images else row.ids,
         )
-        for k, row in enumerate(rows)
-    ]
+        found.append(one)
+    return found
 
 
 def parting_of(truth: Scored, old: Scored, new: Scored) -> Parting:
@@ -570,15 +572,14 @@ def read_engine(
     """
     more = {"adapter": adapter} if adapter else {}
     window = window_of(engine)
-    asked = [one for row in rows for one in asked_of(row, window, more)]
-    logprobs: list[tuple[float, ...]] = []
+    asked = list(asked_of(rows, window, more))
+    logprobs: list[Sequence[float]] = []
     with progress(sum(len(tokens) for _, tokens in asked), what) as done:
         for first in range(0, len(asked), at_once):
             for scored in engine.score_batch(asked[first : first + at_once]):
-                logprobs.append(tuple(scored.logprobs))
-                done(len(logprobs[-1]))
-    answers = iter(logprobs)
-    return [scored_row(row, window, answers) for row in rows]
+                logprobs.append(scored.logprobs)
+                done(len(scored.logprobs))
+    return scored_rows(rows, window, logprobs)
 
 
 def window_of(engine: Any) -> float:
@@ -587,13 +588,15 @@ def window_of(engine: Any) -> float:
     return window - 1 if engine.backend.name == "vllm" else window
 
 
-def asked_of(row: TokenRow, window: float, more: dict[str, Any]) -> Iterator[Asked]:
-    """What is read of the answer, and each other candidate, as far as the window goes."""
-    if answer := row.ids[row.start : int(min(window, len(row.ids)))]:
-        yield request_for(row, row.start) | more, answer
-    for position, token in row.others:
-        if position < window:
-            yield request_for(row, position) | more, (token,)
+def asked_of(rows: Rows, window: float, more: dict[str, Any]) -> Iterator[Asked]:
+    """What is read of each answer, and each other candidate, as far as the window goes."""
+    for row in rows:
+        if row.start < window:
+            stop = int(min(window, len(row.ids)))
+            yield request_for(row, row.start) | more, row.ids[row.start : stop]
+        for position, token in row.others:
+            if position < window:
+                yield request_for(row, position) | more, (token,)
 
 
 def request_for(row: TokenRow, end: int) -> dict[str, Any]:
@@ -608,9 +611,16 @@ def request_for(row: TokenRow, end: int) -> dict[str, Any]:
     return {"prompt_token_ids": ids, "images": list(row.images), "vlm": vlm}
 
 
-def scored_row(row: TokenRow, window: float, answers: Iterator[tuple[float, ...]]) -> Scored:
-    """answers: to what was asked of this row and of those behind it."""
-    read = next(answers) if row.start < window else ()
-    missing = len(row.ids) - row.start - len(read)
-    others = tuple(next(answers)[0] if position < window else None for position, _ in row.others)
-    return Scored((*read, *[None] * missing), others, (None,) * len(others))
+def scored_rows(rows: Rows, window: float, logprobs: Sequence[Sequence[float]]) -> list[Scored]:
+    """logprobs: of the tokens of each request that `asked_of` made of these rows."""
+    answers = iter(logprobs)
+    found = []
+    for row in rows:
+        read = next(answers) if row.start < window else ()
+        missing = len(row.ids) - row.start - len(read)
+        others: list[float | None] = []
+        for position, _ in row.others:
+            others.append(next(answers)[0] if position < window else None)
+        none = (None,) * len(others)
+        found.append(Scored((*read, *[None] * missing), tuple(others), none))
+    return found

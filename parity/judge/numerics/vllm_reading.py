@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parity.judge.numerics.reading import CannotJudge, Rows, Scored, asked_of, scored_row
+from parity.judge.numerics.reading import CannotJudge, Rows, Scored, asked_of, scored_rows
 
 
 def read_by_vllm(path: str, dtype: str, rows: Rows) -> list[Scored]:
@@ -28,7 +28,7 @@ def read_rows(model: Any, rows: Rows) -> list[Scored]:
     import vllm
 
     window = model.llm_engine.model_config.max_model_len - 1  # it always generates a token
-    asked = [one for row in rows for one in asked_of(row, window, {})]
+    asked = list(asked_of(rows, window, {}))
     prompts = []
     for request, tokens in asked:
         ids = [*request["prompt_token_ids"], *tokens]
@@ -39,6 +39,5 @@ def read_rows(model: Any, rows: Rows) -> list[Scored]:
     for (_, tokens), output in zip(asked, outputs):
         entries = output.prompt_logprobs[-len(tokens) :]
         own = [entry[token].logprob for entry, token in zip(entries, tokens)]
-        logprobs.append(tuple(own))
-    answers = iter(logprobs)
-    return [scored_row(row, window, answers) for row in rows]
+        logprobs.append(own)
+    return scored_rows(rows, window, logprobs)
