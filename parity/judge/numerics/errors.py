@@ -134,9 +134,7 @@ def distinct_steps(
     Steps that a row shares with the same number of other rows are one cluster; `origins` gets the
     row of each.
     """
-    columns = []
-    for row in rows:
-        columns.append(list(zip(row.reference, row.old, row.new, *probes_of(row, names))))
+    columns = [read_steps(row, names) for row in rows]
     prefixes = prefixes_of(rows)
     readers: dict[int, list[int]] = {}  # prefix -> the rows that read the token at its end
     for k, values in enumerate(columns):
@@ -153,8 +151,10 @@ def distinct_steps(
     origins.extend(k for k, _ in clusters)
 
 
-def probes_of(row: Reading, names: Sequence[str]) -> list[Logprobs]:
-    return [row.probes[name] for name in names]
+def read_steps(row: Reading, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """(reference, old, new, *probes) of each token of a row."""
+    probes = [row.probes[name] for name in names]
+    return list(zip(row.reference, row.old, row.new, *probes))
 
 
 def prefixes_of(rows: Sequence[Reading]) -> list[list[int]]:

@@ -140,9 +140,11 @@ class Interval:
     def outcome(self, least: float, most: float) -> StatisticOutcome:
         low = self.value - self.holds
         high = self.value + self.holds
-        if (low > most or high < least) and self.is_significant:
+        is_outside = low > most or high < least
+        if is_outside and self.is_significant:
             return "shifted"
-        return "holds" if least < low and high < most else "cannot tell"
+        is_inside = least < low and high < most
+        return "holds" if is_inside else "cannot tell"
 
 
 def sums_of(e: Errors, terms: Sequence[Array], chosen: Array | None = None) -> Sums:
@@ -284,7 +286,9 @@ def estimates_of(e: Errors, margins: Margins) -> Estimates:
 
 
 def squares_of(e: Errors, chosen: Array | None = None) -> Sums:
-    return sums_of(e, [e.clipped(e.old) ** 2, e.clipped(e.new) ** 2, e.floor**2], chosen)
+    old = e.clipped(e.old)
+    new = e.clipped(e.new)
+    return sums_of(e, [old**2, new**2, e.floor**2], chosen)
 
 
 def ratio(e: Errors, name: str, logs: Interval, least: float, most: float) -> Estimate:
@@ -347,9 +351,10 @@ def worst_row(e: Errors, most: float) -> Estimate:
     df = max(1, len(used) - 1)
     width = spread * t_quantile(LEVEL / len(used), df)
     k = int(logs.argmax())
-    is_beyond = logs[k] - width > math.log(most)
-    has_grown = is_beyond and logs[k] > -1.2 * logs.min()
-    worst = ratio(e, "row", Interval(float(logs[k]), width, width), 0.0, most)
+    largest = float(logs[k])
+    is_beyond = largest - width > math.log(most)
+    has_grown = is_beyond and largest > -1.2 * logs.min()
+    worst = ratio(e, "row", Interval(largest, width, width), 0.0, most)
     return dataclasses.replace(
         worst,
         outcome="shifted" if has_grown else "holds",
@@ -383,8 +388,10 @@ def along(
         intervals.append(interval(sums_of(e, terms, e.is_open), effect))
     least = min(intervals, key=lambda one: abs(one.value))
     outcome = least_grave([one.outcome(-most, most) for one in intervals])
-    value, wide = least.value, least.holds
-    found = Estimate(name, value, value - wide, value + wide, -most, most, outcome, e.rounding)
+    value = least.value
+    low = value - least.holds
+    high = value + least.holds
+    found = Estimate(name, value, low, high, -most, most, outcome, e.rounding)
     is_beyond = abs(value) >= most and least.is_significant
     return found if is_needed or is_beyond else only_alarm(found)
 
@@ -399,5 +406,6 @@ def centred(e: Errors) -> Array:
     values = e.logprob.copy()
     for is_answer in (True, False):
         group = (e.is_answer == is_answer) & e.is_open
-        values[group] -= values[group].mean() if group.any() else 0.0
+        if group.any():
+            values[group] -= values[group].mean()
     return values

@@ -90,4 +90,5 @@ def penalised(logprob: float, normalizer: float, penalty: float) -> float:
     """A log-probability after a repetition penalty on its logit, up to the step's own constant.
     normalizer: see reading.Scored."""
     logit = logprob + normalizer
-    return (logit / penalty if logit > 0 else logit * penalty) - normalizer
+    lowered = logit / penalty if logit > 0 else logit * penalty
+    return lowered - normalizer

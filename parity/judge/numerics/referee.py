@@ -65,7 +65,9 @@ class Verdict:
     @property
     def worst(self) -> Estimate | None:
         """The statistic that decided, if it did not hold."""
-        return next((e for e in self.estimates if e.outcome == self.outcome != "holds"), None)
+        if self.outcome == "holds":
+            return None
+        return next((e for e in self.estimates if e.outcome == self.outcome), None)
 
     @property
     def seen(self) -> tuple[Estimate, ...]:
@@ -120,15 +122,20 @@ def judge(rows: Sequence[Reading], *, dtype: str, exact: bool = True) -> Verdict
     found = estimates_of(e, allowed)
     sees = smallest_seen(found.interval, allowed, noise)
     outcome = outcome_of_estimates(found, is_blind=sees > SEEN_TIMES * e.rounding)
-    more = missing_tokens(found, noise.tokens, count) if outcome == "cannot tell" else 0
-    like = resemblance(e, found, noise, dtype if exact else "") if outcome == "shifted" else ""
+    more = 0
+    like = ""
+    if outcome == "cannot tell":
+        more = missing_tokens(found, noise.tokens, count)
+    elif outcome == "shifted":
+        like = resemblance(e, found, noise, dtype if exact else "")
     return Verdict(outcome, found.all, noise, count, sees, more, like, exact)
 
 
 def noise_of(e: Errors) -> Noise:
     old = e.old[e.is_open]
+    new = e.new[e.is_open]
     largest = float(np.quantile(np.abs(old), 0.999)) if len(old) else 0.0  # a single flip aside
-    return Noise(robust_size(old), robust_size(e.new[e.is_open]), largest, len(old))
+    return Noise(robust_size(old), robust_size(new), largest, len(old))
 
 
 def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> StatisticOutcome:
@@ -142,9 +149,10 @@ def outcome_of_estimates(found: Estimates, *, is_blind: bool) -> StatisticOutcom
 def smallest_seen(size: Interval, margins: Margins, noise: Noise) -> float:
     """An independent fault of this root mean square, nats of logit, puts the ratio of sizes beyond
     its margin and its interval."""
-    beyond = 2 * max(math.log(margins.size) + size.holds, size.alarm)
+    beyond = max(math.log(margins.size) + size.holds, size.alarm)
     rounding = math.hypot(noise.old, FLOOR)
-    return rounding * math.sqrt(math.expm1(min(beyond, 100.0)))
+    grown = math.expm1(min(2 * beyond, 100.0))  # squares, in those of rounding
+    return rounding * math.sqrt(grown)
 
 
 def missing_tokens(found: Estimates, tokens: int, rows: int) -> int:
@@ -153,18 +161,21 @@ def missing_tokens(found: Estimates, tokens: int, rows: int) -> int:
     size = found.size
     i = found.interval
     df = rows - 1
+    seen = 0.5 * math.log1p(SEEN_TIMES**2)  # what the least fault adds to the log of the ratio
     beyond = []
-    inside = [growth(i.alarm / (0.5 * math.log1p(SEEN_TIMES**2)), LEVEL, df)]
+    inside = [growth(i.alarm / seen, LEVEL, df)]
     if size.outcome != "holds":
         outside = math.log(max(size.value / size.most, size.least / size.value))
         needed = growth(i.holds / abs(outside), 2 * HOLDS, df)
         if outside > 0:
-            beyond.append(max(needed, growth(i.alarm / abs(i.value), LEVEL, df)))
+            significant = growth(i.alarm / abs(i.value), LEVEL, df)
+            beyond.append(max(needed, significant))
         inside.append(needed)
     for other in found.others:
         if other.least < 0 and other.outcome == "cannot tell":
             outside = abs(other.value) - other.most
-            needed = growth((other.high - other.value) / abs(outside), 2 * HOLDS, df)
+            width = other.high - other.value
+            needed = growth(width / abs(outside), 2 * HOLDS, df)
             if outside > 0:
                 beyond.append(needed)
             inside.append(needed)
@@ -187,14 +198,16 @@ def growth(narrower: float, level: float, df: float) -> float:
 def resemblance(e: Errors, found: Estimates, noise: Noise, dtype: str) -> str:
     """What a shift looks like: the probe that explains most, and by what factor; else the dtype
     that has errors of this size."""
-    seen = {x.name: x for x in found.all if x.outcome == "shifted"}
-    probed = [x for name, x in seen.items() if name in e.probes]
+    shifted = [x for x in found.all if x.outcome == "shifted"]
+    probed = [x for x in shifted if x.name in e.probes]
     best = max(probed, key=lambda x: abs(x.value), default=None)
     if best is not None and abs(best.value) * noise.old >= noise.new * NAMED:
-        return f"{best.name} x {PROBED ** times_along(e, e.probes[best.name]):.3f}"
-    if {"size", "typical"} & set(seen):
+        factor = PROBED ** times_along(e, e.probes[best.name])
+        return f"{best.name} x {factor:.3f}"
+    names = {x.name for x in shifted}
+    if not names.isdisjoint({"size", "typical"}):
         return dtype_of(noise, dtype)
-    return "logits multiplied by something" if set(seen) == {"scale"} else ""
+    return "logits multiplied by something" if names == {"scale"} else ""
 
 
 def times_along(e: Errors, direction: Array) -> float:
@@ -212,8 +225,10 @@ def dtype_of(noise: Noise, dtype: str) -> str:
         return ""
     if noise.new < FLOOR < noise.old:
         return "float32"
-    times = math.log2(max(noise.new, FLOOR) / max(noise.old, FLOOR))
+    times = max(noise.new, FLOOR) / max(noise.old, FLOOR)
+    bits_lost = math.log2(times)
     for name, bits in MANTISSA_BITS.items():
-        if name != dtype and abs(times - (MANTISSA_BITS[dtype] - bits)) < 0.8:
+        fewer = MANTISSA_BITS[dtype] - bits
+        if name != dtype and abs(bits_lost - fewer) < 0.8:
             return name
     return ""
