@@ -95,7 +95,8 @@ class Numerics:
             engine = engine_of(questions, engines)
             if engine is None:
                 last = questions[-1]
-                group.moved = checkpoint_of(last.new, last.new_place), last.new_model
+                checkpoint = checkpoint_of(last.new, last.new_place)
+                group.moved = (checkpoint, last.new_model)
             elif not group.why:
                 read_moved(group, engine, ours)
         self.open = [q for q in self.open if (q.old.site, q.backend) != (site, backend)]
@@ -140,14 +141,16 @@ def answer_of(group: Group, question: Question) -> Judged:
     if question.kind == "floats":
         return by_numbers(found, question)
     judged = by_steps(group, found, question, steps) if steps else question.otherwise
-    if question.kind != "model" and (found.outcome != "cannot tell" or is_of_another_stage(judged)):
+    is_settled = found.outcome != "cannot tell" or is_of_another_stage(judged)
+    if is_settled and question.kind != "model":
         return judged
     return without_numerics(question, of_site(found), steps)
 
 
 def is_of_another_stage(judged: Judged) -> bool:
     """A few tokens say nothing of a shift, but all of a choice that was surely not the model's."""
-    return judged[1] is not None and judged[1].name == "sampling.processors"
+    _, cause, _ = judged
+    return cause is not None and cause.name == "sampling.processors"
 
 
 def of_site(found: Verdict) -> str:
@@ -192,8 +195,8 @@ def by_shift(group: Group, found: Verdict, question: Question) -> Judged:
 
 def cause_of_shift(group: Group, found: Verdict, question: Question) -> Cause:
     known = known_biases(group.backend, question.new_model.get("dtype"))
-    said = "; ".join((f"numerics of the site {found}", *known))
-    cause = named_cause(found.cause, "confirmed", said)
+    shift = "; ".join((f"numerics of the site {found}", *known))
+    cause = named_cause(found.cause, "confirmed", shift)
     rounding = dataclasses.replace(found.noise, new=found.noise.old).of_gap
     if group.apart <= rounding:
         return cause
@@ -213,10 +216,13 @@ def by_numbers(found: Verdict, question: Question) -> Judged:
     new = question.new.value
     are_few = found.outcome == "cannot tell"
     gap = number_gap(old, new)
-    allowed = max(found.noise.of_number * (FAR if are_few else 1), FLOOR)
-    if gap is not None and (coarse := fewer_bits(old, new)):
+    if gap is None:
+        return question.otherwise
+    if coarse := fewer_bits(old, new):
         return "DRIFT", coarse, ()
-    if gap is None or gap > allowed or fewer_digits(old, new):
+    times = FAR if are_few else 1
+    allowed = max(times * found.noise.of_number, FLOOR)
+    if gap > allowed or fewer_digits(old, new):
         return question.otherwise
     gaps = f"numbers among the values differ by {gap:.1e} at most"
     if are_few:
@@ -262,7 +268,9 @@ def by_steps(group: Group, found: Verdict, question: Question, steps: Sequence[S
 def cause_of_steps(group: Group, question: Question, judged: Sequence[JudgedStep]) -> Cause | None:
     """The first one's; an environment that did not change is no cause."""
     cause = next((one.cause for one in judged if one.cause is not None), None)
-    if cause is None or cause.name != "env.version" or question.old.case not in group.here:
+    if cause is None or cause.name != "env.version":
+        return cause
+    if question.old.case not in group.here:
         return cause
     prints = adapters_in(question.old.rows[question.place])
     if prints and group.read_adapter not in {"", *prints}:
@@ -283,8 +291,8 @@ def by_rounding(found: Verdict, question: Question, judged: Sequence[JudgedStep]
     if question.beside.counts(allowed):
         cause, apart = question.beside
         if apart:
-            said = f"at the golden's own ids numbers are {apart:.1e} apart"
-            notes.append(f"{said}, rounding explains {allowed:.1e}")
+            numbers = f"at the golden's own ids numbers are {apart:.1e} apart"
+            notes.append(f"{numbers}, rounding explains {allowed:.1e}")
         return "DRIFT", cause, tuple(notes)
     coarse = fewer_bits(question.old.value, question.new.value)
     if coarse is not None:

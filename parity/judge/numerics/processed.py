@@ -125,7 +125,8 @@ def penalised_logits(logits: Tensor, row: Row, settings: Settings, first: int) -
         for k in range(len(scores)):
             before = ids[k : k + 1, : prompt + first + k]
             scores[k : k + 1] = forbid(before, scores[k : k + 1])
-    early = max(0, int(entry(row, "stop", "min_new_tokens") or 0) - first)
+    least = int(entry(row, "stop", "min_new_tokens") or 0)
+    early = max(0, least - first)
     eos = list(entry(row, "stop", "end_ids") or ())
     if eos:
         scores[:early, eos] = -math.inf

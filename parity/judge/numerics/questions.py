@@ -130,13 +130,14 @@ def step_of(index: int, old: Row, new: Row) -> Step | None:
         return None
     prompt = old["prompt_ids"]
     penalty = float(entry(old, "sampling", "repetition_penalty") or 1)
+    seen = () if penalty == 1 else (*prompt, *before[:step])
     return Step(
         index,
         step,
         len(prompt) + step,
         (before[step], after[step]),
         penalty,
-        frozenset() if penalty == 1 else frozenset((*prompt, *before[:step])),
+        frozenset(seen),
         why_not_greedy(old),
         STRUCTURED in (entry(old, "sampling", "processors") or ()),
     )
@@ -151,8 +152,9 @@ def ends_elsewhere(old: Case, new: Case) -> bool:
 
 
 def is_unequal(old: Row, new: Row) -> bool:
-    is_asked = same_prompt(old, new) and not unseen(old, new)
-    return is_asked and old["output_ids"] != new["output_ids"] and not is_kept_on(old, new)
+    if not same_prompt(old, new) or unseen(old, new):
+        return False
+    return old["output_ids"] != new["output_ids"] and not is_kept_on(old, new)
 
 
 def is_kept_on(old: Row, new: Row) -> bool:

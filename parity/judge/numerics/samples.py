@@ -93,8 +93,9 @@ class Samples:
             moved = self.samples_of(old, new, new)
         except COULD_NOT_JUDGE as error:
             raise_own_fault(error)
-            off = self.off_seed(old, new)
-            return ("DRIFT", off, ()) if off else self.judge_texts(old, new, str(error))
+            if off := self.off_seed(old, new):
+                return "DRIFT", off, ()
+            return self.judge_texts(old, new, str(error))
         ledger = self.ledger(old.site)
         is_loop = own_loops.of_own_loop(old)
         before = evidence_of(golden, ledger.alpha)
@@ -117,7 +118,9 @@ class Samples:
             return *unlike_now, notes
         if off := self.off_seed(old, new):
             return "DRIFT", off, notes
-        return ("SAME-DISTRIBUTION" if evidence.can_tell else "SAME-SETTINGS"), None, notes
+        if evidence.can_tell:
+            return "SAME-DISTRIBUTION", None, notes
+        return "SAME-SETTINGS", None, notes
 
     def samples_of(self, old: Case, new: Case, case: Case) -> list[Sample]:
         """The sampled rows of `case`, one of both, under the golden's settings. Raises GoldenError
@@ -284,8 +287,9 @@ def judge_golden(evidence: Evidence, is_loop: bool) -> Judged:
 def judge_few_texts(old: Case, new: Case, why: str) -> Judged:
     """Equal settings are all that can be compared. Under structured output that passes: whether
     the form is right was asked before."""
-    rows = (*old.rows, *new.rows)
-    used = {name for row in rows for name in entry(row, "sampling", "processors") or ()}
+    used: set[str] = set()
+    for row in (*old.rows, *new.rows):
+        used.update(entry(row, "sampling", "processors") or ())
     if used == {STRUCTURED}:
         note = f"{why}; to compare texts record with --samples {LEAST_SAMPLES}"
         return "SAME-SETTINGS", None, (note,)
@@ -337,8 +341,11 @@ def cause_of_loop(evidence: Evidence) -> Cause:
 
 def columns(values: Sequence[Any], paths: Sequence[tuple[Any, ...]]) -> list[list[str]]:
     """The texts at each path, over several values; where a value has none there, an empty one."""
-    texts = [dict(leaves(value)) for value in values]
-    return [[own.get(path, "") for own in texts] for path in paths]
+    texts_of = [dict(leaves(value)) for value in values]
+    found = []
+    for path in paths:
+        found.append([texts.get(path, "") for texts in texts_of])
+    return found
 
 
 # == All of a site ==

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from parity.judge.numerics.processed import (
-    NONE,
     Tensor,
     declared_settings,
     processed_logits,
@@ -69,13 +68,16 @@ def owes_ids(old: Row, new: Row, seed: int) -> bool:
     """Whether two sampled rows are to have the same ids, of one prompt and seed, on one backend in
     one dtype. On the new side the seed must be the row's own: one of the process serves a batch,
     and what came before it."""
-    is_sampled = is_drawn(old) and is_drawn(new)
-    is_own = seed_source(new) == "caller" and own_seed(new) == seed
+    if not (is_drawn(old) and is_drawn(new)):
+        return False
+    if seed_source(new) != "caller" or own_seed(new) != seed:
+        return False
     old_model = model_in(old)
     new_model = model_in(new)
-    is_alike = old_model.get("backend") == new_model.get("backend")
-    is_alike = is_alike and old_model.get("dtype") == new_model.get("dtype")
-    return is_sampled and is_own and is_alike and same_prompt(old, new)
+    for name in ("backend", "dtype"):
+        if old_model.get(name) != new_model.get(name):
+            return False
+    return same_prompt(old, new)
 
 
 def first_off_seed(row: Row, logits: Tensor, seed: int) -> int | None:
@@ -92,10 +94,8 @@ def first_off_seed(row: Row, logits: Tensor, seed: int) -> int | None:
     for step, token in enumerate(row["output_ids"]):
         part = logits[step : step + 1]
         noise = torch.empty_like(part).exponential_(generator=generator).log()
-        best, own = (
-            processed_logits(part, row, settings, step, allowed) - noise
-            for allowed in (NONE, slack)
-        )
-        if own[0, token] < best.max() - slack.logit / settings.temperature:
+        scores = processed_logits(part, row, settings, step) - noise
+        widened = processed_logits(part, row, settings, step, slack) - noise
+        if widened[0, token] < scores.max() - slack.logit / settings.temperature:
             return step
     return None

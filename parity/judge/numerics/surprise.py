@@ -138,7 +138,8 @@ def sample_of(row: Row, logits: Tensor, stream: Stream) -> Sample:
     steps = max(1, CHUNK // logits.shape[-1])
     for first in range(0, len(logits), steps):
         part = logits[first : first + steps]
-        tokens = torch.tensor(row["output_ids"][first : first + len(part)])[:, None]
+        ids = row["output_ids"][first : first + len(part)]
+        tokens = torch.tensor(ids)[:, None]
         log_p = log_softmax(part, row, settings, first)
         sampled = log_p.gather(1, tokens)[:, 0]
         if impossible is None:
@@ -151,10 +152,9 @@ def sample_of(row: Row, logits: Tensor, stream: Stream) -> Sample:
             ratio = log_q.gather(1, tokens)[:, 0] - sampled
             ratios[name] += float(ratio[kept].sum())
             gains[name] += gain(log_q[kept], log_p[kept])
-    prompt = prompt_of(row)
     surprise, entropy, variance = sums.tolist()
     return Sample(
-        prompt,
+        prompt_of(row),
         tuple(row["output_ids"]),
         stream,
         surprise,
@@ -254,16 +254,17 @@ class Evidence:
             seen += " (one unlikely token: of so few surprises z is not normal)"
         if self.is_fault:
             kind = "copies of one sample" if self.fault == COPY else self.fault
-            fits = f"{kind} fits them e^{self.weight:.0f} times better"
-            fits = fits if self.weight > 0 else "no listed fault fits"
+            fits = "no listed fault fits"
+            if self.weight > 0:
+                fits = f"{kind} fits them e^{self.weight:.0f} times better"
             allowed = f"where ±{self.critical:.1f} is allowed"
             return f"{seen}, {allowed}; {fits} than the declared settings"
         if self.can_tell:
             power = f"a temperature wrong by {self.power:.2f}× would be seen"
             return f"{seen}: they follow the declared settings; {power}"
-        more = f"needs about {self.missing:,} more tokens"
-        more = more if self.missing else "the model leaves no choice at all"
-        return f"{seen}: cannot tell, {more}"
+        if not self.missing:
+            return f"{seen}: cannot tell, the model leaves no choice at all"
+        return f"{seen}: cannot tell, needs about {self.missing:,} more tokens"
 
 
 def evidence_of(
@@ -274,8 +275,7 @@ def evidence_of(
     weights = likelihood_ratios(streams)
     if count_copies and len({s.prompt for s in samples}) < len(samples):
         weights[COPY] = copies(samples)
-    # Of the sum of a stream's surprises, under any dependence.
-    variance = sum(sum(math.sqrt(s.variance) for s in stream) ** 2 for stream in streams)
+    variance = variance_of(streams)
     excess = sum(s.surprise - s.entropy for s in samples)
     return Evidence(
         tokens=sum(len(s.ids) for s in samples),
@@ -287,6 +287,15 @@ def evidence_of(
         power=power_of(streams, len(weights), alpha),
         alpha=alpha,
     )
+
+
+def variance_of(streams: Streams) -> float:
+    """Of the sum of all surprises, nats^2, under any dependence within a stream."""
+    variances = []
+    for stream in streams:
+        deviation = sum(math.sqrt(sample.variance) for sample in stream)
+        variances.append(deviation**2)
+    return sum(variances)
 
 
 def first_zero(samples: Sequence[Sample]) -> tuple[int, int] | None:
@@ -306,10 +315,12 @@ def by_stream(samples: Sequence[Sample]) -> Streams:
 
 def likelihood_ratios(streams: Streams) -> dict[str, float]:
     """Fault -> log of the likelihood ratio of all samples."""
-    names = dict.fromkeys(name for stream in streams for s in stream for name in s.ratios)
-    weights = dict.fromkeys(names, 0.0)
+    weights: dict[str, float] = {}
     for stream in streams:
-        for name in names:
+        for sample in stream:
+            weights.update(dict.fromkeys(sample.ratios, 0.0))
+    for stream in streams:
+        for name in weights:
             weights[name] += log_mean([s.ratios.get(name, 0.0) for s in stream])
     return weights
 
