@@ -38,9 +38,14 @@ def as_recorded(old: Case, new: Case) -> Case:
     if new.raised is None:
         return dataclasses.replace(new, value=kept)
     raised = kept["raised"]
-    if old.raised is not None and OF_THIS_RUN.sub("", old.raised) == OF_THIS_RUN.sub("", raised):
+    if old.raised is not None and without_run(old.raised) == without_run(raised):
         raised = old.raised
     return dataclasses.replace(new, raised=raised)
+
+
+def without_run(raised: str) -> str:
+    """What was raised, without what is of one run alone."""
+    return OF_THIS_RUN.sub("", raised)
 
 
 # == Finding them ==
@@ -83,7 +88,9 @@ def leaf_parts(values: Sequence[Any], kind: type | None, at: Place) -> Iterator[
 
 def is_same_number(first: Any, other: Any) -> bool:
     """Whole numbers, such as a time in seconds, differ by their last digit already."""
-    return bool(other == first) if isinstance(first, int) else equal(first, other, 1e-6, 1e-9)
+    if isinstance(first, int):
+        return bool(other == first)
+    return equal(first, other, 1e-6, 1e-9)
 
 
 def common_kind(values: Sequence[Any]) -> type | None:
@@ -131,13 +138,15 @@ def unchanged(known: Sequence[Part], old: Any, new: Any) -> Any:
 
 def with_part(part: Part, at: Sequence[str | int], old: Any, new: Any) -> Any:
     if not at:
-        return old if has_form(part, old) and has_form(part, new) else new
+        is_changing = has_form(part, old) and has_form(part, new)
+        return old if is_changing else new
+    key, *rest = at
     try:
-        inner = with_part(part, at[1:], old[at[0]], new[at[0]])
+        inner = with_part(part, rest, old[key], new[key])
     except (KeyError, IndexError, TypeError):
         return new  # of another shape, which is compared
     copy: Any = dict(new) if isinstance(new, dict) else list(new)
-    copy[at[0]] = inner
+    copy[key] = inner
     return copy
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 # How a custom decode loop chose the ids of its row. The loop never feeds its last id to the model:
 # that id is known only where all ids were the likeliest, or where all were decoded.
-LIKELIEST, CHOSEN, BUT_THE_LAST = "likeliest", "chosen", "chosen, all but the last"
+LIKELIEST = "likeliest"
+CHOSEN = "chosen"
+BUT_THE_LAST = "chosen, all but the last"
 CHOSEN_BY_ITSELF = {CHOSEN, BUT_THE_LAST}
 
 STRUCTURED = "structured"  # the logits processor of structured output, whichever library applies it
@@ -102,7 +104,8 @@ def clip_places(ids: Sequence[int], token: int | None) -> list[range]:
     single = runs(ids, token)
     if not single or not single[0].start or single[-1].stop == len(ids):
         return single
-    opens, closes = ids[single[0].start - 1], ids[single[0].stop]
+    opens = ids[single[0].start - 1]
+    closes = ids[single[0].stop]
     found = list[range]()
     begins = list[int]()
     for index, one in enumerate(ids):
@@ -124,7 +127,8 @@ def string_lists(arguments: Any, name: str = "") -> Iterator[tuple[str, ...]]:
     named = says_stop(name)
     if isinstance(arguments, Mapping):
         for key, value in arguments.items():
-            yield from string_lists(value, f"{name}.{key}" if named else str(key))
+            inner = f"{name}.{key}" if named else str(key)
+            yield from string_lists(value, inner)
         return
     strings = [arguments] if isinstance(arguments, str) else arguments
     if not isinstance(strings, (list, tuple)):

@@ -11,7 +11,8 @@ from parity.record.rows import sourced
 
 SEED = 0
 # Added to torch's seed to mark its owner: generators on a CPU use its lower 32 bits only.
-NOBODY, SCRIPT = 1 << 32, 1 << 33
+NOBODY = 1 << 32
+SCRIPT = 1 << 33
 
 
 def seed_everything(seed: int, owner: int = NOBODY) -> None:
@@ -45,4 +46,6 @@ def generator_states() -> list[bytes]:
     others: list[Any] = [random.getstate()]
     if numpy := sys.modules.get("numpy.random"):
         others.append(numpy.get_state())
-    return [*(bytes(state.numpy()) for state in states), *map(pickle.dumps, others)]
+    found = [bytes(state.numpy()) for state in states]
+    found += map(pickle.dumps, others)
+    return found

@@ -59,7 +59,8 @@ class Keeper:
         if (fields := self._fields(value)) is not None:
             return fields
         if hasattr(value, "getexif") and self.store is not None:
-            return {"$image": self.store.put_blob(golden.image_bytes(value), ".png")}
+            png = golden.image_bytes(value)
+            return {"$image": self.store.put_blob(png, ".png")}
         if hasattr(value, "detach"):  # torch
             value = value.detach().cpu().float()
         if hasattr(value, "tolist") and getattr(value, "size", 0) is not None:  # numpy, too
@@ -81,10 +82,10 @@ class Keeper:
             own = vars(value)
         else:
             return None
-        fields = self.keep(own)
-        return (
-            {"$record": object_name(value)["$object"], "fields": fields} if self.paths else fields
-        )
+        fields: dict[str, Any] = self.keep(own)
+        if not self.paths:
+            return fields
+        return {"$record": object_name(value)["$object"], "fields": fields}
 
     def _settings(self, value: Any) -> dict[str, Any] | None:
         """A library's settings by the fields that are not the default. None for anything else, and
@@ -113,8 +114,10 @@ class Keeper:
         return text
 
     def _absolute_path(self, path: Path, text: str) -> Any:
-        if path.is_dir() and path.is_relative_to(Path.cwd()):
-            return path.relative_to(Path.cwd()).as_posix()
+        if path.is_dir():
+            here = Path.cwd()
+            if path.is_relative_to(here):
+                return path.relative_to(here).as_posix()
         if path.is_relative_to(TEMPORARY) and not path.exists():
             inner = path.relative_to(TEMPORARY).parts[1:]
             if inner:
@@ -123,13 +126,17 @@ class Keeper:
         return text
 
     def _name(self, text: str, name: str) -> None:
-        self.files[os.path.abspath(text)] = self.files[text] = name
+        self.files[os.path.abspath(text)] = name
+        self.files[text] = name
 
 
 def place_of_file(path: Path) -> str:
     """Where a file lies below the working directory; of one elsewhere its name alone."""
-    whole, here = Path(os.path.abspath(path)), Path.cwd()
-    return whole.relative_to(here).as_posix() if whole.is_relative_to(here) else path.name
+    whole = Path(os.path.abspath(path))
+    here = Path.cwd()
+    if not whole.is_relative_to(here):
+        return path.name
+    return whole.relative_to(here).as_posix()
 
 
 def text_by_name(text: str, files: Mapping[str, str]) -> str:
