@@ -67,8 +67,9 @@ class Before:
         self.taken = list[Fields]()
         self.forwards = dict[Ids, list[ForwardRow]]()
         for event in events:
-            for row in event.rows if isinstance(event, Forward) else ():
-                self.forwards.setdefault(row.ids, []).append(row)
+            if isinstance(event, Forward):
+                for row in event.rows:
+                    self.forwards.setdefault(row.ids, []).append(row)
         self.turns = Counter[Ids]()  # how often these ids were asked for
         self.know(events)
 
@@ -76,9 +77,11 @@ class Before:
         """The templates of these events alone, and their texts, too."""
         self.templates = [event for event in events if isinstance(event, Template)]
         for event in events:
-            for raw, text in zip(event.ids, event.texts) if isinstance(event, Tokens) else ():
-                ids = collapsed(raw, self.placeholders)
-                self.texts[ids] = self.unmarked[ids[1:]] = text
+            if isinstance(event, Tokens):
+                for raw, text in zip(event.ids, event.texts):
+                    ids = collapsed(raw, self.placeholders)
+                    self.texts[ids] = text
+                    self.unmarked[ids[1:]] = text
 
     def chat_stages(self, text: str) -> Fields:
         """The text of a prompt, and the chat that it was rendered from."""
@@ -96,21 +99,25 @@ class Before:
         if text is not None:
             return Text(text)
         begin = longest_beginning(self.texts, ids)
-        text = self.texts.get(begin)
-        if begin and (scored or folded_images(self.texts[begin]) in self._rendered()):
-            return Text(text, len(ids) - len(begin))
-        if self.cut(ids):
-            text = None
+        if begin and (scored or self._is_rendered(self.texts[begin])):
+            return Text(self.texts[begin], len(ids) - len(begin))
         # Markers were tokenized apart from what stands between them.
-        return Text(joined_text(self.texts, ids) or text)
+        joined = joined_text(self.texts, ids)
+        if joined or self.cut(ids):
+            return Text(joined or None)
+        return Text(self.texts.get(begin))
 
-    def _rendered(self) -> set[str]:
-        return {folded_images(text) for event in self.templates for text in event.texts}
+    def _is_rendered(self, text: str) -> bool:
+        """Whether a chat template gave this text."""
+        folded = folded_images(text)
+        return any(folded in map(folded_images, event.texts) for event in self.templates)
 
     def cut(self, prompt_ids: Sequence[int]) -> str:
         """Which part of a text these ids are, where they are its beginning or its end; else ""."""
         ids = collapsed(prompt_ids, self.placeholders)
-        for text in self.texts if ids else ():
+        if not ids:
+            return ""
+        for text in self.texts:
             if text[: len(ids)] == ids:
                 return f"first {len(ids)} of {len(text)}"
             if text[-len(ids) :] == ids:
@@ -137,10 +144,13 @@ class Before:
 
     def _rows_with_masked(self, ids: Ids) -> list[ForwardRow]:
         """The first row that ends or begins with these ids, some of which are masked."""
-        for rows in self.forwards.values() if ids else ():
+        if not ids:
+            return []
+        for rows in self.forwards.values():
             for row in rows:
-                ends = row.whole[-len(ids) :], row.whole[: len(ids)]
-                if ids in ends:
+                beginning = row.whole[: len(ids)]
+                end = row.whole[-len(ids) :]
+                if ids in (beginning, end):
                     return [row]
         return []
 
@@ -155,12 +165,10 @@ class Before:
     def check_clips(self, outputs: Sequence[Output]) -> None:
         """Raise GoldenError where clips are left that no prompt has taken: the wrong ones may have
         been."""
-        left = len(self.pictures[self.placeholders.clip])
-        if (
-            left
-            and self.placeholders.clip
-            and not any(one.reported.get("images") for one in outputs)
-        ):
+        clip = self.placeholders.clip
+        left = len(self.pictures[clip])
+        are_reported = any(one.reported.get("images") for one in outputs)
+        if left and clip and not are_reported:
             raise golden.GoldenError(
                 f"{left} videos more went through a processor than the prompts hold, so which is "
                 "whose is not known: process each once, right before it is asked about"
@@ -172,7 +180,9 @@ def complete_loop(output: Output, later: Events) -> None:
     if output.reported.get("loop") != BUT_THE_LAST:
         return
     for event in later:
-        for ids in event.ids if isinstance(event, Decode) else ():
+        if not isinstance(event, Decode):
+            continue
+        for ids in event.ids:
             if len(ids) > 1 and ids[:-1] == output.output_ids:
                 output.output_ids = output.new_ids = ids
                 output.reported["loop"] = CHOSEN
@@ -198,12 +208,9 @@ def row_of(output: Output, call: ModelCall, before: Before, later: Events) -> Fi
         stages["prompt_text"] = folded_images(stages["prompt_text"])
     elif cut := before.cut(output.prompt_ids):
         output.request["cut"] = cut
+    pictures = stages.get("images") or before.take_pictures(output)
     own = {
-        "images": placed_pictures(
-            stages.get("images") or before.take_pictures(output),
-            output.prompt_ids,
-            call.placeholders,
-        ),
+        "images": placed_pictures(pictures, output.prompt_ids, call.placeholders),
         "batch": output.batch,
         "request": output.request,
         "sampling": output.sampling or call.sampling,
@@ -230,8 +237,10 @@ def rows_of(events: Events, store: golden.Store | None) -> list[Fields]:
         since = index
         if any(by_itself(output.reported) for output in event.outputs):
             before.know(events[:index])  # their texts may be older than what was read last
+        later = events[index:]
         for output in event.outputs:
-            found.append(stored_row(row_of(output, event, before, events[index:]), store))
+            row = row_of(output, event, before, later)
+            found.append(stored_row(row, store))
         before.check_clips(event.outputs)
     return found
 
@@ -252,7 +261,8 @@ def with_script_seed(rows: Sequence[Row], seed: int | None) -> Iterator[Any]:
         if seed is None or own.get("from") != "script":
             yield row
         else:
-            yield {**row, "request": {**row.get("request", {}), "script_seed": seed}}
+            request = {**row.get("request", {}), "script_seed": seed}
+            yield {**row, "request": request}
 
 
 def split_calls(events: list[Event], keep: int) -> tuple[list[list[Event]], list[Event]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import itertools
 import os
 import re
 import shutil
@@ -103,7 +104,9 @@ def expect_file(site: Site, command: Sequence[str]) -> None:
     """Raise ValueError where a module that was not found is misspelt, or a file is not there."""
     folders = {Path.cwd(), *(script.parent for script in scripts_in(command))}
     ending = ".py" if site.module.endswith(".py") else ""
-    near = {f"{file.stem}{ending}" for folder in folders for file in folder.glob("*.py")}
+    near = set[str]()
+    for folder in folders:
+        near.update(f"{file.stem}{ending}" for file in folder.glob("*.py"))
     if close := difflib.get_close_matches(site.module, sorted(near), n=1, cutoff=0.7):
         guess = f"{close[0]}:{site.attribute}"
         raise ValueError(f"there is no {site.module}; did you mean {guess}?")
@@ -165,17 +168,21 @@ def site_lines(site: str, cases: Sequence[Case]) -> Iterator[str]:
             f"{site} returns nothing: its prompts and tokens are compared, what it does with "
             "the answers is not; a function that returns them is the better site"
         )
-    sampled = [
-        case.case for case in cases if CHOSEN_BY_ITSELF & {row.get("loop") for row in case.rows}
-    ]
+    rows = list[Row]()
+    sampled = list[str]()
+    parts = set[str]()
+    for case in cases:
+        rows += case.rows
+        if any(row.get("loop") in CHOSEN_BY_ITSELF for row in case.rows):
+            sampled.append(case.case)
+        parts.update(place_name(part["at"]) for part in case.changing)
     if sampled:
         yield (
             f"{site} chooses other tokens than the likeliest in a loop of its own "
             f"({', '.join(sampled)}), by settings that are not seen: they are held against "
             "those of the moved code, which takes some hundred tokens; or record it greedy"
         )
-    yield from unfollowed_lines(site, [row for case in cases for row in case.rows])
-    parts = {place_name(part["at"]) for case in cases for part in case.changing}
+    yield from unfollowed_lines(site, rows)
     if parts:
         yield f"{site} gives another {', '.join(sorted(parts))} each time, which is not compared"
 
@@ -294,7 +301,7 @@ def never_reached(cases: Sequence[Case]) -> Iterator[str]:
         texts = list[str]()
         is_reached = False
         for case in own:
-            by_hand = [stop for stops in string_lists(case.arguments) for stop in stops]
+            by_hand = [*itertools.chain.from_iterable(string_lists(case.arguments))]
             for row in case.rows:
                 texts += [*declared_stops(row), *by_hand]
                 is_reached |= reaches_stop(row, by_hand)

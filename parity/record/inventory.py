@@ -65,8 +65,12 @@ def run_prune(args: argparse.Namespace) -> int:
         unused, broken = unused_files(store)
     remove_files(unused, really=args.yes)
     idle = 0 if args.cases else prune_acceptances(store, args.yes)
-    count = f"{len(unused)} files" + (f", {idle} acceptances" if idle else "")
-    print(count + ("" if args.yes or not (unused or idle) else "; --yes removes them"))
+    count = f"{len(unused)} files"
+    if idle:
+        count += f", {idle} acceptances"
+    if (unused or idle) and not args.yes:
+        count += "; --yes removes them"
+    print(count)
     return 3 if broken else 0
 
 
@@ -79,7 +83,10 @@ def remove_files(paths: Sequence[Path], *, really: bool) -> None:
 
 def named_files(store: Store, cases: Sequence[str]) -> list[Path]:
     chosen = chosen_cases(store, *split_cases(known_names(store, cases, must_exist=True)))
-    return [store.path(site, name) for site, names in chosen.items() for name in names]
+    paths = list[Path]()
+    for site, names in chosen.items():
+        paths += [store.path(site, name) for name in names]
+    return paths
 
 
 def unused_files(store: Store) -> tuple[list[Path], bool]:

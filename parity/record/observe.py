@@ -66,7 +66,9 @@ THREADS: TapTable = {
     "concurrent.futures.thread": {"ThreadPoolExecutor.submit": tap_pool},
 }
 TABLES = (THREADS, text.TAPS, images.TAPS, transformers.TAPS, loops.TAPS, vllm.TAPS)
-LIBRARY_TAPS = {module: taps for table in TABLES for module, taps in table.items()}
+LIBRARY_TAPS = dict[str, Mapping[str, ListenerTap]]()
+for table in TABLES:
+    LIBRARY_TAPS.update(table)
 
 
 def text_models() -> list[type]:

@@ -81,7 +81,8 @@ def run_observed(
     environ = observed_environ(Setup(str(folder), sites, loose, seed, starting))
     if limits is not None:
         return run_limited(command, environ, folder, limits)
-    return collect(folder, subprocess.run(command, env=environ, check=False).returncode)
+    ended = subprocess.run(command, env=environ, check=False)
+    return collect(folder, ended.returncode)
 
 
 def observed_environ(setup: Setup) -> dict[str, str]:
@@ -152,7 +153,7 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
     over then."""
     lines = read_lines(folder)
     if before is not None:
-        lines = [line for line in lines if line.at < before or not line.content.get("function")]
+        lines = [line for line in lines if is_whole_call(line, before)]
     several = len({line.rank for line in lines}) > 1
     cases = list[Case]()
     failures = list[str]()
@@ -179,6 +180,12 @@ def collect(folder: Path, returncode: int, before: int | None = None) -> Seen:
     )
 
 
+def is_whole_call(line: Line, before: int) -> bool:
+    """Whether a line stands though its process was interrupted: a site's call that ended later does
+    not."""
+    return line.at < before or not line.content.get("function")
+
+
 def read_lines(folder: Path) -> list[Line]:
     """The last line of a process that was killed may be cut."""
     lines = list[Line]()
@@ -192,7 +199,9 @@ def read_lines(folder: Path) -> list[Line]:
 def read_case(line: Line, several: bool) -> Case:
     """several: there are several ranks, which count from 1 each."""
     case = Case.from_json(line.content)
-    return dataclasses.replace(case, case=f"r{line.rank}-{case.case}") if several else case
+    if not several:
+        return case
+    return dataclasses.replace(case, case=f"r{line.rank}-{case.case}")
 
 
 def with_unique_names(cases: Sequence[Case]) -> Iterator[Case]:
@@ -201,7 +210,9 @@ def with_unique_names(cases: Sequence[Case]) -> Iterator[Case]:
     for case in cases:
         seen[case.site, case.case] += 1
         count = seen[case.site, case.case]
-        yield case if count == 1 else dataclasses.replace(case, case=f"{case.case}-p{count}")
+        if count > 1:
+            case = dataclasses.replace(case, case=f"{case.case}-p{count}")
+        yield case
 
 
 # == Goldens ==
@@ -257,14 +268,17 @@ def record(
         for number in range(1, repeat):
             time.sleep(1)  # for a clock of whole seconds to say something else
             again.append(run(str(number), seed))
-        others = [run(f"s{number}", (seed or 0) + number) for number in range(1, samples + 1)]
+        others = []
+        for number in range(1, samples + 1):
+            others.append(run(f"s{number}", (seed or 0) + number))
         cases = [with_other_runs(case, again, others) for case in first.cases]
         return put_goldens(first, cases, store, overwrite)
 
 
 def with_other_runs(case: Case, again: Sequence[Seen], others: Sequence[Seen]) -> Case:
     """A case with what further runs tell. again: with the same seed.   others: with other ones."""
-    case = dataclasses.replace(case, samples=tuple(one.value for one in same_cases(case, others)))
+    samples = tuple(other.value for other in same_cases(case, others))
+    case = dataclasses.replace(case, samples=samples)
     if not again:
         return case
     repeated = [as_recorded(case, other) for other in same_cases(case, again)]
@@ -346,7 +360,8 @@ def is_known(store: Store, case: Case, overwrite: bool) -> bool:
 
 def says_more(store: Store, case: Case) -> bool:
     """Whether a recording says what older releases did not keep: where files lay, defaults."""
-    old, new = map(fields_of, (store.read(case.site, case.case), case))
+    old = fields_of(store.read(case.site, case.case))
+    new = fields_of(case)
     return any(old.get(name) != new.get(name) for name in ("arguments", "defaults"))
 
 
