@@ -57,8 +57,11 @@ def listed_plugins(plugins: Any) -> Sequence[Any]:
 
 def names_with_hook(plugins: Sequence[Any], *hooks: str) -> list[str]:
     """Names of the plugins that have one of these hooks."""
-    hooked = (one for one in plugins if any(getattr(one, hook, None) for hook in hooks))
-    return [getattr(one, "name", "plugin") for one in hooked]
+    names = []
+    for plugin in plugins:
+        if any(getattr(plugin, hook, None) for hook in hooks):
+            names.append(getattr(plugin, "name", "plugin"))
+    return names
 
 
 def plugin_settings(plugins: Sequence[Any], names: Sequence[str]) -> Fields:
@@ -97,7 +100,9 @@ def engine_sampling(
     settings = Fields()
     for name, neutral in NEUTRAL.items():
         entry = effective.get(name, sourced(neutral, "default"))
-        settings[name] = entry if entry["value"] is not None else {**entry, "value": neutral}
+        if entry["value"] is None:
+            entry = {**entry, "value": neutral}
+        settings[name] = entry
     below = settings_below(events)
     processors = names_with_hook(plugins, "logits", "hf_logits_processors")
     # Handed down as functions, which do not say what they are.
@@ -243,9 +248,10 @@ class Below:
             if isinstance(event, Params):
                 self.received.setdefault(event.prompt_ids, []).append(event)
                 self.computed[self.collapsed(event.prompt_ids)] += 1
-            for output in event.outputs if isinstance(event, ModelCall) else ():
-                self.batches[tuple(output.prompt_ids)] = output.batch
-                self.computed[self.collapsed(output.prompt_ids)] += 1
+            elif isinstance(event, ModelCall):
+                for output in event.outputs:
+                    self.batches[tuple(output.prompt_ids)] = output.batch
+                    self.computed[self.collapsed(output.prompt_ids)] += 1
 
     def collapsed(self, ids: Sequence[int]) -> Ids:
         return collapsed(ids, self.placeholders)
@@ -316,31 +322,27 @@ class EngineReader:
         self.prompts = prompts
         self.events = events
         self.below = Below(engine, events)
-        # Of these the model was asked; a request that was refused may hold another one's answer.
-        self.answered = {
-            number: result
-            for number, result in enumerate(results)
-            if hasattr(result, "finish_reason") and number in prompts
-        }
+        self.answered = dict[int, Any]()
         self.lengths = dict[Ids, list[tuple[int, int]]]()
-        for number, result in self.answered.items():
-            prompt = prompts[number].prompt
-            pair = prompt.length, len(result.prompt_token_ids)
-            self.lengths.setdefault(tuple(prompt.token_ids), []).append(pair)
+        for number, result in enumerate(results):
+            # Of others the model was not asked; one that was refused may hold another one's answer.
+            if hasattr(result, "finish_reason") and number in prompts:
+                self.answered[number] = result
+                prompt = prompts[number].prompt
+                lengths = self.lengths.setdefault(tuple(prompt.token_ids), [])
+                lengths.append((prompt.length, len(result.prompt_token_ids)))
         made = [one.prompt for one in prompts.values() if hasattr(one.prompt, "token_ids")]
         unlike = {request_key(prompt): tuple(prompt.token_ids) for prompt in made}
         self.requested = Counter(map(self.below.collapsed, unlike.values()))
 
     def call(self) -> ModelCall:
-        samples = [
-            (number, index, sample)
-            for number, result in self.answered.items()
-            for index, sample in enumerate(result.samples or (result,))
-        ]
+        samples = []
+        for number, result in self.answered.items():
+            for index, sample in enumerate(result.samples or (result,)):
+                samples.append((number, index, sample))
         effective = samples[-1][2].effective if samples else self.engine.effective(self.options)
-        sampling = engine_sampling(
-            effective, field_of(self.options, "seed"), self.events, self.plugins
-        )
+        seed = field_of(self.options, "seed")
+        sampling = engine_sampling(effective, seed, self.events, self.plugins)
         return ModelCall(
             [self.output(*one, sampling) for one in samples],
             model_stage(self.engine.model),
@@ -360,7 +362,8 @@ class EngineReader:
         }
         ids = list(sample.token_ids)
         prompt_ids = list(sample.prompt_token_ids)
-        images = self.below.pictures(made.prompt, prompt_ids, tuple(made.prompt.token_ids))
+        asked_ids = tuple(made.prompt.token_ids)
+        images = self.below.pictures(made.prompt, prompt_ids, asked_ids)
         request = self.request(number, index, sample)
         return Output(
             prompt_ids,
@@ -485,8 +488,10 @@ def read_scores(
     engine: Any, prompts: Sequence[Any], events: Events, scores: Sequence[Any]
 ) -> ModelCall:
     """prompts: of the scores, as far as they were seen."""
-    forwards = [event for event in events if isinstance(event, Forward)]
-    read = [row.ids for event in forwards for row in event.rows]
+    read = list[Ids]()
+    for event in events:
+        if isinstance(event, Forward):
+            read += [row.ids for row in event.rows]
     below = Below(engine, events)
     outputs = []
     for score, prompt in itertools.zip_longest(scores, prompts):

@@ -58,11 +58,13 @@ def clip_picture(frames: Any, rate: float | None, indices: Any, budget: list[int
     """A clip as an image among a row's. rate: frames per second of the video.   indices: of the
     frames in it."""
     strip = film_strip(frames)
+    if indices is None:
+        indices = range(len(frames))
     return {
         "sha256": pixel_digest(strip),
         "size": [strip.width, strip.height // len(frames)],
         "fps": rate,
-        "indices": [*map(int, range(len(frames)) if indices is None else indices)],
+        "indices": [*map(int, indices)],
         "budget": budget,
         "pixels": strip,
     }
@@ -87,7 +89,8 @@ def budget_of(processor: Any, kwargs: Arguments) -> list[int] | None:
 
 
 def read_images(call: Invocation, result: Any, _: Events) -> Images:
-    processor, given = call.owner, call.arguments
+    processor = call.owner
+    given = call.arguments
     images = [as_rgb(image) for image in flat_images(given["images"])]
     budget = budget_of(processor, given)
     pictures = [
@@ -99,7 +102,8 @@ def read_images(call: Invocation, result: Any, _: Events) -> Images:
     if merge:
         for picture in pictures:
             if "grid" in picture:
-                picture["tokens"] = math.prod(picture["grid"]) // merge**2
+                patches = math.prod(picture["grid"])
+                picture["tokens"] = patches // merge**2
     return Images(pictures)
 
 
@@ -119,10 +123,10 @@ def add_patches(pictures: Sequence[Fields], result: Any, values: str, grids: str
 def read_clips(call: Invocation, result: Any, _: Events) -> Images:
     """The frames that a video processor takes, before it does anything to them."""
     budget = budget_of(call.owner, {})
-    clips = zip(*result)
-    return Images(
-        [clip_picture(frames, known.fps, known.frames_indices, budget) for frames, known in clips]
-    )
+    pictures = []
+    for frames, known in zip(*result):
+        pictures.append(clip_picture(frames, known.fps, known.frames_indices, budget))
+    return Images(pictures)
 
 
 def read_clip_patches(call: Invocation, result: Any, inner: Events) -> None:
@@ -141,7 +145,11 @@ def patches_of_images(values: Any, grids: Sequence[Sequence[int]]) -> Sequence[A
 
 def pictures_of(events: Iterable[Event]) -> list[Fields]:
     """All images that went through an image processor."""
-    return [one for event in events if isinstance(event, Images) for one in event.pictures]
+    found = list[Fields]()
+    for event in events:
+        if isinstance(event, Images):
+            found += event.pictures
+    return found
 
 
 def take_next(queues: Mapping[int | None, list[Any]], tokens: Sequence[int | None]) -> list[Any]:
@@ -174,7 +182,7 @@ def placed_pictures(
 
 def mean_and_deviation(values: Any) -> list[float]:
     values = values.float()
-    found = values.mean(), values.std()
+    found = (values.mean(), values.std())
     return [round(float(value), 4) for value in found]
 
 
@@ -184,7 +192,8 @@ def kept_picture(picture: Mapping[str, Any], store: golden.Store | None) -> Fiel
     pixels = picture.get("pixels")
     if store is None or pixels is None or pixels.width * pixels.height > LARGEST_IMAGE:
         return kept
-    return {**kept, "blob": store.put_blob(golden.image_bytes(pixels), ".png")}
+    png = golden.image_bytes(pixels)
+    return {**kept, "blob": store.put_blob(png, ".png")}
 
 
 # vLLM warms itself up with images of its own.

@@ -97,12 +97,14 @@ class LoopReading:
             output.reported |= {"scored": True, "loop": None}
             return
         own = self._without_pads(output.new_ids)
-        always = all(self.is_likeliest[: len(own)])
         output.output_ids = own
-        if always and self.best is not None and own[-1] not in self.ends:
-            output.output_ids = [*own, self.best]
+        loop = BUT_THE_LAST
+        if all(self.is_likeliest[: len(own)]):
+            loop = LIKELIEST
+            if self.best is not None and own[-1] not in self.ends:
+                output.output_ids = [*own, self.best]
         output.whole = [*output.prompt_ids, *output.output_ids]
-        output.reported |= {"scored": None, "loop": LIKELIEST if always else BUT_THE_LAST}
+        output.reported |= {"scored": None, "loop": loop}
 
     def _without_pads(self, ids: list[int]) -> list[int]:
         """Ids without what stands behind the end while others go on; all of them where the sequence
@@ -214,11 +216,12 @@ class Loops:
         past."""
         found = dict[int, LoopReading]()
         for index, ids in rows.items():
-            key = id(model), ids[:-1]
+            key = (id(model), ids[:-1])
             known = self.texts.pop(key, [])
             fitting = (one for one in known if len(one.ids) == len(ids) - 1)
             reading = next(fitting, None)
-            if others := [one for one in known if one is not reading]:
+            others = [one for one in known if one is not reading]
+            if others:
                 self.texts[key] = others
             if reading is not None:
                 reading.read_on(ids[-1:], reading.width, "choice")
@@ -245,13 +248,16 @@ class Loops:
 
     def _remember(self, model: Any, readings: Sequence[LoopReading]) -> None:
         for reading in readings:
-            key = id(model), tuple(reading.ids)
+            key = (id(model), tuple(reading.ids))
             self.texts.setdefault(key, []).append(reading)
 
     def sample_from(self, generator: Any = None) -> None:
         """Random numbers are taken: from a generator of the code's own, or the process's."""
-        is_own = generator is not None and generator is not sys.modules["torch"].default_generator
-        self.seed = sourced(generator.initial_seed(), "process") if is_own else process_seed()
+        process = sys.modules["torch"].default_generator
+        if generator is None or generator is process:
+            self.seed = process_seed()
+        else:
+            self.seed = sourced(generator.initial_seed(), "process")
 
     def end(self, readings: Sequence[LoopReading], given: Arguments, result: Any) -> None:
         """The forward, after it: what it says of the next ids, and its past."""
@@ -262,7 +268,7 @@ class Loops:
                 reading.output.request["process"] = self.seed
         past = past_of(lambda name: getattr(result, name, None))
         if past is not None and readings:
-            self.pasts[past] = [*readings], self
+            self.pasts[past] = ([*readings], self)
         logits = getattr(result, "logits", None)
         if logits is not None and logits.ndim == 3:  # [B, S, V]
             expect_likeliest(readings, given, logits)
@@ -314,8 +320,9 @@ def looped_ids(
     if is_whole and len(ids) == 1:
         return "choice"
     texts = dict.fromkeys(known(), "")
-    is_text = whole in texts or any(are_texts_joined(texts, part) for part in (ids, ids[1:]))
-    return "text" if is_text else "lost"
+    if whole in texts or are_texts_joined(texts, ids) or are_texts_joined(texts, ids[1:]):
+        return "text"
+    return "lost"
 
 
 def are_texts_joined(texts: Mapping[Ids, str], ids: Sequence[int]) -> bool:

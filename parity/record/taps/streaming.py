@@ -80,7 +80,8 @@ def tap_stream_prompt(listener: Listener, call: Invocation) -> Any:
         site.branches.append((len(site.events), branch))
         counted = call_of_site(site).memory.of(Counted)
         plugins = next((given for kept, given in maker._plans.values() if kept is plan), ())
-        streamed = StreamedPrompt(maker.engine, list(plugins), made, counted[maker], branch)
+        number = counted[maker]
+        streamed = StreamedPrompt(maker.engine, list(plugins), made, number, branch)
         counted[maker] += 1
         listener.memory.of(Streamed)[id(prompt)] = streamed
     return prompt
@@ -160,8 +161,8 @@ def runs_natively(replay: Any, engine: Any, given: Mapping[str, Any]) -> bool:
     if replay.put_back:
         return False
     options = given.get("options")
-    fields = {"logits": None if options is None else field_of(options, "logits")}
-    hooked = replay.needs_hook(fields, listed_plugins(given.get("plugins")))
+    logits = None if options is None else field_of(options, "logits")
+    hooked = replay.needs_hook({"logits": logits}, listed_plugins(given.get("plugins")))
     return replay.engine(engine, hooked=hooked) is engine
 
 
@@ -169,12 +170,17 @@ def batch_results(
     module: Any, engine: Any, requests: Sequence[Any], options: Any, how: Mapping[str, Any]
 ) -> list[Any]:
     """What the batch verbs give, in order; requests with images and without are two calls."""
-    has_images = [
-        module.has_images(module.build(module.VlmGenerationRequest, one)) for one in requests
-    ]
+    with_images = list[int]()
+    without = list[int]()
+    for place, one in enumerate(requests):
+        request = module.build(module.VlmGenerationRequest, one)
+        if module.has_images(request):
+            with_images.append(place)
+        else:
+            without.append(place)
     answers = list[Any](requests)
-    for kind, verb in ((False, engine.generate_text_batch), (True, engine.generate_vlm_batch)):
-        places = [place for place, has in enumerate(has_images) if has is kind]
+    verbs = ((without, engine.generate_text_batch), (with_images, engine.generate_vlm_batch))
+    for places, verb in verbs:
         if places:
             results = verb([requests[place] for place in places], options, **how)
             for place, result in zip(places, results):
@@ -198,7 +204,8 @@ def tap_stream(listener: Listener, call: Invocation) -> Any:
 
 def pieces(module: Any, results: Sequence[Any]) -> Iterator[Any]:
     for index, result in enumerate(results):
-        text, ids = getattr(result, "text", ""), getattr(result, "token_ids", ())
+        text = getattr(result, "text", "")
+        ids = getattr(result, "token_ids", ())
         yield module.Piece(index, text, ids, result)
 
 
@@ -217,7 +224,9 @@ async def submitted(call: Invocation, engine: Any, request: Any) -> Any:
     how = {"plugins": given.get("plugins", ())}
     [result] = batch_results(module, engine, [request], given.get("options"), how)
     work = module.Work(0, None, None, lambda over: None)
-    work.text, work.token_ids, work.result = result.text, result.token_ids, result
+    work.text = result.text
+    work.token_ids = result.token_ids
+    work.result = result
     return module.Answer(work, module.asyncio.Event())
 
 

@@ -66,11 +66,13 @@ def read_template(call: Invocation, result: Any, inner: Events) -> Template:
 
 def template_arguments(given: Arguments) -> Fields:
     """What the template was told beside the chat."""
-    return {
-        name: value
-        for name, value in given.items()
-        if name not in NOT_FOR_THE_TEMPLATE and (name in SWITCHES or value not in (None, False))
-    }
+    found = Fields()
+    for name, value in given.items():
+        if name in NOT_FOR_THE_TEMPLATE:
+            continue
+        if name in SWITCHES or value not in (None, False):
+            found[name] = value
+    return found
 
 
 def plain_json(value: Any) -> Any:
@@ -84,7 +86,8 @@ def plain_chat(chat: Any, text: str) -> list[Any]:
     found = []
     for entry in chat:
         fields = {**entry, "content": entry.get("content")}
-        found.append(plain_json({name: plain_content(fields[name], text) for name in fields}))
+        plain = {name: plain_content(value, text) for name, value in fields.items()}
+        found.append(plain_json(plain))
     return found
 
 
@@ -128,12 +131,20 @@ def read_tokens(call: Invocation, result: Any, _: Events) -> Tokens | None:
 
 
 def tokenized_texts(events: Iterable[Event]) -> list[str]:
-    return [text for event in events if isinstance(event, Tokens) for text in event.texts]
+    found = list[str]()
+    for event in events:
+        if isinstance(event, Tokens):
+            found += event.texts
+    return found
 
 
 def known_ids(events: Iterable[Event]) -> set[Ids]:
     """Ids that a tokenizer gave, without padding."""
-    return {tuple(ids) for event in events if isinstance(event, Tokens) for ids in event.ids}
+    found = set[Ids]()
+    for event in events:
+        if isinstance(event, Tokens):
+            found.update(map(tuple, event.ids))
+    return found
 
 
 def joined_text(texts: Mapping[Ids, str], ids: Ids) -> str | None:
@@ -218,8 +229,10 @@ def decode_stages(output: Output, later: Iterable[Event]) -> Fields:
         return {}
     first = dict(found[0])
     text = first.pop("text")
-    several = {"decodes": found} if len(found) > 1 else {}
-    return {"decode": first, "text": text, **several}
+    stages = {"decode": first, "text": text}
+    if len(found) > 1:
+        stages["decodes"] = found
+    return stages
 
 
 # == The chat of an engine's request ==

@@ -42,10 +42,16 @@ class Batch:
         self.given = given
         self.ids = given["input_ids"]  # [B, S]
         self.placeholders = placeholders
-        tensors = {name for name, value in given.items() if hasattr(value, "shape")}
-        mappings = {name for name, value in given.items() if isinstance(value, dict) and value}
-        like_ids = {name for name in tensors if given[name].shape == self.ids.shape}
-        self.names = (tensors | mappings) - UNSEEN_BY_ROWS
+        names = set[str]()
+        like_ids = set[str]()
+        for name, value in given.items():
+            if hasattr(value, "shape"):
+                names.add(name)
+                if value.shape == self.ids.shape:
+                    like_ids.add(name)
+            elif isinstance(value, dict) and value:
+                names.add(name)
+        self.names = names - UNSEEN_BY_ROWS
         self.per_token = sorted(self.names & like_ids)
         self.mask = given["attention_mask"] if "attention_mask" in like_ids else None
 
@@ -109,13 +115,16 @@ def positions_of(positions: Any, row: int, own: Sequence[int]) -> str:
     that are packed into one row, wherever it begins.
     """
     axes = positions if positions.ndim == 3 else positions[None]  # [axes, B, S]
-    own_axes = axes[:, min(row, axes.shape[1] - 1)]
-    values = [[int(axis[column]) for column in own] for axis in own_axes]
+    values = []
+    for axis in axes[:, min(row, axes.shape[1] - 1)]:
+        values.append([int(axis[column]) for column in own])
     if own and len(values) == TEXT_AND_ROTARY_AXES:
-        values[0] = [value - values[0][0] for value in values[0]]
+        begin = values[0][0]
+        values[0] = [value - begin for value in values[0]]
     first = values[0][0] if own else 0
     plain = [*range(first, first + len(own))]
-    return f"from {first}" if all(axis == plain for axis in values) else short_digest(values)
+    is_plain = all(axis == plain for axis in values)
+    return f"from {first}" if is_plain else short_digest(values)
 
 
 def picture_sums(given: Arguments, name: str, grid: str) -> list[list[float]]:
@@ -131,7 +140,7 @@ def picture_sums(given: Arguments, name: str, grid: str) -> list[list[float]]:
         own = image.detach().float().flatten()
         torch = sys.modules["torch"]
         weights = torch.linspace(-1, 1, len(own), device=own.device)
-        sums = own.mean(), own.std(), (own * weights).mean()
+        sums = (own.mean(), own.std(), (own * weights).mean())
         found.append([round(float(value), 4) for value in sums])
     return found
 
@@ -307,7 +316,8 @@ class GenerateSettings:
         most_source = self.source("max_new_tokens", most)
         if most is None:
             most = config.max_length - length
-        least = max(config.min_new_tokens or 0, (config.min_length or 0) - length)
+        min_length = config.min_length or 0
+        least = max(config.min_new_tokens or 0, min_length - length)
         return {
             "end_ids": sourced(sorted(ends), self.source("eos_token_id", config.eos_token_id)),
             "strings": by_caller(strings),
@@ -358,7 +368,8 @@ class Padding:
         """Where the own ids of a row begin and end that the mask shows whole."""
         if pads := self._pads_before_known(ids):
             return pads, len(ids)
-        begin, end = 0, len(ids)
+        begin = 0
+        end = len(ids)
         if not self.unmasked or self.pad is None:
             return begin, end
         while self._is_padded(ids[begin:]) and self._is_left_pad(ids[begin:]):
@@ -375,7 +386,9 @@ class Padding:
 
     def _pads_before_known(self, ids: list[int]) -> int:
         """How many equal ids stand before a known text."""
-        if not self.ragged or not ids or ids[0] == self.bos or tuple(ids) in self.known:
+        if not self.ragged or not ids:
+            return 0
+        if ids[0] == self.bos or tuple(ids) in self.known:
             return 0
         for count in range(1, len(ids) + 1):
             if ids[count - 1] != ids[0]:
@@ -404,7 +417,9 @@ def strip_prompts(
         masks = id_lists(mask)
     else:
         hidden = None if pad in ends else pad
-        masks = [[int(token != hidden) for token in ids] for ids in prompts]
+        masks = []
+        for ids in prompts:
+            masks.append([int(token != hidden) for token in ids])
     ragged = any(tuple(ids) in known for ids in prompts)
     padding = Padding(pad, hidden is None, known, first_id(config.bos_token_id), ragged)
     return [*map(padding.strip, prompts, masks)]
@@ -419,7 +434,8 @@ def read_generate(
     given = call.arguments
     config = resolved.config
     inputs = given.get("input_ids", given.get("inputs"))
-    generated = id_lists(inputs if result is None else getattr(result, "sequences", result))
+    sequences = inputs if result is None else getattr(result, "sequences", result)
+    generated = id_lists(sequences)
     prompts = [[]] * len(generated) if inputs is None else id_lists(inputs)
     length = 0 if model.config.is_encoder_decoder else len(prompts[0])
     settings = GenerateSettings(given, resolved, model.generation_config)

@@ -63,10 +63,17 @@ def never_text(
 ) -> Fields:
     """Of stop strings, those that never end a row: they hold a special token, which the searched
     text leaves out, or are the text of an id that ends the row by itself."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}) if strings else {}
-    special = [token.content for token in added.values() if token.special and skip_special]
+    if not strings:
+        return {}
+    added = getattr(tokenizer, "added_tokens_decoder", {})
     of_ends = {added[token].content for token in ends if token in added}
-    found = [text for text in strings if text in of_ends or any(token in text for token in special)]
+    special = list[str]()
+    if skip_special:
+        special = [token.content for token in added.values() if token.special]
+    found = list[str]()
+    for text in strings:
+        if text in of_ends or any(token in text for token in special):
+            found.append(text)
     return {"never_text": sourced(found, "caller")} if found else {}
 
 
@@ -82,7 +89,7 @@ def vllm_ends(engine: Any) -> list[int]:
 def vllm_stop(params: Any, ends: Sequence[int], tokenizer: Any, room: int) -> Fields:
     """room: tokens that fit behind the prompt, where vLLM ends a row that was allowed more."""
     most = room if params.max_tokens is None else min(params.max_tokens, room)
-    ids = {*(params.stop_token_ids or ())}
+    ids = set(params.stop_token_ids or ())
     strings = list(params.stop or ())
     all_ids = ids if params.ignore_eos else ids | {*ends}
     return {
@@ -132,15 +139,18 @@ def read_request(known: Names, request: Any, params: Any, lora: Any = None) -> P
     given = request if isinstance(request, dict) else {}
     digests = shown_digests(given.get("multi_modal_data") or {})
     uuids = picture_names(request)
-    pairs = itertools.zip_longest(digests, uuids[: len(digests)])
+    pictures = []
+    for digest, uuid in itertools.zip_longest(digests, uuids[: len(digests)]):
+        has_name = uuid is not None and uuid[1]
+        pictures.append(known.given.setdefault(uuid, digest) if has_name else digest)
+    folder = ""
+    if lora:
+        folder = known.given.setdefault(lora.lora_int_id, str(lora.lora_path))
     return Params(
         params,
         tuple(given.get("prompt_token_ids") or ()),
-        tuple(
-            known.given.setdefault(uuid, digest) if uuid and uuid[1] else digest
-            for digest, uuid in pairs
-        ),
-        known.given.setdefault(lora.lora_int_id, str(lora.lora_path)) if lora else "",
+        tuple(pictures),
+        folder,
         uuids,
         asked_structure(params),
     )
@@ -167,7 +177,9 @@ def picture_names(request: Any) -> tuple[Uuid, ...]:
     found = list[Uuid]()
     for kind in MODALITIES:
         names = given.get(kind) or ()
-        found += [(kind, name) for name in ([names] if isinstance(names, str) else names)]
+        if isinstance(names, str):
+            names = [names]
+        found += [(kind, name) for name in names]
     return tuple(found)
 
 
@@ -176,7 +188,9 @@ def received_pictures(
 ) -> list[list[Fields]]:
     """The images and clips of each request, also those that vLLM knows and does not process
     again."""
-    every = [name for request in requests for name in request.uuids]
+    every = list[Uuid]()
+    for request in requests:
+        every += request.uuids
     unknown = unknown_names(requests, known)
     for kind in MODALITIES:
         fresh = [one for one in pictures_of(events) if is_clip(one) == (kind == "video")]
@@ -185,7 +199,10 @@ def received_pictures(
             if len(order) == len(fresh):
                 known.update(zip(order, fresh))
                 break
-    return [[known.get(name, {}) for name in request.uuids] for request in requests]
+    found = []
+    for request in requests:
+        found.append([known.get(name, {}) for name in request.uuids])
+    return found
 
 
 def unknown_names(requests: Sequence[Params], known: Collection[Uuid]) -> list[Uuid]:
@@ -299,7 +316,7 @@ class Stepped:
             before = parts if params.output_kind.name == "DELTA" else {}
             for answer in output.outputs:
                 ids, text = before.get(answer.index, ([], ""))
-                parts[answer.index] = [*ids, *answer.token_ids], text + answer.text
+                parts[answer.index] = ([*ids, *answer.token_ids], text + answer.text)
             if output.finished:
                 reader = VllmReader(engine)
                 in_order = [parts[index] for index in sorted(parts)]
@@ -315,8 +332,9 @@ def tap_add_request(listener: Listener, call: Invocation) -> Any:
     with listener.guarded("a request to vLLM"):
         given = call.arguments
         params = given["params"]
+        lora = given.get("lora_request")
         known = listener.memory.of(KnownEngines).meet(call.owner)
-        listener.note(read_request(known, given.get("prompt"), params, given.get("lora_request")))
+        listener.note(read_request(known, given.get("prompt"), params, lora))
         if is_stepped(listener):
             listener.memory.of(Stepped).params[given["request_id"]] = params
     return call.run()
