@@ -136,11 +136,7 @@ def distinct_steps(
     """
     columns = [read_steps(row, names) for row in rows]
     prefixes = prefixes_of(rows)
-    readers: dict[int, list[int]] = {}  # prefix -> the rows that read the token at its end
-    for k, values in enumerate(columns):
-        for prefix, read in zip(prefixes[k], values):
-            if None not in read and math.isfinite(read[0]):
-                readers.setdefault(prefix, []).append(k)
+    readers = readers_of(columns, prefixes)
     clusters: dict[tuple[int, int], int] = {}
     for k, row in enumerate(rows):
         for step, prefix in enumerate(prefixes[k]):
@@ -155,6 +151,18 @@ def read_steps(row: Reading, names: Sequence[str]) -> list[tuple[Any, ...]]:
     """(reference, old, new, *probes) of each token of a row."""
     probes = [row.probes[name] for name in names]
     return list(zip(row.reference, row.old, row.new, *probes))
+
+
+def readers_of(
+    columns: Sequence[Sequence[tuple[Any, ...]]], prefixes: Sequence[Sequence[int]]
+) -> dict[int, list[int]]:
+    """Prefix -> the rows whose token at its end all paths read."""
+    readers: dict[int, list[int]] = {}
+    for k, steps in enumerate(columns):
+        for prefix, read in zip(prefixes[k], steps):
+            if None not in read and math.isfinite(read[0]):
+                readers.setdefault(prefix, []).append(k)
+    return readers
 
 
 def prefixes_of(rows: Sequence[Reading]) -> list[list[int]]:

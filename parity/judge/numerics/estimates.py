@@ -381,10 +381,11 @@ def along(
     new = e.clipped(e.new, LEVERAGE)
     limit = LEVERAGE * robust_size(direction[e.is_open])
     direction = np.clip(direction, -limit, limit)
-    slope = float((old * new).sum() / max((old**2).sum(), 1e-300))
+    squares = old**2
+    slope = float((old * new).sum() / max(squares.sum(), 1e-300))
     intervals = []
     for part in (new - old, new - slope * old):
-        terms = [old**2, part * direction, direction**2]
+        terms = [squares, part * direction, direction**2]
         intervals.append(interval(sums_of(e, terms, e.is_open), effect))
     least = min(intervals, key=lambda one: abs(one.value))
     outcome = least_grave([one.outcome(-most, most) for one in intervals])

@@ -80,7 +80,8 @@ def has_logits_of_its_logprobs(engine: Any, rows: Sequence[Row], store: Store) -
     """Whether an engine's logits are those of its log-probabilities, which vLLM reports by another
     way."""
     pairs = [(engine_request(row, store), row["output_ids"]) for row in rows]
-    for scored, logits in zip(engine.score_batch(pairs), engine_logits(engine, rows, store)):
+    answers = engine.score_batch(pairs)
+    for scored, logits in zip(answers, engine_logits(engine, rows, store)):
         by_logits = logits.log_softmax(-1)
         expected = [float(by_logits[step, token]) for step, token in enumerate(scored.token_ids)]
         if not equal(list(scored.logprobs), expected):

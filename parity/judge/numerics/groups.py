@@ -162,8 +162,8 @@ def read_foreign(group: Group) -> None:
     ended, or without gen_engine."""
     path, model = group.moved or (None, {})
     backend = model.get("backend") or "unknown"
-    is_known = backend in ("hf", "vllm") and not model.get("quantization")
-    if path is None or not is_known:
+    can_load = backend in ("hf", "vllm") and not model.get("quantization")
+    if path is None or not can_load:
         lacks = f"its model ({backend}) cannot be loaded from its recording"
         group.why = f"no engine of the moved code is left to ask, and {lacks}"
         return

@@ -32,7 +32,8 @@ class Noise:
     def reach(self, least: float) -> float:
         """The largest gap of two logits that it explains, nats.   least: size of either path."""
         size = math.hypot(max(self.old, self.new), least)
-        sizes = math.sqrt(2 * math.log(max(self.tokens, FEWEST_STEPS) / BEYOND))
+        steps = max(self.tokens, FEWEST_STEPS)
+        sizes = math.sqrt(2 * math.log(steps / BEYOND))
         return math.sqrt(2) * max(size * sizes, self.largest)
 
     @property

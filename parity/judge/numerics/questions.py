@@ -196,9 +196,11 @@ def have_other_numbers(old: Case, new: Case) -> bool:
 def place_of(old: Case, new: Case, kind: Kind) -> int | None:
     """Index of the row whose model a question is about; None where it is about several models,
     which have no numerics in common."""
-    indices = [step.row for step in steps_of(old, new)] or list(range(len(old.rows)))
-    is_of_one = kind in ("model", "passing") or len(models_of(old, indices)) == 1
-    return indices[0] if is_of_one else None
+    indices = [step.row for step in steps_of(old, new)] or [*range(len(old.rows))]
+    if kind in ("model", "passing"):
+        return indices[0]
+    has_one_model = len(models_of(old, indices)) == 1
+    return indices[0] if has_one_model else None
 
 
 def could_not(why: str) -> Judged:

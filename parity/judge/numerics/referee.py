@@ -151,7 +151,7 @@ def smallest_seen(size: Interval, margins: Margins, noise: Noise) -> float:
     its margin and its interval."""
     beyond = max(math.log(margins.size) + size.holds, size.alarm)
     rounding = math.hypot(noise.old, FLOOR)
-    grown = math.expm1(min(2 * beyond, 100.0))  # squares, in those of rounding
+    grown = math.expm1(min(2 * beyond, 100.0))  # the fault's square, in those of rounding
     return rounding * math.sqrt(grown)
 
 
@@ -161,7 +161,7 @@ def missing_tokens(found: Estimates, tokens: int, rows: int) -> int:
     size = found.size
     i = found.interval
     df = rows - 1
-    seen = 0.5 * math.log1p(SEEN_TIMES**2)  # what the least fault adds to the log of the ratio
+    seen = 0.5 * math.log1p(SEEN_TIMES**2)  # by how much such a fault grows the log of the ratio
     beyond = []
     inside = [growth(i.alarm / seen, LEVEL, df)]
     if size.outcome != "holds":

@@ -325,7 +325,7 @@ class EngineReader:
         self.answered = dict[int, Any]()
         self.lengths = dict[Ids, list[tuple[int, int]]]()
         for number, result in enumerate(results):
-            # Of others the model was not asked; one that was refused may hold another one's answer.
+            # The model was asked for these alone; one that was refused may hold another's answer.
             if hasattr(result, "finish_reason") and number in prompts:
                 self.answered[number] = result
                 prompt = prompts[number].prompt

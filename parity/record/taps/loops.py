@@ -20,13 +20,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from parity.record.calls import MODEL_CALLS, Listener
-from parity.record.events import Events, Forward, Ids, ModelCall, Output
+from parity.record.events import Events, Forward, ForwardRow, Ids, ModelCall, Output
 from parity.record.patching import Arguments, Invocation
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, Fields, Placeholders, sourced
 from parity.record.seeds import generator_states, process_seed
 from parity.record.taps.models import model_stage, placeholders_of
 from parity.record.taps.text import id_lists, joined_text, known_ids
-from parity.record.taps.transformers import forward_arguments, note_watched, read_forward
+from parity.record.taps.transformers import (
+    forward_arguments,
+    note_watched,
+    read_forward,
+    shown_columns,
+)
 
 NO_LABEL = -100  # torch's own, of the cross entropy
 
@@ -253,8 +258,8 @@ class Loops:
 
     def sample_from(self, generator: Any = None) -> None:
         """Random numbers are taken: from a generator of the code's own, or the process's."""
-        process = sys.modules["torch"].default_generator
-        if generator is None or generator is process:
+        default = sys.modules["torch"].default_generator
+        if generator is None or generator is default:
             self.seed = process_seed()
         else:
             self.seed = sourced(generator.initial_seed(), "process")
@@ -334,8 +339,7 @@ def last_own_column(given: Arguments, row: int, width: int) -> int:
     mask = given.get("attention_mask")
     if mask is None or mask.ndim != 2 or mask.shape[1] != width:
         return -1
-    visible = mask[row].tolist()
-    shown = [column for column, is_shown in enumerate(visible) if is_shown]
+    shown = shown_columns(mask[row].tolist())
     return shown[-1] if shown else -1
 
 
@@ -372,10 +376,16 @@ def without_right_pads(seen: Forward, given: Arguments, known: Collection[Ids]) 
     if is_masked or len(lengths) > 1:
         return seen
     texts = sorted(known)
-    rows = [replace(row, ids=without_pads(row.ids, texts)) for row in seen.rows]
-    pads = {old.ids[-1:] for old, new in zip(seen.rows, rows) if old.ids != new.ids}
+    rows = list[ForwardRow]()
+    pads = set[Ids]()  # the last id of each row that has pads
+    for row in seen.rows:
+        own = without_pads(row.ids, texts)
+        rows.append(replace(row, ids=own))
+        if own != row.ids:
+            pads.add(row.ids[-1:])
     ends = {row.ids[-1:] for row in seen.rows}
-    return Forward(rows) if len(pads) == 1 and ends != pads else seen
+    is_padded = len(pads) == 1 and ends != pads
+    return Forward(rows) if is_padded else seen
 
 
 def without_pads(ids: Ids, texts: Sequence[Ids]) -> Ids:

@@ -30,6 +30,11 @@ UNSEEN_BY_ROWS = {
 }  # fmt: skip
 
 
+def shown_columns(mask: Sequence[int]) -> list[int]:
+    """The columns that one row of an attention mask shows."""
+    return [column for column, is_shown in enumerate(mask) if is_shown]
+
+
 class Batch:
     """What a model's forward is given, to be read row by row.
 
@@ -59,8 +64,7 @@ class Batch:
         """The columns of a row that the mask shows."""
         if self.mask is None:
             return [*range(self.ids.shape[-1])]
-        shown = self.mask[row].tolist()
-        return [column for column, is_shown in enumerate(shown) if is_shown]
+        return shown_columns(self.mask[row].tolist())
 
     def inputs(self, row: int, own: Sequence[int], has_images: bool) -> Fields:
         """What came with a row's ids. marks: the numbers of its own tokens, where they are not all
@@ -348,7 +352,7 @@ class Padding:
 
     def strip(self, ids: Sequence[int], mask: Sequence[int]) -> tuple[list[int], Fields]:
         """A padded prompt -> its own ids, and how it was padded."""
-        shown = [column for column, visible in enumerate(mask) if visible]
+        shown = shown_columns(mask)
         own = [ids[column] for column in shown]
         side = "none"
         if shown and shown[0]:

@@ -161,8 +161,9 @@ def shown_digests(shown: Row) -> list[str]:
     images = shown.get("image")
     if not isinstance(images, (list, tuple)):
         images = [images]
+    videos = shown.get("video") or ()
     pixels = [as_rgb(image) for image in images if hasattr(image, "tobytes")]
-    pixels += [video[0] for video in shown.get("video") or () if isinstance(video, tuple)]
+    pixels += [video[0] for video in videos if isinstance(video, tuple)]
     return list(map(pixel_digest, pixels))
 
 
