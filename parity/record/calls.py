@@ -68,7 +68,8 @@ def load_function(function: str) -> Callable[..., Any]:
     """The function of "pkg.mod:func" or "path/script.py:func". Raises LookupError."""
     site = Site.parse(function)
     name = site.module
-    found: Any = load_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+    is_script = name.endswith(".py")
+    found: Any = load_file(Path(name)) if is_script else importlib.import_module(name)
     for part in site.attribute.split("."):
         found = getattr(found, part, None)
     if not callable(found):
@@ -314,7 +315,8 @@ def next_case_name(stem: str, counts: dict[tuple[str, str], int], site: str) -> 
     """The next name of a case: that of `case`, or the stem with a number."""
     chosen = _case_name.get()
     stem = chosen or stem.replace(".", "-")
-    count = counts[site, stem] = counts.get((site, stem), 0) + 1
+    count = counts.get((site, stem), 0) + 1
+    counts[site, stem] = count
     if not chosen:
         return f"{stem}-{count:03d}"
     return stem if count == 1 else f"{stem}-{count}"

@@ -26,8 +26,9 @@ def run_list(args: argparse.Namespace) -> int:
         print(f"{site}: {len(names)} cases, {size / 1024:.0f} KiB")
         cases, faults = store.read_all([site])
         broken += faults.values()
-        for case in cases if args.cases else ():
-            print(f"  {site}/{case.case}  {len(case.rows)} rows  {case.function}")
+        if args.cases:
+            for case in cases:
+                print(f"  {site}/{case.case}  {len(case.rows)} rows  {case.function}")
     for entry in store.accepted():
         print(f"accepted until {entry.until}: {name_of(entry)}: {entry.reason}")
     for entry, why in idle_entries(store):
@@ -82,7 +83,8 @@ def remove_files(paths: Sequence[Path], *, really: bool) -> None:
 
 
 def named_files(store: Store, cases: Sequence[str]) -> list[Path]:
-    chosen = chosen_cases(store, *split_cases(known_names(store, cases, must_exist=True)))
+    known = known_names(store, cases, must_exist=True)
+    chosen = chosen_cases(store, *split_cases(known))
     paths = list[Path]()
     for site, names in chosen.items():
         paths += [store.path(site, name) for name in names]

@@ -210,6 +210,7 @@ class Observer(Listener):
             if raised is not None:
                 error = text_by_name(f"{type(raised).__name__}: {raised}", call.files)
             rows = assemble.rows_of(call.all_events(), self.store)
+            kept = Keeper(self.store, files=call.files).keep(value)
             self.sink(
                 golden.Case(
                     call.site,
@@ -217,7 +218,7 @@ class Observer(Listener):
                     call.function,
                     call.arguments,
                     tuple(assemble.with_script_seed(rows, call.script_seed)),
-                    Keeper(self.store, files=call.files).keep(value),
+                    kept,
                     error,
                     defaults=call.defaults,
                 )
@@ -251,9 +252,8 @@ def tap_site(site: Site, observer: Observer, invocation: Invocation) -> Any:
     with observer.inside("site") as outermost:
         if not outermost:
             return invocation.run()
-        call = Call(
-            site.name, observer.next_name(site.name, site.stem or site.attribute), site.function
-        )
+        name = observer.next_name(site.name, site.stem or site.attribute)
+        call = Call(site.name, name, site.function)
         call.failures_before = len(observer.failures)
         with observer.guarded(f"arguments of {site.function}"):
             keep_arguments(call, invocation, observer.store)

@@ -145,10 +145,10 @@ class Patches:
             raise NotTappable(f"has no {path}")
         if inspect.isclass(static):
             raise NotTappable(f"has a class {path}: name a method of it")
-        key = id(owner), name
+        key = (id(owner), name)
         if key in self.replaced:
             return
-        self.replaced[key] = owner, vars(owner).get(name)
+        self.replaced[key] = (owner, vars(owner).get(name))
         if inspect.isclass(owner) or inspect.ismodule(owner):
             setattr(owner, name, tap_attribute(static, tap))
         else:  # an object, whose methods are bound already

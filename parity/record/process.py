@@ -47,7 +47,8 @@ class Setup:
     @classmethod
     def from_json(cls, text: str) -> Setup:
         fields = json.loads(text)
-        return cls(**{**fields, "sites": [Site(**site) for site in fields["sites"]]})
+        fields["sites"] = [Site(**site) for site in fields["sites"]]
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,7 +294,7 @@ def with_other_runs(case: Case, again: Sequence[Seen], others: Sequence[Seen]) -
 
 def same_cases(case: Case, runs: Sequence[Seen]) -> list[Case]:
     """This case in other runs, as far as they have it."""
-    name = case.site, case.case
+    name = (case.site, case.case)
     found = list[Case]()
     for run in runs:
         found += [other for other in run.cases if (other.site, other.case) == name]

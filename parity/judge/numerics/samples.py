@@ -115,7 +115,8 @@ class Samples:
         """Samples that follow their settings, as far as they show it."""
         notes = (evidence.sentence(),)
         if unlike_now := self.by_logits(old, new):
-            return *unlike_now, notes
+            verdict, cause = unlike_now
+            return verdict, cause, notes
         if off := self.off_seed(old, new):
             return "DRIFT", off, notes
         if evidence.can_tell:

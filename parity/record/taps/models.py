@@ -46,9 +46,11 @@ def weights_in_memory(model: Any) -> str:
     """A fingerprint of a torch module. In-place changes are seen."""
     version = sum(weight._version for weight in model.parameters())
     known = _weights.get(model)
-    if known is None or known[0] != version:
-        known = _weights[model] = version, fingerprint(weight_bytes(model))
-    return known[1]
+    if known is not None and known[0] == version:
+        return known[1]
+    found = fingerprint(weight_bytes(model))
+    _weights[model] = (version, found)
+    return found
 
 
 def weight_bytes(model: Any) -> Iterator[bytes]:
@@ -59,8 +61,9 @@ def weight_bytes(model: Any) -> Iterator[bytes]:
         named[name.replace(".base_layer.", ".").removeprefix("base_model.model.")] = weight
     for name in sorted(named):
         if "lora_" not in name:
-            yield f"{name}{tuple(named[name].shape)}".encode()
-            yield value_bytes(sampled(named[name]))
+            weight = named[name]
+            yield f"{name}{tuple(weight.shape)}".encode()
+            yield value_bytes(sampled(weight))
 
 
 @functools.lru_cache(maxsize=16)
@@ -95,8 +98,9 @@ def shown_path(path: str) -> str:
     checkpoint = Path(path)
     if not checkpoint.is_absolute():
         return path
-    if checkpoint.is_relative_to(Path.cwd()):
-        return checkpoint.relative_to(Path.cwd()).as_posix()
+    here = Path.cwd()
+    if checkpoint.is_relative_to(here):
+        return checkpoint.relative_to(here).as_posix()
     return checkpoint.name
 
 
@@ -150,7 +154,8 @@ def transformers_model(model: Any) -> Fields:
 
 
 def placeholders_of(config: Any) -> Placeholders:
-    image, clip = (getattr(config, f"{kind}_token_id", None) for kind in ("image", "video"))
+    image = getattr(config, "image_token_id", None)
+    clip = getattr(config, "video_token_id", None)
     return Placeholders(image, clip)
 
 
@@ -167,7 +172,9 @@ def adapter_weights(modules: Iterable[Any]) -> Iterator[Any]:
     for layer in modules:
         if not hasattr(layer, "lora_A") or not hasattr(layer, "active_adapters"):
             continue
-        for name in () if layer.disable_adapters else layer.active_adapters:
+        if layer.disable_adapters:
+            continue
+        for name in layer.active_adapters:
             for part in (layer.lora_A, layer.lora_B):
                 if name in part:
                     yield part[name].weight
