@@ -12,7 +12,7 @@ from typing import Any
 
 from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases
 from parity.judge.check import TIME_LIMIT, check_sites
-from parity.judge.endings import leaves
+from parity.judge.endings import texts_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
 from parity.judge.revision import Revision
 from parity.judge.session import Session, loaded
@@ -59,9 +59,12 @@ def check_again(
     job, errors = asked_again(store, job, chosen, old)
     errors |= run_old_code(job, old, time_limit)
     copy_settings(store, into)
-    check = Check((), how.get("policy") or Policy())
-    if left := [site for site, names in chosen.items() if into.names(site) or not names]:
+    # A site without cases is checked, too, so that it is MISSING.
+    left = [site for site in chosen if into.names(site) or not chosen[site]]
+    if left:
         check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
+    else:
+        check = Check((), how.get("policy") or Policy())
     asked, _ = pairs_asked(settings, how.get("backends"))
     outcomes = (*check.outcomes, *outcomes_of_errors(errors, asked))
     return dataclasses.replace(check, outcomes=outcomes)
@@ -96,9 +99,10 @@ def asked_again(
     store: Store, job: Again, chosen: Mapping[str, Sequence[str]], old: Revision | None
 ) -> tuple[Again, CaseErrors]:
     """The job with its cases and their functions, and what cannot be asked again."""
-    functions, errors = dict[str, str](), CaseErrors()
+    functions = dict[str, str]()
+    errors = CaseErrors()
     items = []
-    for item in [(site, name) for site, names in chosen.items() for name in names]:
+    for item in items_of(chosen):
         try:
             golden = store.read(*item)
             if named_function(golden, job.settings[golden.site]) == golden.function and not old:
@@ -114,9 +118,16 @@ def asked_again(
     return asked, errors
 
 
+def items_of(chosen: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+    """(site, case), site by site."""
+    for site, names in chosen.items():
+        for name in names:
+            yield site, name
+
+
 def lend_texts(old: Revision, golden: Case) -> None:
     """Files that arguments name lie beside the old code, too."""
-    for _, text in leaves(golden.arguments):
+    for text in texts_in(golden.arguments):
         old.lend(text)
 
 
@@ -130,36 +141,41 @@ def old_place(function: str, old: Revision | None) -> str:
     """A recorded function as the old code's process loads it: a script by its path, a module by its
     name."""
     module, _, attribute = function.rpartition(":")
-    return (
-        f"{old.place(module)}:{attribute}"
-        if old is not None and module.endswith(".py")
-        else function
-    )
+    if old is None or not module.endswith(".py"):
+        return function
+    return f"{old.place(module)}:{attribute}"
 
 
 def recorded_apart(worker: Worker, job: Again, time_limit: float) -> CaseErrors:
     """Have the old code do everything again; what it could not do, and why."""
-    errors, left = CaseErrors(), list(job.items)
+    errors = CaseErrors()
+    left = list(job.items)
     while left:
+        rest = dataclasses.replace(job, items=tuple(left))
         try:
-            for error in worker.run(AGAIN, dataclasses.replace(job, items=tuple(left)), time_limit):
+            for error in worker.run(AGAIN, rest, time_limit):
                 item = left.pop(0)
-                errors |= {item: error} if error else {}
+                if error:
+                    errors[item] = error
         except Died as death:
-            errors |= {left.pop(0): f"it did not come back: {death}"} if left else {}
+            if left:
+                errors[left.pop(0)] = f"it did not come back: {death}"
     return errors
 
 
 def recorded_again(job: Again) -> Iterator[str]:
     """In the worker: for each case "" when it was recorded, or why it was not."""
-    store, into = Store(job.root), Store(job.into)
+    store = Store(job.root)
+    into = Store(job.into)
     factories = {
         site: said.get("old_arguments", said.get("arguments", {}))
         for site, said in job.settings.items()
     }
-    with Session(
-        store, {job.functions[store.read(*item).function]: item[0] for item in job.items}, factories
-    ) as session:
+    sites = {}
+    for site, name in job.items:
+        function = store.read(site, name).function
+        sites[job.functions[function]] = site
+    with Session(store, sites, factories) as session:
         for site, name in job.items:
             try:
                 old = store.read(site, name)
@@ -185,11 +201,8 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
     for blob in blob_names(new):
         into.put_blob((session.scratch.blobs() / blob).read_bytes(), Path(blob).suffix)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
-    into.write(
-        dataclasses.replace(
-            new, function=old.function, arguments=old.arguments, changing=old.changing
-        )
-    )
+    new = dataclasses.replace(new, arguments=old.arguments)
+    into.write(dataclasses.replace(new, function=old.function, changing=old.changing))
 
 
 def refuse_itself(old: Case, job: Again) -> None:

@@ -119,18 +119,25 @@ WORDS = {
 def recipes(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[Recipe]:
     """Every way, none twice: without stops their rule says nothing, without stripping its turn says
     nothing."""
-    ways: Iterator[tuple[bool, Any, bool]] = itertools.product(
+    decodings: Iterator[tuple[bool, Any, bool]] = itertools.product(
         (False, True), (True, False, ADDED), (False, True)
     )
-    for end, skip, clean in ways:
-        for stops in stop_lists:
-            for rule, include in itertools.product(
-                RULES if stops else ["first complete"], (False, True)[: 1 + bool(stops)]
-            ):
-                for strip, first in itertools.product(STRIPS, (False, True)):
-                    if first and (strip == "no" or not stops):
-                        continue
-                    yield Recipe(end, skip, clean, stops, rule, include, strip, first)
+    ways = itertools.product(decodings, cuts(stop_lists))
+    for (end, skip, clean), (stops, rule, include) in ways:
+        for strip, first in itertools.product(STRIPS, (False, True)):
+            if first and (strip == "no" or not stops):
+                continue
+            yield Recipe(end, skip, clean, stops, rule, include, strip, first)
+
+
+def cuts(stop_lists: Sequence[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], str, bool]]:
+    """Stops, the rule by which they cut, and whether the stop is kept."""
+    for stops in stop_lists:
+        if stops:
+            for rule, include in itertools.product(RULES, (False, True)):
+                yield stops, rule, include
+        else:
+            yield stops, "first complete", False
 
 
 def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
@@ -140,12 +147,14 @@ def stop_lists(old: Case, new: Case) -> list[tuple[str, ...]]:
     for case in (old, new):
         known += [stop_strings(row) for row in case.rows[:1]]
         known += string_lists(case.arguments)
-    union = tuple(dict.fromkeys(stop for stops in known for stop in stops))
+    union = tuple(dict.fromkeys(itertools.chain.from_iterable(known)))
     if len(union) <= MOST_STOPS:
         known += [union, union[::-1]]
     for stops in list(known):
-        if len(stops) <= MOST_STOPS:
-            known += [tuple(stop for stop in stops if stop != gone) for gone in stops]
+        if len(stops) > MOST_STOPS:
+            continue
+        for gone in stops:
+            known.append(tuple(stop for stop in stops if stop != gone))
     return list(dict.fromkeys(known))
 
 
@@ -169,11 +178,11 @@ class Found:
         return CAUSE_OF[self.fields[0]]
 
     def sentence(self) -> str:
-        said = [
-            f"{WORDS.get(name, name)}: {getattr(self.old, name)!r} became"
-            f" {getattr(self.new, name)!r}"
-            for name in self.fields
-        ]
+        said = []
+        for name in self.fields:
+            before = getattr(self.old, name)
+            after = getattr(self.new, name)
+            said.append(f"{WORDS.get(name, name)}: {before!r} became {after!r}")
         return "; ".join(said)
 
 
@@ -183,16 +192,24 @@ Ways = Mapping[Recipe, int]  # recipe -> how much of it is unusual
 def smallest(old: Ways, new: Ways, fits: Callable[[Recipe, Recipe], bool]) -> Found | None:
     """The most alike pair that fits; among equals the plainest one. None where one recipe explains
     both sides."""
-    plain_old, plain_new = (sorted(ways, key=ways.__getitem__)[:MOST] for ways in (old, new))
-    if any(fits(way, way) for way in plain_new if way in old):
+    new_ways = plainest(new)
+    if any(fits(way, way) for way in new_ways if way in old):
         return None
 
     def unlikeness(pair: tuple[Recipe, Recipe]) -> tuple[int, int, bool, int]:
-        fields = fields_apart(*pair)
-        return len(fields), old[pair[0]] + new[pair[1]], "end" in fields, len(pair[0].stops)
+        before, after = pair
+        fields = fields_apart(before, after)
+        return len(fields), old[before] + new[after], "end" in fields, len(before.stops)
 
-    pairs = sorted(itertools.product(plain_old, plain_new), key=unlikeness)
-    return next((Found(*pair, fields_apart(*pair)) for pair in pairs if fits(*pair)), None)
+    pairs = sorted(itertools.product(plainest(old), new_ways), key=unlikeness)
+    for before, after in pairs:
+        if fits(before, after):
+            return Found(before, after, fields_apart(before, after))
+    return None
+
+
+def plainest(ways: Ways) -> list[Recipe]:
+    return sorted(ways, key=ways.__getitem__)[:MOST]
 
 
 MOST = 200  # recipes of a side that are looked at, the plainest first
@@ -235,6 +252,26 @@ def leaves(
             yield from leaves(part, (*path, place), kind)
 
 
+def texts_in(value: Any) -> list[str]:
+    return [text for _, text in leaves(value)]
+
+
+def is_within_some(text: str, wholes: Sequence[str]) -> bool:
+    return any(text in whole for whole in wholes)
+
+
+def decoded_both_ways(ids: Sequence[int], decode: Decoder) -> list[str]:
+    """The text of ids without their special tokens, and with them."""
+    return [decode(ids, skip, False) for skip in (True, False)]
+
+
+def texts_apart(old: Any, new: Any) -> list[tuple[str, str]]:
+    """Texts that stand at the same place of two values, and differ."""
+    new_texts = dict(leaves(new))
+    pairs = [(text, new_texts.get(path, text)) for path, text in leaves(old)]
+    return [pair for pair in pairs if pair[0] != pair[1]]
+
+
 def numbers_in(value: Any) -> set[int]:
     return {number for _, number in leaves(value, kind=int)}
 
@@ -260,9 +297,11 @@ class RowTexts:
         if key not in self.made:
             ids = self.row["output_ids"]
             is_ended = bool(ids) and ids[-1] in end_ids(self.row)
-            own = ids if way.end or not is_ended else ids[:-1]
-            before = self.row["prompt_ids"] if self.whole else []
-            self.made[key] = self.decode([*before, *own], way.skip_special, way.clean_up)
+            if is_ended and not way.end:
+                ids = ids[:-1]
+            if self.whole:
+                ids = [*self.row["prompt_ids"], *ids]
+            self.made[key] = self.decode(ids, way.skip_special, way.clean_up)
         return self.made[key]
 
     def text(self, way: Recipe) -> str:
@@ -297,26 +336,36 @@ class Explainer:
         """Each pair; where prompts are decoded with their answers, so and alone."""
         found = []
         for old, new in self.pairs:
-            is_whole = decoding_of(old).get("ids") == "whole"
-            for whole in (True, False) if is_whole else (False,):
-                found.append((RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)))
+            if decoding_of(old).get("ids") == "whole":
+                found.append(self.texts_of(old, new, whole=True))
+            found.append(self.texts_of(old, new))
         return found
+
+    def texts_of(self, old: Row, new: Row, *, whole: bool = False) -> tuple[RowTexts, RowTexts]:
+        return RowTexts(old, self.decode, whole), RowTexts(new, self.decode, whole)
 
     @functools.cached_property
     def made(self) -> set[str]:
         """All that the old rows become in some way."""
-        return {row.text(way) for row, _ in self.rows for way in self.ways}
+        found: set[str] = set()
+        for row, _ in self.rows:
+            found.update(map(row.text, self.ways))
+        return found
 
     @functools.cached_property
     def of_values(self) -> list[tuple[Any, TextPair]]:
         theirs = dict(leaves(self.new.value))
-        given = [text for _, text in leaves(dict(self.old.arguments))]
+        given = texts_in(dict(self.old.arguments))
         texts = [(path, text) for path, text in leaves(self.old.value) if path in theirs]
         return [(path, without(text, theirs[path], given)) for path, text in texts]
 
     @functools.cached_property
     def recorded(self) -> list[TextPair]:
-        return [(a["text"], b["text"]) for a, b in self.pairs if "text" in a and "text" in b]
+        found = []
+        for old, new in self.pairs:
+            if "text" in old and "text" in new:
+                found.append((old["text"], new["text"]))
+        return found
 
     @functools.cached_property
     def names(self) -> dict[TextPair, set[Any]]:
@@ -339,10 +388,11 @@ class Explainer:
 
     def explain_texts(self, texts: Sequence[TextPair]) -> Found | None:
         for pair, (old, new) in itertools.product(texts, self.rows):
-            if pair[0] != pair[1]:
-                found = self.explain_pair(pair, old, new, texts)
-                if found is not None:
-                    return found
+            if pair[0] == pair[1]:
+                continue
+            found = self.explain_pair(pair, old, new, texts)
+            if found is not None:
+                return found
         return None
 
     def explain_pair(
@@ -356,8 +406,9 @@ class Explainer:
             is_right = all(texts_made in texts for texts_made in made if texts_made[0] in before)
             return is_right and wanted <= {*made}
 
-        before_ways = old.ways_to(pair[0], self.ways, self.old)
-        return smallest(before_ways, new.ways_to(pair[1], self.ways, self.new), fits)
+        ways = old.ways_to(pair[0], self.ways, self.old)
+        new_ways = new.ways_to(pair[1], self.ways, self.new)
+        return smallest(ways, new_ways, fits)
 
     def is_made_alike(self, texts: TextPair, pair: TextPair) -> bool:
         """What stands under the same names of a value was made in the same way."""
@@ -369,12 +420,11 @@ class Explainer:
 def without(before: str, after: str, given: Sequence[str]) -> tuple[str, str]:
     """Two texts without the argument that both begin with, such as a prompt that is given back with
     its answer."""
-    begin = max(
-        (text for text in given if before.startswith(text) and after.startswith(text)),
-        key=len,
-        default="",
-    )
-    return before[len(begin) :], after[len(begin) :]
+    begin = 0
+    for text in given:
+        if before.startswith(text) and after.startswith(text):
+            begin = max(begin, len(text))
+    return before[begin:], after[begin:]
 
 
 @dataclass
@@ -390,9 +440,9 @@ class Became:
     def explains(self, text: str) -> bool:
         """Whether a golden's text comes from its ids; also if it is cut at something that only the
         code knows."""
-        return text in self.texts or bool(
-            text.strip() and any(begins(text, whole) for whole, _ in self.wholes)
-        )
+        if text in self.texts:
+            return True
+        return bool(text.strip()) and any(begins(text, whole) for whole, _ in self.wholes)
 
     def gives(self, text: str, new: str | None) -> bool:
         """Whether a new text comes from its ids as the golden's came from its. Of other ids it may
@@ -420,10 +470,8 @@ LABEL = 20  # characters
 
 def resembles(text: str, whole: str) -> bool:
     """Whether more than half of a text stands, in its order, where the other begins."""
-    return (
-        SequenceMatcher(None, text.strip(), whole.strip()[: len(text)], autojunk=False).ratio()
-        > 0.5
-    )
+    begin = whole.strip()[: len(text)]
+    return SequenceMatcher(None, text.strip(), begin, autojunk=False).ratio() > 0.5
 
 
 def begins(text: str, whole: str) -> bool:
@@ -432,7 +480,8 @@ def begins(text: str, whole: str) -> bool:
 
 def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decoder) -> Became:
     texts: dict[str, list[str]] = {}
-    before, after = RowTexts(old, decode), RowTexts(new, decode)
+    before = RowTexts(old, decode)
+    after = RowTexts(new, decode)
     for way in ways:
         texts.setdefault(before.text(way), []).append(after.text(way))
     is_alike = decoding_of(old).get("ids") == decoding_of(new).get("ids")
