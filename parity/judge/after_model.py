@@ -14,17 +14,27 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, order_of_answers
-from parity.judge.endings import ADDED, Explainer, Found, by_hand, leaves
+from parity.judge.endings import (
+    ADDED,
+    Explainer,
+    Found,
+    by_hand,
+    decoded_both_ways,
+    is_within_some,
+    leaves,
+)
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import first_answer, named_cause
 from parity.judge.numerics.numbers import SEQUENCES, candidates, number_gap
 from parity.judge.row import (
     Row,
     are_prefixes,
-    decodes_of,
+    decoded_texts,
     decoding_of,
+    end_ids,
     entry,
     is_float32,
+    text_of,
     unseen,
 )
 from parity.judge.stages.sampling import done_to_logits
@@ -91,7 +101,8 @@ def name_of_ending(inquiry: Inquiry, found: Found) -> str:
 
 def name_of_stops(inquiry: Inquiry, moved: set[str]) -> str:
     """The cause where stops that one side cuts at are not the other's."""
-    told, stops = told_stops(inquiry.new), told_or_cut_stops(inquiry.old)
+    told = told_stops(inquiry.new)
+    stops = told_or_cut_stops(inquiry.old)
     is_rule = told and (told == stops or moved <= told & stops)
     if is_behind_texts(inquiry) and (is_rule or not moved <= stops):  # not the old code's own
         return "post.trim"
@@ -110,8 +121,8 @@ def is_behind_texts(inquiry: Inquiry) -> bool:
 
 
 def has_same_texts(old: Row, new: Row) -> bool:
-    mine, theirs = ([how.get("text") for how in decodes_of(row)] for row in (old, new))
-    return None not in mine and mine == theirs
+    texts = decoded_texts(old)
+    return None not in texts and texts == decoded_texts(new)
 
 
 def certainty_of(inquiry: Inquiry, found: Found) -> tuple[Certainty, str]:
@@ -150,10 +161,10 @@ def texts_of_told_ends(inquiry: Inquiry) -> set[str]:
     """Texts of the end ids that the new code gave to a call that keeps them."""
     if inquiry.decode is None:
         return set()
-    kept = [
-        row["stop"]["end_ids"] for row in inquiry.new.rows if entry(row, "stop", "include_stop")
-    ]
-    ids = {i for told in kept if told["from"] == "caller" for i in told["value"]}
+    ids: set[int] = set()
+    for row in inquiry.new.rows:
+        if entry(row, "stop", "include_stop") and row["stop"]["end_ids"]["from"] == "caller":
+            ids.update(end_ids(row))
     return {inquiry.decode([i], False, False) for i in ids}
 
 
@@ -165,10 +176,15 @@ def is_decoded_alike(old: Row, new: Row) -> bool:
 def lost_tokens(inquiry: Inquiry) -> bool:
     """Whether each of the new texts that differs is also what all ids but the last would give."""
     decode = inquiry.decode
-    pairs = [(a, b) for a, b in inquiry.pairs if a.get("text") != b.get("text") and b["output_ids"]]
-    if decode is None or not pairs:
+    if decode is None:
         return False
-    return all(b.get("text") == decode(b["output_ids"][:-1], True, False) for _, b in pairs)
+    lost = []
+    for old, new in inquiry.pairs:
+        ids = new["output_ids"]
+        text = new.get("text")
+        if ids and text != old.get("text"):
+            lost.append(text == decode(ids[:-1], True, False))
+    return bool(lost) and all(lost)
 
 
 def told_or_cut_stops(case: Case) -> set[str]:
@@ -305,12 +321,14 @@ def are_parts_of_answers(inquiry: Inquiry) -> bool:
     decode = inquiry.decode
     if decode is None:
         return True
-    ids = [row["output_ids"] for row in inquiry.rows]
-    ids += [[*row["prompt_ids"], *row["output_ids"]] for row in inquiry.rows]
-    made = [decode(one, skip, False) for one in ids for skip in (True, False)]
-    wholes = [*map(bare_text, made), *(bare_text(row.get("text", "")) for row in inquiry.rows)]
+    made = [text_of(row) for row in inquiry.rows]
+    for row in inquiry.rows:
+        ids = row["output_ids"]
+        made += decoded_both_ways(ids, decode)
+        made += decoded_both_ways([*row["prompt_ids"], *ids], decode)
+    wholes = list(map(bare_text, made))
     longer = [bare_text(max(pair, key=len)) for pair in inquiry.other_texts]
-    return all(any(text in whole for whole in wholes) for text in longer)
+    return all(is_within_some(text, wholes) for text in longer)
 
 
 def holds_other(old: str, new: str) -> bool:
@@ -325,11 +343,11 @@ def are_cut_by_hand(inquiry: Inquiry) -> bool:
     decode = inquiry.decode
     if decode is None:
         return True
-    wholes = [
-        decode(row["output_ids"], skip, False) for row in inquiry.rows for skip in (True, False)
-    ]
+    wholes: list[str] = []
+    for row in inquiry.rows:
+        wholes += decoded_both_ways(row["output_ids"], decode)
     longer = [max(pair, key=len).strip() for pair in inquiry.other_texts]
-    return all(any(text in whole for whole in wholes) for text in longer)
+    return all(is_within_some(text, wholes) for text in longer)
 
 
 def of_token_order(inquiry: Inquiry) -> Cause | None:
@@ -343,7 +361,9 @@ def of_token_order(inquiry: Inquiry) -> Cause | None:
 def of_processed_logits(inquiry: Inquiry) -> Cause | None:
     """Numbers of tokens are others, where something is done to the logits."""
     values = inquiry.old.value, inquiry.new.value
-    done = dict.fromkeys(name for row in inquiry.old.rows for name in done_to_logits(row))
+    done: list[str] = []
+    for row in inquiry.old.rows:
+        done += [name for name in done_to_logits(row) if name not in done]
     longest = max((len(row["output_ids"]) for row in inquiry.rows), default=0)
     if not (done and number_gap(*values) and of_tokens(*values, longest)):
         return None
@@ -465,7 +485,8 @@ def marker_between(inquiry: Inquiry) -> str:
         left = whole
         for marker in markers:
             if marker in whole and marker not in bare:
-                left, found = left.replace(marker, ""), marker
+                left = left.replace(marker, "")
+                found = marker
         if left != bare:
             return ""
     return found
@@ -476,7 +497,9 @@ def special_texts(inquiry: Inquiry) -> list[str]:
     decode = inquiry.decode
     if decode is None:
         return []
-    ids = {i for row in inquiry.rows for i in row["output_ids"]}
+    ids: set[int] = set()
+    for row in inquiry.rows:
+        ids.update(row["output_ids"])
     texts = [decode([i], False, False) for i in ids if not decode([i], True, False)]
     return [text for text in texts if text]
 

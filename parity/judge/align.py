@@ -14,7 +14,7 @@ from parity.judge.row import (
     prompt_around_pictures,
     prompt_of,
     prompt_with_pictures,
-    shared_start,
+    shared_ends,
     unseen,
 )
 
@@ -26,17 +26,20 @@ def paired(old: Sequence[Row], new: Sequence[Row]) -> list[tuple[Row, Row]]:
     missing, by prompt and images; of other images, by prompt; of other prompts, by messages. Where
     one side has more rows, or most prompts are more like that of another index, by likeness of the
     prompts."""
+    in_order = list(zip(old, new))
     for name_of in NAMES:
-        mine, theirs = ([name_of(row) for row in rows] for rows in (old, new))
-        if mine == theirs:
-            return list(zip(old, new))
-        fewer, more = sorted((Counter(mine), Counter(theirs)), key=Counter.total)
-        if fewer and not fewer - more:
-            return paired_by_name(old, new, mine, theirs)
-    is_small = len(old) * len(new) <= MOST_COMPARED
-    if is_small and (is_of_other_kind(old, new) or in_another_order(old, new)):
+        names = list(map(name_of, old))
+        new_names = list(map(name_of, new))
+        if names == new_names:
+            return in_order
+        fewer, more = sorted((Counter(names), Counter(new_names)), key=Counter.total)
+        if fewer and fewer <= more:
+            return paired_by_name(old, new, names, new_names)
+    if len(old) * len(new) > MOST_COMPARED:
+        return in_order
+    if is_of_other_kind(old, new) or in_another_order(old, new):
         return by_likeness(old, new)
-    return list(zip(old, new))
+    return in_order
 
 
 def messages(row: Row) -> Hashable:
@@ -92,26 +95,28 @@ def in_another_order(old: Sequence[Row], new: Sequence[Row]) -> bool:
     """Whether most prompts, all other ones, are more like the prompt of another index than like
     that of their own."""
     elsewhere = 0
-    for a, b in zip(old, new):
-        elsewhere += max(shared_count(a, other) for other in new) > shared_count(a, b)
+    for row, own in zip(old, new):
+        most = max(shared_count(row, other) for other in new)
+        elsewhere += most > shared_count(row, own)
     return elsewhere * 2 > len(old)
 
 
 def shared_count(one: Row, other: Row) -> int:
-    """How many ids two prompts share at their beginning and at their end."""
-    mine, theirs = one["prompt_ids"], other["prompt_ids"]
-    first = shared_start(mine, theirs)
-    last = shared_start(mine[first:][::-1], theirs[first:][::-1])
-    return first + last - max(len(mine), len(theirs))
+    """How many ids two prompts share at their beginning and at their end, less those of the longer
+    one: 0 where they are the same, the less the less they are alike."""
+    ids = one["prompt_ids"]
+    other_ids = other["prompt_ids"]
+    first, last = shared_ends(ids, other_ids)
+    return first + last - max(len(ids), len(other_ids))
 
 
 def paired_by_name(
-    old: Sequence[Row], new: Sequence[Row], mine: Sequence[Any], theirs: Sequence[Any]
+    old: Sequence[Row], new: Sequence[Row], names: Sequence[Any], new_names: Sequence[Any]
 ) -> list[tuple[Row, Row]]:
     left = list(range(len(new)))
     found = []
-    for row, name in zip(old, mine):
-        index = next((k for k in left if theirs[k] == name), None)
+    for row, name in zip(old, names):
+        index = next((k for k in left if new_names[k] == name), None)
         if index is not None:
             left.remove(index)
             found.append((row, new[index]))

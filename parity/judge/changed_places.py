@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.endings import leaves
+from parity.judge.endings import leaves, texts_apart, texts_in
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
 from parity.judge.row import text_of
@@ -18,18 +18,27 @@ IN_ORDER = "put back in order, the values are the same"
 def permuted(old: Any, new: Any) -> list[int] | None:
     """Where the parts of a list come from, if they are the same in another order; of a value that
     holds such lists, the first one's. None where anything else differs."""
+    if is_equally_long(old, new):
+        places = places_of(old, new)
+        if places is not None:
+            return places
+        fields = exchanged(old, new)
+        if fields is not None:
+            return permuted(*fields)
+        if len(old) != 1:  # an order within an answer is not one of answers
+            return None
+    found = [permuted(*pair) for pair in unequal_parts(old, new)]
+    return found[0] if found and None not in found else None
+
+
+def unequal_parts(old: Any, new: Any) -> list[tuple[Any, Any]]:
+    """Parts that stand at the same place of two values, and differ; none of other kinds."""
     pairs: list[tuple[Any, Any]] = []
     if is_equally_long(old, new):
-        if (places := places_of(old, new)) is not None:
-            return places
-        if (fields := exchanged(old, new)) is not None:
-            return permuted(*fields)
-        # An order within an answer is not one of answers.
-        pairs = list(zip(old, new)) if len(old) == 1 else []
+        pairs = list(zip(old, new))
     elif has_same_keys(old, new):
         pairs = [(old[key], new[key]) for key in old]
-    found = [permuted(one, other) for one, other in pairs if not equal(one, other)]
-    return found[0] if found and None not in found else None
+    return [pair for pair in pairs if not equal(*pair)]
 
 
 def is_equally_long(old: Any, new: Any) -> bool:
@@ -59,39 +68,49 @@ def exchanged(old: Sequence[Any], new: Sequence[Any]) -> tuple[list[Any], list[A
     may have been put into the wrong ones."""
     if not old or not all(has_same_keys(old[0], part) for part in (*old, *new)):
         return None
-    pairs = list(zip(old, new))
-    names = [name for name in old[0] if not all(equal(a[name], b[name]) for a, b in pairs)]
+    names = [name for name in old[0] if is_other_field(name, old, new)]
     if not 0 < len(names) < len(old[0]):
         return None
-    mine, theirs = ([[part[name] for name in names] for part in side] for side in (old, new))
-    return mine, theirs
+    return [fields_of(part, names) for part in old], [fields_of(part, names) for part in new]
+
+
+def is_other_field(name: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:
+    return any(not equal(a[name], b[name]) for a, b in zip(old, new))
+
+
+def fields_of(record: Mapping[Any, Any], names: Sequence[Any]) -> list[Any]:
+    return [record[name] for name in names]
 
 
 def shuffled(old: Any, new: Any) -> bool:
     """Whether the texts and numbers of a list are all there, and some stand in another of its
     parts."""
     if has_same_keys(old, new):
-        pairs = [(old[key], new[key]) for key in old if not equal(old[key], new[key])]
+        pairs = unequal_parts(old, new)
         return bool(pairs) and all(shuffled(*pair) for pair in pairs)
-    if not is_equally_long(old, new) or len(old) < 2 or not equal(parts_of(old), parts_of(new)):
+    if not is_equally_long(old, new) or len(old) < 2:
+        return False
+    if not equal(parts_of(old), parts_of(new)):
         return False
     return any(not equal(parts_of(a), parts_of(b)) for a, b in zip(old, new))
 
 
 def parts_of(value: Any) -> list[Any]:
     """The texts and the numbers of a value, without an order."""
-    return [sorted(part for _, part in leaves(value, kind=kind)) for kind in (str, float)]
+    numbers = [number for _, number in leaves(value, kind=float)]
+    return [sorted(texts_in(value)), sorted(numbers)]
 
 
 def answers_moved(old: Case, new: Case) -> bool:
     """Whether all texts that differ, however deep, stand at another's place, and each is how some
     answer begins: parts of one answer are not, but for its first."""
-    mine, theirs = (dict(leaves(case.value)) for case in (old, new))
-    moved = [(text, theirs[path]) for path, text in mine.items() if theirs.get(path, text) != text]
-    told = [text_of(row).lstrip() for row in old.rows]
-    if not moved or not all(begins_some(text, told) for text, _ in moved):
+    moved = texts_apart(old.value, new.value)
+    texts = [text for text, _ in moved]
+    new_texts = [text for _, text in moved]
+    answers = [text_of(row).lstrip() for row in old.rows]
+    if not moved or not all(begins_some(text, answers) for text in texts):
         return False
-    return sorted(a for a, _ in moved) == sorted(b for _, b in moved)
+    return sorted(texts) == sorted(new_texts)
 
 
 def begins_some(text: str, answers: Sequence[str]) -> bool:
@@ -110,8 +129,11 @@ def of_order(places: Sequence[int] | None, proof: str) -> Cause:
 
 def in_other_places(inquiry: Inquiry) -> Cause | None:
     """Parts of answers that stand in other ones."""
-    old, new = inquiry.old, inquiry.new
-    if len(old.rows) < 2 or not (shuffled(old.value, new.value) or answers_moved(old, new)):
+    old = inquiry.old
+    new = inquiry.new
+    if len(old.rows) < 2:
+        return None
+    if not shuffled(old.value, new.value) and not answers_moved(old, new):
         return None
     proof = "all that the value held is there, and stands elsewhere"
     return named_cause("batch.order", "likely", "parts of the value have changed places", proof)

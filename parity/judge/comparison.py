@@ -22,7 +22,7 @@ from parity.judge.stages import order
 from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
-from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Tools
+from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Stage, Tools
 from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
@@ -61,31 +61,33 @@ class Comparison:
     def read_for_asked(self) -> frozenset[int]:
         """Pairs of which one side reads the token that the other asks for, where numbers among the
         values, which that token would move, are equal."""
-        if not (self.has_same_value and holds_numbers(self.old.value)):
+        if not self.has_same_value or not holds_numbers(self.old.value):
             return frozenset()
-        pairs = enumerate(self.pairs)
-        return frozenset(
-            k for k, (a, b) in pairs if reads_what_is_asked(a, b) or reads_what_is_asked(b, a)
-        )
+        found = set()
+        for number, (old, new) in enumerate(self.pairs):
+            if reads_what_is_asked(old, new) or reads_what_is_asked(new, old):
+                found.add(number)
+        return frozenset(found)
 
     @functools.cached_property
     def differences(self) -> tuple[Difference, ...]:
-        return (
-            self.found
-            if self.found is not None
-            else tuple(sorted(self._compared(), key=self._order))
-        )
+        if self.found is not None:
+            return self.found
+        return tuple(sorted(self._compared(), key=self._order))
 
     def _compared(self) -> Iterator[Difference]:
         for stage in order.ALL:
-            found = [
-                replace(difference, row=number)
-                for number, pair in enumerate(self.pairs)
-                for difference in stage.compare(*pair)
-            ]
-            for difference in (*found, *stage.compare_all(self)):
-                if (weighed := stage.weigh(difference, self)) is not None:
+            for difference in self._compared_by(stage):
+                weighed = stage.weigh(difference, self)
+                if weighed is not None:
                     yield weighed
+
+    def _compared_by(self, stage: Stage) -> Iterator[Difference]:
+        """What differs of each pair, then what differs over all of them."""
+        for number, pair in enumerate(self.pairs):
+            for difference in stage.compare(*pair):
+                yield replace(difference, row=number)
+        yield from stage.compare_all(self)
 
     @functools.cached_property
     def _calls(self) -> list[int]:
@@ -121,11 +123,13 @@ class Comparison:
     @functools.cached_property
     def broken(self) -> list[Broken]:
         """What the new side breaks and the old side keeps, in the order of the stages."""
-        rows = [
-            found for stage in order.ALL for law in stage.invariants for found in self._broken(law)
-        ]
-        across = [found for stage in order.ALL for found in stage.across(self)]
-        return rows + across
+        found: list[Broken] = []
+        for stage in order.ALL:
+            for law in stage.invariants:
+                found += self._broken(law)
+        for stage in order.ALL:
+            found += stage.across(self)
+        return found
 
     def _broken(self, law: Invariant) -> Iterator[Broken]:
         """The first row that breaks it."""

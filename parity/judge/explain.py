@@ -33,7 +33,7 @@ from parity.judge.counterfactual import (
     by_replay,
     put_back_result,
 )
-from parity.judge.endings import Decoder, leaves
+from parity.judge.endings import Decoder, texts_in
 from parity.judge.inquiry import Inquiry, are_other_samples
 from parity.judge.naming import broken_cause, difference_cause, first_answer, named_cause
 from parity.judge.numerics.numbers import number_gap
@@ -299,7 +299,7 @@ def by_value(inquiry: Inquiry) -> Cause | None:
         return None
     if not are_prefixes(inquiry.pairs):
         return None
-    if not any(text for _, text in leaves(inquiry.old.value)):
+    if not any(texts_in(inquiry.old.value)):
         return None
     places = order_of_answers(inquiry.old, inquiry.new)
     if places is None or places == sorted(places):

@@ -11,7 +11,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
-from parity.judge.endings import Decoder, leaves
+from parity.judge.endings import Decoder, texts_apart
 from parity.judge.followers import HeldTexts
 from parity.judge.row import Pairs, Row, is_drawn, prompt_of
 from parity.verdict import brief, equal
@@ -66,6 +66,11 @@ class Inquiry:
         return *self.old.rows, *self.new.rows
 
     @property
+    def other_answers(self) -> list[Row]:
+        """New rows whose ids are not those of the old ones."""
+        return [new for old, new in self.pairs if old["output_ids"] != new["output_ids"]]
+
+    @property
     def value_sentence(self) -> str:
         """How the values differ."""
         found = self.comparison.differences
@@ -74,9 +79,7 @@ class Inquiry:
     @property
     def other_texts(self) -> list[tuple[str, str]]:
         """Texts of the value that differ, old and new."""
-        theirs = dict(leaves(self.new.value))
-        texts = [(text, theirs.get(path, text)) for path, text in leaves(self.old.value)]
-        return [(old, new) for old, new in texts if old != new]
+        return texts_apart(self.old.value, self.new.value)
 
     def run(self, load: Mapping[str, Any], parts: Iterable[str]) -> Case | None:
         """A counterfactual run, once for all that ask for it."""

@@ -16,7 +16,13 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import paired
-from parity.judge.endings import Decoder, leaves, numbers_in
+from parity.judge.endings import (
+    Decoder,
+    decoded_both_ways,
+    is_within_some,
+    numbers_in,
+    texts_in,
+)
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
 from parity.judge.row import (
@@ -293,9 +299,9 @@ class Ends:
         """Whether some text of a value holds these ids, with or without special tokens."""
         if self.decode is None:
             return False
-        wholes = [self.decode(ids, skip, False).strip() for skip in (True, False)]
-        texts = [text for _, text in leaves(case.value)]
-        return any(whole and whole in text for whole in wholes for text in texts)
+        wholes = [text.strip() for text in decoded_both_ways(ids, self.decode)]
+        texts = texts_in(case.value)
+        return any(whole and is_within_some(whole, texts) for whole in wholes)
 
 
 def ended_by(inquiry: Inquiry) -> Cause | None:

@@ -99,8 +99,10 @@ def drew(row: Row) -> bool:
 def seeds_of(row: Row) -> set[int]:
     """The seed that a row was given: that of its request, or, of one of several samples, its
     own."""
-    own = None if seed_source(row) == "nobody" else recorded_seed(row)
-    return {seed for seed in (request_of(row).get("seed"), own) if seed is not None}
+    seeds = [request_of(row).get("seed")]
+    if seed_source(row) != "nobody":
+        seeds.append(recorded_seed(row))
+    return {seed for seed in seeds if seed is not None}
 
 
 def recorded_seed(row: Row) -> int | None:
@@ -129,6 +131,11 @@ def decodes_of(row: Row) -> list[Mapping[str, Any]]:
     return found
 
 
+def decoded_texts(row: Row) -> list[str | None]:
+    """Of each time; None where a text was not seen."""
+    return [how.get("text") for how in decodes_of(row)]
+
+
 def backends_of(*rows: Row) -> set[Any]:
     return {model_in(row).get("backend") for row in rows}
 
@@ -145,7 +152,9 @@ def unseen(old: Row, new: Row) -> bool:
 def same_prompt(old: Row, new: Row) -> bool:
     """Whether two rows were asked the same, pictures as one id or as many; of embeddings as far as
     is known."""
-    if old["prompt_ids"] == new["prompt_ids"] or given_no_ids(old) or given_no_ids(new):
+    if given_no_ids(old) or given_no_ids(new):
+        return True
+    if old["prompt_ids"] == new["prompt_ids"]:
         return True
     return bool(prompt_around_pictures(old) == prompt_around_pictures(new))
 
@@ -153,28 +162,34 @@ def same_prompt(old: Row, new: Row) -> bool:
 def reads_what_is_asked(one: Row, other: Row) -> bool:
     """Whether one side reads behind a prompt the single token that the other asks the model for: of
     both, what counts is what the model says before it."""
-    alone = not other.get("scored") and entry(other, "stop", "max_new_tokens") == 1
-    return bool(one.get("scored")) and alone and one["prompt_ids"][:-1] == other["prompt_ids"]
+    if not one.get("scored") or other.get("scored") or max_tokens(other) != 1:
+        return False
+    return bool(one["prompt_ids"][:-1] == other["prompt_ids"])
 
 
 def placeholders_in(row: Row) -> Placeholders:
     """The ids that stand for images and clips in a row's prompt: clips name theirs; that of images
     is the one whose runs are as long as these have tokens; of several, the last of the vocabulary,
     behind whose text such ids are added."""
-    clips = {image["placeholder"] for image in images_in(row) if "placeholder" in image}
-    clip = next(iter(clips), None)
-    tokens = [image.get("tokens") for image in images_in(row) if "placeholder" not in image]
+    clip = None
+    tokens = []  # of each image
+    for image in images_in(row):
+        if "placeholder" in image:
+            clip = image["placeholder"]
+        else:
+            tokens.append(image.get("tokens"))
     if not tokens:
         return Placeholders(None, clip)
     ids = row["prompt_ids"]
-    known = (i for i in {*ids} if [*map(len, runs(ids, i))] == tokens)
-    return Placeholders(max(known, default=None), clip)
+    found = [i for i in {*ids} if list(map(len, runs(ids, i))) == tokens]
+    return Placeholders(max(found, default=None), clip)
 
 
 def picture_ids(row: Row) -> list[list[int]]:
     """The ids of each image and clip: its tokens, and the times of a clip's frames."""
-    places = placeholders_in(row).places(row["prompt_ids"])
-    return [row["prompt_ids"][place.start : place.stop] for _, place in places]
+    ids = row["prompt_ids"]
+    places = placeholders_in(row).places(ids)
+    return [ids[place.start : place.stop] for _, place in places]
 
 
 # == Names of a prompt ==
@@ -197,11 +212,15 @@ def prompt_around_pictures(row: Row) -> Any:
 
 
 def shared_start(one: Sequence[Any], other: Sequence[Any]) -> int:
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    """How many ids, or characters, two sequences begin with that are the same."""
+    step = first_divergence(one, other)
+    return len(one) if step is None else step
 
 
-def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
-    return shared_start(one, other) == min(len(one), len(other))
+def shared_ends(one: Sequence[Any], other: Sequence[Any]) -> tuple[int, int]:
+    """How many are the same at the beginning of two sequences, and at the end of what is left."""
+    first = shared_start(one, other)
+    return first, shared_start(one[first:][::-1], other[first:][::-1])
 
 
 def parting_step(old: Sequence[int], new: Sequence[int]) -> int | None:
@@ -209,6 +228,11 @@ def parting_step(old: Sequence[int], new: Sequence[int]) -> int | None:
     other."""
     step = first_divergence(old, new)
     return None if step is None or step >= min(len(old), len(new)) else step
+
+
+def is_prefix(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether one answer, whichever it is, is the beginning of the other."""
+    return parting_step(one, other) is None
 
 
 def are_prefixes(pairs: Pairs) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from parity.golden import Case
-from parity.judge.endings import leaves, spans
+from parity.judge.endings import is_within_some, spans, texts_in
 from parity.judge.options import merged
 from parity.judge.row import (
     Row,
@@ -221,7 +221,7 @@ def ends_early(old: Row, new: Row, held: Sequence[str], tools: Tools) -> str:
         return ""
     before = tools.decode(ids[:count], True, False)
     whole = tools.decode(ids, True, False)[: len(before) + BEHIND].strip()
-    if whole == before.strip() or not any(whole in text for text in held):
+    if whole == before.strip() or not is_within_some(whole, held):
         return ""
     went_on = f"after {count} of {len(ids)} tokens, and the old code let it go on"
     return f"one of {sorted(added)} would end it {went_on}"
@@ -292,7 +292,7 @@ def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> b
     if heads != [head_before(text, given) for text in texts]:
         return False  # where they begin elsewhere, the new code cuts by hand, too
     cut = {head.strip() for head in heads} - {"", *map(str.strip, texts)}
-    return not cut.isdisjoint(text.strip() for _, text in leaves(comparison.old.value))
+    return not cut.isdisjoint(map(str.strip, texts_in(comparison.old.value)))
 
 
 def head_before(text: str, stops: Collection[str]) -> str:
@@ -303,7 +303,7 @@ def head_before(text: str, stops: Collection[str]) -> str:
 def ends_across(comparison: Compared) -> Iterator[Broken]:
     """Of samples: the first row that the new stops would have ended elsewhere."""
     tools = comparison.tools
-    held = [text for _, text in leaves(comparison.old.value)]
+    held = texts_in(comparison.old.value)
     for number, (old, new) in enumerate(comparison.pairs):
         if said := ends_early(old, new, held, tools):
             yield Broken("end", "stop.strings", said, number, "output_ids")
