@@ -19,7 +19,7 @@ from parity.judge.after_model import after_decoding, by_endings, told_or_cut_sto
 from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, order_of_answers
 from parity.judge.comparison import Named
-from parity.judge.endings import leaves, strange_text
+from parity.judge.endings import Decoder, decoded_both_ways, leaves, strange_text
 from parity.judge.followers import words
 from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
 from parity.judge.naming import difference_cause, named_cause
@@ -87,12 +87,17 @@ def put_backs(named: Sequence[Named], old: Case, backend: str) -> list[PutBack]:
     settings = old_load(old)
     found = []
     for name, difference in dict(named).items():
-        known = entry_of(name).put_back
-        fields = [part.removeprefix("load.") for part in known if part.startswith("load.")]
-        if known and (backend == "hf" or {*fields} <= ON_BOTH):
-            parts = frozenset(part for part in known if not part.startswith("load."))
-            load = {field: settings[field] for field in fields}
-            found.append(PutBack(name, difference, load, parts))
+        load = {}
+        parts = set()
+        for part in entry_of(name).put_back:
+            if part.startswith("load."):
+                field = part.removeprefix("load.")
+                load[field] = settings[field]
+            else:
+                parts.add(part)
+        can_be_loaded = backend == "hf" or load.keys() <= ON_BOTH
+        if can_be_loaded and (load or parts):
+            found.append(PutBack(name, difference, load, frozenset(parts)))
     return found
 
 
@@ -135,8 +140,7 @@ def note_failure(inquiry: Inquiry, one: PutBack, again: Case | None) -> None:
         inquiry.untried[one.name] = why
         inquiry.steps.append(f"putting {one.name} back was not tried, because {why}")
     else:
-        said = NOT_BACK
-        inquiry.steps.append(f"not {one.name} alone: {said}")
+        inquiry.steps.append(f"not {one.name} alone: {NOT_BACK}")
 
 
 def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
@@ -152,21 +156,30 @@ def together(inquiry: Inquiry, known: Sequence[PutBack]) -> Cause | None:
 
 
 def is_back(inquiry: Inquiry, known: Sequence[PutBack]) -> bool:
-    load = {key: value for one in known for key, value in one.load.items()}
-    parts = [part for one in known for part in one.parts]
+    load: dict[str, Any] = {}
+    parts: set[str] = set()
+    for one in known:
+        load.update(one.load)
+        parts.update(one.parts)
     by_ids = all(one.difference.counts for one in known)
     return inquiry.realigned(inquiry.run(load, parts), by_ids)
 
 
 def put_back_result(name: str, inquiry: Inquiry) -> str:
     """What became of putting a cause's old value back."""
-    nothing = Difference("value", "", None, None)
-    why = inquiry.untried.get(name)
-    if inquiry.rerun is None:
-        why = "the case cannot be run again"
-    elif not why and not put_backs([(name, nothing)], inquiry.old, backend_of(inquiry.new)):
-        why = "nothing does so"
+    why = why_untried(name, inquiry)
     return f"putting it back was not tried, because {why}" if why else NOT_BACK
+
+
+def why_untried(name: str, inquiry: Inquiry) -> str:
+    """Why no run with a cause's old value took place; "" if one did."""
+    if inquiry.rerun is None:
+        return "the case cannot be run again"
+    if name in inquiry.untried:
+        return inquiry.untried[name]
+    of_any = Difference("value", "", None, None)
+    known = put_backs([(name, of_any)], inquiry.old, backend_of(inquiry.new))
+    return "" if known else "nothing does so"
 
 
 # == Without the cache ==
@@ -187,9 +200,10 @@ def by_cache(inquiry: Inquiry) -> Cause | None:
     taken = of_another(inquiry.new, again)
     if not taken:
         return None
-    by_whom = "was answered by the cache as another model, or another setting, had answered before"
+    by_whom = "as another model, or another setting, had answered before"
+    said = f"row {taken[0]} was answered by the cache {by_whom}"
     proof = "without the cache it gets another answer"
-    return named_cause("cache.key", "likely", f"row {taken[0]} {by_whom}", proof)
+    return named_cause("cache.key", "likely", said, proof)
 
 
 def of_another(new: Case, again: Case) -> list[int]:
@@ -260,7 +274,7 @@ def can_be_company(inquiry: Inquiry) -> bool:
     if inquiry.rerun is None or len(rows) < 2:
         return False
     # Other samples may be the old ones by chance, where something is declared otherwise.
-    apart = [new for old, new in inquiry.pairs if old["output_ids"] != new["output_ids"]] or rows
+    apart = inquiry.other_answers or rows
     is_chance = any(is_drawn(row) and not seeds_of(row) for row in apart)
     return not (inquiry.counted and is_chance)
 
@@ -287,9 +301,9 @@ def in_company(inquiry: Inquiry, proof: str) -> Cause:
 
 def cause_beside_others(inquiry: Inquiry) -> str:
     """What the rest of a batch changes where the model says the same."""
-    apart = [new for old, new in inquiry.pairs if new["output_ids"] != old["output_ids"]]
-    if any(is_drawn(row) and not entry(row, "sampling", "processors") for row in apart):
-        return "rng"
+    for row in inquiry.other_answers:
+        if is_drawn(row) and not entry(row, "sampling", "processors"):
+            return "rng"
     return "stop.rule" if are_prefixes(inquiry.pairs) else "sampling.processors"
 
 
@@ -306,17 +320,22 @@ def asked_as(row: Row) -> tuple[Any, Any]:
 def answers_of_others(beside: Sequence[Row], alone: Sequence[Row]) -> tuple[int, int] | None:
     """(row, whose answer it got), where rows that are asked alone get other ones' answers among the
     others. That a row answers as one of the same prompt does says nothing."""
-    lengths, own = ({len(row["prompt_ids"]) for row in rows} for rows in (beside, alone))
-    if len(alone) != len(beside) or lengths != own:  # what is exchanged is there all the same
+    if len(alone) != len(beside):
         return None
-    for number, row in enumerate(beside):
-        if row["output_ids"] == alone[number]["output_ids"]:
+    if prompt_lengths(alone) != prompt_lengths(beside):  # what is exchanged is there all the same
+        return None
+    for number, (row, own) in enumerate(zip(beside, alone)):
+        answer = row["output_ids"]
+        if answer == own["output_ids"]:
             continue
         for other, one in enumerate(alone):
-            is_answer = one["output_ids"] == row["output_ids"]
-            if is_answer and asked_as(one) != asked_as(alone[number]):
+            if one["output_ids"] == answer and asked_as(one) != asked_as(own):
                 return number, other
     return None
+
+
+def prompt_lengths(rows: Sequence[Row]) -> set[int]:
+    return {len(row["prompt_ids"]) for row in rows}
 
 
 # == The golden's ids, forced ==
@@ -339,12 +358,18 @@ def from_followed_ids(inquiry: Inquiry) -> Beside:
     return from_forced_ids(inquiry) or Beside()
 
 
+def forced_run(inquiry: Inquiry) -> Case | None:
+    """The new code, given the golden's ids; None where that cannot be done."""
+    forced = inquiry.run({}, {ANSWERS})
+    return None if forced is None or forced.raised is not None else forced
+
+
 def from_forced_ids(inquiry: Inquiry) -> Beside | None:
     """None where the golden's ids could not be forced."""
     if any(row.get("loop") == BUT_THE_LAST for row in inquiry.old.rows):
         return Beside()
-    forced = inquiry.run({}, {ANSWERS})
-    if forced is None or forced.raised is not None:
+    forced = forced_run(inquiry)
+    if forced is None:
         return None
     if len(forced.rows) != len(inquiry.old.rows):
         return from_another_number(inquiry.old, forced)
@@ -352,8 +377,9 @@ def from_forced_ids(inquiry: Inquiry) -> Beside | None:
     if is_whole is None:
         return None
     far = "" if is_whole else ", as far as the new stops let them go"
-    what = "to see what the new code makes of them"
-    inquiry.steps.append(f"the golden's ids were forced{far}, {what}")
+    inquiry.steps.append(
+        f"the golden's ids were forced{far}, to see what the new code makes of them"
+    )
     return made_of_forced(inquiry, forced, is_whole=is_whole)
 
 
@@ -362,10 +388,10 @@ def made_of_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> Beside:
     old = inquiry.old
     made = inquiry.beside(old, forced)
     asked = STAGES[: STAGES.index("batch")]
-    named = [one for one in made.comparison.counted if one[1].stage in asked]
-    if named:
-        proof = "with the golden's ids forced, this differs still"
-        return Beside(difference_cause(named[0][0], "likely", named[0][1], proof))
+    for name, difference in made.comparison.counted:
+        if difference.stage in asked:
+            proof = "with the golden's ids forced, this differs still"
+            return Beside(difference_cause(name, "likely", difference, proof))
     if equal(old.value, forced.value):
         return Beside()
     gap = number_gap(old.value, forced.value) or 0.0
@@ -380,13 +406,11 @@ def made_of_forced(inquiry: Inquiry, forced: Case, *, is_whole: bool) -> Beside:
 def from_asking_on(inquiry: Inquiry) -> Cause | None:
     """Whether code that is given the golden's answers, as far as it asks for any, asks for more or
     fewer."""
-    forced = inquiry.run({}, {ANSWERS})
-    if forced is None or forced.raised is not None:
-        return None
+    forced = forced_run(inquiry)
     old = inquiry.old
-    more = len(forced.rows) - len(old.rows)
-    changes_nothing = more > 0 and equal(old.value, forced.value)
-    if not more or not are_given(old, forced) or changes_nothing:
+    if forced is None or len(forced.rows) == len(old.rows) or not are_given(old, forced):
+        return None
+    if len(forced.rows) > len(old.rows) and equal(old.value, forced.value):
         return None
     return of_another_number(old, forced)
 
@@ -457,53 +481,59 @@ def said_as_far(old: Case, forced: Case) -> bool | None:
     if same_ids(old, forced):
         return True
     pairs = paired(old.rows, forced.rows)
-    return False if pairs and all(is_forced_part(*pair) for pair in pairs) else None
+    is_part = bool(pairs) and all(is_forced_part(*pair) for pair in pairs)
+    return False if is_part else None
 
 
 def is_forced_part(old: Row, forced: Row) -> bool:
-    ids, wanted = forced["output_ids"], old["output_ids"]
-    return bool(ids == (wanted[: len(ids)] if criteria(old) else wanted))
+    ids = forced["output_ids"]
+    wanted = old["output_ids"]
+    if criteria(old):
+        wanted = wanted[: len(ids)]
+    return bool(ids == wanted)
 
 
 def lacks_only_ends(inquiry: Inquiry, forced: Case) -> bool:
     """Whether texts lack nothing but what the golden's rows went on with behind the new stops."""
-    theirs = dict(leaves(forced.value))
-    if inquiry.decode is None or not theirs:
+    new_texts = dict(leaves(forced.value))
+    if inquiry.decode is None or not new_texts:
         return False
     more = {""}
-    for old, new in paired(inquiry.old.rows, forced.rows):
-        more |= set(rests(inquiry, old, new))
+    for pair in paired(inquiry.old.rows, forced.rows):
+        more.update(rests(*pair, inquiry.decode))
     for path, text in leaves(inquiry.old.value):
         ways = {text.removesuffix(rest) for rest in more if text.endswith(rest)}
         if text == text.strip():
             ways |= {way.strip() for way in ways}
-        if theirs.get(path) not in ways:
+        if new_texts.get(path) not in ways:
             return False
     return True
 
 
-def rests(inquiry: Inquiry, old: Row, new: Row) -> Iterator[str]:
+def rests(old: Row, new: Row, decode: Decoder) -> Iterator[str]:
     """What the text of the old ids has behind that of the new ones."""
-    assert inquiry.decode is not None
-    for skip in (True, False):
-        whole, part = (inquiry.decode(row["output_ids"], skip, False) for row in (old, new))
+    wholes = decoded_both_ways(old["output_ids"], decode)
+    parts = decoded_both_ways(new["output_ids"], decode)
+    for whole, part in zip(wholes, parts):
         if whole.startswith(part):
-            yield whole[len(part) :]
-            yield whole[len(part) :].rstrip()
+            rest = whole[len(part) :]
+            yield rest
+            yield rest.rstrip()
 
 
 def up_to_forced(old: Case, forced: Case) -> Case:
     """The golden, whose rows end where the forced ones do."""
-    pairs = paired(old.rows, forced.rows)
-    return dataclasses.replace(
-        old, rows=tuple({**a, "output_ids": b["output_ids"]} for a, b in pairs)
-    )
+    rows = []
+    for row, other in paired(old.rows, forced.rows):
+        rows.append({**row, "output_ids": other["output_ids"]})
+    return dataclasses.replace(old, rows=tuple(rows))
 
 
 def beside_rounding(inquiry: Inquiry) -> Beside:
     """What else differs where ids part, and may do so by rounding: no near tie is to hide it."""
-    named = inquiry.comparison.counted
-    if named:
-        proof = "seen directly; where the ids part it has no say"
-        return Beside(difference_cause(named[0][0], "likely", named[0][1], proof))
-    return from_other_ids(inquiry)
+    counted = inquiry.comparison.counted
+    if not counted:
+        return from_other_ids(inquiry)
+    name, difference = counted[0]
+    proof = "seen directly; where the ids part it has no say"
+    return Beside(difference_cause(name, "likely", difference, proof))

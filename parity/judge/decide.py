@@ -44,6 +44,7 @@ from parity.judge.numerics.questions import (
 from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
 from parity.judge.numerics.weights import OF_SEVERAL, in_float32
 from parity.judge.row import criteria, stop_strings, unseen
+from parity.judge.stages.value import kind_of_error
 from parity.verdict import Cause, Verdict
 
 if TYPE_CHECKING:
@@ -115,10 +116,11 @@ def unstable(findings: Findings) -> Judged | None:
 
 def of_two_errors(findings: Findings) -> Judged | None:
     """Both sides raise, and not the same: by type and message, as they are printed."""
-    old, new = findings.old.raised, findings.new.raised
+    old = findings.old.raised
+    new = findings.new.raised
     if old is None or new is None or old == new:
         return None
-    what = "exception" if old.partition(":")[0] != new.partition(":")[0] else "message"
+    what = "message" if kind_of_error(old) == kind_of_error(new) else "exception"
     findings.inquiry.steps.append(f"both sides raise; the {what} is another one")
     said = f"the old code raised {old}, the new code raises {new}"
     return "DRIFT", Cause("error", "confirmed", said, "seen directly"), ()
@@ -210,7 +212,8 @@ def of_cause(findings: Findings) -> Judged | None:
 def of_rounding(findings: Findings) -> Judged:
     """Nothing but arithmetic is left: the site's numerics decide, when all cases were run; until
     then, no one."""
-    first, whole = findings.first, findings.inquiry
+    first = findings.first
+    whole = findings.inquiry
     old, new = first.old, first.new
     if ends_elsewhere(old, new) or not steps_of(old, new):
         return "DRIFT", why_it_ends(first, whole), ()
@@ -242,7 +245,8 @@ DECISIONS: tuple[Callable[[Findings], Judged | None], ...] = (
 def ask_numerics(findings: Findings, judged: Judged) -> Judged:
     """Ask for the site's numerics where this verdict hangs on them, beside what `of_rounding`
     asks."""
-    old, new, numerics = findings.old, findings.new, findings.numerics
+    numerics = findings.numerics
+    old, new = findings.old, findings.new
     if numerics is None or not old.rows or not new.rows:
         return judged
     kind = kind_of(old, new, judged, numerics.always)
@@ -260,8 +264,9 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
     old, new = comparison.old, comparison.new
-    drawn = own_loops.is_sampled(old) and own_loops.is_sampled(new) and not comparison.has_same_ids
-    return drawn and len(old.rows) == len(new.rows)
+    if len(old.rows) != len(new.rows) or comparison.has_same_ids:
+        return False
+    return own_loops.is_sampled(old) and own_loops.is_sampled(new)
 
 
 def is_only_drawn(comparison: Comparison) -> bool:
@@ -271,8 +276,7 @@ def is_only_drawn(comparison: Comparison) -> bool:
 def why_it_ends(inquiry: Inquiry, whole: Inquiry) -> Cause:
     """Why one answer is the beginning of the other.   whole: with what follows from the answers
     that part."""
-    ended = own_loops.ended_by(inquiry)
-    cause = ended or declared_end(whole) or by_company(inquiry)
+    cause = own_loops.ended_by(inquiry) or declared_end(whole) or by_company(inquiry)
     if cause is not None:
         return cause
     said = "one answer is the beginning of the other: where it ends was not the model's choice"

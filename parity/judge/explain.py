@@ -88,9 +88,9 @@ def is_upstream(inquiry: Inquiry) -> bool:
 def by_number_of_calls(inquiry: Inquiry) -> Cause | None:
     """More or fewer answers, where those that both sides have are the same."""
     old, new = inquiry.old, inquiry.new
-    if len(old.rows) == len(new.rows) or not all(
-        is_same_answer_or_sample(*p) for p in inquiry.pairs
-    ):
+    if len(old.rows) == len(new.rows):
+        return None
+    if not all(is_same_answer_or_sample(*pair) for pair in inquiry.pairs):
         return None
     moved = in_other_places(inquiry)
     if moved is not None or is_upstream(inquiry):
@@ -165,7 +165,8 @@ def refined(name: str, difference: Difference, inquiry: Inquiry) -> str:
 
 def has_same_text_of_other_ids(old: Row, new: Row, decode: Decoder | None) -> bool:
     """Whether prompts of other ids are one text."""
-    before, after = old["prompt_ids"], new["prompt_ids"]
+    before = old["prompt_ids"]
+    after = new["prompt_ids"]
     if decode is None or before == after:
         return False
     return decode(before, False, False) == decode(after, False, False)
@@ -177,10 +178,12 @@ def is_possible(name: str, inquiry: Inquiry) -> bool:
     if not name.startswith("stop."):
         return True
     for old, new in inquiry.pairs:
-        before, after = old["output_ids"], new["output_ids"]
+        before = old["output_ids"]
+        after = new["output_ids"]
+        ends = {*end_ids(old), *end_ids(new)}
         step = parting_step(before, after)
         # An end may be held back by a least number of tokens.
-        if step is not None and not {before[step], after[step]} & {*end_ids(old), *end_ids(new)}:
+        if step is not None and ends.isdisjoint((before[step], after[step])):
             where = f"at step {step}, where the ids part, neither token is an end"
             inquiry.steps.append(f"not {name}: {where}")
             return False
@@ -227,8 +230,7 @@ def declared_end(inquiry: Inquiry) -> Cause | None:
 
 def by_recorded_ids(inquiry: Inquiry) -> Cause | None:
     """Another order, another's answer, a lost end or another budget show in the ids."""
-    is_as_long = len(inquiry.old.rows) == len(inquiry.new.rows)
-    if inquiry.comparison.has_same_ids or not is_as_long:
+    if inquiry.comparison.has_same_ids or len(inquiry.old.rows) != len(inquiry.new.rows):
         return None
     names = dict(inquiry.counted)
     order = names.get("batch.order")
