@@ -20,6 +20,7 @@ from parity.judge.row import (
     decodes_of,
     is_drawn,
     same_prompt,
+    shared_ends,
     shared_start,
     text_of,
 )
@@ -67,8 +68,10 @@ def is_led_by(old: Row, new: Row) -> bool:
     """Whether an answer is another one by what was declared for it."""
     if not is_other_answer(old, new):
         return False
-    compared = (model_differences, sampling_differences, stop_differences)
-    return any(difference.counts for compare in compared for difference in compare(old, new))
+    declared = itertools.chain(
+        model_differences(old, new), sampling_differences(old, new), stop_differences(old, new)
+    )
+    return any(difference.counts for difference in declared)
 
 
 def is_other_answer(old: Row, new: Row) -> bool:
@@ -119,7 +122,8 @@ class Wording:
 
     def held_texts(self) -> HeldTexts | None:
         """What both hold of answers that were cut; None where something else differs."""
-        before, after = self.before, self.after
+        before = self.before
+        after = self.after
         if before == after:
             return None  # no answer stands in what differs
         held = HeldTexts()
@@ -134,18 +138,20 @@ class Wording:
 
     def is_cut_within(self, before: str, after: str) -> bool:
         """Whether what differs at an end of two texts is a part of an answer."""
-        first = shared_start(before, after)
-        last = shared_start(before[first:][::-1], after[first:][::-1])
-        mine, theirs = (text[first : len(text) - last] for text in (before, after))
-        if 0 not in (first, last) or not mine or not theirs:
+        first, last = shared_ends(before, after)
+        part = before[first : len(before) - last]
+        new_part = after[first : len(after) - last]
+        is_between = first and last
+        if is_between or not part or not new_part:
             return False
-        return any(mine in old and theirs in new for old, new in self.answers)
+        return any(part in old and new_part in new for old, new in self.answers)
 
 
 def held_whole(before: str, after: str, first: int, old: str, new: str) -> Held | None:
     """One text in `before` and the other in `after`, around their first difference."""
     last = first + len(old)
-    at = before.find(old, max(0, first - max(len(old), len(new)) + 1), last)
+    longest = max(len(old), len(new))
+    at = before.find(old, max(0, first - longest + 1), last)
     while at >= 0:
         if after.startswith(new, at):
             return Held(at, old, new)
@@ -156,14 +162,17 @@ def held_whole(before: str, after: str, first: int, old: str, new: str) -> Held 
 def held_cut(before: str, after: str, first: int, number: int, old: str, new: str) -> Held | None:
     """A whole new answer in `after` around the first difference, and in `before` the beginning of
     the old one, behind which both go on alike."""
-    at = after.find(new, max(0, first - len(new)), first + len(new))
-    rest = after[at + len(new) :][:ALIKE]
+    count = len(new)
+    at = after.find(new, max(0, first - count), first + count)
+    rest = after[at + count :][:ALIKE]
     if at < 0 or not new or not rest:
         return None
     last = at + shared_start(before[at:], old)
     end = before.rfind(rest, at, last + len(rest))
-    is_cut = end >= 0 and before[at:end] != new
-    return Held(at, before[at:end], new, number) if is_cut else None
+    part = before[at:end]
+    if end < 0 or part == new:
+        return None
+    return Held(at, part, new, number)
 
 
 def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> HeldTexts | None:
@@ -171,7 +180,8 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> HeldTe
     that were cut. Of an end of a prompt that was cut, the rest is to be within it.
     alike: their templates render alike."""
     text = old.get("prompt_text")
-    if not answers or (text is not None and text == new.get("prompt_text")):
+    is_one_text = text is not None and text == new.get("prompt_text")
+    if is_one_text or not answers:
         return None
     return wording_of(old, new, answers, alike=alike).held_texts()
 
@@ -182,7 +192,8 @@ def wording_of(old: Row, new: Row, answers: Answers, *, alike: bool) -> Wording:
     if "messages" in old and "messages" in new and alike:
         sides = written(old["messages"]), written(new["messages"])
         return wording_of_texts(*sides, answers, lambda text: written(text)[1:-1])
-    before, after = old.get("prompt_text"), new.get("prompt_text")
+    before = old.get("prompt_text")
+    after = new.get("prompt_text")
     if before is None or after is None:
         return wording_of_ids(old, new, answers)
     return wording_of_texts(before, after, answers, str)
@@ -206,15 +217,19 @@ def wording_of_ids(old: Row, new: Row, answers: Answers) -> Wording:
     texts = []
     for _, a, b in answers:
         if is_other_answer(a, b):
-            for end in (None, -1):  # the last id is unread
-                texts.append((words(a["output_ids"][:end]), words(b["output_ids"][:end])))
+            ids = a["output_ids"]
+            new_ids = b["output_ids"]
+            texts.append((words(ids), words(new_ids)))
+            texts.append((words(ids[:-1]), words(new_ids[:-1])))  # the last id may be unread
     return Wording(words(old["prompt_ids"]), words(new["prompt_ids"]), with_chosen(texts))
 
 
 def with_chosen(texts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The longest first; then those of another answer, where one is chosen."""
     ordered = sorted(texts, key=lambda pair: -min(map(len, pair)))
-    return [*ordered, *((old, new) for old, _ in ordered for _, new in ordered)]
+    old_texts = [old for old, _ in ordered]
+    new_texts = [new for _, new in ordered]
+    return [*ordered, *itertools.product(old_texts, new_texts)]
 
 
 def written(value: Any) -> str:
@@ -228,7 +243,8 @@ def words(ids: Sequence[int]) -> str:
 def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
     """Texts of two answers, as they were decoded and without blanks around them."""
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
-        one, other = text_of(mine), text_of(theirs)
+        one = text_of(mine)
+        other = text_of(theirs)
         yield from dict.fromkeys([(one, other), (one.strip(), other.strip())])
 
 
@@ -245,10 +261,10 @@ def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
     if first is None:
         return None
     last = bisect.bisect_right(calls, calls[first])
-    asked, behind = pairs[first:last], pairs[last:]
-    if not all(is_sampled_alike(*pair) for pair in asked):
+    if not all(is_sampled_alike(*pair) for pair in pairs[first:last]):
         return None
     kept = pairs[:last]
+    behind = pairs[last:]
     if len(old.rows) == len(new.rows):
         if all(same_prompt(*pair) for pair in behind):
             return None

@@ -60,12 +60,13 @@ SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
 
 def asked_otherwise(old: Case, new: Case) -> str:
     """Which prompt only one side asks for; what is asked for twice may be answered once."""
-    before, after = asked_prompts(old), asked_prompts(new)
+    before = asked_prompts(old)
+    after = asked_prompts(new)
     if before == after or may_read_anything(old, new):
         return ""
     read = {prompt_of(row) for row in old.rows if row.get("scored")}
     # Not one that was only read, and is read as the beginning of another one.
-    gone = [ids for ids in before - after if ids not in read or not begins_one_of(ids, after)]
+    gone = before - after - {ids for ids in read if begins_one_of(ids, after)}
     if gone:
         return f"of {len(before)} prompts {len(gone)} did not reach the model"
     # What was read as a whole may be asked in parts: a prompt, and its answer.
@@ -106,11 +107,8 @@ def flag_that_shows_elsewhere(difference: Difference) -> Cause:
 def decoded_once(comparison: Comparison) -> bool:
     """Whether each row became text once, and the same text (with or without its prompt): of several
     ways the value may use any."""
-    if not all(
-        "decode" in row and "decodes" not in row
-        for case in (comparison.old, comparison.new)
-        for row in case.rows
-    ):
-        return False
+    for row in (*comparison.old.rows, *comparison.new.rows):
+        if "decode" not in row or "decodes" in row:
+            return False
     texts = [(text_of(a), text_of(b)) for a, b in comparison.pairs]
     return all(one.endswith(other) or other.endswith(one) for one, other in texts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +35,6 @@ from parity.judge.row import (
     max_tokens,
     min_tokens,
     model_in,
-    parting_step,
     prompt_of,
     request_of,
     same_prompt,
@@ -55,13 +54,28 @@ def of_one_kind(old: Case, new: Case) -> tuple[Case, Case]:
     has nothing else: it reads prompts by itself and chooses what comes next. Beside rows of answers
     they are left out where the other side has none: it was recorded without, or reads another
     way."""
-    old, new = of_same_models(old, new), of_same_models(new, old)
-    is_read = all(any(row.get("scored") for row in case.rows) for case in (old, new))
-    if is_read or (old.rows and new.rows and (is_all_by_itself(old) or is_all_by_itself(new))):
-        old, new = as_read(old, new), as_read(new, old)
-    else:
-        old, new = without_unasked(old, new), without_unasked(new, old)
-    return said_once(old, new), said_once(new, old)
+    old, new = on_both(of_same_models, old, new)
+    change = as_read if say_what_is_read(old, new) else without_unasked
+    old, new = on_both(change, old, new)
+    return on_both(said_once, old, new)
+
+
+def on_both(change: Callable[[Case, Case], Case], old: Case, new: Case) -> tuple[Case, Case]:
+    """change: a case, held against the other side."""
+    return change(old, new), change(new, old)
+
+
+def say_what_is_read(old: Case, new: Case) -> bool:
+    """Whether rows of ids that were only read say something."""
+    if has_scored(old) and has_scored(new):
+        return True
+    if not old.rows or not new.rows:
+        return False
+    return is_all_by_itself(old) or is_all_by_itself(new)
+
+
+def has_scored(case: Case) -> bool:
+    return any(row.get("scored") for row in case.rows)
 
 
 def is_all_by_itself(case: Case) -> bool:
@@ -83,7 +97,10 @@ def of_same_models(case: Case, other: Case) -> Case:
     """Without what a code's own loop had another model read beside the one that both sides use,
     such as a draft, which only guesses what that one says."""
     models = {weights_in(row) for row in other.rows}
-    rows = [row for row in case.rows if not by_itself(row) or weights_in(row) in models]
+    rows = []
+    for row in case.rows:
+        if not by_itself(row) or weights_in(row) in models:
+            rows.append(row)
     return replace(case, rows=tuple(rows)) if rows else case
 
 
@@ -128,7 +145,8 @@ def as_read(case: Case, other: Case) -> Case:
 
 def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
     """A row whose prompt is as the other side read it.   known: prompts of the other side."""
-    request, ids = request_of(row), row["prompt_ids"]
+    ids = row["prompt_ids"]
+    request = request_of(row)
     response = request.get(RESPONSE)
     if response is None or tuple(ids) in known:
         return row
@@ -173,32 +191,42 @@ def as_declared(old: Case, new: Case, greedy: bool = False) -> tuple[Case, Case]
         return old, new
     beside: dict[int, Row] = {}
     for one, other in paired(old.rows, new.rows):
-        beside[id(one)], beside[id(other)] = other, one
+        beside[id(one)] = other
+        beside[id(other)] = one
+    return declared(old, beside, greedy), declared(new, beside, greedy)
 
-    def declared(row: Row) -> Row:
+
+def declared(case: Case, beside: Mapping[int, Row], greedy: bool) -> Case:
+    """beside: id of a row -> the other side's."""
+    rows = []
+    for row in case.rows:
         other = beside.get(id(row))
-        if not row.get("loop") or other is None:
-            return row
-        step = parting_step(row["output_ids"], other["output_ids"])
-        is_parted = greedy if is_drawn(other) else step is not None
-        is_plain = row["loop"] == LIKELIEST and is_parted
-        settings = CHOSE_THE_LIKELIEST if is_plain else settings_of(row, other)
-        return {**row, "sampling": settings}
-
-    rows, new_rows = (tuple(map(declared, case.rows)) for case in (old, new))
-    return replace(old, rows=rows), replace(new, rows=new_rows)
+        if row.get("loop") and other is not None:
+            row = {**row, "sampling": settings_as_declared(row, other, greedy)}
+        rows.append(row)
+    return replace(case, rows=tuple(rows))
 
 
 CHOSE_THE_LIKELIEST = {"temperature": {"value": 0, "from": "default"}}
 
 
+def settings_as_declared(row: Row, other: Row, greedy: bool) -> dict[str, Any]:
+    is_parted = greedy if is_drawn(other) else not is_prefix(row["output_ids"], other["output_ids"])
+    if row["loop"] == LIKELIEST and is_parted:
+        return CHOSE_THE_LIKELIEST
+    return settings_of(row, other)
+
+
 def settings_of(row: Row, other: Row) -> dict[str, Any]:
     """The other side's, with the seed that a loop's own draws came from, or none, where that was
     seen; a script's may have been meant for them."""
-    settings, seed = {**other.get("sampling", {})}, request_of(row).get("process")
-    if is_drawn(other) and seed is not None and seed["from"] != "script":
-        settings.pop("seed", None)
-        settings |= {"seed": seed} if seed["from"] == "process" else {}
+    settings = dict(other.get("sampling", {}))
+    seed = request_of(row).get("process")
+    if seed is None or seed["from"] == "script" or not is_drawn(other):
+        return settings
+    settings.pop("seed", None)
+    if seed["from"] == "process":
+        settings["seed"] = seed
     return settings
 
 
@@ -232,7 +260,8 @@ class Ends:
 
     def reason(self, old: Row, new: Row) -> Reason | None:
         """Why the longer of two answers goes on."""
-        before, after = old["output_ids"], new["output_ids"]
+        before = old["output_ids"]
+        after = new["output_ids"]
         if not before or not after or not is_prefix(before, after):
             return None
         if len(after) < len(before):
@@ -240,7 +269,8 @@ class Ends:
         return self.reason_of_old_end(old, new) if old.get("loop") else None
 
     def reason_of_new_end(self, old: Row, new: Row) -> Reason | None:
-        before, after = old["output_ids"], new["output_ids"]
+        before = old["output_ids"]
+        after = new["output_ids"]
         most = max_tokens(new)
         if len(after) == most:
             return "stop.length", f"{most} tokens are allowed, the old answer has {len(before)}"
@@ -249,8 +279,10 @@ class Ends:
         if after[-1] in end_ids(new):
             return "stop.eos_set", goes_on_behind(after[-1])
         text = self.text(after)
-        stopped = next((stop for stop in self.stops if stop in text), None)
-        return ("stop.strings", f"the old loop goes on behind {stopped!r}") if stopped else None
+        for stop in self.stops:
+            if stop in text:
+                return "stop.strings", f"the old loop goes on behind {stop!r}"
+        return None
 
     def reason_of_old_end(self, old: Row, new: Row) -> Reason | None:
         ids = old["output_ids"]
@@ -270,14 +302,16 @@ class Ends:
     @functools.cached_property
     def loops(self) -> Pairs:
         """Rows of a loop whose other side declares where it ends."""
-        return [(old, new) for old, new in self.pairs if old.get("loop") and new.get("stop")]
+        loops = [(old, new) for old, new in self.pairs if old.get("loop")]
+        return [(old, new) for old, new in loops if new.get("stop")]
 
     def passes_new_end(self, old: Row, new: Row) -> Reason | None:
         """Behind an id that ends the new answers, and to be seen in a text of the value: rows of a
         batch whose others go on are cut afterwards."""
-        ids, ends = old["output_ids"], end_ids(new)
         if min_tokens(new):
             return None
+        ids = old["output_ids"]
+        ends = end_ids(new)
         for position, i in enumerate(ids[:-1]):
             if i in ends:
                 is_seen = self.stand_in_texts(ids[position + 1 :], self.inquiry.old)
@@ -287,9 +321,10 @@ class Ends:
     def is_cut_short(self, old: Row, new: Row) -> bool:
         """Whether a loop ended where nothing that the new code declares would end it, and the new
         code cuts nothing off."""
-        ids, most = old["output_ids"], max_tokens(new)
+        ids = old["output_ids"]
         if not ids or self.decode is None or ids[-1] in end_ids(new) or criteria(new):
             return False
+        most = max_tokens(new)
         is_long = most is None or chosen(old) >= most
         if is_long or any(stop in self.text(ids) for stop in stop_strings(new)):
             return False
@@ -308,9 +343,15 @@ def ended_by(inquiry: Inquiry) -> Cause | None:
     """Why each answer that goes on on one side alone ends on the other, as far as it is declared or
     a loop's ids show it."""
     ends = Ends(inquiry)
-    apart = [(a, b) for a, b in ends.pairs if a["output_ids"] != b["output_ids"]]
-    reasons = [reason for pair in apart if (reason := ends.reason(*pair)) is not None]
-    if not reasons or len(reasons) < len(apart):
+    reasons = []
+    for old, new in ends.pairs:
+        if old["output_ids"] == new["output_ids"]:
+            continue
+        reason = ends.reason(old, new)
+        if reason is None:
+            return None
+        reasons.append(reason)
+    if not reasons:
         return None
     name, said = reasons[0]
     return named_cause(name, "likely", said, "one answer is the beginning of the other")

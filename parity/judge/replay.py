@@ -27,7 +27,7 @@ from parity.judge.row import (
     Row,
     entry,
     images_in,
-    parting_step,
+    is_prefix,
     prompt_around_pictures,
     prompt_of,
     prompt_with_pictures,
@@ -229,7 +229,9 @@ class Replay:
         if len(rows) < count:  # the golden has no more
             return original(self.used, list(requests), fields, **how)
         self.asking = Asking(copies=number, fields=fields)
-        each = [request for request in requests for _ in range(number)]
+        each: list[Any] = []
+        for request in requests:
+            each += [request] * number
         said = {"n": 1, "replay": [self._said(row, fields) for row in rows]}
         found = original(self.used, each, {**fields, **said}, **{**how, "cache": False})
         if number == 1:
@@ -268,22 +270,28 @@ class Replay:
     def parted(self, result: Any) -> bool:
         """Whether an answer parts from all that the golden has for its prompt. An end elsewhere is
         no parting: the old code may have cut by hand."""
-        ids, rows = getattr(result, "token_ids", ()), [r for r in self.rows if r["output_ids"]]
+        ids = getattr(result, "token_ids", ())
         prompt = getattr(result, "prompt_token_ids", None)
-        same = [row["output_ids"] for row in rows if prompt_of(row) == prompt]
-        return bool(same) and all(parting_step(answer, ids) is not None for answer in same)
+        answers = [row["output_ids"] for row in self.rows if prompt_of(row) == prompt]
+        known = [answer for answer in answers if answer]
+        return bool(known) and not any(is_prefix(answer, ids) for answer in known)
 
     @noting_faults
     def score(self, original: Any, engine: Any, items: Any, **how: Any) -> Any:
         """score_batch, changed."""
         self.asks(engine)
-        together = [[item] for item in items] if ALONE in self.put_back else [items]
-        return [score for some in together for score in original(engine, some, **how)]
+        if ALONE not in self.put_back:
+            return list(original(engine, items, **how))
+        scores: list[Any] = []
+        for item in items:
+            scores += original(engine, [item], **how)
+        return scores
 
     @noting_faults
     def prompt(self, engine: Any, made: Any) -> Any:
         """A Prompt, changed. made may be the error that stands in its place."""
-        place, self.asked = self.asked, self.asked + 1
+        place = self.asked
+        self.asked += 1
         if not hasattr(made, "token_ids") or place >= len(self.requested):
             return made
         if ANSWERS in self.put_back and getattr(made, "replay", None) is not None:
@@ -393,9 +401,9 @@ def budget_kwargs(row: Row) -> dict[str, Any]:
     )
 
 
-OPTIONS: dict[str, Restore] = {
-    part: restore for stage in order.ALL for part, restore in stage.restore.items()
-}
+OPTIONS: dict[str, Restore] = {}
+for _stage in order.ALL:
+    OPTIONS.update(_stage.restore)
 ALONE = "alone"  # each request by itself, and nothing from a cache
 UNCACHED = "uncached"  # nothing from a cache
 ANSWERS = "answers"  # the old ids, whatever the model says
