@@ -188,8 +188,8 @@ def judged_beside(
             part = dataclasses.replace(job, items=items)
             under_way.append(beside(judged_apart, process, part, time_limit, progress))
         ended = [future.result() for future in under_way]
-    outcomes = [outcome for one in ended for outcome in one.outcomes]
-    told = tuple(measurement for one in ended for measurement in one.told)
+    outcomes = list(itertools.chain.from_iterable(one.outcomes for one in ended))
+    told = tuple(itertools.chain.from_iterable(one.told for one in ended))
     return Ended(outcomes, max((one.machine for one in ended), key=len), told)
 
 
@@ -295,7 +295,8 @@ def judged_apart(worker: Worker, job: Job, time_limit: float, progress: Progress
     the numerics."""
     apart = Apart(list(job.items), progress)
     while apart.items:
-        share, apart.is_whole = tuple(apart.items), False
+        share = tuple(apart.items)
+        apart.is_whole = False
         try:
             for found in worker.run(JUDGED, dataclasses.replace(job, items=share), time_limit):
                 apart.take(found)

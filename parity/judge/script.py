@@ -62,16 +62,17 @@ def paired_cases(
     """Goldens and calls that belong together, by arguments, else by name; goldens and calls that
     are left."""
     left = {(case.site, case.case): case for case in found}
-    by_arguments = {}
-    for old in goldens if any(case.arguments for case in found) else ():
+    partners = {}
+    has_arguments = any(case.arguments for case in found)
+    for old in goldens if has_arguments else ():
         key = key_of_arguments(old, left)
         if key is not None:
-            by_arguments[old.site, old.case] = left.pop(key)
+            partners[old.site, old.case] = left.pop(key)
     pairs = []
     unreached = []
     for old in goldens:
         key = old.site, old.case
-        new = by_arguments[key] if key in by_arguments else left.pop(key, None)
+        new = partners.get(key) or left.pop(key, None)
         if new is None:
             unreached.append(old)
         else:
@@ -82,7 +83,8 @@ def paired_cases(
 def key_of_arguments(old: Case, left: Mapping[tuple[str, str], Case]) -> tuple[str, str] | None:
     """A call of equal arguments; of several, the one of the golden's name."""
     data = data_of(old)
-    same = [key for key, case in left.items() if key[0] == old.site and data_of(case) == data]
+    of_site = {key: case for key, case in left.items() if case.site == old.site}
+    same = [key for key, case in of_site.items() if data_of(case) == data]
     return min(same, key=lambda key: key[1] != old.case, default=None)
 
 
@@ -205,15 +207,13 @@ def script_faults(seen: Seen, site: str, expected: int) -> Iterator[str]:
             " time"
         )
     elif code not in (0, expected):
-        how = (
-            f"with exit code {code}"
-            if code > 0
-            else f"by signal {-code} ({signal.Signals(-code).name})"
-        )
+        how = f"with exit code {code}"
+        if code < 0:
+            how = f"by signal {-code} ({signal.Signals(-code).name})"
         yield (
             f"the script ended {how}, and with {expected} when it was recorded; it may have said"
-            " why above. If it is "
-            f'to end so, write into sites.json: "{site}": {{"exit_code": {code}}}'
+            " why above. If it is to end so, write into sites.json:"
+            f' "{site}": {{"exit_code": {code}}}'
         )
     if seen.failures:
         yield f"not all could be observed: {'; '.join(dict.fromkeys(seen.failures))}"

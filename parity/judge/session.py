@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
+import itertools
 import sys
 import tempfile
 from collections.abc import Callable, Container, Mapping
@@ -41,13 +42,10 @@ def own_modules() -> set[str]:
     found = {
         name for name, module in loaded.items() if wanted(name, getattr(module, "__file__", None))
     }
-    engines = [name for name, module in loaded.items() if observe.is_engine(module)]
-    kept = {
-        *observe.LIBRARY_TAPS,
-        *engines,
-        *(name for name in found if any(e.startswith(f"{name}.") for e in engines)),
-    }
-    return {name for name in found - kept if not name.startswith(HARNESS)}
+    found.difference_update(observe.LIBRARY_TAPS)
+    for engine in [name for name, module in loaded.items() if observe.is_engine(module)]:
+        found.difference_update(itertools.accumulate(engine.split("."), "{}.{}".format))
+    return {name for name in found if not name.startswith(HARNESS)}
 
 
 # `parity.callsites` is code under test, like anybody's.
@@ -58,6 +56,8 @@ ROOMS = {
 
 HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS - {"callsites", "tests"})))
 
+
+NOT_SEEN = "its call was not seen (was it wrapped by another decorator?)"
 
 # Engines that may be left open: on vLLM each takes a part of the memory for itself.
 MOST_ENGINES = 6
@@ -78,8 +78,11 @@ class Session:
     ) -> None:
         """functions: "module:attribute" -> its site.   factories: what makes arguments that are no
         data."""
-        self.factories, self.objects = factories or {}, dict[str, Any]()
-        self.store, self.engines, self.found = store, Engines(), list[Case]()
+        self.store = store
+        self.factories = factories or {}
+        self.objects: dict[str, Any] = {}
+        self.engines = Engines()
+        self.found: list[Case] = []
         self.folder = tempfile.TemporaryDirectory(prefix="parity-")
         self.scratch = Store(Path(self.folder.name) / "new")
         sites = [observe.Site(site, function) for function, site in functions.items()]
@@ -156,9 +159,7 @@ class Session:
             raise SettingsError(f"{self.store.root / 'sites.json'}: {old.site}.{refused}")
         faults = [*self.observer.failures, *self.replay.faults]
         if faults or not self.found:
-            why = (
-                "; ".join(faults) or "its call was not seen (was it wrapped by another decorator?)"
-            )
+            why = "; ".join(faults) or NOT_SEEN
             raise HarnessFault(f"{function} could not be observed: {why}")
         new = self.found[-1]
         refuse_not_run(old, new)
@@ -167,30 +168,19 @@ class Session:
     def given(self, old: Case, called: Callable[..., Any]) -> dict[str, Any]:
         """The arguments of a call. One that was an object comes from its factory, or is left out if
         nobody takes it."""
-        makers, wanted = self.factories.get(old.site, {}), taken(called)
-        data = {
-            name: value
-            for name, value in old.arguments.items()
-            if not (objects_in(value) or (name in makers and holds_records(value)))
-            or (name in wanted and name not in makers)
-        }
-        if lost := sorted(name for name, value in data.items() if objects_in(value)):
-            kind = objects_in(data[lost[0]])[0]
-            raise GoldenError(
-                f"the argument {lost[0]!r} was a {kind}, which is no data; say in sites.json what"
-                " makes one, "
-                f'"arguments": {{"{lost[0]}": "pkg.setup:make"}}, or check the script as a whole:'
-                " `check -- python ...`"
-            )
+        makers = self.factories.get(old.site, {})
+        wanted = taken(called)
+        refuse_lost(old.arguments, wanted - makers.keys())
+        data = {}
+        for name, value in old.arguments.items():
+            is_made = name in makers and holds_records(value)
+            if not is_made and not objects_in(value):
+                data[name] = value
         arguments: dict[str, Any] = self.store.restore(data, Path(self.folder.name) / "files")
-        return {
-            **{
-                name: self.made(makers[name])
-                for name in makers
-                if name in wanted - arguments.keys()
-            },
-            **arguments,
-        }
+        for name, factory in makers.items():
+            if name in wanted and name not in arguments:
+                arguments[name] = self.made(factory)
+        return arguments
 
     def made(self, factory: str) -> Any:
         """What a factory of sites.json makes, once for all cases."""
@@ -206,7 +196,8 @@ class Session:
 
     def resample(self, run: Run, old: Case, seed: int) -> Case:
         """The call with another seed of the process."""
-        before, self.observer.seed = self.observer.seed, seed
+        before = self.observer.seed
+        self.observer.seed = seed
         try:
             new = run(old, {}, frozenset())
         finally:
@@ -223,6 +214,17 @@ class Session:
         if self.replay is None or self.replay.used is None:
             return None
         return readable(self.replay.used, self.engines, hooked=True)
+
+
+def refuse_lost(arguments: Mapping[str, Any], wanted: Container[str]) -> None:
+    """Raise GoldenError where an object is wanted that no factory makes."""
+    for name, value in sorted(arguments.items()):
+        if name in wanted and objects_in(value):
+            raise GoldenError(
+                f"the argument {name!r} was a {objects_in(value)[0]}, which is no data; say in"
+                f' sites.json what makes one, "arguments": {{"{name}": "pkg.setup:make"}}, or check'
+                " the script as a whole: `check -- python ...`"
+            )
 
 
 def holds_records(value: Any) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -91,21 +92,23 @@ class GivenSeeds:
     cases: dict[str, tuple[Outcome, Case, Case, set[int]]] = field(default_factory=dict)
 
     def add(self, outcome: Outcome, old: Case, new: Case) -> None:
-        arguments = numbers_in(old.arguments)
-        pairs = (pair for pair in paired(old.rows, new.rows) if all(map(is_drawn, pair)))
-        asked = [b for a, b in pairs if (seed_source(a), seed_source(b)) == ("script", "caller")]
-        given = {seed for row in asked for seed in seeds_of(row) - arguments}
+        given: set[int] = set()
+        for row, other in paired(old.rows, new.rows):
+            is_sampled = is_drawn(row) and is_drawn(other)
+            if is_sampled and (seed_source(row), seed_source(other)) == ("script", "caller"):
+                given |= seeds_of(other)
+        given -= numbers_in(old.arguments)
         if given:
             self.cases[old.case] = outcome, old, new, given
 
     def judge_repeated(self, judge: Judge) -> Iterator[Outcome]:
         """Cases all of whose seeds are given in another case, too: judged again, with that as a
         difference."""
-        for name, (outcome, old, new, given) in self.cases.items():
-            others = {
-                seed for other, (*_, seeds) in self.cases.items() if other != name for seed in seeds
-            }
-            if given <= others:
+        counts = Counter[int]()  # of the cases that a seed is given in
+        for *_, given in self.cases.values():
+            counts.update(given)
+        for outcome, old, new, given in self.cases.values():
+            if all(counts[seed] > 1 for seed in given):
                 again = Difference("sampling", "seed", "what the script had seeded", min(given), 0)
                 yield judge.outcome(old, new, outcome.seconds, (again,))
 
@@ -150,7 +153,8 @@ class SiteCheck:
         try:
             old = self.session.store.read(self.site, name)
             new = self.run(old, {}, frozenset())
-            seconds, ran = time.perf_counter() - started, self.session.ran()
+            seconds = time.perf_counter() - started
+            ran = self.session.ran()
             outcome = self.judge.outcome(old, new, seconds)
             self.seeds.add(outcome, old, new)
             if self.pending.numerics.wants(old, self.backend, self.engines):
@@ -163,19 +167,20 @@ class SiteCheck:
     def run_others(self, names: Sequence[str]) -> None:
         """Run the site's other goldens with samples, where a verdict hangs on them, and keep no
         outcome."""
-        store, asked = self.session.store, self.pending.numerics.open
         waits = bool(self.seeds.cases) or (self.site, self.backend) in self.pending.ledgers
         if not (waits and self.pending.is_whole):
             return
+        store = self.session.store
+        asked = self.pending.numerics.open
         questions = list(asked)
         for name in store.names(self.site):
+            if name in names:
+                continue
             try:
-                is_asked = name not in names and own_loops.may_be_sampled(
-                    store.read(self.site, name)
-                )
+                golden = store.read(self.site, name)
             except GoldenError:
                 continue  # it is reported where it is chosen
-            if is_asked:
+            if own_loops.may_be_sampled(golden):
                 self.judged(name)
         asked[:] = questions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -12,7 +12,7 @@ from parity.golden import Case, GoldenError, Store
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
-from parity.judge.row import drew, is_drawn, script_seed, seed_source, seeds_of
+from parity.judge.row import Row, drew, is_drawn, script_seed, seed_source, seeds_of
 from parity.record import observe
 from parity.record.rows import LIKELIEST
 from parity.verdict import Difference
@@ -69,31 +69,32 @@ class SiteFacts:
         """Whether a loop of the old code's own never took any other token, over enough of them to
         say so, nor random numbers of the process: what is drawn may well be the likeliest."""
         if site not in self.greedy:
-            loops = [row for golden in self.goldens(site) for row in golden.rows if row.get("loop")]
-            enough = sum(len(row["output_ids"]) for row in loops) >= LEAST_CHOSEN
-            self.greedy[site] = enough and all(
-                row["loop"] == LIKELIEST and not drew(row) for row in loops
-            )
+            loops: list[Row] = []
+            for golden in self.goldens(site):
+                loops += [row for row in golden.rows if row.get("loop")]
+            is_greedy = all(row["loop"] == LIKELIEST and not drew(row) for row in loops)
+            count = sum(len(row["output_ids"]) for row in loops)
+            self.greedy[site] = is_greedy and count >= LEAST_CHOSEN
         return self.greedy[site]
 
     def of_this_release(self, old: Case, found: Differences) -> Differences:
         """Under which names pictures reach a forward pass is up to transformers' release: against a
         golden of another one they are told, and fail nothing by themselves. All other names
         count."""
-        there, here = self.store.environment_of(old).get("transformers"), version("transformers")
+        here = version("transformers")
+        there = self.store.environment_of(old).get("transformers")
         if there is None or there == here:
             return found
-        unnamed = () if there.partition(".")[0] == here.partition(".")[0] else SINCE_5
-
-        def names(keys: Sequence[str]) -> set[str]:
-            return {
-                "pictures" if name in PICTURES else name for name in keys if name not in unnamed
-            }
+        unnamed: set[str] = set()
+        if there.partition(".")[0] != here.partition(".")[0]:
+            unnamed = SINCE_5
 
         def renamed(d: Difference) -> bool:
-            return (d.stage, d.field) == ("batch", "keys") and names(d.old) == names(d.new)
+            if (d.stage, d.field) != ("batch", "keys"):
+                return False
+            return tensor_names(d.old, unnamed) == tensor_names(d.new, unnamed)
 
-        return tuple(dataclasses.replace(d, counts=d.counts and not renamed(d)) for d in found)
+        return uncounted(found, renamed)
 
     def without_chance(self, old: Case, new: Case, found: Differences) -> Differences:
         """Seeds that the new code draws by itself, where the old code had none, say no more than
@@ -105,10 +106,8 @@ class SiteFacts:
         if self.resample is None or not any(map(added, found)):
             return found
         pairs = paired(new.rows, self.resample(old, observe.SEED + 1).rows)
-        drawn = bool(pairs) and all(not seeds_of(a) & seeds_of(b) for a, b in pairs)
-        return tuple(
-            dataclasses.replace(d, counts=d.counts and not (drawn and added(d))) for d in found
-        )
+        drawn = bool(pairs) and all(seeds_of(a).isdisjoint(seeds_of(b)) for a, b in pairs)
+        return uncounted(found, added) if drawn else found
 
     def seeds_of_the_script(self, comparison: Comparison) -> Iterator[Difference]:
         """The seed that a script gave before each call of a site and that the new rows lack: as
@@ -117,7 +116,8 @@ class SiteFacts:
         if not self.is_seeded_each_time(comparison.old.site):
             return
         for number, (mine, theirs) in enumerate(comparison.pairs):
-            seed, again = script_seed(mine), script_seed(theirs)
+            seed = script_seed(mine)
+            again = script_seed(theirs)
             left_out = self.resample is not None and seed_source(theirs) == "nobody"
             if seed is None or not is_drawn(theirs) or left_out:
                 continue
@@ -130,8 +130,21 @@ class SiteFacts:
         """Whether a script gave a seed before each of several calls. One that was given before the
         first call alone says nothing of the others."""
         if site not in self.seeded:
-            drawn = [[row for row in golden.rows if is_drawn(row)] for golden in self.goldens(site)]
-            calls = [rows for rows in drawn if rows]
-            told = all(script_seed(row) is not None for rows in calls for row in rows)
-            self.seeded[site] = told and len(calls) > 1
+            calls = 0
+            seeds = []
+            for golden in self.goldens(site):
+                drawn = [script_seed(row) for row in golden.rows if is_drawn(row)]
+                calls += bool(drawn)
+                seeds += drawn
+            self.seeded[site] = calls > 1 and None not in seeds
         return self.seeded[site]
+
+
+def uncounted(found: Differences, is_excused: Callable[[Difference], bool]) -> Differences:
+    """Differences, of which those that are excused fail nothing by themselves."""
+    return tuple(dataclasses.replace(d, counts=d.counts and not is_excused(d)) for d in found)
+
+
+def tensor_names(keys: Sequence[str], unnamed: Collection[str]) -> set[str]:
+    """Names of the tensors of a forward pass, but for those unnamed; pictures have one name."""
+    return {"pictures" if name in PICTURES else name for name in keys if name not in unnamed}

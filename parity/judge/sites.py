@@ -59,15 +59,17 @@ def merged_settings(
     ]
     for place, named, known in places:
         modules = {function.rpartition(":")[0] for function in known}
-        if wrong := [old for old in named if ":" not in old and known and old not in modules]:
-            said_so = f"{place} {wrong[0]!r}: nothing was recorded there"
-            raise SettingsError(
-                f"{said_so}; name the place of one of these: {', '.join(sorted(known))}"
-            )
-    return {
-        site: {**said.get(site, {}), "moved": {**said.get(site, {}).get("moved", {}), **moved}}
-        for site in sites
-    }
+        for old in named:
+            if known and ":" not in old and old not in modules:
+                problem = f"{place} {old!r}: nothing was recorded there"
+                raise SettingsError(
+                    f"{problem}; name the place of one of these: {', '.join(sorted(known))}"
+                )
+    merged = {}
+    for site in sites:
+        own = said.get(site, {})
+        merged[site] = {**own, "moved": {**own.get("moved", {}), **moved}}
+    return merged
 
 
 def pairs_asked(
@@ -75,7 +77,8 @@ def pairs_asked(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """(site, backend) to be checked, and what is left out because sites.json says that a site is
     not for a backend."""
-    asked, left_out = [], []
+    asked = []
+    left_out = []
     for site, said in settings.items():
         own = said.get("backends")
         for backend in backends or own or ["hf"]:
@@ -92,12 +95,15 @@ def for_backend(
 ) -> tuple[list[str], dict[str, Sequence[str]]]:
     """(a site's cases that are for a backend, the others with theirs). backends: of cases, by
     patterns of names."""
-    own = {
-        name: next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None)
-        for name in names
-    }
-    apart = {name: of for name, of in own.items() if of is not None and backend not in of}
-    return [name for name in names if name not in apart], apart
+    fitting = []
+    apart = {}
+    for name in names:
+        own = next((of for pattern, of in backends.items() if fnmatch(name, pattern)), None)
+        if own is None or backend in own:
+            fitting.append(name)
+        else:
+            apart[name] = own
+    return fitting, apart
 
 
 def expect_cases(store: Store, site: str, patterns: Iterable[str]) -> None:

@@ -94,7 +94,8 @@ def output_into(path: Path) -> Iterator[None]:
     """While the block runs, what processes print goes to a file: progress bars and warnings of
     libraries, and what the moved code prints. One that is there already is started anew."""
     global _output
-    before, _output = _output, path
+    before = _output
+    _output = path
     try:
         yield
     finally:
@@ -112,7 +113,8 @@ class Worker:
     _shared: Worker | None = None
 
     def __init__(self, path: Sequence[str] | None = None, folder: Path | None = None) -> None:
-        self.path, self.folder = path, folder
+        self.path = path
+        self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection[Any, Any] | None = None
         self._setting: Any = None
@@ -174,9 +176,8 @@ class Worker:
             return
         self.close()
         ours, theirs = Pipe()
-        code = START.format(
-            init=str(PACKAGE / "__init__.py"), package=str(PACKAGE), path=path, fd=theirs.fileno()
-        )
+        init = str(PACKAGE / "__init__.py")
+        code = START.format(init=init, package=str(PACKAGE), path=path, fd=theirs.fileno())
         flags = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, *flags, "-c", code]
         # A session of its own: what it leaves behind is ended with it.
@@ -188,7 +189,8 @@ class Worker:
             cwd=self.folder,
         )
         theirs.close()
-        self._pipe, self._setting = ours, setting
+        self._pipe = ours
+        self._setting = setting
 
     def _receive(self, limit: float) -> tuple[str, Any]:
         assert self._pipe is not None and self._process is not None
@@ -220,7 +222,8 @@ class Worker:
 
     def kill(self) -> None:
         """The process and what it started, whatever they are at."""
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
