@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,9 +108,9 @@ class Inquiry:
     def note_agreement(self) -> None:
         """Note what is the same and what is the first difference."""
         found = self.comparison.differences
-        unequal = {difference.stage for difference in found}
-        present = dict.fromkeys(key for row, _ in self.pairs for key in row)
-        same = [key for key in present if key not in unequal and key not in BESIDE]
+        left_out = {*BESIDE, *(difference.stage for difference in found)}
+        present = dict.fromkeys(itertools.chain.from_iterable(old for old, _ in self.pairs))
+        same = [key for key in present if key not in left_out]
         if same:
             self.steps.append(f"the same on both sides: {', '.join(same)}")
         counted = [difference for difference in found if difference.counts] or found
@@ -119,8 +120,9 @@ class Inquiry:
 
 def are_other_samples(old: Case, new: Case) -> bool:
     """Whether the same prompts are sampled from, and another number of times."""
-    mine, theirs = ({prompt_of(row) for row in case.rows} for case in (old, new))
-    return mine == theirs and all(is_drawn(row) for row in (*old.rows, *new.rows))
+    if set(map(prompt_of, old.rows)) != set(map(prompt_of, new.rows)):
+        return False
+    return all(map(is_drawn, (*old.rows, *new.rows)))
 
 
 def up_to_followers(inquiry: Inquiry) -> Inquiry:
@@ -130,7 +132,7 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     if not follow:
         return inquiry
     kept = [k for k in range(len(inquiry.pairs)) if k not in follow]
-    rows = [row for k in kept for row in inquiry.pairs[k]]
+    rows = itertools.chain.from_iterable(inquiry.pairs[k] for k in kept)
     is_text = all("text" in row for row in rows)
     narrow = functools.partial(narrowed, kept, "text" if is_text else "output_ids")
     held = HeldTexts()

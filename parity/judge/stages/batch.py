@@ -16,11 +16,14 @@ NOT_THE_SAME_SIDE = ({"left", "right"}, {"none", "right"})
 
 def batch_differences(old: Row, new: Row) -> Iterator[Difference]:
     """How a row was padded. No padding and masked padding on the left are the same thing to it."""
-    mine, theirs = ({**NO_PADDING, **row.get("batch", {})} for row in (old, new))
-    if {mine["side"], theirs["side"]} in NOT_THE_SAME_SIDE:
-        yield Difference("batch", "side", mine["side"], theirs["side"])
-    if mine["masked"] != theirs["masked"]:
-        yield Difference("batch", "masked", mine["masked"], theirs["masked"])
+    padded = {**NO_PADDING, **old.get("batch", {})}
+    new_padded = {**NO_PADDING, **new.get("batch", {})}
+    side = padded["side"]
+    new_side = new_padded["side"]
+    if {side, new_side} in NOT_THE_SAME_SIDE:
+        yield Difference("batch", "side", side, new_side)
+    if padded["masked"] != new_padded["masked"]:
+        yield Difference("batch", "masked", padded["masked"], new_padded["masked"])
 
 
 def unencoded(keys: Sequence[str], others: Sequence[str]) -> list[str]:
@@ -33,27 +36,32 @@ def unencoded(keys: Sequence[str], others: Sequence[str]) -> list[str]:
 
 def input_differences(old: Row, new: Row) -> Iterator[Difference]:
     """What reached the model's forward beside the ids, where both were seen."""
-    mine, theirs = old.get("inputs"), new.get("inputs")
-    if mine is None or theirs is None:
+    inputs = old.get("inputs")
+    new_inputs = new.get("inputs")
+    if inputs is None or new_inputs is None:
         return
-    keys, other_keys = mine["keys"], theirs["keys"]
-    names = ["positions"] if keys != other_keys else ["marks", "positions"]
-    if by_itself(old) != by_itself(new):
-        keys, other_keys = unencoded(keys, other_keys), unencoded(other_keys, keys)
-    if keys != other_keys:
-        yield Difference("batch", "keys", mine["keys"], theirs["keys"])
+    keys = inputs["keys"]
+    new_keys = new_inputs["keys"]
+    names = ["positions"]
+    if keys == new_keys:  # marks of other tensors are others
+        names = ["marks", "positions"]
+    elif by_itself(old) == by_itself(new) or unencoded(keys, new_keys) != unencoded(new_keys, keys):
+        yield Difference("batch", "keys", keys, new_keys)
     if old["prompt_ids"] != new["prompt_ids"]:
         return
-    for name in names:  # marks of other tensors are others
-        before, after = mine.get(name), theirs.get(name)
+    for name in names:
+        before = inputs.get(name)
+        after = new_inputs.get(name)
         if None not in (before, after) and before != after:
             yield Difference("batch", name, before, after)
 
 
 def padding(row: Row, tools: Tools) -> Kept:
-    if row.get("batch") is None and row.get("inputs") is None:
+    padded = row.get("batch")
+    inputs = row.get("inputs")
+    if padded is None and inputs is None:
         return None
-    return broken_padding(row.get("batch") or {}) or broken_inputs(row.get("inputs") or {}) or KEPT
+    return broken_padding(padded or {}) or broken_inputs(inputs or {}) or KEPT
 
 
 def broken_padding(padded: Mapping[str, Any]) -> Kept:

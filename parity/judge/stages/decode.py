@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parity.judge.endings import begins
 from parity.judge.row import Row, decodes_of, unseen
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference, brief
@@ -16,14 +17,17 @@ def answer_differences(old: Row, new: Row) -> Iterator[Difference]:
         return
     if old["output_ids"] != new["output_ids"]:
         yield Difference("output_ids", "", old["output_ids"], new["output_ids"], counts=False)
-    for number, (mine, theirs) in enumerate(zip(decodes_of(old), decodes_of(new))):
-        for name in ("skip_special_tokens", "clean_up"):
-            before, after = mine.get(name), theirs.get(name)
-            if None not in (before, after) and before != after:
+    for number, (one, other) in enumerate(zip(decodes_of(old), decodes_of(new))):
+        for name in ("skip_special_tokens", "clean_up", "text"):
+            before = one.get(name)
+            after = other.get(name)
+            if None in (before, after) or before == after:
+                continue
+            if name == "text":
+                which = f"decode {number + 1}" if number else ""
+                yield Difference("text", which, before, after, counts=False)
+            else:
                 yield Difference("decode", name, before, after, counts=False)
-        texts = mine.get("text"), theirs.get("text")
-        if None not in texts and texts[0] != texts[1]:
-            yield Difference("text", f"decode {number + 1}" if number else "", *texts, counts=False)
 
 
 def text(row: Row, tools: Tools) -> Kept:
@@ -32,15 +36,17 @@ def text(row: Row, tools: Tools) -> Kept:
     if tools.decode is None or row.get("text") is None or "decode" not in row:
         return None
     for how in decodes_of(row):
-        if how.get("ids") != "ended" or how.get("text") is None:
+        recorded = how.get("text")
+        if recorded is None or how.get("ids") != "ended":
             continue
-        flags = bool(how.get("skip_special_tokens")), bool(how.get("clean_up"))
-        wanted, said = tools.decode(row["output_ids"], *flags), how["text"].strip()
-        if not wanted.strip().startswith(said):
-            other = tools.decode(row["output_ids"], not flags[0], flags[1])
-            is_flag = other.strip().startswith(said)
-            name = "decode.skip_special" if is_flag else "decode.cleanup"
-            return name, f"decoded is {brief(wanted)}, recorded {brief(how['text'])}"
+        skip = bool(how.get("skip_special_tokens"))
+        clean = bool(how.get("clean_up"))
+        wanted = tools.decode(row["output_ids"], skip, clean)
+        if begins(recorded, wanted):
+            continue
+        is_flag = begins(recorded, tools.decode(row["output_ids"], not skip, clean))
+        name = "decode.skip_special" if is_flag else "decode.cleanup"
+        return name, f"decoded is {brief(wanted)}, recorded {brief(recorded)}"
     return KEPT
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from parity.judge.row import Row, is_drawn, prompt_with_pictures, request_of, seeds_of
+from parity.judge.row import (
+    Row,
+    is_drawn,
+    prompt_of,
+    prompt_with_pictures,
+    request_of,
+    seeds_of,
+    shared_start,
+)
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 from parity.verdict import Difference
 
@@ -17,22 +25,26 @@ def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Differ
             yield Difference("batch", "order", "its own request", "another request", number)
     moved = moved_answers(old, new)
     if moved:
-        position = next(k for k, m in enumerate(moved) if m != k)
-        yield Difference("batch", "order", list(range(len(old))), moved, position)
+        in_order = list(range(len(old)))
+        yield Difference("batch", "order", in_order, moved, shared_start(in_order, moved))
 
 
 def moved_answers(old: Sequence[Row], new: Sequence[Row]) -> list[int]:
     """Of equal prompts: where each old answer stands on the new side, if all are there and one
     stands elsewhere; else nothing."""
-    pairs = list(zip(old, new))
-    if len(old) != len(new):
+    if list(map(prompt_with_pictures, old)) != list(map(prompt_with_pictures, new)):
         return []
-    if any(prompt_with_pictures(a) != prompt_with_pictures(b) for a, b in pairs):
+    answers = list(map(answer_of, old))
+    new_answers = list(map(answer_of, new))
+    if answers == new_answers or sorted(answers) != sorted(new_answers):
         return []
-    mine, theirs = ([tuple(row["output_ids"]) for row in rows] for rows in (old, new))
-    if mine == theirs or sorted(mine) != sorted(theirs) or is_by_chance(pairs):
+    if is_by_chance(list(zip(old, new))):
         return []
-    return [theirs.index(ids) for ids in mine]
+    return [new_answers.index(ids) for ids in answers]
+
+
+def answer_of(row: Row) -> tuple[int, ...]:
+    return tuple(row["output_ids"])
 
 
 def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
@@ -40,10 +52,8 @@ def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
     for old, new in pairs:
         if not is_drawn(new) or (seeds_of(new) and seeds_of(old) == seeds_of(new)):
             return False
-    before, after = (
-        Counter(str((row["prompt_ids"], row["output_ids"])) for row in side) for side in zip(*pairs)
-    )
-    return before == after
+    answers = Counter((prompt_of(old), answer_of(old)) for old, _ in pairs)
+    return answers == Counter((prompt_of(new), answer_of(new)) for _, new in pairs)
 
 
 def identity(row: Row, tools: Tools) -> Kept:

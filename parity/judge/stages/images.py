@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from parity.judge.row import Row, images_in, picture_ids, same_backend, same_prompt
 from parity.judge.stages.stage import Stage
@@ -12,20 +13,24 @@ TOLERANCE = 2e-3  # of normalised pixels, which go through other kernels
 
 
 def image_differences(old: Row, new: Row) -> Iterator[Difference]:
-    mine, theirs = images_in(old), images_in(new)
-    # vLLM normalises inside the model, so what its processor gives says nothing there.
+    images = images_in(old)
+    new_images = images_in(new)
+    if len(images) != len(new_images):
+        yield Difference("images", "count", len(images), len(new_images))
     names = ["sha256", "fps", "indices", "budget", "tokens"]
-    names += ["values"] if same_backend(old, new) else []
-    if len(mine) != len(theirs):
-        yield Difference("images", "count", len(mine), len(theirs))
-    for a, b in zip(mine, theirs):
+    # vLLM normalises inside the model, so what its processor gives says nothing there.
+    if same_backend(old, new):
+        names.append("values")
+    for one, other in zip(images, new_images):
         for name in names:
-            if a.get(name) is None or b.get(name) is None:
+            before = one.get(name)
+            after = other.get(name)
+            if before is None or after is None:
                 continue
             is_exact = name not in ("values", "fps")
-            same = a[name] == b[name] if is_exact else equal(a[name], b[name], TOLERANCE)
-            if not same:
-                yield Difference("images", name, a[name], b[name])
+            is_same = before == after if is_exact else equal(before, after, TOLERANCE)
+            if not is_same:
+                yield Difference("images", name, before, after)
 
 
 def time_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -38,15 +43,17 @@ def time_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 def tensor_differences(old: Row, new: Row) -> Iterator[Difference]:
     """The sums of the pixel tensors that reached the model's forward, where both were seen."""
-    if (
-        old.get("inputs") is None
-        or new.get("inputs") is None
-        or old["prompt_ids"] != new["prompt_ids"]
-    ):
+    if old["prompt_ids"] != new["prompt_ids"]:
         return
-    before, after = old["inputs"].get("pictures"), new["inputs"].get("pictures")
+    before = pictures_in_forward(old)
+    after = pictures_in_forward(new)
     if before is not None and after is not None and not equal(before, after, TOLERANCE):
         yield Difference("images", "tensors", before, after)
+
+
+def pictures_in_forward(row: Row) -> Any:
+    inputs = row.get("inputs")
+    return None if inputs is None else inputs.get("pictures")
 
 
 def compare_images(old: Row, new: Row) -> Iterator[Difference]:

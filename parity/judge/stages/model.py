@@ -15,14 +15,19 @@ OF_HF = ("attention", "buffers")  # vLLM chooses its own attention, and makes it
 
 
 def model_differences(old: Row, new: Row) -> Iterator[Difference]:
-    mine, theirs = model_in(old), model_in(new)
-    both = mine.keys() & theirs.keys()
-    names = [name for name in DECLARED if name in both or name not in OF_HF]
-    if all(mine.get(name) == theirs.get(name) for name in OF_WEIGHTS):
+    model = model_in(old)
+    new_model = model_in(new)
+    both = model.keys() & new_model.keys()
+    names = list(DECLARED)
+    if all(model.get(name) == new_model.get(name) for name in OF_WEIGHTS):
         names += [name for name in ("weights", "files") if name in both][:1]
     for name in names:
-        if mine.get(name) != theirs.get(name):
-            yield Difference("model", name, mine.get(name), theirs.get(name))
+        if name in OF_HF and name not in both:
+            continue
+        before = model.get(name)
+        after = new_model.get(name)
+        if before != after:
+            yield Difference("model", name, before, after)
 
 
 def tells_its_adapter(row: Row) -> bool:
@@ -52,7 +57,8 @@ def adapter_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference
 
 
 def named_adapters(number: int, old: Row, new: Row) -> Iterator[Difference]:
-    before, after = map(adapter_told, (old, new))
+    before = adapter_told(old)
+    after = adapter_told(new)
     if before == after or "" in (before, after):
         return
     if None in (before, after) or type(before) is type(after):  # no folder is a fingerprint

@@ -54,7 +54,8 @@ def prompt_differences(old: Row, new: Row) -> Iterator[Difference]:
 def response_differences(old: Row, new: Row) -> Iterator[Difference]:
     """How many of the same ids are the response that is scored, where both sides were seen to split
     them."""
-    before, after = (request_of(row).get(RESPONSE) for row in (old, new))
+    before = request_of(old).get(RESPONSE)
+    after = request_of(new).get(RESPONSE)
     if before and after and before != after:
         yield Difference("prompt_ids", RESPONSE, before, after)
 
@@ -217,7 +218,7 @@ class TwoPrompts:
 
 def of_doubled_bos(prompts: TwoPrompts) -> str | None:
     """The first id stands more often, before the text or behind it."""
-    short, long = prompts.short, prompts.long
+    short, long = prompts.by_length
     more = len(long) - len(short)
     if more and prompts.is_end and set(long[: max(2, more)]) == {long[0]}:
         return "prompt.double_bos"
@@ -240,8 +241,8 @@ def of_declared_cut(prompts: TwoPrompts) -> str | None:
 def of_clock(prompts: TwoPrompts) -> str | None:
     if not prompts.has_other_text:
         return None
-    bare = [CLOCK.sub("", text or "") for text in (prompts.before, prompts.after)]
-    return "prompt.clock" if bare[0] == bare[1] else None
+    bare = CLOCK.sub("", prompts.before or "")
+    return "prompt.clock" if bare == CLOCK.sub("", prompts.after or "") else None
 
 
 def of_messages(prompts: TwoPrompts) -> str | None:
@@ -276,7 +277,8 @@ def of_first_messages(prompts: TwoPrompts) -> str | None:
 
 def of_templates(prompts: TwoPrompts) -> str | None:
     """Cut prompts of two templates."""
-    old, new = prompts.old.get("template"), prompts.new.get("template")
+    old = prompts.old.get("template")
+    new = prompts.new.get("template")
     if prompts.has_both_texts or not old or not new:
         return None
     return "prompt.template" if old["sha256"] != new["sha256"] else None
@@ -287,8 +289,9 @@ def of_first_id(prompts: TwoPrompts) -> str | None:
     if prompts.has_other_text:
         return None
     first = prompts.long[:1]
-    bare = [[i for i in ids if i not in first] for ids in prompts.by_length]
-    return "prompt.tokenization" if bare[0] == bare[1] else None
+    bare = [i for i in prompts.short if i not in first]
+    is_bare = bare == [i for i in prompts.long if i not in first]
+    return "prompt.tokenization" if is_bare else None
 
 
 def of_ids_behind(prompts: TwoPrompts) -> str | None:
@@ -319,7 +322,8 @@ def of_length(prompts: TwoPrompts) -> str | None:
 
 def of_written_text(prompts: TwoPrompts) -> str:
     """Whether a text that nobody rendered was written otherwise, or cut."""
-    before, after = prompts.before or "", prompts.after or ""
+    before = prompts.before or ""
+    after = prompts.after or ""
     is_few = abs(len(before) - len(after)) < LEAST_CUT and prompts.is_beginning
     is_written = is_few or has_whole_parts(before, after)
     return "prompt.messages" if is_written else "prompt.truncation"
@@ -327,7 +331,7 @@ def of_written_text(prompts: TwoPrompts) -> str:
 
 def of_kept_first_id(prompts: TwoPrompts) -> str | None:
     """Cut behind a first id that was kept."""
-    short, long = prompts.short, prompts.long
+    short, long = prompts.by_length
     if len(short) < 2 or prompts.before != prompts.after:
         return None
     is_cut = long[0] == short[0] and long[1 - len(short) :] == short[1:]
@@ -336,7 +340,7 @@ def of_kept_first_id(prompts: TwoPrompts) -> str | None:
 
 def of_equal_length(prompts: TwoPrompts) -> str | None:
     """As many ids that are no whole text, most of which both share."""
-    short, long = prompts.short, prompts.long
+    short, long = prompts.by_length
     if prompts.has_both_texts or len(short) != len(long):
         return None
     ends = shared_start(short, long), shared_start(short[::-1], long[::-1])
@@ -439,7 +443,8 @@ def may_be_written(name: str, old: Row, new: Row) -> bool:
     text, as far as it is known, is the shorter one."""
     if name != "prompt.truncation" or any(request_of(row).get("cut") for row in (old, new)):
         return False
-    before, after = old.get("prompt_text"), new.get("prompt_text")
+    before = old.get("prompt_text")
+    after = new.get("prompt_text")
     return before is None or after is None or before != after
 
 

@@ -75,7 +75,8 @@ def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
     yield from mode_differences(old, new)
     for name in sorted({*old["sampling"], *new["sampling"]} - {"seed"}):
         if is_other_setting(name, old, new):
-            before, after = (entry(row, "sampling", name) for row in (old, new))
+            before = entry(old, "sampling", name)
+            after = entry(new, "sampling", name)
             yield Difference("sampling", name, before, after)
     for form, (before, after) in both_structures(old, new).items():
         if before != after:
@@ -95,7 +96,8 @@ def mode_differences(old: Row, new: Row) -> Iterator[Difference]:
 
 def is_other_setting(name: str, old: Row, new: Row) -> bool:
     """Whether a setting is another one, and says so by itself."""
-    before, after = (entry(row, "sampling", name) for row in (old, new))
+    before = entry(old, "sampling", name)
+    after = entry(new, "sampling", name)
     has_as_many = len(processors(old)) == len(processors(new))
     if name == "processors":
         return not has_as_many and bool(before != after)
@@ -188,18 +190,21 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     for number, (old, new) in enumerate(pairs):
         if not all(row.get("sampling") and is_drawn(row) for row in (old, new)):
             continue
-        mine, theirs = seeds_of(old), seeds_of(new)
+        mine = seeds_of(old)
+        theirs = seeds_of(new)
         known[0].update(mine)
         known[1].update(theirs)
         of_script = "script" in (seed_source(old), seed_source(new))  # it says nothing of the call
         if (mine or theirs) and not of_script and not is_same_seed(old, new, known):
-            before, after = (min(seeds, default=None) for seeds in (mine, theirs))
+            before = min(mine, default=None)
+            after = min(theirs, default=None)
             yield Difference("sampling", "seed", before, after, number)
 
 
 def is_same_seed(old: Row, new: Row, known: tuple[set[int], set[int]]) -> bool:
     """known: seeds of the rows so far, old and new."""
-    mine, theirs = seeds_of(old), seeds_of(new)
+    mine = seeds_of(old)
+    theirs = seeds_of(new)
     of_process = [seed_source(row) == "process" for row in (old, new)]
     if of_process == [True, False]:
         theirs = known[1]

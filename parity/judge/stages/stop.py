@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,7 +31,7 @@ from parity.verdict import Difference, brief
 
 def told_stops(case: Case) -> set[str]:
     """Stop strings that a case's library was told."""
-    return {stop for row in case.rows for stop in stop_strings(row)}
+    return set(itertools.chain.from_iterable(map(stop_strings, case.rows)))
 
 
 # == What differs ==
@@ -142,8 +143,8 @@ def ends_by_itself(row: Row) -> Kept:
     if is_at_end(row) or may_end_by_criterion(row):
         return KEPT
     name = "stop.rule" if stop_strings(row) else "stop.length"
-    count, allowed = len(row["output_ids"]), f"where {max_tokens(row)} are allowed"
-    return name, f"ended after {count} tokens without an end id or a stop, {allowed}"
+    ended = f"ended after {len(row['output_ids'])} tokens without an end id or a stop"
+    return name, f"{ended}, where {max_tokens(row)} are allowed"
 
 
 def ending_ids(row: Row) -> set[int]:
@@ -153,12 +154,14 @@ def ending_ids(row: Row) -> set[int]:
 
 def is_at_end(row: Row) -> bool:
     """Whether a row ends with an id that ends it, or with the last token that is allowed."""
-    ids, most = row["output_ids"], max_tokens(row)
+    ids = row["output_ids"]
+    most = max_tokens(row)
     return most is None or len(ids) == most or bool(ids and ids[-1] in ending_ids(row))
 
 
 def ends_too_soon(row: Row) -> Kept:
-    ids, least = row["output_ids"], min_tokens(row)
+    ids = row["output_ids"]
+    least = min_tokens(row)
     if len(ids) >= least or len(ids) == max_tokens(row):
         return None
     name = "stop.length" if ids and ids[-1] in ending_ids(row) else "stop.rule"
@@ -166,7 +169,8 @@ def ends_too_soon(row: Row) -> Kept:
 
 
 def goes_on_behind_end(row: Row) -> Kept:
-    ids, ends = row["output_ids"], ending_ids(row)
+    ids = row["output_ids"]
+    ends = ending_ids(row)
     for position, i in enumerate(ids[:-1]):
         if i in ends:
             said = f"token {position} of {len(ids)} ends the text, and the row went on"
@@ -175,7 +179,8 @@ def goes_on_behind_end(row: Row) -> Kept:
 
 
 def exceeds_length(row: Row) -> Kept:
-    count, most = len(row["output_ids"]), max_tokens(row)
+    count = len(row["output_ids"])
+    most = max_tokens(row)
     if most is None or count <= most:
         return None
     return "stop.length", f"{count} tokens, where {most} are allowed"
@@ -276,7 +281,7 @@ def weigh_strings(difference: Difference, comparison: Compared) -> Difference | 
     if difference.field != "strings":
         return difference
     given = {*difference.new}
-    named = {stop for stops in string_lists(comparison.old.stated) for stop in stops}
+    named = set(itertools.chain.from_iterable(string_lists(comparison.old.stated)))
     if not difference.old and is_told_instead(given, named, comparison):
         return replace(difference, old=sorted(named), counts=True)
     return replace(difference, counts=difference.counts or given <= told_stops(comparison.old))
@@ -309,9 +314,10 @@ def ends_across(comparison: Compared) -> Iterator[Broken]:
             yield Broken("end", "stop.strings", said, number, "output_ids")
             return
         if said := goes_on(old, new, tools):
-            before, after = {*stop_strings(old)}, {*stop_strings(new)}
+            stops = {*stop_strings(old)}
             # Of the same stops, the one that ended it began in the prompt.
-            name = "stop.rule" if before and before == after else "stop.strings"
+            is_rule = stops and stops == {*stop_strings(new)}
+            name = "stop.rule" if is_rule else "stop.strings"
             yield Broken("end", name, said, number, "output_ids")
             return
 
