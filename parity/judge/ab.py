@@ -59,8 +59,10 @@ def check_again(
     job, errors = asked_again(store, job, chosen, old)
     errors |= run_old_code(job, old, time_limit)
     copy_settings(store, into)
-    # A site without cases is checked, too, so that it is MISSING.
-    left = [site for site in chosen if into.names(site) or not chosen[site]]
+    left = []
+    for site, names in chosen.items():
+        if into.names(site) or not names:  # one without cases is MISSING
+            left.append(site)
     if left:
         check = check_sites(into, sites=left, moved=moved, time_limit=time_limit, **how)
     else:

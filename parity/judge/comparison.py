@@ -49,9 +49,13 @@ class Comparison:
     def followers(self) -> dict[int, HeldTexts]:
         return followers(self.pairs)
 
+    @property
+    def has_as_many_rows(self) -> bool:
+        return len(self.old.rows) == len(self.new.rows)
+
     @functools.cached_property
     def has_same_ids(self) -> bool:
-        return len(self.old.rows) == len(self.new.rows) and has_same_ids(self.pairs)
+        return self.has_as_many_rows and has_same_ids(self.pairs)
 
     @functools.cached_property
     def has_same_value(self) -> bool:

@@ -134,7 +134,7 @@ def of_followed_draws(findings: Findings) -> Judged | None:
     asked = Comparison(*parts, findings.comparison.tools)
     if not is_only_drawn(asked) or asked.broken:
         return None
-    has_as_many = len(findings.old.rows) == len(findings.new.rows)
+    has_as_many = findings.comparison.has_as_many_rows
     verdict, cause, notes = findings.samples.judge(*parts, count_copies=has_as_many)
     if verdict not in FOLLOWS_SETTINGS:
         return verdict, cause, notes
@@ -263,10 +263,9 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
 
 def is_other_samples(comparison: Comparison) -> bool:
     """Whether both sides sample, as many rows, and other ids."""
-    old, new = comparison.old, comparison.new
-    if len(old.rows) != len(new.rows) or comparison.has_same_ids:
+    if comparison.has_same_ids or not comparison.has_as_many_rows:
         return False
-    return own_loops.is_sampled(old) and own_loops.is_sampled(new)
+    return own_loops.is_sampled(comparison.old) and own_loops.is_sampled(comparison.new)
 
 
 def is_only_drawn(comparison: Comparison) -> bool:

@@ -520,7 +520,9 @@ class StrangeTexts:
     def is_of_same_ids(self, path: Any) -> bool:
         """Whether a text is one of a list, one for each row, and its row's ids are the same."""
         value = self.old.value
-        return isinstance(value, list) and len(value) == len(self.rows) and self.rows[path[0]].same
+        if not isinstance(value, list) or len(value) != len(self.rows):
+            return False
+        return bool(self.rows[path[0]].same)
 
     def fault(self, path: Any, text: str) -> str:
         """What is wrong with what stands in a text's place; "" if nothing is."""

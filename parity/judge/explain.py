@@ -87,14 +87,14 @@ def is_upstream(inquiry: Inquiry) -> bool:
 
 def by_number_of_calls(inquiry: Inquiry) -> Cause | None:
     """More or fewer answers, where those that both sides have are the same."""
-    old, new = inquiry.old, inquiry.new
-    if len(old.rows) == len(new.rows):
+    if inquiry.comparison.has_as_many_rows:
         return None
     if not all(is_same_answer_or_sample(*pair) for pair in inquiry.pairs):
         return None
     moved = in_other_places(inquiry)
     if moved is not None or is_upstream(inquiry):
         return moved
+    old, new = inquiry.old, inquiry.new
     counts = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}"
     name = "sampling.processors" if are_other_samples(old, new) else "post.other"
     return Cause(name, "likely", f"{counts}: calls were added, dropped or cached")
@@ -230,7 +230,7 @@ def declared_end(inquiry: Inquiry) -> Cause | None:
 
 def by_recorded_ids(inquiry: Inquiry) -> Cause | None:
     """Another order, another's answer, a lost end or another budget show in the ids."""
-    if inquiry.comparison.has_same_ids or len(inquiry.old.rows) != len(inquiry.new.rows):
+    if inquiry.comparison.has_same_ids or not inquiry.comparison.has_as_many_rows:
         return None
     names = dict(inquiry.counted)
     order = names.get("batch.order")

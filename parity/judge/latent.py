@@ -33,16 +33,17 @@ def broken_unseen(comparison: Comparison) -> Cause | None:
     """The first invariant that the new side alone breaks, but for those of which the value and the
     ids themselves would tell."""
     told = ("text", "end") if comparison.has_same_ids else ("text",)
-    broken = next((b for b in comparison.broken if b.law not in told), None)
-    return None if broken is None else broken_cause(broken, f"; {NOT_SHOWN}")
+    for broken in comparison.broken:
+        if broken.law not in told:
+            return broken_cause(broken, f"; {NOT_SHOWN}")
+    return None
 
 
 def other_prompts(comparison: Comparison) -> Cause | None:
     """Prompts that only one side asks for."""
-    old, new = comparison.old, comparison.new
-    if not old.rows or len(old.rows) == len(new.rows):
+    if comparison.has_as_many_rows or not comparison.old.rows:
         return None
-    said = asked_otherwise(old, new)
+    said = asked_otherwise(comparison.old, comparison.new)
     proof = "seen directly; the value does not show it"
     return Cause("post.other", "likely", said, proof) if said else None
 

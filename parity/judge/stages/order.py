@@ -24,4 +24,6 @@ ALL: tuple[Stage, ...] = (
     identity.STAGE,
     value.STAGE,
 )
-OF_FIELD = {name: stage for stage in ALL for name in stage.fields}
+OF_FIELD: dict[str, Stage] = {}
+for _stage in ALL:
+    OF_FIELD.update(dict.fromkeys(_stage.fields, _stage))

@@ -326,10 +326,10 @@ def weigh_samples(difference: Difference, comparison: Compared) -> Difference | 
     """n samples of one request are n requests: where the rows are as many, nothing differs."""
     if difference.field != "n":
         return difference
-    old, new = comparison.old, comparison.new
-    same_prompt = max(Counter(prompt_of(row) for row in old.rows).values())
-    same = len(old.rows) == len(new.rows) or same_prompt == max(difference.old, difference.new)
-    return None if same else difference
+    if comparison.has_as_many_rows:
+        return None
+    most = max(Counter(map(prompt_of, comparison.old.rows)).values())  # rows of one prompt
+    return None if most == max(difference.old, difference.new) else difference
 
 
 def seeds_across(comparison: Compared) -> Iterator[Broken]:
