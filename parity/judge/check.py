@@ -153,13 +153,16 @@ def plan_of(
     asked, left_out = pairs_asked(settings, backends)
     plan = Plan(left_out=left_out)
     for place, (site, backend) in enumerate(asked):
-        plan.order.update({(backend, site, name): place for name in [*chosen[site], "*"]})
+        for name in (*chosen[site], "*"):
+            plan.order[backend, site, name] = place
         own = settings[site].get("cases", {})
         expect_cases(store, site, own)
         fitting, apart = for_backend(chosen[site], backend, own)
         for name, of in apart.items():
             plan.left_out.append(f"{site}/{name} on {backend} (sites.json: {', '.join(of)})")
-        for name in fitting or ([] if apart else ["*"]):
+        if not fitting and not apart:
+            fitting = ["*"]
+        for name in fitting:
             plan.add(store, (backend, site, name), settings[site])
     return plan
 

@@ -19,14 +19,20 @@ def seen_directly(comparison: Comparison) -> Cause | None:
     if not comparison.counted:
         return None
     name, difference = comparison.counted[0]
-    # Of a loop of the old code's own no settings were seen; and a value may be cut by hand, too.
-    is_own_choice = name == "sampling.mode" and own_loops.of_own_loop(comparison.old)
-    is_by_hand = difference.field == "strings" and not told_stops(comparison.old)
-    is_of_code = difference.field == "criteria" or is_by_hand
-    is_written = may_be_written(name, *comparison.pairs[difference.row or 0])
-    is_unsure = is_own_choice or is_of_code or is_written
-    certainty: Certainty = "likely" if is_unsure else "confirmed"
+    certainty: Certainty = "confirmed" if is_sure(name, difference, comparison) else "likely"
     return difference_cause(name, certainty, difference, f"seen directly; {NOT_SHOWN}")
+
+
+def is_sure(name: str, difference: Difference, comparison: Comparison) -> bool:
+    """Whether nothing that was not seen can do what a cause says."""
+    old = comparison.old
+    if name == "sampling.mode" and own_loops.of_own_loop(old):
+        return False  # by which settings it chose was not seen
+    if difference.field == "criteria":
+        return False
+    if difference.field == "strings" and not told_stops(old):
+        return False  # the value may be cut by hand
+    return not may_be_written(name, *comparison.pairs[difference.row or 0])
 
 
 def broken_unseen(comparison: Comparison) -> Cause | None:
