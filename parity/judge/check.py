@@ -64,6 +64,11 @@ class Progress(Protocol):
 
 Item = tuple[str, str, str]  # backend, site, case
 
+
+def item_of(outcome: Outcome) -> Item:
+    return outcome.backend, outcome.site, outcome.case
+
+
 TIME_LIMIT = 600.0  # seconds that one case may take, with loading its model
 MOST_DEATHS = (
     3  # of processes in a row, by one site on one backend: its other cases are not tried any more
@@ -133,7 +138,7 @@ class Plan:
     left_out: list[str] = field(default_factory=list)
 
     def place_of(self, outcome: Outcome) -> tuple[int, str]:
-        return self.order[outcome.backend, outcome.site, outcome.case], outcome.case
+        return self.order[item_of(outcome)], outcome.case
 
     def add(self, store: Store, item: Item, settings: Mapping[str, Any]) -> None:
         backend, site, name = item
@@ -202,7 +207,8 @@ def shares(items: Sequence[Item], jobs: int) -> list[tuple[Item, ...]]:
     groups: dict[tuple[str, str], list[Item]] = {}
     for item in items:
         groups.setdefault(item[:2], []).append(item)
-    parts: list[list[Item]] = [[] for _ in range(max(1, min(jobs, len(groups))))]
+    count = max(1, min(jobs, len(groups)))
+    parts: list[list[Item]] = [[] for _ in range(count)]
     for group in sorted(groups.values(), key=seconds_of, reverse=True):
         min(parts, key=seconds_of).extend(group)
     order = list(groups)
@@ -286,7 +292,7 @@ def judged(job: Job) -> Iterator[Outcome | Measured]:
                     yield found
     pending.numerics.judge()
     final = zip(outcomes, pending.settle(outcomes))
-    settled = {(new.backend, new.site, new.case): new for old, new in final if new is not old}
+    settled = {item_of(new): new for old, new in final if new is not old}
     yield Measured(pending.numerics.told(), settled, environment())
 
 
@@ -341,10 +347,11 @@ class Apart:
         backend, site, name = self.items.pop(0)
         said = f"the moved code did not come back: {death}"
         self.outcomes.append(error_outcome(site, name, backend, said))
-        count = self.deaths[backend, site] = self.deaths.get((backend, site), 0) + 1
-        if count < MOST_DEATHS:
+        of_site = backend, site
+        self.deaths[of_site] = self.deaths.get(of_site, 0) + 1
+        if self.deaths[of_site] < MOST_DEATHS:
             return
-        rest = [item for item in self.items if item[:2] == (backend, site)]
+        rest = [item for item in self.items if item[:2] == of_site]
         self.items = [item for item in self.items if item not in rest]
         said = f"not tried: {MOST_DEATHS} cases of this site in a row did not come back"
         self.outcomes += [error_outcome(site, name, backend, said) for _, _, name in rest]
@@ -359,5 +366,5 @@ class Apart:
 
     def ended(self) -> Ended:
         settled = self.measured.settled
-        final = [settled.get((o.backend, o.site, o.case), o) for o in self.outcomes]
+        final = [settled.get(item_of(outcome), outcome) for outcome in self.outcomes]
         return Ended(final, dict(self.measured.machine) or environment(), self.measured.told)

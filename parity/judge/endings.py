@@ -513,7 +513,8 @@ class StrangeTexts:
         """Texts of the golden whose new one comes from its ids at some path."""
         found = set()
         for path, text in self.values:
-            if any(row.gives(text, self.new_texts.get(path)) for row in self.rows):
+            new = self.new_texts.get(path)
+            if any(row.gives(text, new) for row in self.rows):
                 found.add(text)
         return found
 

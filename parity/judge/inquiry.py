@@ -146,7 +146,8 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
     count = f"{len(follow)} of {len(inquiry.pairs)}"
     inquiry.steps.append(f"{count} prompts hold answers that differ: those are judged")
     again = rerun if inquiry.rerun else None
-    beside = inquiry.beside(narrow(held, 0, inquiry.old), narrow(held, 1, inquiry.new))
+    old = narrow(held, 0, inquiry.old)
+    beside = inquiry.beside(old, narrow(held, 1, inquiry.new))
     return dataclasses.replace(beside, rerun=again, narrowed=True, runs={})
 
 

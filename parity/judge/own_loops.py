@@ -150,12 +150,12 @@ def read_as(row: Row, known: Collection[tuple[int, ...]]) -> Row:
     response = request.get(RESPONSE)
     if response is None or tuple(ids) in known:
         return row
-    shorter = [tuple(ids[: len(ids) - count]) for count in dict.fromkeys((1, response))]
-    found = next((some for some in shorter if some in known), None)
-    if found is None and any(is_end(shorter[-1], prompt) for prompt in known):
-        found = shorter[-1]  # of one that was cut
-    if found is None:
-        return row
+    found = tuple(ids[:-1])
+    if found not in known:
+        found = tuple(ids[: len(ids) - response])
+        is_cut = any(is_end(found, prompt) for prompt in known)
+        if found not in known and not is_cut:
+            return row
     inputs = row.get("inputs")
     seen = {} if inputs is None else {"inputs": without_digests(inputs)}
     left = response - (len(ids) - len(found))

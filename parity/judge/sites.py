@@ -51,25 +51,27 @@ def merged_settings(
     """sites.json with what the command line says of moved code. Raises SettingsError where nothing
     was recorded of a module: the old code would be run, and pass."""
     said = store.settings()
-    functions = {site: set(said.get(site, {}).get("functions", ())) for site in sites}
+    settings = {site: said.get(site, {}) for site in sites}
+    functions = {site: set(own.get("functions", ())) for site, own in settings.items()}
     places = [("--moved", moved, set().union(*functions.values()))]
-    places += [
-        (f"sites.json: {site}: moved", said.get(site, {}).get("moved", {}), functions[site])
-        for site in sites
-    ]
+    for site, own in settings.items():
+        places.append((f"sites.json: {site}: moved", own.get("moved", {}), functions[site]))
     for place, named, known in places:
-        modules = {function.rpartition(":")[0] for function in known}
-        for old in named:
-            if known and ":" not in old and old not in modules:
-                problem = f"{place} {old!r}: nothing was recorded there"
-                raise SettingsError(
-                    f"{problem}; name the place of one of these: {', '.join(sorted(known))}"
-                )
-    merged = {}
-    for site in sites:
-        own = said.get(site, {})
-        merged[site] = {**own, "moved": {**own.get("moved", {}), **moved}}
-    return merged
+        refuse_unrecorded(place, named, known)
+    return {
+        site: {**own, "moved": {**own.get("moved", {}), **moved}} for site, own in settings.items()
+    }
+
+
+def refuse_unrecorded(place: str, moved: Iterable[str], known: set[str]) -> None:
+    """Raise SettingsError for a module that is moved and of which no function is known."""
+    modules = {function.rpartition(":")[0] for function in known}
+    for old in moved:
+        if known and ":" not in old and old not in modules:
+            problem = f"{place} {old!r}: nothing was recorded there"
+            raise SettingsError(
+                f"{problem}; name the place of one of these: {', '.join(sorted(known))}"
+            )
 
 
 def pairs_asked(

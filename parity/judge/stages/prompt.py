@@ -231,10 +231,11 @@ def of_doubled_bos(prompts: TwoPrompts) -> str | None:
 def of_declared_cut(prompts: TwoPrompts) -> str | None:
     """Two parts of equally long texts, or the beginning and the end of texts, as the tokenizer was
     seen to cut them."""
-    cuts = [request_of(row).get("cut", "").split() for row in (prompts.old, prompts.new)]
-    if not all(cuts) or cuts[0] == cuts[1]:
+    cut = request_of(prompts.old).get("cut", "").split()
+    new_cut = request_of(prompts.new).get("cut", "").split()
+    if not cut or not new_cut or cut == new_cut:
         return None
-    is_cut = cuts[0][0] != cuts[1][0] or cuts[0][-1] == cuts[1][-1]
+    is_cut = cut[0] != new_cut[0] or cut[-1] == new_cut[-1]
     return "prompt.truncation" if is_cut else None
 
 
@@ -296,9 +297,10 @@ def of_first_id(prompts: TwoPrompts) -> str | None:
 
 def of_ids_behind(prompts: TwoPrompts) -> str | None:
     """Ids that were put behind a text."""
-    behind = [request_of(row).get("behind") for row in (prompts.old, prompts.new)]
-    is_other = prompts.before == prompts.after and behind[0] != behind[1]
-    return "prompt.messages" if is_other else None
+    behind = request_of(prompts.old).get("behind")
+    if prompts.before != prompts.after or behind == request_of(prompts.new).get("behind"):
+        return None
+    return "prompt.messages"
 
 
 def of_windows(prompts: TwoPrompts) -> str | None:
@@ -343,8 +345,9 @@ def of_equal_length(prompts: TwoPrompts) -> str | None:
     short, long = prompts.by_length
     if prompts.has_both_texts or len(short) != len(long):
         return None
-    ends = shared_start(short, long), shared_start(short[::-1], long[::-1])
-    if max(*ends, overlap(short, long)) * 2 < len(short):
+    first = shared_start(short, long)
+    last = shared_start(short[::-1], long[::-1])
+    if max(first, last, overlap(short, long)) * 2 < len(short):
         return None
     last = prompts.new["prompt_ids"][-1]
     is_closed = last != prompts.old["prompt_ids"][-1] and last in end_ids(prompts.new)

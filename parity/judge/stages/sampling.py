@@ -65,8 +65,11 @@ OF_LOGITS = (
 
 def done_to_logits(row: Row) -> list[str]:
     """What is done to a row's logits before a token is chosen, by the settings' names."""
-    idle: dict[str, tuple[Any, ...]] = {name: (NEUTRAL[name], 0, [], None) for name in OF_LOGITS}
-    return [name for name in OF_LOGITS if entry(row, "sampling", name) not in idle[name]]
+    done = []
+    for name in OF_LOGITS:
+        if entry(row, "sampling", name) not in (NEUTRAL[name], 0, [], None):
+            done.append(name)
+    return done
 
 
 def sampling_differences(old: Row, new: Row) -> Iterator[Difference]:
@@ -111,10 +114,14 @@ def is_other_setting(name: str, old: Row, new: Row) -> bool:
 def is_hidden(name: str, old: Row, new: Row) -> bool:
     """Whether a setting that a row does not name may be what one of its processors does: only the
     ids can tell."""
+    if name not in PLUGIN_SETTINGS:
+        return False
     told = {*MASKS, "penalties", STRUCTURED} - {name}
-    rows = [row for row in (old, new) if entry(row, "sampling", name) is None]
-    hides = any({*(entry(row, "sampling", "processors") or ())} - told for row in rows)
-    return name in PLUGIN_SETTINGS and hides
+    for row in (old, new):
+        done = entry(row, "sampling", "processors") or ()
+        if entry(row, "sampling", name) is None and not told.issuperset(done):
+            return True
+    return False
 
 
 def is_same_setting(name: str, before: Any, after: Any) -> bool:
@@ -135,8 +142,11 @@ def both_structures(old: Row, new: Row) -> dict[str, tuple[Any, Any]]:
     """Forms that both sides ask for, where they are the same in kind."""
     mine = request_of(old).get("structure") or {}
     theirs = request_of(new).get("structure") or {}
-    both = (form for form in mine if form in theirs)
-    return {form: (as_meant(form, mine[form]), as_meant(form, theirs[form])) for form in both}
+    found = {}
+    for form in mine:
+        if form in theirs:
+            found[form] = as_meant(form, mine[form]), as_meant(form, theirs[form])
+    return found
 
 
 def as_meant(form: str, value: Any) -> Any:

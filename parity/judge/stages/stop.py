@@ -154,18 +154,22 @@ def ending_ids(row: Row) -> set[int]:
 
 def is_at_end(row: Row) -> bool:
     """Whether a row ends with an id that ends it, or with the last token that is allowed."""
-    ids = row["output_ids"]
     most = max_tokens(row)
-    return most is None or len(ids) == most or bool(ids and ids[-1] in ending_ids(row))
+    return most is None or len(row["output_ids"]) == most or has_end_id(row)
+
+
+def has_end_id(row: Row) -> bool:
+    ids = row["output_ids"]
+    return bool(ids) and ids[-1] in ending_ids(row)
 
 
 def ends_too_soon(row: Row) -> Kept:
-    ids = row["output_ids"]
+    count = len(row["output_ids"])
     least = min_tokens(row)
-    if len(ids) >= least or len(ids) == max_tokens(row):
+    if count >= least or count == max_tokens(row):
         return None
-    name = "stop.length" if ids and ids[-1] in ending_ids(row) else "stop.rule"
-    return name, f"ended after {len(ids)} tokens, where {least} were asked for at least"
+    name = "stop.length" if has_end_id(row) else "stop.rule"
+    return name, f"ended after {count} tokens, where {least} were asked for at least"
 
 
 def goes_on_behind_end(row: Row) -> Kept:
