@@ -71,14 +71,16 @@ def exchanged(old: Sequence[Any], new: Sequence[Any]) -> tuple[list[Any], list[A
     names = [name for name in old[0] if is_other_field(name, old, new)]
     if not 0 < len(names) < len(old[0]):
         return None
-    return [fields_of(part, names) for part in old], [fields_of(part, names) for part in new]
+    return [picked_fields(part, names) for part in old], [
+        picked_fields(part, names) for part in new
+    ]
 
 
 def is_other_field(name: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:
     return any(not equal(a[name], b[name]) for a, b in zip(old, new))
 
 
-def fields_of(record: Mapping[Any, Any], names: Sequence[Any]) -> list[Any]:
+def picked_fields(record: Mapping[Any, Any], names: Sequence[Any]) -> list[Any]:
     return [record[name] for name in names]
 
 

@@ -34,8 +34,8 @@ def moved_answers(old: Sequence[Row], new: Sequence[Row]) -> list[int]:
     stands elsewhere; else nothing."""
     if list(map(prompt_with_pictures, old)) != list(map(prompt_with_pictures, new)):
         return []
-    answers = list(map(answer_of, old))
-    new_answers = list(map(answer_of, new))
+    answers = list(map(output_of, old))
+    new_answers = list(map(output_of, new))
     if answers == new_answers or sorted(answers) != sorted(new_answers):
         return []
     if is_by_chance(list(zip(old, new))):
@@ -43,7 +43,7 @@ def moved_answers(old: Sequence[Row], new: Sequence[Row]) -> list[int]:
     return [new_answers.index(ids) for ids in answers]
 
 
-def answer_of(row: Row) -> tuple[int, ...]:
+def output_of(row: Row) -> tuple[int, ...]:
     return tuple(row["output_ids"])
 
 
@@ -52,8 +52,8 @@ def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
     for old, new in pairs:
         if not is_drawn(new) or (seeds_of(new) and seeds_of(old) == seeds_of(new)):
             return False
-    answers = Counter((prompt_of(old), answer_of(old)) for old, _ in pairs)
-    return answers == Counter((prompt_of(new), answer_of(new)) for _, new in pairs)
+    answers = Counter((prompt_of(old), output_of(old)) for old, _ in pairs)
+    return answers == Counter((prompt_of(new), output_of(new)) for _, new in pairs)
 
 
 def identity(row: Row, tools: Tools) -> Kept:
