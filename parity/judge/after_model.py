@@ -441,9 +441,11 @@ def is_list_with_floats(value: Any) -> bool:
 def parts_of_both(old: Any, new: Any) -> list[tuple[Any, Any]]:
     """Parts of two values that stand at one place."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return [(old[key], new[key]) for key in old.keys() & new.keys()]
-    are_lists = isinstance(old, SEQUENCES) and isinstance(new, SEQUENCES)
-    return list(zip(old, new)) if are_lists else []
+        shared = old.keys() & new.keys()
+        return [(old[key], new[key]) for key in shared]
+    if isinstance(old, SEQUENCES) and isinstance(new, SEQUENCES):
+        return list(zip(old, new))
+    return []
 
 
 def is_another_answer(inquiry: Inquiry) -> bool:

@@ -71,9 +71,9 @@ def exchanged(old: Sequence[Any], new: Sequence[Any]) -> tuple[list[Any], list[A
     names = [name for name in old[0] if is_other_field(name, old, new)]
     if not 0 < len(names) < len(old[0]):
         return None
-    return [picked_fields(part, names) for part in old], [
-        picked_fields(part, names) for part in new
-    ]
+    before = [picked_fields(part, names) for part in old]
+    after = [picked_fields(part, names) for part in new]
+    return before, after
 
 
 def is_other_field(name: Any, old: Sequence[Any], new: Sequence[Any]) -> bool:

@@ -21,7 +21,7 @@ from parity.judge.changed_places import of_order, order_of_answers
 from parity.judge.comparison import Named
 from parity.judge.endings import Decoder, decoded_both_ways, leaves, strange_text
 from parity.judge.followers import words
-from parity.judge.inquiry import Inquiry, Parts, are_other_samples, no_run
+from parity.judge.inquiry import Inquiry, Parts, name_of_other_number, no_run
 from parity.judge.naming import difference_cause, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.numerics.questions import Beside
@@ -435,8 +435,7 @@ def are_given(old: Case, forced: Case) -> bool:
 def of_another_number(old: Case, forced: Case) -> Cause:
     counts = f"the old code asked for {len(old.rows)}, the new code for {len(forced.rows)}"
     said = f"of the same answers {counts}"
-    name = "sampling.processors" if are_other_samples(old, forced) else "post.other"
-    return Cause(name, "likely", said, FORCED)
+    return Cause(name_of_other_number(old, forced), "likely", said, FORCED)
 
 
 def from_own_ids(inquiry: Inquiry) -> Cause | None:

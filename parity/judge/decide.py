@@ -96,7 +96,10 @@ class Findings:
     def made_of(self, judged: Judged, made: Beside) -> Judged:
         """What samples say, unless the new code makes something else of the golden's own ids."""
         allowed = 0.0 if in_float32(self.old, self.new) else math.inf
-        return ("DRIFT", made.cause, judged[2]) if made.counts(allowed) else judged
+        if not made.counts(allowed):
+            return judged
+        notes = judged[2]
+        return "DRIFT", made.cause, notes
 
 
 def decide(findings: Findings) -> Judged:
@@ -214,7 +217,8 @@ def of_rounding(findings: Findings) -> Judged:
     then, no one."""
     first = findings.first
     whole = findings.inquiry
-    old, new = first.old, first.new
+    old = first.old
+    new = first.new
     if ends_elsewhere(old, new) or not steps_of(old, new):
         return "DRIFT", why_it_ends(first, whole), ()
     if (place := place_of(old, new, "parted")) is None:
@@ -246,7 +250,8 @@ def ask_numerics(findings: Findings, judged: Judged) -> Judged:
     """Ask for the site's numerics where this verdict hangs on them, beside what `of_rounding`
     asks."""
     numerics = findings.numerics
-    old, new = findings.old, findings.new
+    old = findings.old
+    new = findings.new
     if numerics is None or not old.rows or not new.rows:
         return judged
     kind = kind_of(old, new, judged, numerics.always)

@@ -9,6 +9,7 @@ recipes take milliseconds.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -55,8 +56,9 @@ def list_order_inside(text: str, stops: Sequence[str]) -> Span | None:
 
 
 def last_occurrence(text: str, stops: Sequence[str]) -> Span | None:
-    ends = [(text.rfind(stop), stop) for stop in stops if stop in text]
-    return max(((start, start + len(stop)) for start, stop in ends), default=None)
+    found = [(text.rfind(stop), stop) for stop in stops if stop in text]
+    last = [(start, start + len(stop)) for start, stop in found]
+    return max(last, default=None)
 
 
 RULES: dict[str, Rule] = {
@@ -310,8 +312,13 @@ class RowTexts:
     def ways_to(self, text: str, ways: Sequence[Recipe], case: Case) -> dict[Recipe, int]:
         """The recipes that give a text; those that agree with what was recorded are the plainest.
         case: the row's."""
-        recorded = {**decoding_of(self.row), "strings": stop_strings(self.row) or by_hand(case)}
-        return {way: plainness(way, recorded) for way in ways if self.text(way) == text}
+        strings = stop_strings(self.row) or by_hand(case)
+        recorded = {**decoding_of(self.row), "strings": strings}
+        found = {}
+        for way in ways:
+            if self.text(way) == text:
+                found[way] = plainness(way, recorded)
+        return found
 
 
 TextPair = tuple[str, str]  # an old one and the new one in its place
@@ -356,8 +363,12 @@ class Explainer:
     def of_values(self) -> list[tuple[Any, TextPair]]:
         theirs = dict(leaves(self.new.value))
         given = texts_in(dict(self.old.arguments))
-        texts = [(path, text) for path, text in leaves(self.old.value) if path in theirs]
-        return [(path, without(text, theirs[path], given)) for path, text in texts]
+        found = []
+        for path, text in leaves(self.old.value):
+            if path in theirs:
+                pair = without(text, theirs[path], given)
+                found.append((path, pair))
+        return found
 
     @functools.cached_property
     def recorded(self) -> list[TextPair]:
@@ -403,8 +414,10 @@ class Explainer:
 
         def fits(one: Recipe, other: Recipe) -> bool:
             made = [(a.text(one), b.text(other)) for a, b in self.rows]
-            is_right = all(texts_made in texts for texts_made in made if texts_made[0] in before)
-            return is_right and wanted <= {*made}
+            for texts_made in made:
+                if texts_made[0] in before and texts_made not in texts:
+                    return False
+            return wanted <= {*made}
 
         ways = old.ways_to(pair[0], self.ways, self.old)
         new_ways = new.ways_to(pair[1], self.ways, self.new)
@@ -479,14 +492,14 @@ def begins(text: str, whole: str) -> bool:
 
 
 def became(old: Row, new: Row, ways: Sequence[Recipe], decode: Decoder) -> Became:
-    texts: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = collections.defaultdict(list)
     before = RowTexts(old, decode)
     after = RowTexts(new, decode)
     for way in ways:
-        texts.setdefault(before.text(way), []).append(after.text(way))
+        texts[before.text(way)].append(after.text(way))
     is_alike = decoding_of(old).get("ids") == decoding_of(new).get("ids")
     if is_alike and "text" in old and "text" in new:
-        texts.setdefault(old["text"], []).append(new["text"])
+        texts[old["text"]].append(new["text"])
     plain = [way for way in recipes([()]) if way.strip == "no"]
     wholes = [(before.decoded(way), after.decoded(way)) for way in plain]
     return Became(old["output_ids"] == new["output_ids"], texts, wholes)

@@ -34,7 +34,7 @@ from parity.judge.counterfactual import (
     put_back_result,
 )
 from parity.judge.endings import Decoder, texts_in
-from parity.judge.inquiry import Inquiry, are_other_samples
+from parity.judge.inquiry import Inquiry, name_of_other_number
 from parity.judge.naming import broken_cause, difference_cause, first_answer, named_cause
 from parity.judge.numerics.numbers import number_gap
 from parity.judge.replay import ALONE
@@ -66,7 +66,8 @@ def cause_of(inquiry: Inquiry) -> Cause | None:
 
 def by_error(inquiry: Inquiry) -> Cause | None:
     """One side raises."""
-    old, new = inquiry.old, inquiry.new
+    old = inquiry.old
+    new = inquiry.new
     if (old.raised is None) == (new.raised is None):
         return None
     if old.raised is None:
@@ -94,9 +95,10 @@ def by_number_of_calls(inquiry: Inquiry) -> Cause | None:
     moved = in_other_places(inquiry)
     if moved is not None or is_upstream(inquiry):
         return moved
-    old, new = inquiry.old, inquiry.new
+    old = inquiry.old
+    new = inquiry.new
     counts = f"the model gave {len(old.rows)} answers, gives {len(new.rows)}"
-    name = "sampling.processors" if are_other_samples(old, new) else "post.other"
+    name = name_of_other_number(old, new)
     return Cause(name, "likely", f"{counts}: calls were added, dropped or cached")
 
 

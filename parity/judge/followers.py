@@ -92,7 +92,9 @@ class Held:
     number: int | None = None
 
     def behind(self, before: str, after: str) -> tuple[str, str]:
-        return before[self.at + len(self.old) :], after[self.at + len(self.new) :]
+        rest = before[self.at + len(self.old) :]
+        other_rest = after[self.at + len(self.new) :]
+        return rest, other_rest
 
     def goes_on_alike(self, before: str, after: str) -> bool:
         rest, other_rest = self.behind(before, after)
@@ -245,7 +247,9 @@ def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
         one = text_of(mine)
         other = text_of(theirs)
-        yield from dict.fromkeys([(one, other), (one.strip(), other.strip())])
+        yield one, other
+        if (one, other) != (one.strip(), other.strip()):
+            yield one.strip(), other.strip()
 
 
 # == A whole case ==
@@ -269,7 +273,7 @@ def up_to_draws(old: Case, new: Case) -> tuple[Case, Case] | None:
         if all(same_prompt(*pair) for pair in behind):
             return None
         kept += [pair for pair in behind if is_sampled_alike(*pair)]
-    old_rows, new_rows = (tuple(rows) for rows in zip(*kept))
+    old_rows, new_rows = zip(*kept)
     return replace(old, rows=old_rows), replace(new, rows=new_rows)
 
 

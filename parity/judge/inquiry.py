@@ -12,7 +12,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
-from parity.judge.endings import Decoder, texts_apart
+from parity.judge.endings import Decoder, leaves, texts_apart
 from parity.judge.followers import HeldTexts
 from parity.judge.row import Pairs, Row, is_drawn, prompt_of
 from parity.verdict import brief, equal
@@ -123,6 +123,24 @@ def are_other_samples(old: Case, new: Case) -> bool:
     if set(map(prompt_of, old.rows)) != set(map(prompt_of, new.rows)):
         return False
     return all(map(is_drawn, (*old.rows, *new.rows)))
+
+
+def name_of_other_number(old: Case, new: Case) -> str:
+    """The cause where another number of answers is asked for."""
+    if are_other_samples(old, new):
+        return "sampling.processors"
+    return "cache.key" if are_answers_reused(old, new) else "post.other"
+
+
+def are_answers_reused(old: Case, new: Case) -> bool:
+    """Whether fewer answers fill as many texts: some were given before, or are given twice."""
+    new_texts = dict(leaves(new.value))
+    filled = 0
+    for path, text in leaves(old.value):
+        if text and not new_texts.get(path):
+            return False
+        filled += bool(text)
+    return len(new.rows) < len(old.rows) <= filled
 
 
 def up_to_followers(inquiry: Inquiry) -> Inquiry:

@@ -90,7 +90,8 @@ def without_unasked(case: Case, other: Case) -> Case:
     may_ask = bool(strangers) and all(max_tokens(row) == 1 for row in strangers)
     if may_ask or len(case.rows) == len(other.rows):
         return case
-    return replace(case, rows=tuple(row for row in case.rows if not row.get("scored")))
+    answers = [row for row in case.rows if not row.get("scored")]
+    return replace(case, rows=tuple(answers))
 
 
 def of_same_models(case: Case, other: Case) -> Case:

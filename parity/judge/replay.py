@@ -232,8 +232,10 @@ class Replay:
         each: list[Any] = []
         for request in requests:
             each += [request] * number
-        said = {"n": 1, "replay": [self._said(row, fields) for row in rows]}
-        found = original(self.used, each, {**fields, **said}, **{**how, "cache": False})
+        ids = [self._said(row, fields) for row in rows]
+        own_fields = {**fields, "n": 1, "replay": ids}
+        own_how = {**how, "cache": False}
+        found = original(self.used, each, own_fields, **own_how)
         if number == 1:
             return found
         groups = [tuple(found[k : k + number]) for k in range(0, len(found), number)]
@@ -253,7 +255,8 @@ class Replay:
         for number, row in enumerate(self.answers):
             if number not in self.given and prompt_with_pictures(row) == wanted:
                 self.given.add(number)
-                return dataclasses.replace(made, replay=tuple(self._said(row, self.asking.fields)))
+                ids = self._said(row, self.asking.fields)
+                return dataclasses.replace(made, replay=tuple(ids))
         return made
 
     def _said(self, row: Row, fields: Mapping[str, Any]) -> Sequence[int]:
@@ -370,8 +373,9 @@ def in_prompt_order(images: Iterable[Any], ids: Sequence[int], checkpoint: Any) 
     """Images, and clips behind them, in the order of their tokens.   ids: of a prompt, each as
     one."""
     tokens = [i for i in ids if i in checkpoint.placeholder_ids]
-    places = sorted(range(len(tokens)), key=lambda k: tokens[k] != checkpoint.placeholder_id)
-    return tuple(image for _, image in sorted(zip(places, images), key=lambda pair: pair[0]))
+    by_kind = sorted(range(len(tokens)), key=lambda k: tokens[k] != checkpoint.placeholder_id)
+    placed = dict(zip(by_kind, images))
+    return tuple(placed[k] for k in sorted(placed))
 
 
 def stored_pictures(row: Row, store: golden.Store) -> list[Any]:

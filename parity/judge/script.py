@@ -83,9 +83,14 @@ def paired_cases(
 def key_of_arguments(old: Case, left: Mapping[tuple[str, str], Case]) -> tuple[str, str] | None:
     """A call of equal arguments; of several, the one of the golden's name."""
     data = data_of(old)
-    of_site = {key: case for key, case in left.items() if case.site == old.site}
-    same = [key for key, case in of_site.items() if data_of(case) == data]
-    return min(same, key=lambda key: key[1] != old.case, default=None)
+    found = None
+    for key, case in left.items():
+        if case.site != old.site or data_of(case) != data:
+            continue
+        if key[1] == old.case:
+            return key
+        found = found or key
+    return found
 
 
 def check_script(

@@ -38,14 +38,17 @@ def own_modules() -> set[str]:
     """Loaded modules of the code under test: neither libraries, nor Python's, nor the harness, nor
     copies of gen_engine with the packages that they are in."""
     wanted = observe.Finder(observe.Observer(sink=lambda case: None)).wanted
-    loaded = {name: module for name, module in sys.modules.items() if module is not None}
-    found = {
-        name for name, module in loaded.items() if wanted(name, getattr(module, "__file__", None))
-    }
-    found.difference_update(observe.LIBRARY_TAPS)
-    for engine in [name for name, module in loaded.items() if observe.is_engine(module)]:
-        found.difference_update(itertools.accumulate(engine.split("."), "{}.{}".format))
-    return {name for name in found if not name.startswith(HARNESS)}
+    found = set()
+    libraries = set(observe.LIBRARY_TAPS)
+    for name, module in list(sys.modules.items()):
+        if module is None:
+            continue
+        if wanted(name, getattr(module, "__file__", None)):
+            found.add(name)
+        if observe.is_engine(module):
+            packages = itertools.accumulate(name.split("."), "{}.{}".format)  # a, a.b, a.b.c
+            libraries.update(packages)
+    return {name for name in found - libraries if not name.startswith(HARNESS)}
 
 
 # `parity.callsites` is code under test, like anybody's.
@@ -290,7 +293,10 @@ def spread(
 def by_place(signature: inspect.Signature, given: Container[str]) -> dict[str, Any]:
     """Parameters that are given by place, and their kind: before *args all are, where it is
     given."""
-    kinds = {p.name: p.kind for p in signature.parameters.values() if p.name in given}
+    kinds = {}
+    for parameter in signature.parameters.values():
+        if parameter.name in given:
+            kinds[parameter.name] = parameter.kind
     wanted: set[Any] = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL}
     if inspect.Parameter.VAR_POSITIONAL in kinds.values():
         wanted.add(inspect.Parameter.POSITIONAL_OR_KEYWORD)

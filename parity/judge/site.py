@@ -142,7 +142,8 @@ class SiteCheck:
     def run(self, old: Case, load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         function = new_function(old.function, self.settings["moved"])
         wanted = {"backend": self.backend, **load}
-        return self.session.call(old, function, wanted, self.settings.get("load", {}), parts)
+        load_settings = self.settings.get("load", {})
+        return self.session.call(old, function, wanted, load_settings, parts)
 
     def resample(self, old: Case, seed: int) -> Case:
         return self.session.resample(self.run, old, seed)

@@ -55,7 +55,8 @@ class SiteFacts:
 
     def weighed(self, comparison: Comparison, more: Differences) -> Comparison:
         """more: what differs over all cases of the site."""
-        old, new = comparison.old, comparison.new
+        old = comparison.old
+        new = comparison.new
         found = self.without_chance(old, new, self.of_this_release(old, comparison.differences))
         found = (*found, *more, *self.seeds_of_the_script(comparison))
         return dataclasses.replace(comparison, found=found)
@@ -105,9 +106,10 @@ class SiteFacts:
 
         if self.resample is None or not any(map(added, found)):
             return found
-        pairs = paired(new.rows, self.resample(old, observe.SEED + 1).rows)
-        drawn = bool(pairs) and all(seeds_of(a).isdisjoint(seeds_of(b)) for a, b in pairs)
-        return uncounted(found, added) if drawn else found
+        again = self.resample(old, observe.SEED + 1)
+        pairs = paired(new.rows, again.rows)
+        has_other_seeds = all(seeds_of(a).isdisjoint(seeds_of(b)) for a, b in pairs)
+        return uncounted(found, added) if pairs and has_other_seeds else found
 
     def seeds_of_the_script(self, comparison: Comparison) -> Iterator[Difference]:
         """The seed that a script gave before each call of a site and that the new rows lack: as

@@ -50,17 +50,18 @@ def merged_settings(
 ) -> dict[str, dict[str, Any]]:
     """sites.json with what the command line says of moved code. Raises SettingsError where nothing
     was recorded of a module: the old code would be run, and pass."""
-    said = store.settings()
-    settings = {site: said.get(site, {}) for site in sites}
-    functions = {site: set(own.get("functions", ())) for site, own in settings.items()}
-    places = [("--moved", moved, set().union(*functions.values()))]
-    for site, own in settings.items():
-        places.append((f"sites.json: {site}: moved", own.get("moved", {}), functions[site]))
-    for place, named, known in places:
-        refuse_unrecorded(place, named, known)
-    return {
-        site: {**own, "moved": {**own.get("moved", {}), **moved}} for site, own in settings.items()
-    }
+    recorded = store.settings()
+    merged: dict[str, dict[str, Any]] = {}
+    of_all_sites: set[str] = set()
+    for site in sites:
+        own = recorded.get(site, {})
+        own_moved = own.get("moved", {})
+        functions = set(own.get("functions", ()))
+        refuse_unrecorded(f"sites.json: {site}: moved", own_moved, functions)
+        of_all_sites |= functions
+        merged[site] = {**own, "moved": {**own_moved, **moved}}
+    refuse_unrecorded("--moved", moved, of_all_sites)
+    return merged
 
 
 def refuse_unrecorded(place: str, moved: Iterable[str], known: set[str]) -> None:
@@ -89,7 +90,8 @@ def pairs_asked(
             else:
                 asked.append((site, backend))
     order = list(dict.fromkeys(backend for _, backend in asked))
-    return sorted(asked, key=lambda pair: order.index(pair[1])), left_out
+    asked.sort(key=lambda pair: order.index(pair[1]))
+    return asked, left_out
 
 
 def for_backend(

@@ -146,12 +146,12 @@ def read_moved(group: Group, engine: Any, engines: Any) -> None:
         engine = readable(engine, engines, hooked=bool(group.adapter))
         adapter = adapter_named(engine, group.adapter) if group.adapter else None
         group.new = reading.read_engine(engine, group.rows, adapter=adapter)
-        by_length = sorted(range(len(group.rows)), key=lambda k: len(group.rows[k].ids))
+        by_length = sorted(zip(group.rows, group.new), key=lambda pair: len(pair[0].ids))
         some = by_length[:2] + by_length[-1:]  # the short ones are padded beside the long one
-        rows = [group.rows[k] for k in some]
+        rows = [row for row, _ in some]
         alone = reading.read_engine(engine, rows, at_once=1, adapter=adapter)
-        for k, scored in zip(some, alone):
-            apart = reading.furthest(group.new[k], scored)
+        for (_, beside_others), scored in zip(some, alone):
+            apart = reading.furthest(beside_others, scored)
             group.apart = max(group.apart, apart)
     except (*CANNOT_READ, errors) as error:
         group.why = f"the moved path could not be read: {error}"

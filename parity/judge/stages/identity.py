@@ -53,7 +53,8 @@ def is_by_chance(pairs: Sequence[tuple[Row, Row]]) -> bool:
         if not is_drawn(new) or (seeds_of(new) and seeds_of(old) == seeds_of(new)):
             return False
     answers = Counter((prompt_of(old), output_of(old)) for old, _ in pairs)
-    return answers == Counter((prompt_of(new), output_of(new)) for _, new in pairs)
+    new_answers = Counter((prompt_of(new), output_of(new)) for _, new in pairs)
+    return answers == new_answers
 
 
 def identity(row: Row, tools: Tools) -> Kept:

@@ -251,7 +251,8 @@ def of_messages(prompts: TwoPrompts) -> str | None:
     would have it."""
     if not prompts.has_other_text:
         return None
-    old, new = prompts.old, prompts.new
+    old = prompts.old
+    new = prompts.new
     is_by_hand = (old.get("template") is None) != (new.get("template") is None)
     if is_by_hand and opens_an_answer(prompts):
         return "prompt.template"

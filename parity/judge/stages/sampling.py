@@ -93,7 +93,8 @@ def mode_differences(old: Row, new: Row) -> Iterator[Difference]:
         name = "mode" if drew(old) else "processors"
         yield Difference("sampling", name, "other tokens than the likeliest", "the likeliest")
     if is_drawn(old) != is_drawn(new):
-        before, after = (("drawn" if is_drawn(row) else "greedy") for row in (old, new))
+        before = "drawn" if is_drawn(old) else "greedy"
+        after = "drawn" if is_drawn(new) else "greedy"
         yield Difference("sampling", "mode", before, after)
 
 
@@ -198,14 +199,19 @@ def seed_differences(pairs: Sequence[tuple[Row, Row]]) -> Iterator[Difference]:
     are on the other side."""
     known: tuple[set[int], set[int]] = set(), set()
     for number, (old, new) in enumerate(pairs):
-        if not all(row.get("sampling") and is_drawn(row) for row in (old, new)):
+        if not (old.get("sampling") and new.get("sampling")):
+            continue
+        if not (is_drawn(old) and is_drawn(new)):
             continue
         mine = seeds_of(old)
         theirs = seeds_of(new)
         known[0].update(mine)
         known[1].update(theirs)
-        of_script = "script" in (seed_source(old), seed_source(new))  # it says nothing of the call
-        if (mine or theirs) and not of_script and not is_same_seed(old, new, known):
+        if not mine and not theirs:
+            continue
+        if "script" in (seed_source(old), seed_source(new)):
+            continue  # it says nothing of the call
+        if not is_same_seed(old, new, known):
             before = min(mine, default=None)
             after = min(theirs, default=None)
             yield Difference("sampling", "seed", before, after, number)

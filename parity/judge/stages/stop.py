@@ -59,7 +59,8 @@ def end_differences(old: Row, new: Row) -> Iterator[Difference]:
     # Not those that nobody gave, where it ended nothing.
     is_given = may_end_by_criterion(old) or new["stop"]["end_ids"]["from"] == "caller"
     is_instead = bool(criteria(old)) and is_given and {*before} < {*after}
-    if ({*before} ^ {*after}) - of_strings:
+    changed = {*before} ^ {*after}
+    if changed - of_strings:
         yield Difference("stop", "end_ids", before, after, counts=not is_instead)
 
 
@@ -206,11 +207,16 @@ def completed(
 
     def stops(count: int) -> bool:
         made = decode(ids[:count], True, False)
-        return any(made.find(stop, max(0, since - len(stop) + 1)) >= 0 for stop in strings)
+        for stop in strings:
+            begin = max(0, since - len(stop) + 1)  # it may begin before the least number
+            if made.find(stop, begin) >= 0:
+                return True
+        return False
 
     if not stops(len(ids)):
         return None
-    return next(filter(stops, range(least + 1, len(ids) + 1)), None)
+    counts = range(least + 1, len(ids) + 1)
+    return next(filter(stops, counts), None)
 
 
 # == Of samples, whose ids are others ==
@@ -300,8 +306,10 @@ def is_told_instead(given: set[str], named: set[str], comparison: Compared) -> b
     heads = [head_before(text, named) for text in texts]
     if heads != [head_before(text, given) for text in texts]:
         return False  # where they begin elsewhere, the new code cuts by hand, too
-    cut = {head.strip() for head in heads} - {"", *map(str.strip, texts)}
-    return not cut.isdisjoint(map(str.strip, texts_in(comparison.old.value)))
+    whole = {text.strip() for text in texts}
+    cut = {head.strip() for head in heads} - whole - {""}
+    of_value = {text.strip() for text in texts_in(comparison.old.value)}
+    return not cut.isdisjoint(of_value)
 
 
 def head_before(text: str, stops: Collection[str]) -> str:

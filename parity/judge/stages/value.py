@@ -9,7 +9,8 @@ from parity.verdict import Difference, equal
 
 
 def compare_values(comparison: Compared) -> Iterator[Difference]:
-    old, new = comparison.old, comparison.new
+    old = comparison.old
+    new = comparison.new
     if not comparison.has_as_many_rows:
         yield Difference("output_ids", "rows", len(old.rows), len(new.rows), counts=False)
     if kind_of_error(old.raised) != kind_of_error(new.raised):

@@ -796,7 +796,7 @@ def test_the_goldens_own_ids_are_forced_and_become_the_goldens_value(
     [
         ([LONG["text"], "fg"], None),  # an equal request was answered once
         ([LONG["text"]], "post.other"),
-        ([LONG["text"], LONG["text"]], "post.other"),  # the other request got this one's answer
+        ([LONG["text"], LONG["text"]], "cache.key"),  # the other request got this one's answer
     ],
 )
 def test_fewer_answers_beside_ids_that_part_are_to_become_the_goldens_value(value: list[str], name: str | None) -> None:

@@ -37,6 +37,20 @@ def cause(old: Case, new: Case) -> Cause:
     return found
 
 
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (["de", "de"], "cache.key"),  # kept by too small a key
+        (["de", "xy"], "cache.key"),  # kept from another case
+        (["de"], "post.other"),  # left out
+        (["de", ""], "post.other"),
+    ],
+)
+def test_fewer_answers_that_fill_as_many_texts_are_kept_by_a_cache(value: list[str], name: str) -> None:
+    found = cause(OLD, case(FIRST, value=value))
+    assert str(found) == f"{name}; likely" and "the model gave 2 answers, gives 1" in found.sentence
+
+
 def drawn(ids: list[int], number: int = 0, **more: Any) -> dict[str, Any]:
     sampling = {"temperature": {"value": 1.0, "from": "caller"}, "processors": {"value": [], "from": "default"}}
     text = decode(ids, True, False)
