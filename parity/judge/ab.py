@@ -192,7 +192,7 @@ AGAIN = f"{recorded_again.__module__}:{recorded_again.__qualname__}"
 
 
 def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
-    copy_blobs(old, session.store, into)
+    keep_blobs(old, session.store, into)
     new = session.call(old, job.functions[old.function], {}, {}, frozenset())
     if job.old is not None:  # paths as they are now
         files = dict([job.old])
@@ -200,13 +200,13 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
         rows = tuple(told(dict(row)) for row in new.rows)
         raised = told(new.raised)
         new = dataclasses.replace(new, rows=rows, value=told(new.value), raised=raised)
-    copy_blobs(new, session.scratch, into)
+    keep_blobs(new, session.scratch, into)
     # Of an argument that was made anew the golden says more: what it was when it was recorded.
     new = dataclasses.replace(new, arguments=old.arguments)
     into.write(dataclasses.replace(new, function=old.function, changing=old.changing))
 
 
-def copy_blobs(case: Case, source: Store, into: Store) -> None:
+def keep_blobs(case: Case, source: Store, into: Store) -> None:
     for blob in set(blob_names(case)):
         into.put_blob(source.blob(blob).read_bytes(), Path(blob).suffix)
 

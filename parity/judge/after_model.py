@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from parity.golden import Case
@@ -335,11 +335,24 @@ def holds_other(old: str, new: str) -> bool:
     return bool(old and new) and (old in new or new in old)
 
 
+def goes_on_with_stop(shorter: str, longer: str, stops: Collection[str]) -> bool:
+    """Whether the longer text goes on with a stop where the other one ends."""
+    if not longer.startswith(shorter):
+        return False
+    ends = tuple(stops)
+    rest = longer[len(shorter) :]
+    return rest.startswith(ends) or rest.lstrip().startswith(ends)
+
+
 def are_cut_by_hand(inquiry: Inquiry) -> bool:
     """Whether the old code may cut by hand what the new code's stops cut: what texts differ by is
-    in what the ids become, and not put behind it."""
-    if not told_stops(inquiry.new) or told_stops(inquiry.old):
+    in what the ids become, and not put behind it; and the new ones that are cut are so at stops."""
+    stops = told_stops(inquiry.new)
+    if not stops or told_stops(inquiry.old):
         return False
+    for old, new in inquiry.other_texts:
+        if len(new) < len(old) and not goes_on_with_stop(new, old, stops):
+            return False
     decode = inquiry.decode
     if decode is None:
         return True

@@ -163,7 +163,9 @@ def of_same_value(findings: Findings) -> Judged | None:
 def of_same_value_of_draws(findings: Findings) -> Judged:
     _, cause, notes = findings.samples.judge(findings.old, findings.new)
     is_wrong = cause is not None and cause.certainty == "confirmed"
-    return ("LATENT", cause, notes) if is_wrong else ("TEXT-IDENTICAL", None, notes)
+    if is_wrong:
+        return "LATENT", cause, notes
+    return "TEXT-IDENTICAL", None, notes
 
 
 def of_other_draws(findings: Findings) -> Judged | None:

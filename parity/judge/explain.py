@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from parity.judge.after_model import (
     after_decoding,
     by_endings,
+    goes_on_with_stop,
     told_or_cut_stops,
     value_cause,
 )
@@ -139,7 +140,7 @@ def is_cut_at_stops(inquiry: Inquiry) -> bool:
         return False
     for pair in inquiry.other_texts:
         shorter, longer = sorted(pair, key=len)
-        if not any(longer.startswith(shorter + stop) for stop in stops):
+        if not goes_on_with_stop(shorter, longer, stops):
             return False
     return True
 

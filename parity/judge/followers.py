@@ -10,9 +10,10 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from parity.golden import Case
+from parity.judge.endings import TextPair
 from parity.judge.row import (
     Pairs,
     Row,
@@ -28,24 +29,34 @@ from parity.judge.stages.model import model_differences
 from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stop import stop_differences
 
-Answers = list[tuple[int, Row, Row]]  # the number of a pair, and its rows
 HeldTexts = dict[int, tuple[str, str]]  # number of a pair -> what both prompts hold of its answers
 
 ALIKE = 12  # characters behind an answer
 
 
-def followers(pairs: Pairs) -> dict[int, HeldTexts]:
+class EarlierAnswer(NamedTuple):
+    """number: of its pair of rows.   made: texts of the values, that differ and are made of it."""
+
+    number: int
+    old: Row
+    new: Row
+    made: Sequence[TextPair]
+
+
+def followers(pairs: Pairs, values: Sequence[TextPair] = ()) -> dict[int, HeldTexts]:
     """Numbers of the pairs whose prompts hold answers to the prompts before them, and differ as
     those answers do. Behind an answer that was asked for otherwise, and is another one, any prompt
-    may follow from it. With it, by their own numbers, answers that the old code had cut by hand:
-    what it held of them, and the new one."""
+    may follow from it. With it, by their own numbers, answers that were cut or changed by hand:
+    what both sides hold of them.   values: texts of the values that differ."""
     found = dict[int, HeldTexts]()
     rendered = [templates(*pair) for pair in pairs if same_prompt(*pair)]
-    told = Answers()  # by calls before, but for those whose prompts differ by themselves
+    told: list[
+        EarlierAnswer
+    ] = []  # by calls before, but for those whose prompts differ by themselves
     is_led = False  # by one of these that was asked for otherwise
     calls = calls_of(pairs)
     for _, call in itertools.groupby(enumerate(pairs), lambda pair: calls[pair[0]]):
-        own = Answers()
+        own: list[EarlierAnswer] = []
         for number, (old, new) in call:
             if not same_prompt(old, new):
                 is_alike = old.get("template") == new.get("template")
@@ -54,9 +65,20 @@ def followers(pairs: Pairs) -> dict[int, HeldTexts]:
                 if held is None:
                     continue
                 found[number] = held
-            own.append((number, old, new))
+            own.append(EarlierAnswer(number, old, new, made_of_answer(old, values)))
         told += own
-        is_led = is_led or any(is_led_by(a, b) for _, a, b in own)
+        is_led = is_led or any(is_led_by(answer.old, answer.new) for answer in own)
+    return found
+
+
+def made_of_answer(old: Row, values: Sequence[TextPair]) -> list[TextPair]:
+    """Texts of the values whose old one stands in an answer; without blanks around them, too."""
+    answers = [text_of(how) for how in decodes_of(old)]
+    found = []
+    for one, other in values:
+        bare = one.strip()
+        if bare and any(bare in answer for answer in answers):
+            found += both_with_blanks(one, other)
     return found
 
 
@@ -83,8 +105,8 @@ def is_other_answer(old: Row, new: Row) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Where two prompts hold an old and a new text.   number: of the pair whose answer the old code
-    had cut by hand; None: of whole answers."""
+    """Where two prompts hold an old and a new text.   number: of the pair whose answer was cut, or
+    changed, by hand; None: of whole answers."""
 
     at: int
     old: str
@@ -104,20 +126,24 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Wording:
     """Two prompts as texts.   answers: that they may hold, and that differ, the longest first.
-    wholes: all answers, by the numbers of their pairs."""
+    wholes: all answers, by the numbers of their pairs.   made: what values hold of them.
+    plain: a part of the two texts as it was before it was put there."""
 
     before: str
     after: str
-    answers: Sequence[tuple[str, str]]
+    answers: Sequence[TextPair]
     wholes: Sequence[tuple[int, str, str]] = ()
+    made: Sequence[tuple[int, str, str]] = ()
+    plain: Callable[[str], str] = str
 
     def next_held(self, before: str, after: str) -> Held | None:
         """What stands where two texts begin to differ: an answer; but one that was cut, where only
         behind that both go on alike."""
         first = shared_start(before, after)
         answers = (held_whole(before, after, first, *texts) for texts in self.answers)
+        made = (held_made(before, after, first, *texts) for texts in self.made)
         cuts = (held_cut(before, after, first, *texts) for texts in self.wholes)
-        found = next(filter(None, answers), None)
+        found = next(filter(None, itertools.chain(answers, made)), None)
         if found is not None and found.goes_on_alike(before, after):
             return found
         return next(filter(None, cuts), found)
@@ -134,7 +160,7 @@ class Wording:
             if found is None:
                 return held if self.is_cut_within(before, after) else None
             if found.number is not None:
-                held[found.number] = found.old, found.new
+                held[found.number] = self.plain(found.old), self.plain(found.new)
             before, after = found.behind(before, after)
         return held
 
@@ -161,6 +187,11 @@ def held_whole(before: str, after: str, first: int, old: str, new: str) -> Held 
     return None
 
 
+def held_made(before: str, after: str, first: int, number: int, old: str, new: str) -> Held | None:
+    found = held_whole(before, after, first, old, new)
+    return found and replace(found, number=number)
+
+
 def held_cut(before: str, after: str, first: int, number: int, old: str, new: str) -> Held | None:
     """A whole new answer in `after` around the first difference, and in `before` the beginning of
     the old one, behind which both go on alike."""
@@ -177,7 +208,9 @@ def held_cut(before: str, after: str, first: int, number: int, old: str, new: st
     return Held(at, part, new, number)
 
 
-def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> HeldTexts | None:
+def follows_from(
+    old: Row, new: Row, answers: Sequence[EarlierAnswer], *, alike: bool
+) -> HeldTexts | None:
     """Whether two prompts differ only where an answer stands in both, and what they hold of answers
     that were cut. Of an end of a prompt that was cut, the rest is to be within it.
     alike: their templates render alike."""
@@ -188,12 +221,13 @@ def follows_from(old: Row, new: Row, answers: Answers, *, alike: bool) -> HeldTe
     return wording_of(old, new, answers, alike=alike).held_texts()
 
 
-def wording_of(old: Row, new: Row, answers: Answers, *, alike: bool) -> Wording:
+def wording_of(old: Row, new: Row, answers: Sequence[EarlierAnswer], *, alike: bool) -> Wording:
     """By messages, where a template may leave parts of texts out; by text; or, of ids that were put
     behind ids, by their numbers."""
     if "messages" in old and "messages" in new and alike:
         sides = written(old["messages"]), written(new["messages"])
-        return wording_of_texts(*sides, answers, lambda text: written(text)[1:-1])
+        wording = wording_of_texts(*sides, answers, lambda text: written(text)[1:-1])
+        return replace(wording, plain=lambda text: str(json.loads(f'"{text}"')))
     before = old.get("prompt_text")
     after = new.get("prompt_text")
     if before is None or after is None:
@@ -202,31 +236,34 @@ def wording_of(old: Row, new: Row, answers: Answers, *, alike: bool) -> Wording:
 
 
 def wording_of_texts(
-    before: str, after: str, answers: Answers, shown: Callable[[str], str]
+    before: str, after: str, answers: Sequence[EarlierAnswer], shown: Callable[[str], str]
 ) -> Wording:
     """shown: how an answer stands in the two texts."""
     texts = []
     wholes = []
-    for number, old, new in answers:
-        for one, other in as_decoded(old, new):
-            wholes.append((number, shown(one), shown(other)))
+    made = []
+    for answer in answers:
+        for one, other in as_decoded(answer.old, answer.new):
+            wholes.append((answer.number, shown(one), shown(other)))
             if one != other:
                 texts.append((shown(one), shown(other)))
-    return Wording(before, after, with_chosen(texts), wholes)
+        for one, other in answer.made:
+            made.append((answer.number, shown(one), shown(other)))
+    return Wording(before, after, with_chosen(texts), wholes, made)
 
 
-def wording_of_ids(old: Row, new: Row, answers: Answers) -> Wording:
+def wording_of_ids(old: Row, new: Row, answers: Sequence[EarlierAnswer]) -> Wording:
     texts = []
-    for _, a, b in answers:
-        if is_other_answer(a, b):
-            ids = a["output_ids"]
-            new_ids = b["output_ids"]
+    for answer in answers:
+        if is_other_answer(answer.old, answer.new):
+            ids = answer.old["output_ids"]
+            new_ids = answer.new["output_ids"]
             texts.append((words(ids), words(new_ids)))
             texts.append((words(ids[:-1]), words(new_ids[:-1])))  # the last id may be unread
     return Wording(words(old["prompt_ids"]), words(new["prompt_ids"]), with_chosen(texts))
 
 
-def with_chosen(texts: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def with_chosen(texts: Sequence[TextPair]) -> list[TextPair]:
     """The longest first; then those of another answer, where one is chosen."""
     ordered = sorted(texts, key=lambda pair: -min(map(len, pair)))
     old_texts = [old for old, _ in ordered]
@@ -242,14 +279,15 @@ def words(ids: Sequence[int]) -> str:
     return "".join(f"{i} " for i in ids)
 
 
-def as_decoded(old: Row, new: Row) -> Iterator[tuple[str, str]]:
+def as_decoded(old: Row, new: Row) -> Iterator[TextPair]:
     """Texts of two answers, as they were decoded and without blanks around them."""
     for mine, theirs in zip(decodes_of(old), decodes_of(new)):
-        one = text_of(mine)
-        other = text_of(theirs)
-        yield one, other
-        if (one, other) != (one.strip(), other.strip()):
-            yield one.strip(), other.strip()
+        yield from both_with_blanks(text_of(mine), text_of(theirs))
+
+
+def both_with_blanks(one: str, other: str) -> list[TextPair]:
+    """Two texts as they are, and without blanks around them."""
+    return list(dict.fromkeys([(one, other), (one.strip(), other.strip())]))
 
 
 # == A whole case ==

@@ -172,10 +172,13 @@ def up_to_followers(inquiry: Inquiry) -> Inquiry:
 def narrowed(kept: Sequence[int], name: str, held: HeldTexts, side: int, case: Case) -> Case:
     """A case of these rows alone, whose value is what they have by this name.   held: what later
     prompts hold of answers instead.   side: 0 of the old prompts, 1 of the new ones."""
-    rows = [case.rows[k] for k in kept if k < len(case.rows)]
+    rows = []
     value = []
-    for k, row in zip(kept, rows):
-        value.append(held[k][side] if k in held else row.get(name))
+    for k in kept:
+        if k < len(case.rows):
+            row = case.rows[k]
+            rows.append(row)
+            value.append(held[k][side] if k in held else row.get(name))
     return dataclasses.replace(case, rows=tuple(rows), value=value)
 
 

@@ -84,6 +84,12 @@ class Verdict:
         is_finer = self.like in MANTISSA_BITS and self.noise.new < self.noise.old
         return "model.dtype" if is_finer else "numeric.shift"
 
+    @property
+    def why_blind(self) -> str:
+        if math.isinf(self.sees):
+            return f"{LEAST} of them, of two rows, are the least that anything is said of"
+        return f"only a fault of {self.sees:.1e} nats would have been seen"
+
     def __str__(self) -> str:
         against = "" if self.exact else ", against plain transformers in the same dtype"
         tokens = f"{self.noise.tokens} unsure tokens of {self.rows} rows{against}"
@@ -94,7 +100,7 @@ class Verdict:
                 f"holds: {measured}; a fault of {self.sees:.1e} nats or more would have been seen"
             )
         if self.outcome == "cannot tell":
-            why = self.worst or f"only a fault of {self.sees:.1e} nats would have been seen"
+            why = self.worst or self.why_blind
             return (
                 f"cannot tell: {measured}; {why}; {self.more} more tokens are needed, in other rows"
             )

@@ -40,6 +40,15 @@ def test_after_decoding_a_stop_that_was_appended_to_equal_texts_is_no_stop() -> 
     assert caused(stopped, stopped, "d", "de").name.startswith("post.")
 
 
+@pytest.mark.parametrize(("kept", "name"), [("d", "stop.strings"), ("", "post.trim")])
+def test_after_decoding_a_text_that_no_told_stop_cuts_is_trimmed(kept: str, name: str) -> None:
+    """The old code stops by a criterion of its own, whose strings nobody sees; the new one is told "e"."""
+    ids = [3, 4, 5]
+    old = row(output_ids=ids, text="cde", stop={"criteria": ["StopOnStrings"]})
+    new = row(output_ids=ids, text="cde", stop={"strings": ["e"]})
+    assert caused(old, new, "cde", f"c{kept}").name == name
+
+
 def test_fields_of_one_request_that_are_exchanged_are_no_order_of_answers() -> None:
     only = row(output_ids=ENDS_WITH_E)
     swapped = [{"photo": "a.png", "colour": "e", "item": "d"}]

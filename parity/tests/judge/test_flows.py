@@ -17,6 +17,7 @@ from parity.judge.counterfactual import of_another
 from parity.judge.endings import Explainer
 from parity.judge.explain import cause_of
 from parity.judge.followers import up_to_draws
+from parity.judge.inquiry import up_to_followers
 from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import samples
 from parity.judge.replay import ANSWERS, Engines, Replay
@@ -28,7 +29,7 @@ from parity.verdict import Cause
 
 from .inquiries import differences, followers, inquiry_of
 from .test_company import FIRST, OLD, SECOND, case
-from .test_laws import TOOLS, decode, row
+from .test_laws import TOOLS, decode, encode, row
 
 
 def cause(old: Case, new: Case) -> Cause:
@@ -49,6 +50,39 @@ def cause(old: Case, new: Case) -> Cause:
 def test_fewer_answers_that_fill_as_many_texts_are_kept_by_a_cache(value: list[str], name: str) -> None:
     found = cause(OLD, case(FIRST, value=value))
     assert str(found) == f"{name}; likely" and "the model gave 2 answers, gives 1" in found.sentence
+
+
+def cause_of_whole(old: Case, new: Case, rerun: Any) -> Cause:
+    """Of the answers that later prompts only follow from."""
+    inquiry = inquiry_of(old, new, differences(old, new), decode, rerun, TOOLS)
+    found = cause_of(up_to_followers(inquiry))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kept", "name", "certainty"),
+    [("c", "post.trim", "confirmed"), ("ce", "post.other", "likely")],
+)
+def test_an_answer_that_is_changed_before_it_is_asked_on_with_is_no_other_prompt(
+    kept: str, name: str, certainty: str
+) -> None:
+    """With the old prompt put back the second answer is the old one; the first text is what it was."""
+    one = {"number": 0, "sample": 0}
+    first = row(output_ids=[3, 4, 5, 9], text="cde", request=one)
+
+    def turns(text: str, answer: int) -> Case:
+        held = {"messages": ["b", text, "g"], "prompt_text": f"b{text}g", "prompt_ids": encode(f"b{text}g", True)}
+        return case(
+            first,
+            row(output_ids=[answer, 9], text=decode([answer], True, False), request=one, **held),
+            value=[text, "x"],
+        )
+
+    old, new = turns("cde", 6), turns(kept, 7)
+    back = turns("cde", 6)
+    found = cause_of_whole(old, new, lambda load, parts: replace(back, value=new.value))
+    assert (found.name, found.certainty) == (name, certainty), found
 
 
 def drawn(ids: list[int], number: int = 0, **more: Any) -> dict[str, Any]:
