@@ -69,7 +69,7 @@ TABLE: tuple[Entry, ...] = (
     entry("decode.cleanup", "decode", "spaces are tidied on one side only"),
     entry("post.strip", "value", "blanks at the ends are kept on one side only"),
     entry("post.trim", "value", "the text is cut elsewhere after decoding"),
-    entry("post.other", "value", "what is done with the text after decoding differs"),
+    entry("post.other", "value", "what is made of the answer, its text or its numbers, differs"),
     entry("numeric.near_tie", "model", "two tokens were equally likely but for rounding"),
     entry("numeric.shift", "model", "the same input gives other logits than rounding explains"),
     entry("rng", "sampling", "another draw of the same distribution", "sampling.seed", "seed"),
