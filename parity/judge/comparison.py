@@ -15,7 +15,7 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
-from parity.judge.endings import leaves, texts_apart
+from parity.judge.endings import is_within_some, leaves, texts_apart, texts_in
 from parity.judge.followers import HeldTexts, followers
 from parity.judge.row import Pairs, calls_of, reads_what_is_asked
 from parity.judge.stages import order
@@ -47,7 +47,12 @@ class Comparison:
 
     @functools.cached_property
     def followers(self) -> dict[int, HeldTexts]:
-        return followers(self.pairs, texts_apart(self.old.value, self.new.value))
+        kept = texts_in(self.new.value)
+        changed = []
+        for old, new in texts_apart(self.old.value, self.new.value):
+            if not is_within_some(old.strip(), kept):
+                changed.append((old, new))
+        return followers(self.pairs, changed)
 
     @property
     def has_as_many_rows(self) -> bool:

@@ -52,6 +52,22 @@ def test_fewer_answers_that_fill_as_many_texts_are_kept_by_a_cache(value: list[s
     assert str(found) == f"{name}; likely" and "the model gave 2 answers, gives 1" in found.sentence
 
 
+def test_a_history_that_is_changed_alone_is_another_prompt() -> None:
+    """The model says the changed text again, so that the values hold it; but the first answer is kept in them."""
+    one = {"number": 0, "sample": 0}
+    first = row(output_ids=[3, 4, 5, 9], text="cde", request=one)
+
+    def turns(text: str, answer: list[int]) -> Case:
+        held = {"messages": ["b", text, "g"], "prompt_text": f"b{text}g", "prompt_ids": encode(f"b{text}g", True)}
+        said = decode(answer, True, False)
+        return case(first, row(output_ids=answer, text=said, request=one, **held), value=["cde", said])
+
+    old, new = turns("cde", [3, 4, 5, 9]), turns("c", [3, 9])
+    assert str(cause_of_whole(old, new, lambda load, parts: old)) == "prompt.messages; confirmed"
+    elsewhere = replace(old, value=["cde!", "cde"])
+    assert str(cause_of_whole(old, new, lambda load, parts: elsewhere)) == "prompt.messages; likely"
+
+
 def cause_of_whole(old: Case, new: Case, rerun: Any) -> Cause:
     """Of the answers that later prompts only follow from."""
     inquiry = inquiry_of(old, new, differences(old, new), decode, rerun, TOOLS)
