@@ -227,7 +227,7 @@ def wording_of(old: Row, new: Row, answers: Sequence[EarlierAnswer], *, alike: b
     if "messages" in old and "messages" in new and alike:
         sides = written(old["messages"]), written(new["messages"])
         wording = wording_of_texts(*sides, answers, lambda text: written(text)[1:-1])
-        return replace(wording, plain=lambda text: str(json.loads(f'"{text}"')))
+        return replace(wording, plain=read_back)
     before = old.get("prompt_text")
     after = new.get("prompt_text")
     if before is None or after is None:
@@ -273,6 +273,14 @@ def with_chosen(texts: Sequence[TextPair]) -> list[TextPair]:
 
 def written(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def read_back(text: str) -> str:
+    """A part of a written text, as it was before; one that ends within an escape, as it is."""
+    try:
+        return str(json.loads(f'"{text}"'))
+    except json.JSONDecodeError:
+        return text
 
 
 def words(ids: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from parity.judge.align import paired
 from parity.judge.counterfactual import of_another
 from parity.judge.endings import Explainer
 from parity.judge.explain import cause_of
-from parity.judge.followers import up_to_draws
+from parity.judge.followers import read_back, up_to_draws
 from parity.judge.inquiry import up_to_followers
 from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import samples
@@ -50,6 +50,11 @@ def cause(old: Case, new: Case) -> Cause:
 def test_fewer_answers_that_fill_as_many_texts_are_kept_by_a_cache(value: list[str], name: str) -> None:
     found = cause(OLD, case(FIRST, value=value))
     assert str(found) == f"{name}; likely" and "the model gave 2 answers, gives 1" in found.sentence
+
+
+@pytest.mark.parametrize(("part", "plain"), [('a \\"b\\"\\n', 'a "b"\n'), ("a\\", "a\\")])
+def test_a_part_of_a_written_text_is_read_back(part: str, plain: str) -> None:
+    assert read_back(part) == plain
 
 
 def test_a_history_that_is_changed_alone_is_another_prompt() -> None:
