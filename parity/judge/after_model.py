@@ -346,7 +346,8 @@ def goes_on_with_stop(shorter: str, longer: str, stops: Collection[str]) -> bool
 
 def are_cut_by_hand(inquiry: Inquiry) -> bool:
     """Whether the old code may cut by hand what the new code's stops cut: what texts differ by is
-    in what the ids become, and not put behind it; and the new ones that are cut are so at stops."""
+    in what the ids become, and not put behind it; and a new text that is shorter ends where one
+    of its stops begins."""
     stops = told_stops(inquiry.new)
     if not stops or told_stops(inquiry.old):
         return False

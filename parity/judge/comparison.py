@@ -15,7 +15,7 @@ from typing import Any
 
 from parity.golden import Case
 from parity.judge.align import has_same_ids, paired
-from parity.judge.endings import is_within_some, leaves, texts_apart, texts_in
+from parity.judge.endings import is_within_some, leaves, texts_apart, texts_kept
 from parity.judge.followers import HeldTexts, followers
 from parity.judge.row import Pairs, calls_of, reads_what_is_asked
 from parity.judge.stages import order
@@ -47,10 +47,10 @@ class Comparison:
 
     @functools.cached_property
     def followers(self) -> dict[int, HeldTexts]:
-        kept = texts_in(self.new.value)
+        kept = texts_kept(self.old.value, self.new.value)
         changed = []
         for old, new in texts_apart(self.old.value, self.new.value):
-            if not is_within_some(old.strip(), kept):
+            if not is_within_some(old.strip(), kept):  # else the old one may be what was asked with
                 changed.append((old, new))
         return followers(self.pairs, changed)
 

@@ -126,21 +126,24 @@ def alone(inquiry: Inquiry, one: PutBack, again: Case | None) -> Cause:
     rows = again.rows if again else ()
     if one.name == "batch.order" and answers_of_others(inquiry.new.rows, rows) is None:
         return in_company(inquiry, "a request at a time, the old answer comes back")
+    certainty: Certainty = "confirmed"
     proof = f"with the old {one.what} put back, the old answer comes back"
-    certainty: Certainty = "likely" if is_unsure(inquiry, one, again) else "confirmed"
+    if has_more(inquiry, one, again):
+        certainty = "likely"
+        proof = f"with the old {one.what} put back, the old ids come back, and not the value"
+    elif may_be_written(one.name, *inquiry.pairs[one.difference.row or 0]):
+        certainty = "likely"
     name = one.name
     if name == "stop.strings" and told_stops(inquiry.new) == told_or_cut_stops(inquiry.old):
         name = "stop.rule"  # told what the old code cuts at by hand, the new one cuts elsewhere
     return difference_cause(name, certainty, one.difference, proof)
 
 
-def is_unsure(inquiry: Inquiry, one: PutBack, again: Case | None) -> bool:
-    """Whether a prompt that is put back proves little: it may have been written so; or a later one
-    may hold what was done with an earlier answer, and the value differs still."""
-    row = one.difference.row or 0
-    if may_be_written(one.name, *inquiry.pairs[row]):
-        return True
-    if row == 0 or again is None or not one.name.startswith("prompt."):
+def has_more(inquiry: Inquiry, one: PutBack, again: Case | None) -> bool:
+    """Whether the value differs still where a later prompt is put back: it may only hold what was
+    done with an earlier answer."""
+    is_later = bool(one.difference.row) and one.name.startswith("prompt.")
+    if not is_later or again is None:
         return False
     return not equal(inquiry.old.value, again.value)
 

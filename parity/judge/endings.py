@@ -26,6 +26,7 @@ Decoder = Callable[[Sequence[int], Any, bool], str]  # ids, skip_special_tokens,
 ADDED = "all added tokens"  # are skipped, also those that are not special
 
 
+TextPair = tuple[str, str]  # an old one and the new one in its place
 Span = tuple[int, int]  # where a stop begins in a text, and where it is complete
 Rule = Callable[[str, Sequence[str]], Span | None]  # text, stops -> the one that cuts
 
@@ -267,7 +268,12 @@ def decoded_both_ways(ids: Sequence[int], decode: Decoder) -> list[str]:
     return [decode(ids, skip, False) for skip in (True, False)]
 
 
-def texts_apart(old: Any, new: Any) -> list[tuple[str, str]]:
+def texts_kept(old: Any, new: Any) -> list[str]:
+    """Texts that stand at the same place of two values, and are the same."""
+    return [text for _, text in {*leaves(old)} & {*leaves(new)}]
+
+
+def texts_apart(old: Any, new: Any) -> list[TextPair]:
     """Texts that stand at the same place of two values, and differ."""
     new_texts = dict(leaves(new))
     pairs = [(text, new_texts.get(path, text)) for path, text in leaves(old)]
@@ -319,9 +325,6 @@ class RowTexts:
             if self.text(way) == text:
                 found[way] = plainness(way, recorded)
         return found
-
-
-TextPair = tuple[str, str]  # an old one and the new one in its place
 
 
 @dataclass(frozen=True)
@@ -430,7 +433,7 @@ class Explainer:
         return bool(self.names[texts] & self.names[pair])
 
 
-def without(before: str, after: str, given: Sequence[str]) -> tuple[str, str]:
+def without(before: str, after: str, given: Sequence[str]) -> TextPair:
     """Two texts without the argument that both begin with, such as a prompt that is given back with
     its answer."""
     begin = 0

@@ -29,7 +29,7 @@ from parity.judge.stages.model import model_differences
 from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stop import stop_differences
 
-HeldTexts = dict[int, tuple[str, str]]  # number of a pair -> what both prompts hold of its answers
+HeldTexts = dict[int, TextPair]  # number of a pair -> what both prompts hold of its answers
 
 ALIKE = 12  # characters behind an answer
 
@@ -50,9 +50,8 @@ def followers(pairs: Pairs, values: Sequence[TextPair] = ()) -> dict[int, HeldTe
     what both sides hold of them.   values: texts of the values that differ."""
     found = dict[int, HeldTexts]()
     rendered = [templates(*pair) for pair in pairs if same_prompt(*pair)]
-    told: list[
-        EarlierAnswer
-    ] = []  # by calls before, but for those whose prompts differ by themselves
+    # By calls before, but for those whose prompts differ by themselves.
+    told: list[EarlierAnswer] = []
     is_led = False  # by one of these that was asked for otherwise
     calls = calls_of(pairs)
     for _, call in itertools.groupby(enumerate(pairs), lambda pair: calls[pair[0]]):
@@ -188,6 +187,7 @@ def held_whole(before: str, after: str, first: int, old: str, new: str) -> Held 
 
 
 def held_made(before: str, after: str, first: int, number: int, old: str, new: str) -> Held | None:
+    """The same of what was made of an answer."""
     found = held_whole(before, after, first, old, new)
     return found and replace(found, number=number)
 

@@ -12,7 +12,7 @@ from typing import Any
 from parity.golden import Case
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
-from parity.judge.endings import Decoder, leaves, texts_apart
+from parity.judge.endings import Decoder, TextPair, leaves, texts_apart
 from parity.judge.followers import HeldTexts
 from parity.judge.row import Pairs, Row, is_drawn, prompt_of
 from parity.verdict import brief, equal
@@ -78,7 +78,7 @@ class Inquiry:
         return next(difference.sentence() for difference in found if difference.stage == "value")
 
     @property
-    def other_texts(self) -> list[tuple[str, str]]:
+    def other_texts(self) -> list[TextPair]:
         """Texts of the value that differ, old and new."""
         return texts_apart(self.old.value, self.new.value)
 

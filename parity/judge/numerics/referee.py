@@ -87,7 +87,7 @@ class Verdict:
     @property
     def why_blind(self) -> str:
         if math.isinf(self.sees):
-            return f"{LEAST} of them, of two rows, are the least that anything is said of"
+            return f"at least {LEAST} unsure tokens, of two rows, are needed to say anything"
         return f"only a fault of {self.sees:.1e} nats would have been seen"
 
     def __str__(self) -> str:

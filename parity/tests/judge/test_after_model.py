@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from parity.judge.after_model import goes_on_with_stop
 from parity.judge.explain import cause_of
 from parity.verdict import Cause
 
@@ -47,6 +48,14 @@ def test_after_decoding_a_text_that_no_told_stop_cuts_is_trimmed(kept: str, name
     old = row(output_ids=ids, text="cde", stop={"criteria": ["StopOnStrings"]})
     new = row(output_ids=ids, text="cde", stop={"strings": ["e"]})
     assert caused(old, new, "cde", f"c{kept}").name == name
+
+
+@pytest.mark.parametrize(
+    ("shorter", "longer", "goes_on"),
+    [("a", "a.b", True), ("a", "a \n.b", True), ("a", "ab.", False), ("b", "a.b", False), ("a.", "a.b", False)],
+)
+def test_goes_on_with_stop_after_blanks_that_were_stripped(shorter: str, longer: str, goes_on: bool) -> None:
+    assert goes_on_with_stop(shorter, longer, {"."}) == goes_on
 
 
 def test_fields_of_one_request_that_are_exchanged_are_no_order_of_answers() -> None:

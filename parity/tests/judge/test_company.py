@@ -254,6 +254,9 @@ def test_an_answer_that_changes_by_itself_is_not_the_caches() -> None:
 
     assert cause([4, 8], [4, 9]) == "cache.key"
     assert cause([4, 9], [4, 9]) is None
+    computed = {**other, "output_ids": [4, 8], "request": {"number": 1, "seed": 7}}
+    new = case({**own, "output_ids": [4, 8]}, computed, {**other, "output_ids": [4, 8]}, value="d!")
+    assert cause([4, 8], [4, 9]) is None, "no cache gave the second one"
 
 
 def test_a_row_of_another_requests_ids_breaks_no_law_of_prompts() -> None:

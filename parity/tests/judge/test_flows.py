@@ -11,6 +11,7 @@ import pytest
 
 from parity.golden import Case, Store
 from parity.judge import case as check
+from parity.judge import followers as follow
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.counterfactual import of_another
@@ -50,6 +51,16 @@ def cause(old: Case, new: Case) -> Cause:
 def test_fewer_answers_that_fill_as_many_texts_are_kept_by_a_cache(value: list[str], name: str) -> None:
     found = cause(OLD, case(FIRST, value=value))
     assert str(found) == f"{name}; likely" and "the model gave 2 answers, gives 1" in found.sentence
+
+
+def test_followers_hold_what_values_hold_as_it_was_before_it_was_written() -> None:
+    said = 'a"b"\n'
+    first = row(text=said, request={"number": 0, "sample": 0})
+    old, new = (
+        row(messages=["q", text], prompt_text=text, prompt_ids=[number], request=first["request"])
+        for number, text in enumerate((said, 'A"'))
+    )
+    assert follow.followers([(first, first), (old, new)], [(said, 'A"')]) == {1: {0: (said, 'A"')}}
 
 
 @pytest.mark.parametrize(("part", "plain"), [('a \\"b\\"\\n', 'a "b"\n'), ("a\\", "a\\")])
@@ -97,7 +108,7 @@ def test_an_answer_that_is_changed_before_it_is_asked_on_with_is_no_other_prompt
         return case(
             first,
             row(output_ids=[answer, 9], text=decode([answer], True, False), request=one, **held),
-            value=[text, "x"],
+            value=[f"{text}\n", "x"],
         )
 
     old, new = turns("cde", 6), turns(kept, 7)

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from parity.golden import Case, GoldenError
+from parity.judge.counterfactual import PutBack, together
 from parity.judge.explain import cause_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.stages.sampling import old_sampling
 from parity.tests.conftest import ROOT, Load
-from parity.verdict import Difference
+from parity.verdict import CAUSES, Difference
 
 from .inquiries import differences, inquiry_of
 from .test_company import case
@@ -129,3 +130,19 @@ def test_a_stop_of_both_sides_that_cuts_a_text_earlier_is_a_rule(kept: str, name
     again = replace(new, value="defegehed")
     found = cause_of(inquiry_of(old, new, seen, TOOLS.decode, lambda load, parts: again, TOOLS))
     assert str(found) == f"{name}; likely", found
+
+
+def test_together_names_the_fewest_first_suspects_in_few_runs() -> None:
+    old, new = case(row()), case(row(output_ids=[6, 9], text="f"))
+    names = list(CAUSES)[:8]
+    known = [PutBack(name, Difference("stop", name, 1, 2), {}, frozenset({name})) for name in names]
+    runs = list[frozenset[str]]()
+
+    def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
+        runs.append(parts)
+        return old if {*names[:3]} <= parts else new
+
+    found = together(inquiry_of(old, new, rerun=rerun), known)
+    assert found is not None and found.name == names[0]
+    assert found.proof.startswith(f"only {', '.join(names[:3])} together")
+    assert len(runs) <= 4, "all of them, and a bisection of the other seven counts"
