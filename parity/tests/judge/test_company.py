@@ -248,14 +248,16 @@ def test_an_answer_that_changes_by_itself_is_not_the_caches() -> None:
     new = case({**own, "output_ids": [4, 8]}, {**other, "output_ids": [4, 8]}, value="d!")
 
     def cause(*ids: list[int]) -> str | None:
-        again = case({**own, "output_ids": ids[0]}, {**other, "output_ids": ids[1]}, value="d!")
+        later = {**other, "output_ids": ids[1]}
+        again = case({**own, "output_ids": ids[0]}, *[later] * (len(new.rows) - 1), value="d!")
         found = by_cache(inquiry_of(old, new, differences(old, new), TOOLS.decode, lambda *_: again, TOOLS))
         return found.name if found else None
 
     assert cause([4, 8], [4, 9]) == "cache.key"
     assert cause([4, 9], [4, 9]) is None
     computed = {**other, "output_ids": [4, 8], "request": {"number": 1, "seed": 7}}
-    new = case({**own, "output_ids": [4, 8]}, computed, {**other, "output_ids": [4, 8]}, value="d!")
+    old = case(*old.rows, old.rows[1])
+    new = case(new.rows[0], computed, new.rows[1], value="d!")
     assert cause([4, 8], [4, 9]) is None, "no cache gave the second one"
 
 

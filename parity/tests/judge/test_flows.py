@@ -94,7 +94,7 @@ def cause_of_whole(old: Case, new: Case, rerun: Any) -> Cause:
 
 @pytest.mark.parametrize(
     ("kept", "name", "certainty"),
-    [("c", "post.trim", "confirmed"), ("ce", "post.other", "likely")],
+    [("c", "post.trim", "confirmed"), ("ce", "post.other", "likely"), ("gcde", "post.other", "likely")],
 )
 def test_an_answer_that_is_changed_before_it_is_asked_on_with_is_no_other_prompt(
     kept: str, name: str, certainty: str

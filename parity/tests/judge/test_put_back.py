@@ -140,9 +140,9 @@ def test_together_names_the_fewest_first_suspects_in_few_runs() -> None:
 
     def rerun(load: Mapping[str, Any], parts: frozenset[str]) -> Case:
         runs.append(parts)
-        return old if {*names[:3]} <= parts else new
+        return old if {*names[:6]} <= parts else new
 
     found = together(inquiry_of(old, new, rerun=rerun), known)
     assert found is not None and found.name == names[0]
-    assert found.proof.startswith(f"only {', '.join(names[:3])} together")
+    assert found.proof.startswith(f"only {', '.join(names[:6])} together")
     assert len(runs) <= 4, "all of them, and a bisection of the other seven counts"
