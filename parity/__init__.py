@@ -1,12 +1,13 @@
 """The harness that proves that a call site moved onto gen_engine.py still gives what it gave.
 
-    __main__, pytest_plugin              the doors: lists of commands and fixtures whose code stands in the rooms
-    prove/  bench/  report/  rollout/    the judge, judged; speed; what was found, told; pictures of traces
-    judge/                               two recordings of one case: what differs, why, whether that passes
-    record/                              what code does, seen from outside; hook/ goes into its processes
-    golden, verdict, tasks, vendor,
-    real_model                           the ground: files, values, small worlds, copies of the engine, a real model
+    cli/                          the command line (__main__ and pytest_plugin are its doors)
+    upgrade/  bench/  rollout/    other environments; speed; traces of rollouts
+    report/                       what was found, for people and programs
+    diff/                         any two paths to one model's answers
+    judge/                        two recordings of one case: what differs, why, whether that passes
+    record/                       what code does, seen from outside; hook/ goes into its processes
+    goldens/ environment/ models/ files and values; libraries and copies of the engine; small worlds
 
-A room looks down only: at rooms below it here, never up, never in a circle. Beside them stand the material, callsites/,
-demo, which also asks the judge, and companions/, which know gen_engine alone. tests/test_rooms.py holds the table.
+A room imports rooms below it only; tests/test_rooms.py holds the table. companions/ know gen_engine alone. proof/ is what
+proves all this; it is in a clone only.
 """

@@ -1,4 +1,4 @@
-"""`python -m parity` and the console scripts. See parity.command_line."""
+"""`python -m parity` and the console scripts. See parity.cli.command_line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from parity import libraries
+from parity.environment import libraries
 
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 
@@ -41,12 +41,12 @@ def import_own_engine() -> None:
 
 
 def run(program: str, argv: Sequence[str] | None) -> int:
-    """Run a program of parity.command_line, which itself cannot be imported without numpy."""
+    """Run a program of parity.cli.command_line, which itself cannot be imported without numpy."""
     import_own_engine()
     if problem := libraries.problem_of(libraries.ALWAYS):
         print(f"{program}: {problem}", file=sys.stderr)
         return 3
-    command_line = importlib.import_module("parity.command_line")
+    command_line = importlib.import_module("parity.cli.command_line")
     return int(command_line.run(command_line.PROGRAMS[program], argv))
 
 

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from parity.output_paths import file_to_write
+from parity.environment.output_paths import file_to_write
 
 if TYPE_CHECKING:
-    from parity.golden import Store
-    from parity.verdict import Check, Numerics, Outcome, Policy
+    from parity.goldens.store import Store
+    from parity.goldens.verdict import Check, Numerics, Outcome, Policy
 
 BACKENDS = ("hf", "vllm")
 
 
 def parity_cases(goldens: str, site: str) -> list[str]:
     """Names of the goldens of a site, for parametrize. goldens: the folder, as the test run sees it."""
-    from parity.golden import Store
+    from parity.goldens.store import Store
 
     return Store(goldens).names(site)
 
@@ -72,10 +72,10 @@ class Parity:
     def _run(
         self, site: str, cases: list[str] | None, backends: tuple[str, ...] | None, policy: Policy | None
     ) -> Check:
-        from parity.golden import GoldenError, keep_offline
+        from parity.goldens.store import GoldenError, keep_offline
+        from parity.goldens.verdict import Policy
         from parity.judge.check import check_sites
         from parity.report.console import console
-        from parity.verdict import Policy
 
         keep_offline()
         backends = backends or self.backends
@@ -110,7 +110,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from parity.golden import Store
+    from parity.goldens.store import Store
 
     folder = config.getoption("--parity-goldens") or config.rootpath / "golden"
     backends = tuple(dict.fromkeys(config.getoption("--parity-backend") or ()))
@@ -134,8 +134,8 @@ def page_path(config: pytest.Config) -> Path | None:
 
 
 def whole_run(config: pytest.Config) -> Check:
+    from parity.goldens.verdict import Check
     from parity.report.words import only_old_lines
-    from parity.verdict import Check
 
     outcomes, numerics = tuple(config.stash[KEY].outcomes), tuple(config.stash[KEY].numerics)
     seconds = sum(o.seconds for o in outcomes)

@@ -74,7 +74,7 @@ from transformers.utils import logging as transformers_logging
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))  # run as a script, the repository root is not on the path
 
-from parity.tasks import (  # noqa: E402
+from parity.models.tasks import (  # noqa: E402
     Task,
     chance_tasks,
     text_tasks,

@@ -46,8 +46,8 @@ from parity.bench.values import (
     Verdict,
 )
 from parity.bench.workloads import Work, engine_module
-from parity.golden import environment
-from parity.output_paths import folder_to_write
+from parity.environment.output_paths import folder_to_write
+from parity.goldens.store import environment
 
 if TYPE_CHECKING:
     import gen_engine

@@ -1,4 +1,4 @@
-"""Where the answers of two contenders part: is it rounding? The referee reads them (parity.answers.partings).
+"""Where the answers of two contenders part: is it rounding? The referee reads them (parity.diff.partings).
 
     asked = questions_of(work, rows)        for each ratio whose answers part; while the engines are loaded
     read_new(question, engine)              the baseline's answers, forced through the contender's engine
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.answers import partings
-from parity.answers.partings import Pair
 from parity.bench import workloads
 from parity.bench.values import DIFFERENT, PARTED, ROUNDING, UNREAD, Measured, Verdict
 from parity.bench.workloads import Work, engine_module
+from parity.diff import partings
+from parity.diff.partings import Pair
 from parity.judge.numerics import reading
 
 Key = tuple[str, str, str]  # workload, contender, baseline

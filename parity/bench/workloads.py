@@ -5,8 +5,8 @@
                          shared    even, and every prompt begins with the same long instruction (or picture)
                          repeated  even, and each request stands there four times
 
-The questions are those of parity/tasks.py, or the lines of a prompts file. Any model can take them: where its own
-answers are not ragged, ids that it often says are made ends, until they are.
+The questions are those of parity/models/tasks.py, or the lines of a prompts file. Any model can take them: where its
+own answers are not ragged, ids that it often says are made ends, until they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from parity.tasks import Task, text_tasks, vision_tasks
+from parity.models.tasks import Task, text_tasks, vision_tasks
 
 KINDS = ("text", "pictures")
 SHAPES = ("even", "ragged", "shared", "repeated")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from parity.diff.path import parse_path
-from parity.golden import write_whole
-from parity.output_paths import file_to_write
+from parity.environment.output_paths import file_to_write
+from parity.goldens.store import write_whole
 
 GRAMMAR = """paths: BACKEND[@DIR][+adapter=DIR][:WORD,...], or env:PYTHON[,PATH] (elsewhere)
   hf words     float32 bfloat16 float16, eager sdpa flash_attention_2, and faults to plant:

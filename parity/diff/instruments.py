@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from parity.answers import partings
+from parity.diff import partings
 from parity.diff.plants import fp8, int8, rewritten
 from parity.judge.numerics import probes, reading, referee
 from parity.judge.numerics.errors import Errors, Reading, errors_of

@@ -30,8 +30,8 @@ from parity.diff.instruments import (
 )
 from parity.diff.path import EnginePath
 from parity.diff.prompts import Prompt
-from parity.elsewhere import CannotRunThere, own_code, run_there
-from parity.kernels import known_biases
+from parity.environment.kernels import known_biases
+from parity.environment.other_env import CannotRunThere, own_code, run_there
 
 ADAPTER = "adapter"
 MOST_MEMORY = 0.9  # of a device: vLLM's own default

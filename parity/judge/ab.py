@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, blob_names, chosen_cases
+from parity.goldens.store import Case, GoldenError, Store, blob_names, chosen_cases
+from parity.goldens.verdict import Check, Outcome, Policy
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.endings import texts_in
 from parity.judge.faults import COULD_NOT_JUDGE, HarnessFault, skip_unjudgeable
@@ -20,7 +21,6 @@ from parity.judge.site import error_outcome
 from parity.judge.sites import merged_settings, named_function, pairs_asked
 from parity.judge.worker import Died, Worker
 from parity.record.values import Keeper
-from parity.verdict import Check, Outcome, Policy
 
 
 @dataclass(frozen=True, slots=True)

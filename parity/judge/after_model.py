@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause, Certainty, equal
 from parity.judge.changed_places import IN_ORDER, in_other_places, of_order, order_of_answers
 from parity.judge.endings import (
     ADDED,
@@ -39,7 +40,6 @@ from parity.judge.row import (
 )
 from parity.judge.stages.sampling import done_to_logits
 from parity.judge.stages.stop import may_end_by_criterion, told_stops
-from parity.verdict import Cause, Certainty, equal
 
 SAME_IDS = "the ids are the same"
 

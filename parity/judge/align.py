@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.judge.followers import written
 from parity.judge.row import (
     Pairs,

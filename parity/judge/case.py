@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parity.edited import refuse_edited
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
+from parity.goldens.tampering import refuse_edited
+from parity.goldens.verdict import Difference, Outcome, equal
 from parity.judge import own_loops
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison
@@ -28,7 +29,6 @@ from parity.judge.session import Run
 from parity.judge.site_facts import SiteFacts
 from parity.judge.tools import tools_of
 from parity.record.changing import changing, place_name, unchanged
-from parity.verdict import Difference, Outcome, equal
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics

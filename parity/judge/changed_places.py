@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause, equal
 from parity.judge.endings import leaves, texts_apart, texts_in
 from parity.judge.inquiry import Inquiry
 from parity.judge.naming import named_cause
 from parity.judge.row import text_of
-from parity.verdict import Cause, equal
 
 IN_ORDER = "put back in order, the values are the same"
 

@@ -36,8 +36,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from parity.acceptance import with_acceptances
-from parity.golden import GoldenError, Store, chosen_cases, environment
+from parity.goldens.acceptance import with_acceptances
+from parity.goldens.store import GoldenError, Store, chosen_cases, environment
+from parity.goldens.verdict import Check, Outcome, Policy
+from parity.goldens.verdict import Numerics as Measurement
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site, error_outcome, missing
 from parity.judge.sites import (
@@ -48,8 +50,6 @@ from parity.judge.sites import (
     pairs_asked,
 )
 from parity.judge.worker import Died, Worker, settle
-from parity.verdict import Check, Outcome, Policy
-from parity.verdict import Numerics as Measurement
 
 Result = TypeVar("Result")
 

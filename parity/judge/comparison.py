@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import STAGES, Difference, equal
 from parity.judge.align import has_same_ids, paired
 from parity.judge.endings import is_within_some, leaves, texts_apart, texts_kept
 from parity.judge.followers import HeldTexts, followers
@@ -23,7 +24,6 @@ from parity.judge.stages.identity import identity
 from parity.judge.stages.prompt import PROMPT_STAGES
 from parity.judge.stages.prompt import STAGE as PROMPT
 from parity.judge.stages.stage import KEPT, NO_TOOLS, Broken, Invariant, Stage, Tools
-from parity.verdict import STAGES, Difference, equal
 
 Named = tuple[str, Difference]  # a cause, and the first difference that stands for it
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity.causes import named as entry_of
-from parity.golden import Case
+from parity.goldens.causes import named as entry_of
+from parity.goldens.store import Case
+from parity.goldens.verdict import CAUSES, STAGES, Cause, Certainty, Difference, equal
 from parity.judge.after_model import after_decoding, by_endings, told_or_cut_stops
 from parity.judge.align import paired, same_ids
 from parity.judge.changed_places import of_order, order_of_answers
@@ -43,7 +44,6 @@ from parity.judge.row import (
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST
-from parity.verdict import CAUSES, STAGES, Cause, Certainty, Difference, equal
 
 ON_BOTH = {"dtype", "model"}  # load settings that every backend has
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause, Verdict
 from parity.judge import own_loops
 from parity.judge.comparison import Comparison
 from parity.judge.counterfactual import (
@@ -45,7 +46,6 @@ from parity.judge.numerics.samples import FOLLOWS_SETTINGS, Samples
 from parity.judge.numerics.weights import OF_SEVERAL, in_float32
 from parity.judge.row import criteria, stop_strings, unseen
 from parity.judge.stages.value import kind_of_error
-from parity.verdict import Cause, Verdict
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.judge.row import Row, decoding_of, end_ids, stop_strings
 from parity.record.rows import string_lists
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from parity.goldens.verdict import STAGES, Cause, Difference, brief
 from parity.judge.after_model import (
     after_decoding,
     by_endings,
@@ -50,7 +51,6 @@ from parity.judge.row import (
     unseen,
 )
 from parity.judge.stages.stop import told_stops
-from parity.verdict import STAGES, Cause, Difference, brief
 
 ExplainStep = Callable[[Inquiry], Cause | None]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from parity.golden import GoldenError
+from parity.goldens.store import GoldenError
 from parity.record.calls import words_and_place
 
 Returned = TypeVar("Returned")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.judge.endings import TextPair
 from parity.judge.row import (
     Pairs,

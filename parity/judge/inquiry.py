@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import brief, equal
 from parity.judge.align import same_ids
 from parity.judge.comparison import Comparison, Named
 from parity.judge.endings import Decoder, TextPair, leaves, texts_apart
 from parity.judge.followers import HeldTexts
 from parity.judge.row import Pairs, Row, is_drawn, prompt_of
-from parity.verdict import brief, equal
 
 Parts = frozenset[str]
 Rerun = Callable[[Mapping[str, Any], Parts], Case | None]  # load settings, parts put back -> what

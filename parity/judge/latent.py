@@ -3,7 +3,8 @@ are asked for."""
 
 from __future__ import annotations
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause, Certainty, Difference
 from parity.judge import own_loops
 from parity.judge.comparison import Comparison
 from parity.judge.naming import broken_cause, difference_cause
@@ -11,7 +12,6 @@ from parity.judge.numerics.questions import NOT_SHOWN
 from parity.judge.row import entry, prompt_of, request_of, text_of
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stop import told_stops
-from parity.verdict import Cause, Certainty, Difference
 
 
 def seen_directly(comparison: Comparison) -> Cause | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from parity.goldens.verdict import CAUSES, Cause, Certainty, Difference
 from parity.judge.stages.stage import Broken
-from parity.verdict import CAUSES, Cause, Certainty, Difference
 
 Subject = TypeVar("Subject")
 Answer = TypeVar("Answer")

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause
 from parity.judge.align import paired
 from parity.judge.endings import (
     Decoder,
@@ -44,7 +45,6 @@ from parity.judge.row import (
 from parity.judge.stages.prompt import RESPONSE
 from parity.judge.stages.stop import told_stops
 from parity.record.rows import BUT_THE_LAST, LIKELIEST, by_itself
-from parity.verdict import Cause
 
 # == Rows beside rows ==
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parity import golden
+from parity.goldens import store as golden
 from parity.judge.faults import noting_faults
 from parity.judge.options import as_fields
 from parity.judge.row import (

@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from parity.goldens.verdict import first_divergence
 from parity.record.rows import NEUTRAL, Placeholders, collapsed, given_no_ids, runs
 from parity.record.rows import Row as Row
-from parity.verdict import first_divergence
 
 TokenIds = Sequence[int]
 Pairs = Sequence[tuple[Row, Row]]

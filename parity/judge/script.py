@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.acceptance import with_acceptances
-from parity.golden import Case, Store, by_base_names, environment, objects_in
+from parity.goldens.acceptance import with_acceptances
+from parity.goldens.store import Case, Store, by_base_names, environment, objects_in
+from parity.goldens.verdict import Check, Outcome, Policy
 from parity.judge.case import Judge
 from parity.judge.counterfactual import backend_of
 from parity.judge.replay import Engines, Replay
@@ -23,7 +24,6 @@ from parity.record import observe
 from parity.record.changing import as_recorded
 from parity.record.recorder import Seen, Starting
 from parity.record.taps.models import note_folder
-from parity.verdict import Check, Outcome, Policy
 
 
 class Replays:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, GoldenError, SettingsError, Store, objects_in
+from parity.environment.companion_loader import Lender
+from parity.goldens.store import Case, GoldenError, SettingsError, Store, objects_in
 from parity.judge.faults import HarnessFault
 from parity.judge.replay import Engines, Replay, readable
 from parity.judge.sites import raise_not_there
-from parity.lending import Lender
 from parity.record import observe
 from parity.record.calls import words_and_place
 from parity.record.changing import as_recorded
@@ -51,14 +51,9 @@ def own_modules() -> set[str]:
     return {name for name in found - libraries if not name.startswith(HARNESS)}
 
 
-# `parity.callsites` is code under test, like anybody's.
-ROOMS = {
-    path.stem for path in Path(__file__).parents[1].glob("[!_]*") if path.suffix in ("", ".py")
-}
-
-
-HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS - {"callsites", "tests"})))
-
+# The rooms of the product; the call sites under parity/proof are code under test, like anybody's.
+ROOMS = {path.stem for path in Path(__file__).parents[1].glob("[!_]*")} - {"proof", "tests"}
+HARNESS = ("__m", *(f"parity.{name}" for name in sorted(ROOMS)))
 
 NOT_SEEN = "its call was not seen (was it wrapped by another decorator?)"
 

@@ -12,7 +12,7 @@ whether its samples follow their settings together (samples), and whether its ne
 seed in call after call (`GivenSeeds`). Where only some cases were chosen, the samples and seeds of
 the others are asked for all the same (`is_whole`), so that a verdict is the same in `check
 SITE/CASE` and in `check SITE`. Acceptances come last, once, over a whole check
-(parity/acceptance.py).
+(parity/goldens/acceptance.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
+from parity.goldens.verdict import Cause, Difference, Outcome
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.case import Judge
@@ -35,7 +36,6 @@ from parity.judge.row import is_drawn, seed_source, seeds_of
 from parity.judge.session import Session
 from parity.judge.sites import new_function, raise_of_settings
 from parity.record.calls import words_and_place
-from parity.verdict import Cause, Difference, Outcome
 
 if TYPE_CHECKING:
     from parity.judge.numerics.answers import Numerics

@@ -8,14 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
+from parity.goldens.verdict import Difference
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
 from parity.judge.row import Row, drew, is_drawn, script_seed, seed_source, seeds_of
 from parity.record import observe
 from parity.record.rows import LIKELIEST
-from parity.verdict import Difference
 
 Differences = tuple[Difference, ...]
 

@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, GoldenError, SettingsError, Store
+from parity.goldens.store import Case, GoldenError, SettingsError, Store
 
 # == Where functions are now, and for which backends ==
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.judge.endings import ADDED
 from parity.judge.numerics.weights import checkpoint_of
 from parity.judge.stages.stage import Tools

@@ -27,8 +27,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from parity.golden import SettingsError
-from parity.libraries import import_if_possible
+from parity.environment.libraries import import_if_possible
+from parity.goldens.store import SettingsError
 from parity.record.calls import words_and_place
 
 PACKAGE = Path(__file__).resolve().parents[1]

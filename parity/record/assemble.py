@@ -1,4 +1,4 @@
-"""Events of a call -> rows: one per sequence that a model generated, laid out as in parity.golden.
+"""Events of a call -> rows: one per sequence that a model generated (see parity.goldens.store).
 
 The same code reads the old code and the moved code, so that a difference between two rows is one of
 behaviour. What a library does not tell is absent from a row, never guessed.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity import golden
+from parity.goldens import store as golden
 from parity.record.events import (
     Decode,
     Event,

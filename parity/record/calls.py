@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from parity.golden import Store
+from parity.goldens.store import Store
 from parity.record.events import Event, Events
 from parity.record.patching import Invocation, load_file
 

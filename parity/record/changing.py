@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from parity.golden import Case
-from parity.verdict import equal
+from parity.goldens.store import Case
+from parity.goldens.verdict import equal
 
 Part = Mapping[str, Any]
 Place = tuple[str | int, ...]

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case, Store, objects_in
-from parity.output_paths import folder_to_write
+from parity.environment.output_paths import folder_to_write
+from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
 from parity.record.changing import place_name
 from parity.record.process import functions_in

@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.acceptance import Accepted, idle_acceptances, name_of
-from parity.golden import NEXT_STEP, GoldenError, Store, chosen_cases, known_names, split_cases
+from parity.goldens.acceptance import Accepted, idle_acceptances, name_of
+from parity.goldens.store import (
+    NEXT_STEP,
+    GoldenError,
+    Store,
+    chosen_cases,
+    known_names,
+    split_cases,
+)
 
 
 def run_list(args: argparse.Namespace) -> int:

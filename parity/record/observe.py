@@ -20,7 +20,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from types import CodeType, ModuleType
 from typing import Any
 
-from parity import golden
+from parity.goldens import store as golden
 from parity.record import assemble
 from parity.record.calls import (
     Call,

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from parity.golden import Case, Store, environment
+from parity.goldens.store import Case, Store, environment
 from parity.record.calls import Site, load_function
 from parity.record.observe import Observer, tap_site
 from parity.record.patching import ACTIVE, tap_function

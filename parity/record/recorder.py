@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parity import golden
-from parity.golden import Case, Store, environment
+from parity.goldens import store as golden
+from parity.goldens.store import Case, Store, environment
+from parity.goldens.verdict import equal
 from parity.record.calls import Site
 from parity.record.changing import Part, as_recorded, changing, value_or_error
 from parity.record.process import VARIABLE, Line, Setup, Starting
 from parity.record.seeds import SEED
-from parity.verdict import equal
 
 __all__ = ["HOOK", "Recorded", "Seen", "Starting", "record", "run_observed"]
 

@@ -1,6 +1,6 @@
 """The words of a row that the recorder writes and the judge reads.
 
-A row is one sequence that a model generated, stage by stage; parity.golden lists its keys.
+A row is one sequence that a model generated, stage by stage; parity.goldens.store lists its keys.
 """
 
 from __future__ import annotations

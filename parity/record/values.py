@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from parity import golden
+from parity.goldens import store as golden
 
 TEMPORARY = Path(tempfile.gettempdir())
 LARGEST_FILE = 32 << 20  # bytes of a file argument that a golden keeps

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from parity.answers import choices
-from parity.answers.partings import Pair, PairResult, PairsOutcome
+from parity.diff import choices
+from parity.diff.partings import Pair, PairResult, PairsOutcome
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.noise import Noise
 from parity.record.events import Ids

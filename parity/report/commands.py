@@ -17,15 +17,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from parity.acceptance import OPEN, Accepted, acceptance_of, name_of
-from parity.golden import GoldenError, Store, keep_offline, known_names, split_cases
+from parity.environment.output_paths import file_to_write
+from parity.goldens.acceptance import OPEN, Accepted, acceptance_of, name_of
+from parity.goldens.store import GoldenError, Store, keep_offline, known_names, split_cases
+from parity.goldens.verdict import Check, Outcome, Policy, printable
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
 from parity.judge.script import check_script
 from parity.judge.sites import new_function
 from parity.judge.worker import output_into
-from parity.output_paths import file_to_write
 from parity.record import observe
 from parity.record.commands import command_of, sites_of
 from parity.record.recorder import Seen, Starting, run_observed
@@ -34,7 +35,6 @@ from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
 from parity.report.words import log_safe, only_old_lines, sentence, steps_to_cause
-from parity.verdict import Check, Outcome, Policy, printable
 
 ACCEPTED_DAYS = 90
 

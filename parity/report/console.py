@@ -7,7 +7,8 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from parity.golden import NEXT_STEP
+from parity.goldens.store import NEXT_STEP
+from parity.goldens.verdict import Check, Outcome, printable
 from parity.report.partings import Parting, partings
 from parity.report.words import (
     accepted_lines,
@@ -20,7 +21,6 @@ from parity.report.words import (
     sentence,
     uncompared_lines,
 )
-from parity.verdict import Check, Outcome, printable
 
 WIDTH = 100  # where there is no terminal; one that is wider is not filled, lines would be too long
 NARROWEST = 60

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from parity.goldens.verdict import Check, Difference, Outcome
 from parity.report.words import ENDINGS, counted, sentence, steps_to_cause
-from parity.verdict import Check, Difference, Outcome
 
 JSON_FORMAT = 2  # 2: numerics; no budget of near ties
 
@@ -75,11 +75,11 @@ def json_text(check: Check) -> str:
          "steps", "seconds",
          "cause": null | {"name", "certainty", "sentence", "proof"},
          "differences": [{"stage", "field", "row", "old", "new", "counts", "sentence"}],
-         "old", "new": the two recordings as in parity.golden, or null}],
+         "old", "new": the two recordings as in parity.goldens.store, or null}],
      "numerics": [
         {"site", "backend", "checkpoint", "dtype", "outcome", "said", "cause", "against",
          "fields": {"rows", "tokens", "old", "new", "sees", "more", "like", "exact", "statistics"},
-         "picture"}]: see parity.verdict}
+         "picture"}]: see parity.goldens.verdict}
     """
     failing = {id(o) for o in check.failing()}
     said = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from parity.golden import write_whole
+from parity.goldens.store import write_whole
+from parity.goldens.verdict import Check
 from parity.report.data import json_text
 from parity.report.junit import junit_xml
 from parity.report.markdown import markdown_summary
 from parity.report.page import html_page
-from parity.verdict import Check
 
 
 def write_markdown(path: Path, text: str) -> None:

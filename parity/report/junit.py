@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
+from parity.goldens.verdict import Check, Outcome
 from parity.report.console import case_text
 from parity.report.words import groups, sentence
-from parity.verdict import Check, Outcome
 
 NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 

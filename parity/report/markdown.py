@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from parity.goldens.verdict import CAUSES, Check, Outcome, printable
 from parity.report.words import (
     accepted_lines,
     capped,
@@ -15,7 +16,6 @@ from parity.report.words import (
     sentence,
     uncompared_lines,
 )
-from parity.verdict import CAUSES, Check, Outcome, printable
 
 LIVE = re.compile(r"[\\`*_{}\[\]<>|~&#!@$]")
 MOST_CASES = 20  # told per cause

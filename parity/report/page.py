@@ -13,6 +13,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parity.goldens.verdict import (
+    CAUSES,
+    STAGES,
+    Check,
+    Difference,
+    Outcome,
+    brief,
+    equal,
+    first_divergence,
+)
 from parity.report.data import outcome_json, plain
 from parity.report.partings import pairs_of
 from parity.report.words import (
@@ -22,16 +32,6 @@ from parity.report.words import (
     explain_command,
     final_line,
     uncompared_lines,
-)
-from parity.verdict import (
-    CAUSES,
-    STAGES,
-    Check,
-    Difference,
-    Outcome,
-    brief,
-    equal,
-    first_divergence,
 )
 
 MOST_TEXT = 20_000  # characters of one text on the page

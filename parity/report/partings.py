@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parity.goldens.verdict import Outcome, brief, equal, first_divergence, printable
 from parity.judge.align import paired
 from parity.judge.row import is_drawn
 from parity.report.words import Row
-from parity.verdict import Outcome, brief, equal, first_divergence, printable
 
 AROUND = 36  # characters shown on each side of the place where two texts part
 IDS_AROUND = 6

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from parity.golden import RESERVED, parsed
+from parity.goldens.store import RESERVED, parsed
+from parity.goldens.verdict import brief, printable
 from parity.judge.revision import git
 from parity.report.words import changing_places
-from parity.verdict import brief, printable
 
 JSON = ".json"
 NO_PARTS = ("rows", "environment", "digest")  # compared by their own parts, or made of the others

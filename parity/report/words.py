@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from parity.verdict import Check, Outcome, Verdict, printable
+from parity.goldens.verdict import Check, Outcome, Verdict, printable
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 ENDINGS = {

@@ -32,8 +32,8 @@ from typing import Any
 from gen_engine import GenEngineError, GenerationResult, load
 from parity.companions.rollout import trace
 from parity.companions.speculation import Speculation
-from parity.output_paths import file_to_write, folder_to_write
-from parity.tasks import text_tasks
+from parity.environment.output_paths import file_to_write, folder_to_write
+from parity.models.tasks import text_tasks
 
 MODELS = Path(__file__).parents[2] / "golden/models"
 KINDS = ("perf", "request", "markov")

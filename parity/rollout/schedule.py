@@ -44,7 +44,7 @@ from typing import Any
 
 from gen_engine import GenEngineError, load
 from parity.companions.rollout import Trace, trace
-from parity.output_paths import folder_to_write
+from parity.environment.output_paths import folder_to_write
 from parity.rollout import overlap
 from parity.rollout.report import UnreadableTrace, table
 

@@ -19,10 +19,10 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB, for each engine
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gen_engine
-from parity import real_model
+from parity.cli.refusals import REFUSALS
+from parity.environment.libraries import collections_later
 from parity.judge.worker import settle
-from parity.libraries import collections_later
-from parity.refusals import REFUSALS
+from parity.models import real_model
 
 from .browser import NO_BROWSER
 from .forked_python import running_server

@@ -12,7 +12,7 @@ FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 def documents(root: Path) -> list[Path]:
     """Every document that a person wrote; tables that programs write are none."""
-    written = {"parity/prove/matrix.md", "parity/prove/referee_table.md"}
+    written = {"parity/proof/matrix.md", "parity/proof/referee_table.md"}
     found = [*root.glob("*.md"), *root.glob("golden/*.md"), *(root / "parity").rglob("*.md")]
     return sorted(path for path in found if path.relative_to(root).as_posix() not in written)
 

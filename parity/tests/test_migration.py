@@ -20,8 +20,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from parity.__main__ import main
-from parity.golden import Store
-from parity.tasks import drawing
+from parity.goldens.store import Store
+from parity.models.tasks import drawing
 
 from .conftest import ROOT, TEXT, VL
 from .documents import blocks

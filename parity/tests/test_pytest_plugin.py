@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from parity import vendor
-from parity.golden import Case, Store
+from parity.environment import vendor
+from parity.goldens.store import Case, Store
 
 from .conftest import ROOT
 
 CONFTEST = """
 import sys, types
-from parity.verdict import Cause, Check, Difference, Outcome
+from parity.goldens.verdict import Cause, Check, Difference, Outcome
 
 def check_sites(store, *, sites, backends, policy, cases=None):
     outcomes = []

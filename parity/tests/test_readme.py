@@ -20,9 +20,10 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 import gen_engine
-from parity.command_line import Parsers, split_at_dashes
+from parity.cli.command_line import Parsers, split_at_dashes
 from parity.companions import structured
-from parity.verdict import CAUSES
+from parity.goldens.verdict import CAUSES
+from parity.proof.__main__ import PROOF
 
 from .conftest import ROOT
 from .documents import blocks, documents, workflow_commands
@@ -30,7 +31,6 @@ from .documents import blocks, documents, workflow_commands
 DOCUMENTS = {path.relative_to(ROOT).as_posix(): path for path in documents(ROOT)}
 BLOCKS = [(name, kind, code) for name, path in DOCUMENTS.items() for kind, code in blocks(path)]
 EXAMPLES = [pytest.param(code, id=name) for name, kind, code in BLOCKS if kind == "python"]
-MOST_LINES = 200  # of README.md: five minutes
 
 ELSEWHERE = {  # a word of a block of Python that is not run here -> what runs it, or why nothing can
     "map_batches(Generate, batch_size=4": "companions/test_ray_data.py, with a worker that is killed",
@@ -94,8 +94,10 @@ def test_a_command_exists(name: str, line: str) -> None:
 def test_a_command_named_in_a_sentence_exists(name: str) -> None:
     parsers = Parsers()
     text = DOCUMENTS[name].read_text(encoding="utf-8")
-    named = re.findall(r"`(?:python -m )?parity (dev )?([a-z]+)[^`\n]*`", text)
-    assert [word for dev, word in named if word not in (parsers.developers if dev else parsers.users)] == []
+    named = re.findall(r"`(?:python -m )?parity ([a-z]+)[^`\n]*`", text)
+    assert [word for word in named if word not in parsers.users] == []
+    proving = re.findall(r"`python -m parity\.proof ([a-z]+)[^`\n]*`", text)
+    assert [word for word in proving if word not in Parsers(PROOF).users] == []
 
 
 def test_data_in_a_document_can_be_parsed() -> None:
@@ -122,12 +124,6 @@ def test_its_links_lead_somewhere(name: str) -> None:
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
-
-
-def test_readme_is_short_and_its_pictures_are_small() -> None:
-    assert len(DOCUMENTS["README.md"].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
-    for picture in ("parity/report/report.png", "parity/bench/bench.png"):
-        assert (ROOT / picture).stat().st_size < 60_000
 
 
 def test_readmes_five_commands_are_those_of_the_full_migration() -> None:

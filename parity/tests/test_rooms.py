@@ -11,38 +11,26 @@ import pytest
 
 from .conftest import ROOT
 
-# Room -> what its files may import beside each other, from the ground up. A room is the folder of that name; files at
-# the top of parity/ stand in "ground", "demo" and "door", as PLACES says.
+# Room -> the rooms that its files may import, from the ground up. A room is a folder of parity/.
+DATA = "goldens environment models"
 ROOMS: dict[str, str] = {
     "gen_engine": "",
     "companions": "gen_engine",
-    "ground": "",
-    "record": "ground",
-    "judge": "record ground",
-    "answers": "judge record ground",
-    "report": "answers judge record ground",
-    "rollout": "judge record ground companions gen_engine",
-    "bench": "answers judge record ground companions gen_engine",
-    "callsites": "record ground companions gen_engine",  # material: they drive the recorder, and nothing judges there
-    "diff": "answers judge record ground companions gen_engine",
-    "upgrade": "report answers judge record ground",
-    "prove": "refusals foreign diff callsites judge record ground companions gen_engine",
-    "demo": "answers judge record ground companions gen_engine",  # it says why two answers part
-    "foreign": "judge record ground companions gen_engine",  # its old.py and moved.py are material
-    "refusals": "companions gen_engine",
-    "shell": "refusals record ground gen_engine",
-    "door": "shell demo upgrade diff bench report rollout answers judge record ground companions gen_engine",
-    "tests": "door refusals shell demo foreign prove upgrade diff callsites bench rollout report answers judge record "
-    "ground companions gen_engine",
+    "goldens": "",
+    "environment": "goldens",
+    "models": "",
+    "record": DATA,
+    "judge": f"record {DATA}",
+    "diff": f"judge record {DATA} companions gen_engine",
+    "report": f"diff judge record {DATA}",
+    "bench": f"diff judge record {DATA} companions gen_engine",
+    "rollout": f"judge record {DATA} companions gen_engine",
+    "upgrade": f"report diff judge record {DATA}",
+    "cli": f"upgrade rollout bench report diff judge record {DATA} companions gen_engine",
+    "proof": f"cli diff judge record {DATA} companions gen_engine",  # in a clone only: nothing imports it
+    "tests": f"proof cli upgrade rollout bench report diff judge record {DATA} companions gen_engine",
 }
-PLACES = {
-    **dict.fromkeys(("acceptance", "causes", "edited", "elsewhere", "golden", "kernels", "lending"), "ground"),
-    **dict.fromkeys(("libraries", "output_paths", "real_model", "tasks", "vendor", "verdict", "__init__"), "ground"),
-    **dict.fromkeys(("__main__", "command_line", "pytest_plugin"), "door"),
-    "demo": "demo",
-    "refusals": "refusals",
-    **dict.fromkeys(("shell", "laws"), "shell"),
-}
+DOORS = ("__init__", "__main__", "pytest_plugin")  # names that users type; they open "cli"
 
 Tree = Mapping[str, str]  # path under the root -> source
 
@@ -57,7 +45,7 @@ def room_of(path: str) -> str | None:
     if parts[0] != "parity":
         return parts[0]
     if len(parts) == 2:
-        return PLACES.get(parts[1])
+        return "cli" if parts[1] in DOORS else None
     return parts[1] if parts[1] in ROOMS else None
 
 
@@ -127,12 +115,13 @@ def test_the_table_itself_has_no_circle() -> None:
 HOUSE = {
     "gen_engine.py": "import sqlite3",
     "parity/__init__.py": "",
-    "parity/golden.py": "import json",
+    "parity/goldens/__init__.py": "",
+    "parity/goldens/store.py": "import json",
     "parity/record/__init__.py": "",
-    "parity/record/observe.py": "from parity import golden",
+    "parity/record/observe.py": "from parity.goldens import store",
     "parity/record/rows.py": "def f():\n    from .observe import Site",
-    "parity/judge/check.py": "from parity.record import observe\nfrom parity.golden import Case",
-    "parity/callsites/probe.py": "from gen_engine import load",
+    "parity/judge/check.py": "from parity.record import observe\nfrom parity.goldens.store import Case",
+    "parity/proof/callsites/probe.py": "from gen_engine import load",
 }
 
 
@@ -150,13 +139,21 @@ def test_a_house_in_order_has_no_faults() -> None:
         ("parity/record/rows.py", "if TYPE_CHECKING:\n    from parity.judge import check", "record does not look"),
         ("parity/record/rows.py", "importlib.import_module('parity.judge.check')", "record does not look at judge"),
         ("parity/judge/numerics/reading.py", "from gen_engine import load", "judge does not look at gen_engine"),
-        ("parity/judge/numerics/reading.py", "import parity.callsites.probe", "judge does not look at callsites"),
-        ("parity/companions/cache.py", "from parity.golden import Store", "companions does not look at ground"),
-        ("gen_engine.py", "def f():\n    from parity.golden import Store", "gen_engine does not look at ground"),
+        ("parity/judge/numerics/reading.py", "import parity.proof.callsites.probe", "judge does not look at proof"),
+        ("parity/companions/cache.py", "from parity.goldens.store import Store", "companions does not look at goldens"),
+        (
+            "gen_engine.py",
+            "def f():\n    from parity.goldens.store import Store",
+            "gen_engine does not look at goldens",
+        ),
         ("parity/record/observe.py", "from parity.record import rows", "a circle: "),
-        ("parity/golden.py", "from parity.record.observe import x", "a circle: "),
+        ("parity/goldens/store.py", "from parity.record.observe import x", "a circle: "),
         ("parity/record/__init__.py", "from parity.record import rows", "a circle: "),
-        ("parity/judge/check.py", "from parity.golden import _coded", "_coded, which is private to parity/golden.py"),
+        (
+            "parity/judge/check.py",
+            "from parity.goldens.store import _coded",
+            "_coded, which is private to parity/goldens/store.py",
+        ),
         ("parity/cellar/wine.py", "", "parity/cellar/wine.py stands in no room"),
         ("parity/loose.py", "", "parity/loose.py stands in no room"),
     ],

@@ -39,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_holds_every_file_of_every_room_that_a_user_needs(installed: Path) -> None:
     kept = ("*.py", "page.html", "versions.json")
-    developers = ("tests", "foreign", "prove", "callsites")
+    developers = ("tests", "proof")
     ours = {path.relative_to(ROOT) for kind in kept for path in (ROOT / "parity").rglob(kind)}
     theirs = {path.relative_to(installed) for path in (installed / "parity").rglob("*") if path.is_file()}
     needed = {path for path in ours if path.parts[1] not in developers}
@@ -64,7 +64,7 @@ def test_wheel_engine_is_the_file_as_a_typed_package(installed: Path, tmp_path: 
 
 
 def test_wheel_vendor_copies_the_engine_as_one_file(installed: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "parity.vendor", "--copy", str(tmp_path / "llm.py")]
+    command = [sys.executable, "-m", "parity.environment.vendor", "--copy", str(tmp_path / "llm.py")]
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True
     )
@@ -72,15 +72,9 @@ def test_wheel_vendor_copies_the_engine_as_one_file(installed: Path, tmp_path: P
     assert "class GenerationEngine" in (tmp_path / "llm.py").read_text(encoding="utf-8")
 
 
-def test_wheel_developers_command_is_none(installed: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "parity", "dev", "selftest"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2 and "no command 'dev'" in done.stderr
+def test_wheel_holds_nothing_of_the_proof(installed: Path) -> None:
+    assert (installed / "parity/judge").is_dir()
+    assert not (installed / "parity/proof").exists() and not (installed / "parity/tests").exists()
 
 
 def test_it_records_and_checks_with_nothing_of_this_folder_on_the_path(installed: Path, tmp_path: Path) -> None:

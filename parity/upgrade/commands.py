@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.elsewhere import CannotRunThere, Ran, own_code, run_there
-from parity.golden import Store, keep_offline
+from parity.environment.other_env import CannotRunThere, Ran, own_code, run_there
+from parity.goldens.store import Store, keep_offline
 from parity.report.commands import add_check_flags
 from parity.upgrade import packages as environments
 from parity.upgrade.bisection import Names, closed, differing, fewest, heads_of, mixed

@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from parity import verdict
-from parity.golden import Case, Store
+from parity.environment.kernels import known_biases
+from parity.goldens import verdict
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import CAUSES, Cause, Outcome
 from parity.judge.naming import named_cause
 from parity.judge.numerics.errors import FLOOR
 from parity.judge.numerics.groups import (
@@ -41,8 +43,6 @@ from parity.judge.numerics.summary import summary_of
 from parity.judge.numerics.weights import Weights, checkpoint_of
 from parity.judge.replay import loaded_from
 from parity.judge.row import adapters_in
-from parity.kernels import known_biases
-from parity.verdict import CAUSES, Cause, Outcome
 
 RanEngines = Mapping[str, Sequence[Any]]  # case -> the engines that ran it
 CaseKey = tuple[str, str, str]  # site, case, backend

@@ -39,7 +39,7 @@ Statistic = Callable[[Sums], Any]  # [quantities, ...] -> [...]
 class Margins:
     """How far a clean path may be from the old one.
 
-    Clean figures are those of `python -m parity dev referee`: four architectures, both backends.
+    Clean figures are those of `python -m parity.proof referee`: four architectures, both backends.
     """
 
     least_size: float = 0.5  # clean 0.72 at least (Gemma 2 on vLLM); float16 for bfloat16 is 0.12

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store, environment
+from parity.goldens.store import Case, GoldenError, Store, environment
+from parity.goldens.verdict import equal
 from parity.judge.numerics.processed import Tensor
 from parity.judge.numerics.reading import TokenRow, request_for, token_row
 from parity.judge.replay import adapter_named, stored_pictures
 from parity.judge.row import Row, adapters_in, backends_of, placeholders_in
-from parity.verdict import equal
 
 Others = tuple[tuple[int, int], ...]  # (position, id), as in TokenRow
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.golden_rows import is_recorded_here, readable_row

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Cause, Verdict
 from parity.judge.align import paired, same_ids
 from parity.judge.comparison import Comparison
 from parity.judge.numerics.numbers import number_gap
@@ -24,7 +25,6 @@ from parity.judge.numerics.processed import why_not_greedy
 from parity.judge.numerics.weights import Weights, model_of, models_of, new_index, weights_of
 from parity.judge.row import Row, entry, is_drawn, parting_step, same_prompt, unseen
 from parity.record.rows import STRUCTURED
-from parity.verdict import Cause, Verdict
 
 Judged = tuple[Verdict, Cause | None, tuple[str, ...]]  # verdict, cause, notes
 Kind = Literal["parted", "floats", "model", "passing"]

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.golden import GoldenError
+from parity.goldens.store import GoldenError
 from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.noise import Parting
 from parity.judge.numerics.probes import PROBED, PROBES

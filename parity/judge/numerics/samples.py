@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
+from parity.goldens.verdict import Cause, Outcome, Verdict, first_divergence
 from parity.judge import own_loops
 from parity.judge.align import paired
 from parity.judge.endings import leaves
@@ -59,7 +60,6 @@ from parity.judge.row import (
     seeds_of,
 )
 from parity.record.rows import STRUCTURED
-from parity.verdict import Cause, Outcome, Verdict, first_divergence
 
 FOLLOWS_SETTINGS = ("SAME-DISTRIBUTION", "SAME-SETTINGS")
 SAME_P = 1e-3  # total variation of two float32 distributions that only rounding makes unequal

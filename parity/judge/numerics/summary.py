@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from parity import verdict
+from parity.goldens import verdict
 from parity.judge.numerics.errors import FLOOR, errors_of
 from parity.judge.numerics.groups import Group, parting_at
 from parity.judge.numerics.reading import CannotJudge

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.judge.align import paired
 from parity.judge.endings import leaves
 from parity.judge.row import Row, adapters_in, is_float32, model_in, request_of

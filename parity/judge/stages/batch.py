@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from parity.goldens.verdict import Difference
 from parity.judge.row import Row
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
 from parity.record.rows import by_itself
-from parity.verdict import Difference
 
 NO_PADDING = {"side": "none", "masked": True}
 NOT_THE_SAME_SIDE = ({"left", "right"}, {"none", "right"})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parity.goldens.verdict import Difference, brief
 from parity.judge.endings import begins
 from parity.judge.row import Row, decodes_of, unseen
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
-from parity.verdict import Difference, brief
 
 
 def answer_differences(old: Row, new: Row) -> Iterator[Difference]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from parity.goldens.verdict import Difference
 from parity.judge.row import (
     Row,
     is_drawn,
@@ -15,7 +16,6 @@ from parity.judge.row import (
     shared_start,
 )
 from parity.judge.stages.stage import KEPT, Invariant, Kept, Stage, Tools
-from parity.verdict import Difference
 
 
 def order_differences(old: Sequence[Row], new: Sequence[Row]) -> Iterator[Difference]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from parity.goldens.verdict import Difference, equal
 from parity.judge.row import Row, images_in, picture_ids, same_backend, same_prompt
 from parity.judge.stages.stage import Stage
-from parity.verdict import Difference, equal
 
 TOLERANCE = 2e-3  # of normalised pixels, which go through other kernels
 

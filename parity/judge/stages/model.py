@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from parity.goldens.verdict import Difference
 from parity.judge.row import Row, model_in, prompt_of, request_of
 from parity.judge.stages.stage import Stage
-from parity.verdict import Difference
 
 DECLARED = ("class", "dtype", "quantization", "attention", "buffers")
 OF_WEIGHTS = ("dtype", "quantization")  # where these differ, so do the weights

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from parity.goldens.verdict import Difference, brief
 from parity.judge.naming import first_answer
 from parity.judge.row import (
     Row,
@@ -23,7 +24,6 @@ from parity.judge.row import (
     shared_start,
 )
 from parity.judge.stages.stage import KEPT, NO_TOOLS, Compared, Invariant, Kept, Stage, Tools
-from parity.verdict import Difference, brief
 
 PROMPT_STAGES = ("messages", "template", "prompt_text", "prompt_ids")
 RESPONSE = "response"  # of a scored request: how many of its ids, the last ones

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity.golden import GoldenError
+from parity.goldens.store import GoldenError
+from parity.goldens.verdict import Difference, brief, equal
 from parity.judge.row import (
     Row,
     drew,
@@ -43,7 +44,6 @@ from parity.record.rows import (
     PLUGIN_SETTINGS,
     STRUCTURED,
 )
-from parity.verdict import Difference, brief, equal
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it has no public successor

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from parity.causes import cause_of_field
-from parity.golden import Case
+from parity.goldens.causes import cause_of_field
+from parity.goldens.store import Case
+from parity.goldens.verdict import Difference
 from parity.judge.endings import Decoder
 from parity.judge.row import Row
-from parity.verdict import Difference
 
 # (cause, sentence) where the invariant is broken, KEPT where it is kept, None where its input was
 # not recorded: what was not seen is not kept.

@@ -7,7 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Difference, brief
 from parity.judge.endings import is_within_some, spans, texts_in
 from parity.judge.options import merged
 from parity.judge.row import (
@@ -26,7 +27,6 @@ from parity.judge.row import (
 )
 from parity.judge.stages.stage import KEPT, Broken, Compared, Invariant, Kept, Stage, Tools
 from parity.record.rows import string_lists
-from parity.verdict import Difference, brief
 
 
 def told_stops(case: Case) -> set[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from parity.goldens.verdict import Difference, equal
 from parity.judge.stages.stage import Compared, Stage
-from parity.verdict import Difference, equal
 
 
 def compare_values(comparison: Compared) -> Iterator[Difference]:

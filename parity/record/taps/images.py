@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity import golden
+from parity.goldens import store as golden
 from parity.record.calls import LOADING, event_tap
 from parity.record.events import Event, Events, Images
 from parity.record.patching import Arguments, Invocation

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import gen_engine
-from parity import vendor
 from parity.__main__ import main
 from parity.companions import batch_files
 from parity.companions.batch_files import Summary, answer_file
-from parity.tasks import drawing, text_tasks
+from parity.environment import vendor
+from parity.models.tasks import drawing, text_tasks
 
 from ..conftest import ROOT, TEXT, VL, Load, chat, forks_for_python
 

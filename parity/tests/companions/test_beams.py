@@ -9,7 +9,7 @@ import pytest
 
 from gen_engine import GenerationEngine, OptionError, PromptTooLongError, RequestError, UnsupportedError
 from parity.companions.beams import beam_search
-from parity.tasks import drawing, text_tasks
+from parity.models.tasks import drawing, text_tasks
 
 from ..conftest import TEXT, Load, chat, of_task
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gen_engine
-from parity import vendor
+from parity.environment import vendor
 
 from ..conftest import TEXT
 

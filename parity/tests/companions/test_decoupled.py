@@ -21,7 +21,6 @@ import pytest
 import gen_engine
 from gen_engine import EngineError, GenerationEngine, OptionError, UnsupportedError, load
 from parity.__main__ import main
-from parity.callsites.rollout_worker import cases, moved
 from parity.companions import decoupled, rollout
 from parity.companions.decoupled import (
     Apart,
@@ -34,9 +33,10 @@ from parity.companions.decoupled import (
     placed,
 )
 from parity.companions.speculation import Speculation
-from parity.golden import Store
+from parity.goldens.store import Store
+from parity.models.tasks import text_tasks
+from parity.proof.callsites.rollout_worker import cases, moved
 from parity.rollout.report import read_workers
-from parity.tasks import text_tasks
 
 from ..conftest import ROOT, TEXT, VL, WINDOW, Load, chat, of_task
 

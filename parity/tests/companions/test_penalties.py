@@ -12,7 +12,7 @@ import pytest
 
 from gen_engine import GenerationEngine, OptionError, UnsupportedError
 from parity.companions.penalties import Penalties
-from parity.tasks import drawing
+from parity.models.tasks import drawing
 
 from ..conftest import ROOT, TEXT, VL, Load, chat
 

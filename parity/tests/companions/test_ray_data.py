@@ -17,7 +17,7 @@ import pytest
 import gen_engine
 from parity.companions import ray_data
 from parity.companions.ray_data import Generate
-from parity.tasks import drawing, text_tasks
+from parity.models.tasks import drawing, text_tasks
 
 from ..conftest import ROOT, TEXT, VL, Load, chat
 

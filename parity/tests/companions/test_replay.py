@@ -20,7 +20,7 @@ from gen_engine import (
 )
 from parity.companions import rollout
 from parity.companions.rollout import Case, read_cases, replay, write_cases
-from parity.tasks import text_tasks
+from parity.models.tasks import text_tasks
 
 from ..conftest import TEXT, Load, chat, of_task
 from .test_speculative import SPECULATIVE

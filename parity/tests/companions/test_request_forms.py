@@ -31,7 +31,7 @@ from parity.companions.request_forms import (
     read_fields,
     token_bytes,
 )
-from parity.tasks import TOOLS
+from parity.models.tasks import TOOLS
 
 from ..conftest import TEXT, Load, chat
 

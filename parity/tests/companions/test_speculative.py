@@ -29,7 +29,7 @@ from gen_engine import (
     load,
 )
 from parity.companions.speculation import Ngrams, Speculation, SpeculativeLoop
-from parity.tasks import text_tasks, vision_tasks
+from parity.models.tasks import text_tasks, vision_tasks
 
 from ..conftest import PROMPT, ROOT, TEXT, VL, Load, chat, of_task, open_engine
 

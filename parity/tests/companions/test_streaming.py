@@ -35,7 +35,7 @@ from gen_engine import (
     make_plan,
 )
 from parity.companions.streaming import Answer, Live, Piece, Visible, could_begin, stream
-from parity.tasks import drawing, text_tasks
+from parity.models.tasks import drawing, text_tasks
 
 from ..conftest import PROMPT, ROOT, TEXT, Load, chat, of_task
 

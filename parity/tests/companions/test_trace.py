@@ -29,7 +29,7 @@ from gen_engine import (
 from parity.companions import rollout
 from parity.companions.rollout import Trace
 from parity.companions.speculation import Speculation
-from parity.tasks import text_tasks
+from parity.models.tasks import text_tasks
 
 from ..conftest import BACKENDS, ROOT, TEXT, Load, of_task, open_engine
 

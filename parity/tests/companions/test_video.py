@@ -17,7 +17,7 @@ import gen_engine
 from gen_engine import BackendMissing, GenerationEngine, RequestError, UnsupportedError
 from parity.companions import video
 from parity.companions.video import VideoError
-from parity.tasks import clip, drawing, video_tasks
+from parity.models.tasks import clip, drawing, video_tasks
 
 from ..conftest import ROOT, TEXT, Load, of_task
 

@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from parity.answers.partings import PairResult
 from parity.diff import comparison
 from parity.diff.instruments import undecided
+from parity.diff.partings import PairResult
 from parity.diff.path import parse_path
 from parity.judge.numerics.errors import Reading
 from parity.judge.numerics.referee import judge

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gen_engine import GenerationEngine, UnsupportedError
-from parity.tasks import drawing
+from parity.models.tasks import drawing
 
 from ..conftest import TEXT, VL, open_engine
 

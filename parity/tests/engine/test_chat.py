@@ -16,7 +16,7 @@ import pytest
 
 import gen_engine
 from gen_engine import GenerationEngine, GenerationOptions, OptionError, RequestError, TextGenerationRequest, render
-from parity.tasks import drawing, text_tasks
+from parity.models.tasks import drawing, text_tasks
 
 from ..conftest import TEXT, VL, chat, open_engine
 

@@ -16,7 +16,7 @@ import pytest
 import gen_engine
 from gen_engine import GenerationEngine, GenerationOptions, LoadError, OptionError, RequestError, UnsupportedError, load
 from parity.companions import fallback
-from parity.tasks import drawing, text_tasks, vision_tasks
+from parity.models.tasks import drawing, text_tasks, vision_tasks
 
 from ..conftest import SMALL, TEXT, VL, WINDOW, Load, chat, of_task, open_engine, spy
 from .test_lora import make_adapter

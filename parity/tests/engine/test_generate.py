@@ -23,7 +23,7 @@ from gen_engine import (
     read_checkpoint,
     truncate_at_stops,
 )
-from parity.tasks import text_tasks
+from parity.models.tasks import text_tasks
 
 from ..conftest import ROOT, TEXT, WINDOW, Load, chat, endings, of_task, open_engine, spy
 

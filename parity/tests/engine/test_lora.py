@@ -24,7 +24,7 @@ from gen_engine import (
     load,
     refusal_of,
 )
-from parity.tasks import text_tasks
+from parity.models.tasks import text_tasks
 
 from ..conftest import TEXT, Load, of_task, open_engine
 

@@ -14,7 +14,7 @@ import pytest
 from gen_engine import GenerationEngine
 from parity.bench.workloads import ragged_ends
 from parity.companions.joining import Joining
-from parity.tasks import drawing, text_tasks
+from parity.models.tasks import drawing, text_tasks
 
 from ..conftest import TEXT, VL, Load, chat, endings, of_task, open_engine
 from .test_breadth import SIZE, TEXT_MODELS, qwen2_5_vl, save, vlm_checkpoint, vocabulary

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gen_engine import GenEngineError, GenerationEngine, OptionError, Plugin, UnsupportedError
-from parity.callsites.plugins import StopAtBalancedJson, SuppressRepeatedObject
-from parity.tasks import drawing, text_tasks
+from parity.models.tasks import drawing, text_tasks
+from parity.proof.callsites.plugins import StopAtBalancedJson, SuppressRepeatedObject
 
 from ..conftest import SMALL, TEXT, VL, Load, chat, of_task, open_engine
 

@@ -6,7 +6,7 @@ import importlib
 import json
 from typing import Any
 
-from parity.tasks import text_tasks
+from parity.models.tasks import text_tasks
 
 from ..conftest import SMALL, TEXT, of_task, open_engine
 

@@ -17,7 +17,7 @@ from gen_engine import (
     UnsupportedError,
     score_batch,
 )
-from parity.tasks import drawing, text_tasks, vision_tasks
+from parity.models.tasks import drawing, text_tasks, vision_tasks
 
 from ..conftest import SMALL, TEXT, VL, Load, chat, of_task, open_engine
 

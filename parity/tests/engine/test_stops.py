@@ -1,4 +1,4 @@
-"""Stop strings: the cutter keeps the laws of parity.laws, and so does the engine on token ids."""
+"""Stop strings: the cutter keeps the laws of parity.cli.laws, and so does the engine on token ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gen_engine import (
     read_checkpoint,
     truncate_at_stops,
 )
-from parity.laws import LAWS, Law, Sample, samples, try_law
+from parity.cli.laws import LAWS, Law, Sample, samples, try_law
 
 from ..conftest import PROMPT, TEXT, chat
 

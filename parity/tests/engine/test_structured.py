@@ -21,7 +21,7 @@ from gen_engine import (
 )  # fmt: skip
 from parity.companions import structured
 from parity.companions.structured import Grammars, StructuredOptions, grammar_of
-from parity.prove.fuzz.schemas import is_valid
+from parity.proof.fuzz.schemas import is_valid
 
 from ..conftest import TEXT, Load, chat, open_engine
 

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps
 
 import gen_engine
 from gen_engine import GenerationEngine, ImageError, RequestError, UnsupportedError, load_image
-from parity.tasks import drawing, text_tasks, vision_tasks
+from parity.models.tasks import drawing, text_tasks, vision_tasks
 
 from ..conftest import ROOT, TEXT, VL, Load, chat, of_task, open_engine, spy
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Difference
 from parity.judge import followers as follow
 from parity.judge.align import paired
 from parity.judge.comparison import Comparison
@@ -15,7 +16,6 @@ from parity.judge.inquiry import Inquiry, Rerun
 from parity.judge.row import Row
 from parity.judge.stages.order import OF_FIELD
 from parity.judge.stages.stage import NO_TOOLS, Broken, Tools
-from parity.verdict import Difference
 
 
 def differences(old: Case, new: Case) -> tuple[Difference, ...]:

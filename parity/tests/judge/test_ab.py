@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
 
 OLD = "from acme.words import shout\n\ndef answer(word):\n    return shout(word)\n"
 WORDS = "def shout(word):\n    return word.upper()\n"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from parity.goldens.verdict import Cause
 from parity.judge.after_model import goes_on_with_stop
 from parity.judge.explain import cause_of
-from parity.verdict import Cause
 
 from .inquiries import differences, inquiry_of
 from .test_company import case

@@ -17,13 +17,13 @@ import pytest
 import gen_engine
 from gen_engine import UnsupportedError
 from parity.__main__ import main
-from parity.golden import Case, Store, coded, dump
+from parity.goldens.store import Case, Store, coded, dump
 from parity.judge.case import Judge
 from parity.judge.check import check_sites
 from parity.judge.replay import Engines, Replay
-from parity.prove.score import Score
-from parity.prove.selftest import NAMED_RIGHT, run_site_mutation
-from parity.prove.site_mutations import SITE_MUTATIONS
+from parity.proof.score import Score
+from parity.proof.selftest import NAMED_RIGHT, run_site_mutation
+from parity.proof.site_mutations import SITE_MUTATIONS
 from parity.record.observe import Observer
 from parity.tests.conftest import ROOT
 
@@ -129,10 +129,10 @@ def test_what_would_change_nothing_is_refused(words: list[str], tmp_path: Path) 
 
 def test_moved_code_that_is_nowhere_is_a_wrong_setting(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """It was an ERROR of each case, "No module named ...", and exit 3."""
-    store.set_site("runner", moved={"parity.callsites.runner.old": "parity.callsites.runner.move"})
+    store.set_site("runner", moved={"parity.proof.callsites.runner.old": "parity.proof.callsites.runner.move"})
     assert main(["--goldens", str(store.root), "check", "runner", "--backend", "hf"]) == 2
-    place = "sites.json: runner.moved: 'parity.callsites.runner.old'"
-    guess = "there is no module parity.callsites.runner.move; did you mean 'parity.callsites.runner.moved'?"
+    place = "sites.json: runner.moved: 'parity.proof.callsites.runner.old'"
+    guess = "there is no module parity.proof.callsites.runner.move; did you mean 'parity.proof.callsites.runner.moved'?"
     assert f"{place}: {guess}" in capsys.readouterr().err
 
 
@@ -172,9 +172,9 @@ def test_explaining_tells_the_chain_and_accepting_ends_it(store: Store, capsys: 
 
 
 def test_engines_are_closed_and_modules_are_put_back(store: Store) -> None:
-    mine = importlib.import_module("parity.callsites.rollout.moved")
+    mine = importlib.import_module("parity.proof.callsites.rollout.moved")
     check_sites(store, sites=["rollout"], backends=("hf",))
-    assert sys.modules["parity.callsites.rollout.moved"] is mine
+    assert sys.modules["parity.proof.callsites.rollout.moved"] is mine
     assert mine.engine.cache_info().currsize == 0, "the check used a copy of its own"
 
 

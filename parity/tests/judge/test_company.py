@@ -11,7 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
+from parity.goldens.verdict import Cause, Difference
 from parity.judge import case as check
 from parity.judge import own_loops
 from parity.judge.after_model import by_endings
@@ -40,7 +41,6 @@ from parity.record import rows
 from parity.record.taps.gen_engine import Below
 from parity.record.taps.transformers import read_forward
 from parity.record.taps.vllm import Names, read_request
-from parity.verdict import Cause, Difference
 
 from .inquiries import broken_by_new, cause_name, differences, inquiry_of
 from .test_laws import TOOLS, decode, row

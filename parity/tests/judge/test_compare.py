@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import Check, Outcome, Policy, equal
 from parity.judge.align import paired
 from parity.judge.endings import Explainer
 from parity.judge.numerics.samples import unlike
@@ -17,7 +18,6 @@ from parity.judge.numerics.surprise import permutation_p
 from parity.judge.row import placeholders_in
 from parity.judge.stages.prompt import prompt_cause
 from parity.record.rows import Placeholders
-from parity.verdict import Check, Outcome, Policy, equal
 
 from .inquiries import differences, suspects
 

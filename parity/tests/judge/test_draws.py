@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import gen_engine
-from parity.callsites.inference_module import old as old_way
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Outcome
 from parity.judge.check import check_sites
 from parity.judge.numerics import surprise
 from parity.judge.numerics.processed import SORTED, cut_top_k, cut_top_p, declared_settings, processed_logits
@@ -23,10 +23,10 @@ from parity.judge.numerics.samples import Samples, settle_samples
 from parity.judge.replay import ANSWERS, Engines, Replay
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
-from parity.prove.site_mutations import replaced
+from parity.proof.callsites.inference_module import old as old_way
+from parity.proof.site_mutations import replaced
 from parity.record.observe import Observer, Site, case
 from parity.tests.conftest import ROOT, TEXT, Load
-from parity.verdict import Outcome
 
 VOCABULARY = 40
 
@@ -203,7 +203,7 @@ def test_cases_of_a_site_are_judged_together_once_each() -> None:
 # == Real draws ==
 
 PROMPTS = [f"Name {k} things that are {how}." for k in range(2, 6) for how in ("red", "old")]
-MOVED = "parity.callsites.inference_module.moved"
+MOVED = "parity.proof.callsites.inference_module.moved"
 ASKED = {"max_new_tokens": 24, "num_samples": 2, "seed": 5}
 
 
@@ -230,7 +230,7 @@ def unsure(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def goldens(unsure: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     store = Store(tmp_path_factory.mktemp("goldens"))
     found: list[Case] = []
-    site = Site("samples", "parity.callsites.inference_module.old:generate")
+    site = Site("samples", "parity.proof.callsites.inference_module.old:generate")
     with Observer(sites=[site], sink=found.append, store=store):
         for temperature in (0.7, 1.0):
             with case(f"at-{temperature}"):
@@ -308,7 +308,7 @@ def test_one_sample_given_n_times_is_named(goldens: Store, backend: str) -> None
 
 
 CUTTING = """
-from parity.callsites.inference_module import moved
+from parity.proof.callsites.inference_module import moved
 
 def generate(*given, **named):
     answer = moved.generate(*given, **named)
@@ -317,7 +317,7 @@ def generate(*given, **named):
 
 
 CLOSING = """
-from parity.callsites.inference_module import moved
+from parity.proof.callsites.inference_module import moved
 
 def generate(model_path, prompts, **options):
     module = moved.create_inference_module(model_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, GoldenError, Store
+from parity.goldens.store import Case, GoldenError, Store
 from parity.judge.case import Judge
 from parity.judge.faults import HarnessFault, own_fault, skip_unjudgeable
 from parity.judge.session import Session

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Cause
 from parity.judge import case as check
 from parity.judge import followers as follow
 from parity.judge import own_loops
@@ -26,7 +27,6 @@ from parity.judge.stages.model import adapter_differences
 from parity.judge.stages.prompt import may_be_written, prompt_cause
 from parity.judge.stages.stop import stop_differences
 from parity.record.rows import LIKELIEST
-from parity.verdict import Cause
 
 from .inquiries import differences, followers, inquiry_of
 from .test_company import FIRST, OLD, SECOND, case

@@ -11,11 +11,11 @@ import pytest
 import transformers
 
 from parity.__main__ import main
-from parity.acceptance import Accepted
-from parity.golden import Case, Store
+from parity.goldens.acceptance import Accepted
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import equal
 from parity.judge.numerics import reading
 from parity.tests.conftest import ROOT, VL
-from parity.verdict import equal
 
 MOVED = """
 import os

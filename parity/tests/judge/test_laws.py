@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Cause
 from parity.judge import case as check
 from parity.judge.explain import cause_of
 from parity.judge.stages import order
@@ -17,7 +18,6 @@ from parity.record.assemble import Before
 from parity.record.events import Forward, ForwardRow
 from parity.record.rows import Placeholders
 from parity.record.taps.models import model_stage
-from parity.verdict import Cause
 
 from ..conftest import TEXT
 from .inquiries import broken_by_new, differences, inquiry_of, suspects

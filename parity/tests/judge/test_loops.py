@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Outcome
 from parity.judge.numerics.processed import why_not_greedy
 from parity.judge.numerics.samples import settle_samples
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
+from parity.models.tasks import drawing
 from parity.record.commands import recorded_text
 from parity.record.observe import Observer, Site, case
 from parity.record.rows import CHOSEN, LIKELIEST
-from parity.tasks import drawing
 from parity.tests.conftest import ROOT, TEXT, VL
-from parity.verdict import Outcome
 
 from .inquiries import followers
 

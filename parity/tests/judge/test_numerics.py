@@ -18,9 +18,9 @@ import pytest
 
 from parity.__main__ import main
 from parity.diff import plants
-from parity.golden import Store
-from parity.kernels import cuts_bfloat16, known_biases
-from parity.prove import checkpoints
+from parity.environment.kernels import cuts_bfloat16, known_biases
+from parity.goldens.store import Store
+from parity.proof import checkpoints
 from parity.record.taps import models as recorded
 
 from ..conftest import ROOT, forks_for_python

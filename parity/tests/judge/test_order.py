@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Store, environment
+from parity.goldens.store import Store, environment
 from parity.judge.check import check_sites
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import ROOT, SMALL

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, GoldenError
+from parity.goldens.store import Case, GoldenError
+from parity.goldens.verdict import CAUSES, Difference
 from parity.judge.counterfactual import PutBack, together
 from parity.judge.explain import cause_of
 from parity.judge.replay import Engines, Replay
 from parity.judge.stages.sampling import old_sampling
 from parity.tests.conftest import ROOT, Load
-from parity.verdict import CAUSES, Difference
 
 from .inquiries import differences, inquiry_of
 from .test_company import case

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Cause, Check, Outcome, equal
 from parity.judge.latent import asked_otherwise
 from parity.judge.numerics import questions, referee, weights
 from parity.judge.numerics.answers import Numerics, answer_of
@@ -33,7 +34,6 @@ from parity.judge.numerics.summary import summary_of
 from parity.judge.numerics.weights import weights_of
 from parity.judge.site import Pending
 from parity.record.taps import models
-from parity.verdict import Cause, Check, Outcome, equal
 
 
 def case(*answers: list[int], value: Any = "x", **sampling: Any) -> Case:

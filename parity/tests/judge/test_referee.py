@@ -17,7 +17,7 @@ from parity.judge.numerics.errors import Reading, errors_of
 from parity.judge.numerics.estimates import f_quantile, t_quantile
 from parity.judge.numerics.noise import Noise, Parting, penalised, within_noise
 from parity.judge.numerics.referee import judge
-from parity.prove import checkpoints
+from parity.proof import checkpoints
 from parity.tests.conftest import TEXT, VL, Load
 
 Array = Any
@@ -483,7 +483,7 @@ def test_an_engine_reads_the_same_and_no_further_than_its_window(shared: Load, b
 
 
 def test_rows_with_pictures_are_read_on_both_sides(shared: Load, backend: str) -> None:
-    from parity.tasks import drawing
+    from parity.models.tasks import drawing
 
     engine, picture = shared(VL, backend), drawing("red", "circle")
     content = [{"type": "image", "image": picture}, {"type": "text", "text": "What do you see?"}]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
-from parity.golden import Store
+from parity.goldens.store import Store
 from parity.tests.conftest import ROOT, TEXT
 
 SCRIPT = """

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import gen_engine
-from parity.golden import Case, Store, environment
+from parity.goldens.store import Case, Store, environment
+from parity.goldens.verdict import Outcome
 from parity.judge import case as check
 from parity.judge.comparison import Comparison
 from parity.judge.numerics import seeds
@@ -20,11 +21,10 @@ from parity.judge.numerics.samples import settle_samples
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
-from parity.prove.site_mutations import replaced
+from parity.proof.site_mutations import replaced
 from parity.record.assemble import with_script_seed
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import ROOT, SMALL
-from parity.verdict import Outcome
 
 from .test_draws import PROMPTS, row
 

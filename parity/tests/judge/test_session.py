@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
 from parity.judge.session import Session
 
 MOVED = """

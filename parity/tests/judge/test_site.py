@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parity.golden import Store
+from parity.goldens.store import Store
+from parity.goldens.verdict import Outcome
 from parity.judge.check import check_sites
 from parity.tests.conftest import ROOT
-from parity.verdict import Outcome
 
 pytestmark = pytest.mark.usefixtures("forked_python")
 

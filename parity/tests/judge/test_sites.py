@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parity.golden import GoldenError, SettingsError, Store
+from parity.goldens.store import GoldenError, SettingsError, Store
 from parity.judge.session import loaded
 from parity.judge.sites import NotThere, expect_cases, raise_of_settings
 

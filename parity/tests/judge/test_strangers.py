@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Cause, Outcome
 from parity.judge import case as check
 from parity.judge import endings, site
 from parity.judge.after_model import by_endings
@@ -20,7 +21,6 @@ from parity.judge.stages.sampling import sampling_differences
 from parity.judge.stages.stage import KEPT
 from parity.judge.stages.stop import end, ends_early, goes_on, may_end_by_criterion, stop_differences
 from parity.record.taps.vllm import never_text, vllm_stop
-from parity.verdict import Cause, Outcome
 
 from .inquiries import broken_by_new, differences, inquiry_of
 from .test_company import FIRST, SECOND, case, drawn, found_with

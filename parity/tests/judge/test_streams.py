@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Store, environment
+from parity.goldens.store import Store, environment
+from parity.goldens.verdict import Outcome
 from parity.judge.replay import Engines, Replay
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import SMALL, TEXT
-from parity.verdict import Outcome
 
 HEAD = """
 import asyncio

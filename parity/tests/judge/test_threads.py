@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Outcome
 from parity.judge.numerics.samples import settle_samples
 from parity.judge.session import Session
 from parity.judge.site import Pending, check_site
 from parity.record.observe import Observer, Site
 from parity.tests.conftest import TEXT
-from parity.verdict import Outcome
 
 OLD = """
 import functools

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from parity import causes, verdict
-from parity.golden import Store
+from parity.goldens import causes, verdict
+from parity.goldens.store import Store
+from parity.goldens.verdict import Difference
 from parity.judge import case as judge_case
 from parity.judge.row import Row
 from parity.judge.stages import order, sampling
-from parity.verdict import Difference
 
 from .test_company import case
 from .test_laws import row

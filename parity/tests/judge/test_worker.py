@@ -16,10 +16,10 @@ from xml.etree import ElementTree
 import pytest
 
 from parity.__main__ import main
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
+from parity.goldens.verdict import Outcome
 from parity.judge.check import Job, Measured, check_sites, judged, shares
 from parity.judge.worker import Died, Worker, inspect_models_here, output_into, replace_kernels_once, settle
-from parity.verdict import Outcome
 
 from ..conftest import TEXT
 

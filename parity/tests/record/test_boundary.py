@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import gen_engine
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
 from parity.judge.session import Session
+from parity.models.tasks import drawing
 from parity.record.observe import Observer
-from parity.tasks import drawing
 from parity.tests.conftest import ROOT, TEXT, VL, Load
 
 from ..judge.inquiries import differences, suspects
@@ -85,7 +85,7 @@ def test_the_engine_hands_over_what_plain_code_does(plain: tuple[Any, Any]) -> N
 def test_a_picture_that_is_scored_again_is_seen_again(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM keeps what it made of a picture, and does not process it a second time."""
     monkeypatch.chdir(ROOT)
-    store, function = Store("golden"), "parity.callsites.selftest.moved:score"
+    store, function = Store("golden"), "parity.proof.callsites.selftest.moved:score"
     old, load = store.read("selftest", "scores-pictures"), store.settings()["selftest"]["load"]
     with Session(store, {function: "selftest"}) as session:
         for _ in range(2):  # on one engine, which the site keeps

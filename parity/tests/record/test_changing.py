@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
-from parity.golden import GoldenError, Store
+from parity.goldens.store import GoldenError, Store
 from parity.judge.check import check_sites
 from parity.record.changing import changing, unchanged
 from parity.record.observe import Site

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
-from parity.golden import Store
+from parity.goldens.store import Store
 
 OLD = """
 import sys

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.record import observe
 from parity.record.observe import Observer, Site
 from parity.record.seeds import process_seed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
 from parity.judge.script import REPLAYS, Replays
 from parity.record.commands import never_reached
 from parity.record.events import Template, Tokens

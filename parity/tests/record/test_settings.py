@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import transformers
 
-from parity.golden import Store
+from parity.goldens.store import Store
 from parity.judge.check import check_sites
 from parity.record.observe import Observer, Site, case, load_function
 from parity.tests.conftest import TEXT

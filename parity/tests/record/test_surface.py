@@ -13,12 +13,12 @@ from typing import Any
 
 import gen_engine
 from gen_engine import GenEngineError, GenerationEngine, Plugin
-from parity.callsites.plugins import SuppressRepeatedObject
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.goldens.verdict import equal
+from parity.models.tasks import TOOLS, drawing
+from parity.proof.callsites.plugins import SuppressRepeatedObject
 from parity.record import patching
 from parity.record.observe import Observer, Site, Tapped
-from parity.tasks import TOOLS, drawing
-from parity.verdict import equal
 
 from ..conftest import TEXT, VL, chat, open_engine
 from ..engine.test_lora import make_adapter

@@ -12,8 +12,8 @@ import pytest
 from parity.__main__ import main
 from parity.bench import workloads
 from parity.companions.batch_files import answer_file
+from parity.models.tasks import text_tasks
 from parity.report.answers import compared
-from parity.tasks import text_tasks
 
 from ..conftest import SMALL
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from parity.golden import Store
+from parity.goldens.store import Store
+from parity.goldens.verdict import Cause, Check, Outcome
 from parity.report.commands import reported
-from parity.verdict import Cause, Check, Outcome
 
 PLACE = "old.py=app.new file"
 NOTHING_ASKED = dict.fromkeys(("moved", "junit", "markdown", "json", "html", "since"))

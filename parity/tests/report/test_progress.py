@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from parity.goldens.verdict import Outcome, Policy
 from parity.report.progress import CheckProgress, duration
-from parity.verdict import Outcome, Policy
 
 
 @dataclass

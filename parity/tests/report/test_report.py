@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from parity.golden import Case, Store, image_bytes
+from parity.goldens.store import Case, Store, image_bytes
+from parity.goldens.verdict import CAUSES, Cause, Check, Difference, Numerics, Outcome
 from parity.report.commands import chain_text
 from parity.report.console import case_text, console
 from parity.report.data import json_text
@@ -24,7 +25,6 @@ from parity.report.markdown import markdown_summary
 from parity.report.page import Diff, call_table, html_page, text_diff
 from parity.report.partings import parting
 from parity.report.words import final_line
-from parity.verdict import CAUSES, Cause, Check, Difference, Numerics, Outcome
 
 from ..browser import Browser
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
-from parity.golden import Case, Store
+from parity.goldens.store import Case, Store
 from parity.report.review import changes_since
 
 ROW = {"prompt_ids": [1], "output_ids": [2], "text": "yes"}

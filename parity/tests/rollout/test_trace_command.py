@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main
-from parity.command_line import Parsers
+from parity.cli.command_line import Parsers
 from parity.companions import rollout
 from parity.rollout import report, schedule
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from parity.elsewhere import CannotRunThere, Ran, own_code, run_there
-from parity.golden import Store
+from parity.environment.other_env import CannotRunThere, Ran, own_code, run_there
+from parity.goldens.store import Store
 from parity.upgrade import commands
 from parity.upgrade.packages import Installed, Package, installed_here, make_environment, package_of
 

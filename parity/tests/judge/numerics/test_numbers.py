@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from parity.golden import as_written
+from parity.goldens.store import as_written
 from parity.judge.numerics.numbers import fewer_bits, fewer_digits, number_gap
 
 # what a model says in bfloat16, and in float32

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from parity.causes import cause_of_field
-from parity.golden import Case
+from parity.goldens.causes import cause_of_field
+from parity.goldens.store import Case
 from parity.judge.comparison import Comparison
 from parity.judge.latent import seen_directly
 from parity.judge.stages.stop import stop_differences

@@ -11,7 +11,7 @@ import gen_engine
 import pytest
 
 from parity.companions.structured import StructuredOptions
-from parity.golden import Case
+from parity.goldens.store import Case
 from parity.record.observe import Observer, Site
 from parity.record.rows import Placeholders
 from parity.record.taps.gen_engine import (

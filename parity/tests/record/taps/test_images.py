@@ -14,11 +14,11 @@ from typing import Any
 import numpy
 import pytest
 
-from parity.golden import Case
+from parity.goldens.store import Case
+from parity.models.tasks import drawing
 from parity.record.observe import Observer, Site
 from parity.record.rows import Placeholders, collapsed
 from parity.record.taps.images import budget_of
-from parity.tasks import drawing
 from parity.tests.companions.test_video import (
     COLOURS,
     FRAMES,

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from gen_engine import GenEngineError, GenerationEngine, GenerationResult
 
-from parity import golden
 from parity.companions import streaming
 from parity.companions.reasoning import Thinking
 from parity.companions.streaming import Live
+from parity.goldens import store as golden
+from parity.models.tasks import drawing
 from parity.record.observe import Observer, Site
-from parity.tasks import drawing
 from parity.tests.conftest import VL, Load, chat
 
 QUESTIONS = ("What is the capital of France?", "Count to 12.", "Is 28 even?")

@@ -1,0 +1,1 @@
+"""What surrounds the code under test: libraries, kernels, interpreters, vendored copies."""

@@ -1,0 +1,1 @@
+"""The models of this project: what the tiny checkpoints were taught, and a real one."""

@@ -1,0 +1,35 @@
+"""What proves this project itself: `python -m parity.proof COMMAND`, in a clone only.
+
+python -m parity.proof selftest --only padding     does the judge catch and name mistakes?
+python -m parity.proof matrix --row vllm-0.11      does it hold on the releases that README names?
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from parity.cli import command_line
+from parity.proof import frozen, matrix, mutants, power, referee_command, selftest
+from parity.proof.fuzz import campaign
+from parity.proof.real import ground
+
+COMMANDS = (
+    selftest.add_selftest,
+    mutants.add_mutants,
+    frozen.add_frozen,
+    ground.add_real,
+    referee_command.add_referee,
+    power.add_power,
+    campaign.add_campaign,
+    matrix.add_matrix,
+)
+PROOF = command_line.Program("parity.proof", __doc__, COMMANDS, has_goldens=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line.run(PROOF, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

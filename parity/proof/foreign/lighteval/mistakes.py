@@ -1,0 +1,115 @@
+"""Mistakes that somebody who moves lighteval's generation could make: ten for each dtype."""
+
+from __future__ import annotations
+
+from parity.proof.foreign.material import Mistake
+
+TINY = ("float32",)
+REAL = ("bfloat16",)
+RETURNED = "[[result.text] for result in results]"
+
+MISTAKES = (
+    Mistake(
+        "stops-lost",
+        "Stops at the end of text only, as for chats.",
+        '"strings": [] if chat else docs[0].get("stop_sequences", []),',
+        '"strings": [],',
+        ("stop.strings",),
+        ("plain",),
+    ),
+    Mistake(
+        "all-ends",
+        "Lets all end-of-text ids of the checkpoint end a row; lighteval names one.",
+        '        "ignore_eos": True,\n',
+        "",
+        ("stop.eos_set",),
+        ("chats",),
+        dtypes=TINY,
+    ),
+    Mistake(
+        "budget-of-the-engine",
+        "Does not say the documents' generation_size.",
+        '        "max_new_tokens": doc["generation_size"],\n',
+        "",
+        ("stop.length",),
+        ("chats",),
+    ),
+    Mistake(
+        "instruction-lost",
+        "Forgets the documents' instruction.",
+        '    instruction = doc.get("instruction") or ""\n    for shot',
+        '    instruction = ""\n    for shot',
+        ("prompt.messages",),
+        ("few-shot",),
+    ),
+    Mistake(
+        "examples-in-one-turn",
+        "Puts examples and question into one user turn.",
+        '        return {"prompt": plain_text(doc)}\n    return {"messages": turns_of(doc, system)',
+        '        return {"prompt": plain_text(doc)}\n'
+        '    one_turn = [{"role": "user", "content": plain_text(doc)}]\n'
+        '    return {"messages": one_turn',
+        ("prompt.messages",),
+        ("few-shot",),
+    ),
+    Mistake(
+        "system-lost",
+        "Forgets the system prompt of the model's configuration.",
+        'turns = [] if system is None else [{"role": "system", "content": system}]',
+        "turns: list[dict[str, str]] = []",
+        ("prompt.messages",),
+        ("system",),
+    ),
+    Mistake(
+        "penalty-lost",
+        "Does not say the repetition penalty that the run asks for.",
+        'parameters.get("repetition_penalty", defaults.repetition_penalty)',
+        "defaults.repetition_penalty",
+        ("sampling.processors", "sampling.leak"),
+        ("penalty",),
+    ),
+    Mistake(
+        "greedy-samples",
+        "Takes the name greedy_until at its word.",
+        'options["temperature"] = parameters["temperature"]',
+        'options["temperature"] = 0.0',
+        ("sampling.mode",),
+        ("samples",),
+        dtypes=TINY,
+    ),
+    Mistake(
+        "sampled-after-all",
+        "Samples where a temperature is given; lighteval asks the checkpoint.",
+        'if parameters.get("temperature") and saved_sampling(model_path).do_sample:',
+        'if parameters.get("temperature"):',
+        ("sampling.mode",),
+        ("samples",),
+        dtypes=REAL,
+    ),
+    Mistake(
+        "sorted-answers",
+        "Sorts the documents by length and does not put the answers back.",
+        "    requests = [request_of(doc, chat, system) for doc in docs]\n",
+        '    longest_first = sorted(docs, key=lambda doc: -len(doc["query"]))\n'
+        "    requests = [request_of(doc, chat, system) for doc in longest_first]\n",
+        ("batch.order",),
+        ("chats",),
+    ),
+    Mistake(
+        "raw-text",
+        "Returns the text with its special tokens.",
+        RETURNED,
+        RETURNED.replace("result.text", "result.raw_text"),
+        ("decode.skip_special",),
+        ("system",),
+    ),
+    Mistake(
+        "stripped",
+        "Strips the answers and ends them with a line break, as a log wants them.",
+        RETURNED,
+        RETURNED.replace("result.text", 'result.text.strip() + "\\n"'),
+        ("post.other", "post.strip"),
+        ("chats",),
+        dtypes=REAL,
+    ),
+)

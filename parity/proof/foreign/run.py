@@ -1,0 +1,226 @@
+"""Record a library's old code, lay out its move and each mistake as sites, and check them.
+
+All sites of a library, backend and dtype are checked by one `parity check`: an engine loads once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from parity.goldens.store import Store
+from parity.proof.foreign.drive import cases_of
+from parity.proof.foreign.material import Case, Mistake
+
+__all__ = [
+    "FAITHFUL",
+    "ROOT",
+    "Answer",
+    "Job",
+    "RunError",
+    "check",
+    "lay_out",
+    "mistakes_of",
+    "record",
+]
+
+ROOT = Path(__file__).parents[3]
+WORK = ROOT / "build/foreign"
+FAITHFUL = "faithful"
+EDITED = "foreign_edited"  # the package of edited sources, under WORK
+GOLDENS_WRITTEN = 4  # the exit code of a `record` that wrote goldens
+LOAD: dict[str, Any] = {
+    "vllm": {
+        "max_model_len": 1024,
+        "vllm_kwargs": {
+            "num_gpu_blocks_override": 96,
+            "max_num_seqs": 16,
+            "gpu_memory_utilization": 0.1,
+        },
+    }
+}
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+class RunError(RuntimeError):
+    """Old code that could not be recorded, or a check that gave no report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One library with one dtype on one backend."""
+
+    library: str
+    backend: str
+    dtype: str
+
+    @property
+    def goldens(self) -> Path:
+        return WORK / "golden" / f"{self.library}-{self.dtype}"
+
+    @property
+    def store(self) -> Path:
+        """Where the sites of this job are laid out for `check`."""
+        return WORK / "check" / f"{self.library}-{self.dtype}-{self.backend}"
+
+    @property
+    def cases(self) -> list[Case]:
+        return [
+            case for case in cases_of(self.library, self.dtype) if self.backend in case.backends
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the harness said of one case of one site."""
+
+    site: str
+    case: str
+    verdict: str
+    cause: str
+    certainty: str
+    sentence: str
+
+    @property
+    def short(self) -> str:
+        """Verdict, cause and certainty in one line: "DRIFT stop.rule; confirmed"."""
+        return f"{self.verdict} {self.cause}; {self.certainty}" if self.cause else self.verdict
+
+
+def mistakes_of(library: str) -> tuple[Mistake, ...]:
+    module = importlib.import_module(f"parity.proof.foreign.{library}.mistakes")
+    mistakes: tuple[Mistake, ...] = module.MISTAKES
+    return mistakes
+
+
+def applicable(job: Job) -> list[Mistake]:
+    """The mistakes of this job."""
+    mistakes = mistakes_of(job.library)
+    return [each for each in mistakes if job.backend in each.backends and job.dtype in each.dtypes]
+
+
+def run_in(python: Path, arguments: Sequence[str], log: Path) -> int:
+    """Run a module of this project with an environment's Python; its output goes into `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join([str(ROOT), str(WORK)])
+    with log.open("w", encoding="utf-8") as output:
+        return subprocess.run(
+            [str(python), "-m", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT, "PYTHONPATH": path},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        ).returncode
+
+
+def record(python: Path, job: Job) -> Path:
+    """Record the old code of a library. Returns the folder of its goldens. Raises RunError."""
+    shutil.rmtree(job.goldens, ignore_errors=True)
+    old = f"parity.proof.foreign.{job.library}.old"
+    functions = sorted({case.function for case in cases_of(job.library, job.dtype)})
+    sites = [f"--site={FAITHFUL}={old}:{function}" for function in functions]
+    script = ["-m", "parity.proof.foreign.drive", job.library, "--dtype", job.dtype]
+    log = WORK / "logs" / f"record-{job.library}-{job.dtype}.log"
+    command = [
+        "parity",
+        "record",
+        "--goldens",
+        str(job.goldens),
+        *sites,
+        "--",
+        str(python),
+        *script,
+    ]
+    code = run_in(python, command, log)
+    if code != GOLDENS_WRITTEN:
+        raise RunError(
+            f"{job.library} in {job.dtype}: recording its old code ended with {code}, expected "
+            f"{GOLDENS_WRITTEN}. Read {log.relative_to(ROOT)}."
+        )
+    return job.goldens
+
+
+def lay_out(job: Job) -> Path:
+    """Write a store: a site for the faithful move, one for each mistake. Returns its folder."""
+    shutil.rmtree(job.store, ignore_errors=True)
+    job.store.mkdir(parents=True)
+    for shared in ("environments", "blobs"):
+        if (job.goldens / shared).is_dir():
+            shutil.copytree(job.goldens / shared, job.store / shared)
+    old = f"parity.proof.foreign.{job.library}.old"
+    moved = f"parity.proof.foreign.{job.library}.moved"
+    sites = {FAITHFUL: site(job, FAITHFUL, {old: moved}, [case.name for case in job.cases])}
+    source = (ROOT / "parity/proof/foreign" / job.library / "moved.py").read_text(encoding="utf-8")
+    for mistake in applicable(job):
+        module = edited_module(job.library, mistake.name, mistake.apply(source))
+        sites[mistake.name] = site(job, mistake.name, {old: module}, mistake.cases)
+    (job.store / "sites.json").write_text(json.dumps(sites, indent=2), encoding="utf-8")
+    return job.store
+
+
+def site(job: Job, name: str, moved: dict[str, str], cases: Iterable[str]) -> dict[str, Any]:
+    """Copy a site's goldens under its name. Returns its entry of sites.json."""
+    goldens, laid_out = Store(job.goldens), Store(job.store)
+    for case in cases:
+        laid_out.write(replace(goldens.read(FAITHFUL, case), site=name))
+    recorded = json.loads((job.goldens / "sites.json").read_text(encoding="utf-8"))
+    return {**recorded[FAITHFUL], "moved": moved, "backends": [job.backend], "load": LOAD}
+
+
+def edited_module(library: str, name: str, source: str) -> str:
+    """Write an edited moved.py where the checker can import it. Returns the module's name."""
+    stem = f"{library}_{name.replace('-', '_')}"
+    package = WORK / EDITED
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").touch()
+    (package / f"{stem}.py").write_text(source, encoding="utf-8")
+    return f"{EDITED}.{stem}"
+
+
+def check(python: Path, job: Job, sites: Sequence[str] = ()) -> list[Answer]:
+    """What the harness says of each case of the sites (default: all). Raises RunError."""
+    report = job.store / "report.json"
+    report.unlink(missing_ok=True)
+    log = WORK / "logs" / f"check-{job.library}-{job.dtype}-{job.backend}.log"
+    command = ["parity", "check", *sites, "--goldens", str(job.store), "--backend", job.backend]
+    code = run_in(python, [*command, "--json", str(report)], log)
+    if not report.is_file():
+        raise RunError(
+            f"{job.library} in {job.dtype} on {job.backend}: the check ended with {code} and "
+            f"wrote no report. Read {log.relative_to(ROOT)}."
+        )
+    return answers_of(json.loads(report.read_text(encoding="utf-8")))
+
+
+def answers_of(report: dict[str, Any]) -> list[Answer]:
+    """The outcomes of a JSON report of `check`, in its order."""
+    answers = []
+    for outcome in report["outcomes"]:
+        cause = outcome.get("cause") or {}
+        answers.append(
+            Answer(
+                site=outcome["site"],
+                case=outcome["case"],
+                verdict=outcome["verdict"],
+                cause=cause.get("name", ""),
+                certainty=cause.get("certainty", ""),
+                sentence=outcome.get("sentence") or "",
+            )
+        )
+    return answers
