@@ -8,6 +8,6 @@
     record/                       what code does, seen from outside; hook/ goes into its processes
     goldens/ environment/ models/ files and values; libraries and copies of the engine; small worlds
 
-A room imports rooms below it only; tests/test_rooms.py holds the table. companions/ know gen_engine alone. proof/ is what
-proves all this; it is in a clone only.
+A room imports rooms below it only; tests/test_rooms.py holds the table. companions/ know gen_engine alone. proof/ is
+what proves all this; it is in a clone only.
 """

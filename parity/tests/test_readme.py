@@ -82,6 +82,8 @@ def test_a_command_exists(name: str, line: str) -> None:
     words = shlex.split(line, comments=True)
     if words[:3] == ["python", "-m", "parity"]:
         Parsers().parse(split_at_dashes(words[3:])[0])
+    elif words[:3] == ["python", "-m", "parity.proof"]:
+        Parsers(PROOF).parse(words[3:])
     elif words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         asked = [word for word in words[1:] if re.fullmatch(r"[a-z-]+", word)]
