@@ -1,8 +1,7 @@
 """The harness that proves that a call site moved onto gen_engine.py still gives what it gave.
 
     cli/                          the command line (__main__ and pytest_plugin are its doors)
-    upgrade/  bench/  rollout/    other environments; speed; traces of rollouts
-    report/                       what was found, for people and programs
+    report/  bench/  rollout/     what was found, for people and programs; speed; traces of rollouts
     diff/                         any two paths to one model's answers
     judge/                        two recordings of one case: what differs, why, whether that passes
     record/                       what code does, seen from outside; hook/ goes into its processes

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import gen_engine
 from parity.bench import bench
 from parity.cli import demo, laws, shell
+from parity.cli.upgrade import commands as upgrading
 from parity.companions import batch_files
 from parity.diff import commands as differing
 from parity.environment import libraries, vendor
@@ -34,7 +35,6 @@ from parity.report import answers
 from parity.report import commands as judging
 from parity.rollout import report as rollout
 from parity.rollout import schedule
-from parity.upgrade import commands as upgrading
 
 COMMANDS = (
     recording.add_record,

@@ -28,10 +28,10 @@ from parity.diff.instruments import (
     read_rows,
     rows_between,
 )
+from parity.diff.other_env import CannotRunThere, own_code, run_there
 from parity.diff.path import EnginePath
 from parity.diff.prompts import Prompt
 from parity.environment.kernels import known_biases
-from parity.environment.other_env import CannotRunThere, own_code, run_there
 
 ADAPTER = "adapter"
 MOST_MEMORY = 0.9  # of a device: vLLM's own default

@@ -4,6 +4,7 @@ of both, through the `backend` parametrization."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -70,10 +71,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent != Path(__file__).parent)
 
 
+LIBRARIES = {"hf": ("transformers.generation",), "vllm": ("transformers.generation", "vllm.entrypoints.llm")}
+
+
+@functools.cache
+def import_libraries(backend: str) -> None:
+    """Before the first engine of a backend in this process: tests that load none need not wait for its libraries."""
+    settle(*LIBRARIES[backend])
+
+
 @pytest.fixture(scope="module", autouse=True)
 def settled() -> None:
     """Once a file: what an earlier one has loaded is there to stay."""
-    settle("transformers.generation", "vllm.entrypoints.llm")
+    settle()
 
 
 @contextlib.contextmanager
@@ -112,6 +122,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def open_engine(model: Path, backend: Any, **overrides: Any) -> gen_engine.GenerationEngine:
+    import_libraries(backend)
     return gen_engine.load(model, backend=backend, **{"max_model_len": WINDOW, **SMALL[backend], **overrides})
 
 

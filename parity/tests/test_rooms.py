@@ -17,7 +17,7 @@ ROOMS: dict[str, str] = {
     "gen_engine": "",
     "companions": "gen_engine",
     "goldens": "",
-    "environment": "goldens",
+    "environment": "",
     "models": "",
     "record": DATA,
     "judge": f"record {DATA}",
@@ -25,10 +25,9 @@ ROOMS: dict[str, str] = {
     "report": f"diff judge record {DATA}",
     "bench": f"diff judge record {DATA} companions gen_engine",
     "rollout": f"judge record {DATA} companions gen_engine",
-    "upgrade": f"report diff judge record {DATA}",
-    "cli": f"upgrade rollout bench report diff judge record {DATA} companions gen_engine",
+    "cli": f"rollout bench report diff judge record {DATA} companions gen_engine",
     "proof": f"cli diff judge record {DATA} companions gen_engine",  # in a clone only: nothing imports it
-    "tests": f"proof cli upgrade rollout bench report diff judge record {DATA} companions gen_engine",
+    "tests": f"proof cli rollout bench report diff judge record {DATA} companions gen_engine",
 }
 DOORS = ("__init__", "__main__", "pytest_plugin")  # names that users type; they open "cli"
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from parity.upgrade.packages import Package, normalized
+from parity.cli.upgrade.packages import Package, normalized
 
 Names = frozenset[str]
 Packages = Mapping[str, Package]

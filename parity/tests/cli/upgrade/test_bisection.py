@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from parity.upgrade.bisection import SUSPECTS, bundles_of, closed, differing, fewest, heads_of
-from parity.upgrade.packages import Package
+from parity.cli.upgrade.bisection import SUSPECTS, bundles_of, closed, differing, fewest, heads_of
+from parity.cli.upgrade.packages import Package
 
 Wanted = Mapping[str, tuple[str, ...]]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from parity.environment.other_env import CannotRunThere, Ran, own_code, run_there
+from parity.cli.upgrade import packages as environments
+from parity.cli.upgrade.bisection import Names, closed, differing, fewest, heads_of, mixed
+from parity.cli.upgrade.packages import Installed, Package
+from parity.diff.other_env import CannotRunThere, Ran, own_code, run_there
 from parity.goldens.store import Store, keep_offline
 from parity.report.commands import add_check_flags
-from parity.upgrade import packages as environments
-from parity.upgrade.bisection import Names, closed, differing, fewest, heads_of, mixed
-from parity.upgrade.packages import Installed, Package
 
 EPILOG = """example:
   uv venv /tmp/new && uv pip install --python /tmp/new/bin/python numpy torch transformers==5.24.0

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from parity.environment.other_env import CannotRunThere, Ran, own_code, run_there
+from parity.cli.upgrade import commands
+from parity.cli.upgrade.packages import Installed, Package, installed_here, make_environment, package_of
+from parity.diff.other_env import CannotRunThere, Ran, own_code, run_there
 from parity.goldens.store import Store
-from parity.upgrade import commands
-from parity.upgrade.packages import Installed, Package, installed_here, make_environment, package_of
 
 SCRIPT = """
 import shout

@@ -1,4 +1,4 @@
-"""Another interpreter, with its own libraries, runs this copy of parity: `env:` paths, `parity upgrade`.
+"""Another interpreter, with its own libraries, runs this parity: `env:` paths, `parity upgrade`.
 
 with own_code() as variables:
     ran = run_there(python, ["-m", "parity", "check"], variables)
