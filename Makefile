@@ -65,7 +65,7 @@ real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves mus
 # FUZZ="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 10,000 on each, by the date.
 # SCHEMAS="--count 200 --backend hf --seed 1": fewer, on one backend; the default is 2,000 schemas on each, by the date.
 fuzz: $(VENV)/.ready  ## generated requests of all kinds, beside good ones, and answers under JSON schemas, on real engines (an hour)
-	$(BIN)/python -m parity.proof campaign $(if $(FUZZ),--quick)
+	$(BIN)/python -m parity.proof hostile $(if $(FUZZ),--quick)
 	$(BIN)/python -m parity.proof.fuzz $(FUZZ)
 	$(BIN)/python -m parity.proof.fuzz.schemas $(SCHEMAS)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from parity.cli import command_line
 from parity.proof import frozen, matrix, mutants, power, referee_command, selftest
-from parity.proof.fuzz import campaign
+from parity.proof.fuzz import hostile
 from parity.proof.real import ground
 
 COMMANDS = (
@@ -21,7 +21,7 @@ COMMANDS = (
     ground.add_real,
     referee_command.add_referee,
     power.add_power,
-    campaign.add_campaign,
+    hostile.add_hostile,
     matrix.add_matrix,
 )
 PROOF = command_line.Program("parity.proof", __doc__, COMMANDS, has_goldens=True)

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import queue
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from parity.proof.fuzz.child import PATIENCE, STARTING, Child, tell
 from parity.proof.fuzz.laws import Asker, Failure
 from parity.proof.fuzz.pinned import FILE, Pinned, pin, read_pinned
 from parity.proof.fuzz.search import Found, Search
@@ -33,24 +30,10 @@ EXAMPLE = """example:
 exit codes: 0 nothing failed, 1 something did, 2 usage
 """
 BACKENDS = ("hf", "vllm")
-PATIENCE = {"hf": 90.0, "vllm": 180.0}  # seconds for one call on a busy machine; the longest took 9
-STARTING = 600.0  # seconds until a child makes its first call
 MINUTE = 60.0  # seconds between two lines of progress
-SMALL = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "OMP_NUM_THREADS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TQDM_DISABLE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
-MARK = "fuzz: "  # at the start of what a child says; libraries print too
 
 
 # == The child ==
-
-
-def tell(what: str, **about: Any) -> None:
-    print(MARK + json.dumps({"what": what, **about}), flush=True)
 
 
 def tell_found(found: Found) -> None:
@@ -62,7 +45,7 @@ def tell_found(found: Found) -> None:
 def ask_all(backend: str, seed: int, count: int) -> int:
     """Ask the pinned calls if `seed` is the first one's, then generated ones until the count."""
     from parity.judge.worker import settle
-    from parity.proof.fuzz.campaign_room import TEXT, VL, Room
+    from parity.proof.fuzz.hostile_room import TEXT, VL, Room
 
     settle("transformers.generation", *(["vllm.entrypoints.llm"] if backend == "vllm" else []))
     with Room(backend) as room:
@@ -87,7 +70,7 @@ def ask_all(backend: str, seed: int, count: int) -> int:
 
 def ask_pinned(backend: str, first: int) -> int:
     """Ask the calls that failed once, from the first-th on."""
-    from parity.proof.fuzz.campaign_room import Room
+    from parity.proof.fuzz.hostile_room import Room
 
     with Room(backend) as room:
         asker = Asker(room)
@@ -102,50 +85,6 @@ def ask_pinned(backend: str, first: int) -> int:
 
 
 # == The parent ==
-
-
-class Child:
-    """A process that asks, and what it says."""
-
-    def __init__(self, flags: Sequence[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "parity.proof.fuzz", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**SMALL, **os.environ},
-        )
-        self.lines: queue.Queue[str | None] = queue.Queue()
-        self.last_words: list[str] = []
-        assert self.process.stdout is not None and self.process.stderr is not None
-        self._start(self._read_stdout, self.process.stdout)
-        self._start(self._read_stderr, self.process.stderr)
-
-    def _start(self, read: Any, stream: IO[str]) -> None:
-        threading.Thread(target=read, args=[stream], daemon=True).start()
-
-    def _read_stdout(self, stream: IO[str]) -> None:
-        for line in stream:
-            self.lines.put(line)
-        self.lines.put(None)
-
-    def _read_stderr(self, stream: IO[str]) -> None:
-        for line in stream:
-            self.last_words = [*self.last_words[-9:], line.strip()]
-
-    def next(self, seconds: float) -> dict[str, Any] | None:
-        """What it says next; None where it has ended. Raises queue.Empty after so long."""
-        while (line := self.lines.get(timeout=seconds)) is not None:
-            if line.startswith(MARK):
-                said: dict[str, Any] = json.loads(line.removeprefix(MARK))
-                return said
-        return None
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 @dataclass
@@ -224,7 +163,7 @@ def fuzz(backend: str, seed: int, count: int) -> Tally:
 def run_child(flags: Sequence[str], tally: Tally) -> int:
     """Count what a child reports, until it ends. How many batches it has done."""
     batches: list[int] = []
-    child = Child(flags)
+    child = Child(["parity.proof.fuzz", *flags])
     try:
         for found in listen(child, tally, batches):
             tally.add(found)

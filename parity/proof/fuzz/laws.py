@@ -20,7 +20,7 @@ from gen_engine import (
     build,
 )
 from parity.models.tasks import drawing
-from parity.proof.fuzz.campaign_room import TEXT, VL, Fault, Room, check_result, checked_error
+from parity.proof.fuzz.hostile_room import TEXT, VL, Fault, Room, check_result, checked_error
 from parity.proof.fuzz.structures import follows, words_of
 from parity.proof.fuzz.values import Case, materialize
 

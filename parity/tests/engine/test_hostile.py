@@ -35,7 +35,7 @@ from gen_engine import (
     load_image,
 )
 from parity.companions.structured import StructuredOptions, grammar_of
-from parity.proof.fuzz.campaign_table import circle, nested
+from parity.proof.fuzz.hostile_table import circle, nested
 
 from ..conftest import TEXT, VL, Load, chat, open_engine
 

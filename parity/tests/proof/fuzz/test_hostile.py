@@ -1,4 +1,4 @@
-"""The campaign of hostile inputs: nothing in it fails, and what would be a failure is called one."""
+"""Hostile inputs: none of them fails, and what would be a failure is called one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from gen_engine import GenEngineError, OptionError, RequestError
 from parity.goldens.store import GoldenError
-from parity.proof.fuzz import campaign as runner
-from parity.proof.fuzz.campaign import Outcome, campaign, table_of
-from parity.proof.fuzz.campaign_room import Item, Room
-from parity.proof.fuzz.campaign_table import chosen, hook
+from parity.proof.fuzz import hostile as runner
+from parity.proof.fuzz.hostile import Outcome, ask, table_of
+from parity.proof.fuzz.hostile_room import Item, Room
+from parity.proof.fuzz.hostile_table import chosen, hook
 from parity.proof.matrix import README
 from parity.tests.conftest import BACKENDS
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("forked_python")
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_hostile_inputs_of_each_kind_are_right_or_refused_and_cost_no_neighbour(backend: str) -> None:
-    outcomes = list(campaign(backend, quick=True))
+    outcomes = list(ask(backend, quick=True))
     assert len(outcomes) > 200
     assert [outcome for outcome in outcomes if outcome.kind == "failed"] == []
 
@@ -54,7 +54,7 @@ def test_the_whole_of_it_writes_readmes_table(monkeypatch: pytest.MonkeyPatch, t
     readme.write_text("before {} old {} after".format(*runner.MARKS))
     monkeypatch.setattr(runner, "README", readme)
     outcomes = [Outcome("ids", "a", kind, "") for kind in ("right", "refused", "refused")]
-    monkeypatch.setattr(runner, "campaign", lambda *given: iter(outcomes))
+    monkeypatch.setattr(runner, "ask", lambda *given: iter(outcomes))
     for flags in ({"quick": True}, {"only": "a"}, {"backend": "hf"}):
         runner.run(given(**flags))
         assert "old" in readme.read_text()
@@ -150,14 +150,15 @@ def test_a_neighbour_that_changes_an_error_at_another_place_and_a_lost_batch_are
 class FakeChild:
     """Hangs at the second input, dies at the fourth."""
 
-    def __init__(self, backend: str, only: str, quick: bool, first: int) -> None:
-        self.says = self.script(first)
+    def __init__(self, command: list[str]) -> None:
+        self.says = self.script(int(command[-1]))
         self.last_words = ["Killed"]
 
     def script(self, place: int) -> Iterator[Any]:
         while True:
-            yield ["begin"]
-            yield queue.Empty() if place == 1 else None if place == 3 else ["end", "right", ""]
+            yield {"what": "begin"}
+            right = {"what": "end", "kind": "right", "said": ""}
+            yield {1: queue.Empty(), 3: None}.get(place, right)
             place += 1
 
     def next(self, patience: float) -> Any:
@@ -171,17 +172,17 @@ class FakeChild:
 
 def test_behind_an_input_that_hangs_or_ends_the_process_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "Child", FakeChild)
-    outcomes = list(campaign("hf", "truncate_at_stops"))
+    outcomes = list(ask("hf", "truncate_at_stops"))
     assert len(outcomes) == len(chosen("hf", "truncate_at_stops")) > 4
     assert [outcome.said for outcome in outcomes if outcome.kind == "failed"] == [
-        "no answer within 60 s",
+        "no answer within 90 s",
         "the process ended: Killed",
     ]
 
 
 def test_a_failure_is_printed_and_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     def run(*outcomes: Outcome) -> int:
-        monkeypatch.setattr(runner, "campaign", lambda *given: iter(outcomes))
+        monkeypatch.setattr(runner, "ask", lambda *given: iter(outcomes))
         return runner.run(given(backend="hf"))
 
     fine, bad = Outcome("ids", "one", "refused", "no"), Outcome("ids", "two", "failed", "KeyError: 5")

@@ -1,4 +1,4 @@
-"""Where campaign_table.py's hostile inputs are asked: engines, good neighbours, and what each outcome is called."""
+"""Where hostile_table.py's hostile inputs are asked: engines, good neighbours, and what each outcome is called."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Room:
             kind, said = ("right", "") if error is None else ("refused", checked_error(error))
         except Fault as fault:
             return "failed", str(fault)
-        except Exception as error:  # noqa: BLE001 - this is what the campaign looks for
+        except Exception as error:  # noqa: BLE001 - this is what is looked for
             return "failed", f"{type(error).__name__}: {error}"[:300]
         if item.want not in ("either", {"right": "answered"}.get(kind, kind)):
             return "failed", f"{kind}, but shall be {item.want} {said}"

@@ -1,5 +1,5 @@
-"""The hostile inputs of `python -m parity.proof campaign`, as data: names and values; a function where a file must be there
-first. Most come from a few lists, each value at each place; what is asked of all is in campaign_room.py."""
+"""The hostile inputs of `python -m parity.proof hostile`, as data: names and values; a function where a file must be there
+first. Most come from a few lists, each value at each place; what is asked of all is in hostile_room.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any
 from gen_engine import Plugin, truncate_at_stops
 from parity.goldens.store import Store
 from parity.models.tasks import drawing
-from parity.proof.fuzz.campaign_room import GOOD, SHORT, TEXT, VL, Item, Room, pipe
+from parity.proof.fuzz.hostile_room import GOOD, SHORT, TEXT, VL, Item, Room, pipe
 
 HALF = "a\ud800b"  # what json.loads makes of half an emoji
 DEEP = 5000
