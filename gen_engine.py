@@ -80,7 +80,7 @@ __all__ = [
     "wrapping_errors",
     "lazy_import",
     "takes",
-    "companion",
+    "companions",
     "installed",
     "ModelLoadConfig",
     "StopOptions",
@@ -298,22 +298,54 @@ def lazy_import(module: str) -> Any:
         raise BackendMissing(f"{library} is not installed", fix=install) from error
 
 
-def companion(name: str) -> Any:
-    """The companion `name`.py: beside this file, or of the parity that this file came with. Not of
-    another one: a copy that lacks it would work in tests, and fail in production. Raises
-    BackendMissing where it is in neither place."""
-    here = Path(__file__).parent
-    if (here / f"{name}.py").is_file():
-        found = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-        if not os.path.samefile(str(found.__file__), here / f"{name}.py"):
-            fix = "put gen_engine.py and its companions into a package"
-            raise BackendMissing(f"another module is called {name}: {found.__file__}", fix=fix)
+COMPANIONS = {  # name of a file beside this one, without .py: what needs it
+    "adapters": "a LoRA adapter",
+    "answer_cache": "a cache of answers",
+    "escaping": "special_tokens='refuse' or 'escape'",
+    "fallback": "backend='auto' or a fallback_backend",
+    "forcing": "a replay",
+    "image_urls": "an image that is named by a URL",
+    "joining": "a decoder that lets rows join",
+    "penalties": "a request with penalties",
+    "plugin_hooks": "a plugin",
+    "reasoning": "a thought apart from its answer",
+    "request_forms": "a request in OpenAI's form",
+    "scoring": "score_batch",
+    "structured": "structured output",
+    "tool_calls": "a tool call",
+    "video": "a video",
+    "vllm_hooks": "logits_hooks=True",
+    "weights": "update_weights",
+}
+
+
+class Companions:
+    """The companions that a call may need: `companions.scoring` is scoring.py, imported at first
+    use. It is the file beside this one, or of the parity that this file came with. Not of another
+    one: a copy that lacks it would work in tests, and fail in production. Raises BackendMissing
+    where it is in neither place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in COMPANIONS:
+            raise AttributeError(f"no companion {name!r}; {did_you_mean(name, COMPANIONS)}")
+        here = Path(__file__).parent
+        is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
+        file = f"parity/companions/{name}.py"
+        if (here / f"{name}.py").is_file():
+            found = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
+            if not os.path.samefile(str(found.__file__), here / f"{name}.py"):
+                fix = "put gen_engine.py and its companions into a package"
+                raise BackendMissing(f"another module is called {name}: {found.__file__}", fix=fix)
+        elif ((here.parent if is_installed else here) / file).is_file():
+            found = importlib.import_module(f"parity.companions.{name}")
+        else:
+            problem = f"{COMPANIONS[name]} needs {name}.py, which is not beside gen_engine.py"
+            raise BackendMissing(problem, fix=f"copy {file} there")
+        setattr(self, name, found)  # the next use does not come here
         return found
-    file = f"parity/companions/{name}.py"
-    is_installed = Path(__file__).name == "__init__.py"  # with parity beside the package
-    if ((here.parent if is_installed else here) / file).is_file():
-        return importlib.import_module(f"parity.companions.{name}")
-    raise BackendMissing(f"{name}.py is not beside gen_engine.py", fix=f"copy {file} there")
+
+
+companions = Companions()
 
 
 @functools.cache
@@ -1106,7 +1138,7 @@ def load_image(
     image_urls.py."""
     image_module = lazy_import("PIL.Image")
     if isinstance(source, str) and URL.match(source):
-        source = companion("image_urls").open_url(source, loader, root)
+        source = companions.image_urls.open_url(source, loader, root)
     image_module.init()
     known = [name for name in FORMATS if name in image_module.OPEN]
     with wrapping_errors(ImageError, "unreadable picture", "give a file that PIL reads"):
@@ -1245,7 +1277,7 @@ def template_message(message: Mapping[str, Any], owner: Any, source: str) -> dic
     template asks whether it is none: others would print None."""
     turn: dict[str, Any] = plain_strings(message)
     if turn.get("tool_calls"):
-        turn["tool_calls"] = companion("tool_calls").for_template(turn["tool_calls"], source)
+        turn["tool_calls"] = companions.tool_calls.for_template(turn["tool_calls"], source)
     content = turn.get("content")
     if content is not None:
         content = template_content(content, owner, source)
@@ -1289,7 +1321,7 @@ def render_chat(
         if any(map(joins_parts, messages, turns)):
             notes += ("text parts of a message were joined with a line end",)
         if chat.special_tokens != "keep":
-            turns, mark = companion("escaping").marked(turns, owner, chat.special_tokens)
+            turns, mark = companions.escaping.marked(turns, owner, chat.special_tokens)
         text = owner.apply_chat_template(
             turns,
             add_generation_prompt=chat.add_generation_prompt and not continue_final,
@@ -1383,7 +1415,7 @@ class Plugin:
 def adopt_plugins(plugins: Any) -> Sequence[Any]:
     """Plugins as plugin_hooks.py's Hooks: a tuple of them, with the methods that a Plan calls."""
     given = batch_of(plugins, "plugins")
-    return companion("plugin_hooks").adopt_plugins(given) if given else ()
+    return companions.plugin_hooks.adopt_plugins(given) if given else ()
 
 
 # == 8. Checkpoint: what both backends read from a checkpoint, once ===============================
@@ -1489,7 +1521,7 @@ def check_places(settings: ModelLoadConfig) -> None:
     elif not os.path.isfile(os.path.join(settings.model, "config.json")):
         raise FileNotFoundError("it has no config.json")  # its name may make one in transformers 4
     if settings.adapters:
-        companion("adapters").check_adapters(settings.adapters)
+        companions.adapters.check_adapters(settings.adapters)
 
 
 def read_generation_config(settings: ModelLoadConfig) -> Any:
@@ -1673,7 +1705,7 @@ def make_plan(options: GenerationOptions, checkpoint: Checkpoint, plugins: Any =
     stop = options.stop
     check_plan(options, checkpoint.vocabulary)
     if options.replay is not None:
-        forcing = companion("forcing")
+        forcing = companions.forcing
         forcing.check_options(options, plugins)
         plugins = forcing.Forced()
     eos_ids = frozenset(() if stop.ignore_eos else checkpoint.eos_ids)
@@ -1818,7 +1850,7 @@ def prompt_ids(
     )
     if rendered.mark:
         pieces = rendered.text.split(rendered.mark)
-        return companion("escaping").encode_pieces(checkpoint, pieces), rendered.notes
+        return companions.escaping.encode_pieces(checkpoint, pieces), rendered.notes
     # No special tokens: the template wrote its own BOS.
     return encode(checkpoint, rendered.text, False), rendered.notes
 
@@ -1867,7 +1899,7 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
     to_read = []  # when all parts are sound
     for part in image_parts(request.messages):
         if part["type"] == "video":
-            load_video = companion("video").load_video
+            load_video = companions.video.load_video
             to_read.append(functools.partial(load_video, part, request, checkpoint))
             continue
         source = part_source(part)
@@ -1888,7 +1920,7 @@ def expand_image(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) 
     """The processor's tensors for an image or a video: input_ids [1, its tokens], attention_mask,
     pixel values and grid."""
     if hasattr(image, "frames"):
-        return companion("video").expand(image, checkpoint)
+        return companions.video.expand(image, checkpoint)
     how = {"add_special_tokens": False, "return_tensors": "pt", **kwargs}
     return checkpoint.vision(text=[checkpoint.placeholder], images=[[image]], **how)
 
@@ -1930,7 +1962,7 @@ def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     check_adapter(request.adapter, checkpoint.settings.adapters)
     grammar = None
     if request.structured is not None:
-        grammar = companion("structured").grammar_for(request, plan)
+        grammar = companions.structured.grammar_for(request, plan)
     return Prompt(
         token_ids=kept,
         images=images,
@@ -2384,7 +2416,7 @@ def refusals_for(asked: Asked) -> list[Refusal]:
     }
     for name, wanted in needed.items():
         if wanted:
-            rows += companion(name).REFUSALS
+            rows += getattr(companions, name).REFUSALS
     return rows
 
 
@@ -2787,7 +2819,7 @@ class DecodeLoop:
         torch = lazy_import("torch")
         logits = logits.to(torch.float32, copy=True)
         if any(row.matcher is not None for row in self.rows):
-            companion("structured").mask_logits([row.matcher for row in self.rows], logits)
+            companions.structured.mask_logits([row.matcher for row in self.rows], logits)
         scores = logits_processor(input_ids, logits)
         chosen = self._choose(self._sound(logits, scores))
         self._record(logits, chosen)
@@ -2901,7 +2933,7 @@ class HfBackend:
         self.grammars: Any = None  # structured.py's, made at first use
         self.adapter: str | None = None  # of the call that runs
         if settings.adapters:
-            companion("adapters").load_hf(self.model, settings.adapters)
+            companions.adapters.load_hf(self.model, settings.adapters)
         self.adapt(None)
 
     def _load_model(self, settings: ModelLoadConfig) -> Any:
@@ -2970,18 +3002,18 @@ class HfBackend:
             row.generator = generator.manual_seed(row.prompt.sampling_seed())
         if row.prompt.structured is not None:
             if self.grammars is None:
-                self.grammars = companion("structured").Grammars(self.checkpoint)
+                self.grammars = companions.structured.Grammars(self.checkpoint)
             row.matcher = self.grammars.matcher(row.prompt.structured)
 
     def adapt(self, adapter: str | None) -> None:
         """Switch the model to an adapter, or to none."""
         self.adapter = adapter
         if self.checkpoint.settings.adapters:
-            companion("adapters").switch_hf(self.model, adapter)
+            companions.adapters.switch_hf(self.model, adapter)
 
     def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
         """Log-probabilities of responses, by teacher forcing.   how: scoring.py's ScoreOptions."""
-        return list(companion("scoring").hf_scores(self, pairs, how))
+        return list(companions.scoring.hf_scores(self, pairs, how))
 
     healthy = staticmethod(contextlib.nullcontext)
 
@@ -3067,13 +3099,13 @@ def vllm_arguments(settings: ModelLoadConfig, checkpoint: Checkpoint) -> dict[st
         "structured_outputs_config": {"backend": "xgrammar"},
     }
     if settings.adapters:
-        arguments.update(companion("adapters").vllm_arguments(settings.adapters))
+        arguments.update(companions.adapters.vllm_arguments(settings.adapters))
     if settings.decoder is not None:
         arguments.update(settings.decoder.vllm_arguments())
     arguments.update(settings.vllm_kwargs)
     if settings.logits_hooks:
         own = settings.vllm_kwargs.get("logits_processors") or ()
-        arguments["logits_processors"] = [companion("vllm_hooks").row_hooks_class(), *own]
+        arguments["logits_processors"] = [companions.vllm_hooks.row_hooks_class(), *own]
     return arguments
 
 
@@ -3105,7 +3137,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
     options = plan.options
     min_tokens = options.min_new_tokens if plan.end_ids else 0  # it masks ignored EOS ids too
     if prompt.replay is not None:
-        options = companion("forcing").without_sampling(options)
+        options = companions.forcing.without_sampling(options)
     end_ids = plan.end_ids
     structure = None
     if prompt.structured is not None:
@@ -3113,7 +3145,7 @@ def sampling_params(plan: Plan, prompt: Prompt, watch: RowWatch, *, stepwise: bo
         end_ids = sorted(plan.eos_ids)  # vLLM 0.32 lets no stop id stand inside a structure
     hook = None
     if plan.checkpoint.settings.logits_hooks:
-        hook = companion("vllm_hooks").logits_hook(plan, watch)
+        hook = companions.vllm_hooks.logits_hook(plan, watch)
     kind = kit.RequestOutputKind
     params = kit.SamplingParams(
         max_tokens=options.max_new_tokens,
@@ -3205,7 +3237,7 @@ class VllmBackend:
         self.names = itertools.count()  # of requests
         self.adapters: Mapping[str, Any] = {}
         if settings.adapters:
-            self.adapters = companion("adapters").vllm_requests(settings.adapters)
+            self.adapters = companions.adapters.vllm_requests(settings.adapters)
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
@@ -3222,7 +3254,7 @@ class VllmBackend:
 
     def score(self, pairs: Pairs, how: Any) -> list[ScoreResult]:
         """Log-probabilities of responses, as vLLM reads them.   how: scoring.py's ScoreOptions."""
-        return list(companion("scoring").vllm_scores(self, pairs, how))
+        return list(companions.scoring.vllm_scores(self, pairs, how))
 
     def forget(self) -> None:
         """Drop state that depends on the weights."""
@@ -3314,7 +3346,7 @@ class VllmBackend:
         for row in rows:
             name = str(next(self.names))
             if row.prompt.structured is not None and core is not None:
-                companion("structured").set_compiler(engine, self.checkpoint)
+                companions.structured.set_compiler(engine, self.checkpoint)
             lora = self.adapters.get(row.prompt.adapter or "")
             inputs = vllm_inputs(row.prompt)
             try:
@@ -3406,7 +3438,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             if config.decoder is not None:
                 config.decoder.ready(config, checkpoint)
             if config.cache is not None:
-                self._answers = companion("answer_cache").Answers(config, checkpoint)
+                self._answers = companions.answer_cache.Answers(config, checkpoint)
             self.backend = BACKENDS[config.backend](config, checkpoint)
 
     @property
@@ -3484,8 +3516,8 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             samples has them (on vllm, other than 1 needs logits_hooks=True; cuts such as top_p:
             rollout.py). Default 1."""
         with self._open():
-            options = companion("scoring").ScoreOptions(logits, grad, boundary, temperature)
-            return list(companion("scoring").score_batch(self, items, options))
+            options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature)
+            return list(companions.scoring.score_batch(self, items, options))
 
     def effective(
         self, options: Options = None, *, plugins: Sequence[Any] = ()
@@ -3562,7 +3594,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             adapters; a fallback backend is refused from then on."""
         with self._open():
             self._forget(random_version())  # what fails may have replaced some of them
-            companion("weights").update(self.backend, weights)
+            companions.weights.update(self.backend, weights)
             self._forget(version or random_version())
 
     def add_adapter(self, name: str, path: str | os.PathLike[str]) -> None:
@@ -3572,14 +3604,14 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         model, UnsupportedError where vLLM has no room for it: load it with as many adapters as
         there will be at a time, and with one of the highest rank."""
         with self._open():
-            companion("adapters").add(self.backend, name, os.fspath(path))
+            companions.adapters.add(self.backend, name, os.fspath(path))
             self._forget(self.weight_version)
 
     def remove_adapter(self, name: str) -> None:
         """Unload an adapter. Needs the companion adapters.py. Raises OptionError for one that is
         not loaded."""
         with self._open():
-            companion("adapters").remove(self.backend, name)
+            companions.adapters.remove(self.backend, name)
             self._forget(self.weight_version)
 
     def _forget(self, version: str | None) -> None:
@@ -3634,7 +3666,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         with self._open():
             plan = self._plan(options, adopted)
             if options.replay is not None:
-                companion("forcing").check_count(options.replay, requests)
+                companions.forcing.check_count(options.replay, requests)
             prompts: list[Any] = [None] * len(requests)  # a Prompt, or the error in its place
             errors = prompts if on_error == "return" else None
             for index, request in enumerate(requests):
@@ -3661,7 +3693,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         # The other engine would have the checkpoint's weights.
         if self.config.fallback_backend is None or self.weight_version is not None:
             raise error
-        other = companion("fallback").instead(error, self.config)
+        other = companions.fallback.instead(error, self.config)
         if self._fallback is None:
             self._fallback = GenerationEngine(*other)
         self._fallback.observer = self.observer
@@ -3675,7 +3707,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             _ = self.checkpoint.vision  # or an UnsupportedError
         prompt = prompt_of(checked_request(source, kind), plan)
         if plan.options.replay is not None:
-            prompt = companion("forcing").forced_prompt(prompt, plan.options.replay[index], plan)
+            prompt = companions.forcing.forced_prompt(prompt, plan.options.replay[index], plan)
         return prompt
 
     def _answer(self, prompts: list[Any], plan: Plan, on_error: str, cache: bool) -> list[Any]:
@@ -3763,7 +3795,7 @@ def load(
         fields = fields_of(build(ModelLoadConfig, model))
     config = build(ModelLoadConfig, {**fields, **overrides})
     if config.backend == "auto" or config.fallback_backend is not None:
-        return GenerationEngine(*companion("fallback").choose(config))
+        return GenerationEngine(*companions.fallback.choose(config))
     refused = refusal_of(Asked(config))
     if refused is not None:
         raise refused

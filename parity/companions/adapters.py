@@ -18,40 +18,13 @@ import itertools
 import json
 import warnings
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        WITH_HOOK,
-        Asked,
-        LoadError,
-        OptionError,
-        Refusal,
-        UnsupportedError,
-        did_you_mean,
-        installed,
-        lazy_import,
-        refusal_of,
-        short_repr,
-        wrapping_errors,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        WITH_HOOK,
-        Asked,
-        LoadError,
-        OptionError,
-        Refusal,
-        UnsupportedError,
-        did_you_mean,
-        installed,
-        lazy_import,
-        refusal_of,
-        short_repr,
-        wrapping_errors,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -79,7 +52,7 @@ def check_rank(path: str, config: Mapping[str, Any]) -> None:
     part of them."""
     if config.get("rank_pattern") or not Path(path, WEIGHTS).is_file():
         return
-    read = lazy_import("transformers.modeling_utils").load_state_dict
+    read = ge.lazy_import("transformers.modeling_utils").load_state_dict
     for name, weight in read(str(Path(path, WEIGHTS)), map_location="meta").items():
         if name.endswith("lora_A.weight") and weight.shape[0] != config["r"]:
             raise ValueError(f"its config says rank {config['r']}, {name} has {weight.shape[0]}")
@@ -89,11 +62,11 @@ def check_adapters(adapters: Mapping[str, str]) -> None:
     """Raise LoadError for what is no LoRA adapter, or contradicts its own config."""
     for path in adapters.values():
         fix = "give a directory where PEFT saved LoRA weights"
-        with wrapping_errors(LoadError, f"no adapter at {short_repr(path)}", fix):
+        with ge.wrapping_errors(ge.LoadError, f"no adapter at {ge.short_repr(path)}", fix):
             config = adapter_config(path)
             kind = config["peft_type"]
             if kind != "LORA":
-                raise ValueError(f"its peft_type is {short_repr(kind)}")
+                raise ValueError(f"its peft_type is {ge.short_repr(kind)}")
             check_rank(path, config)
 
 
@@ -108,7 +81,7 @@ def is_beyond_lora(path: str) -> bool:
     return has_bias or any(config.get(name) for name in others)
 
 
-def loads_beyond_lora(asked: Asked) -> bool:
+def loads_beyond_lora(asked: ge.Asked) -> bool:
     """Whether this is a load, of adapters that vLLM cannot serve."""
     if asked.prompts or asked.scoring:
         return False
@@ -116,24 +89,24 @@ def loads_beyond_lora(asked: Asked) -> bool:
 
 
 REFUSALS = (
-    Refusal(
+    ge.Refusal(
         "hf",
         "adapters with this peft",
-        lambda asked: installed("peft<0.22"),
+        lambda asked: ge.installed("peft<0.22"),
         "install peft>=0.22, or transformers<5.24",
         "transformers>=5.24",
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "adapters with DoRA, bias, modules_to_save or rank_pattern",
         loads_beyond_lora,
         "use backend='hf', or merge the adapter into the checkpoint",
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "scores beside adapters without its hook",  # LoRA breaks its prompt_logprobs
         lambda asked: asked.scoring and not asked.config.logits_hooks,
-        WITH_HOOK,
+        ge.WITH_HOOK,
     ),
 )
 
@@ -148,14 +121,14 @@ def load_hf(model: Any, adapters: Mapping[str, str]) -> None:
             info = model.load_adapter(path, adapter_name=name)  # None before 5.x
             strays = sorted(getattr(info, "unexpected_keys", ()))
             if strays:
-                problem = f"adapter {name!r} fits nowhere: {short_repr(strays)}"
-                raise LoadError(problem, fix="see which model it was made for")
+                problem = f"adapter {name!r} fits nowhere: {ge.short_repr(strays)}"
+                raise ge.LoadError(problem, fix="see which model it was made for")
 
 
 def switch_hf(model: Any, name: str | None) -> None:
     """Switch the model to an adapter, or to none."""
-    layer = lazy_import("peft.tuners.tuners_utils").BaseTunerLayer
-    saved = lazy_import("peft.utils").ModulesToSaveWrapper
+    layer = ge.lazy_import("peft.tuners.tuners_utils").BaseTunerLayer
+    saved = ge.lazy_import("peft.utils").ModulesToSaveWrapper
     for module in model.modules():
         if isinstance(module, (layer, saved)):  # transformers' own leaves out the second
             module.enable_adapters(name is not None)
@@ -182,7 +155,7 @@ numbers = itertools.count(1)  # of adapters in this process: vLLM keeps what it 
 
 def vllm_requests(adapters: Mapping[str, str]) -> dict[str, Any]:
     """Adapters as vLLM's requests name them."""
-    lora = lazy_import("vllm.lora.request").LoRARequest
+    lora = ge.lazy_import("vllm.lora.request").LoRARequest
     return {name: lora(name, next(numbers), path) for name, path in adapters.items()}
 
 
@@ -193,14 +166,14 @@ def add(backend: Any, name: str, path: str) -> None:
     """Load an adapter into an engine's backend. Raises as `GenerationEngine.add_adapter` says."""
     settings = backend.checkpoint.settings
     if name in settings.adapters:
-        raise OptionError(f"the adapter {name!r} is loaded already", fix="remove it first")
+        raise ge.OptionError(f"the adapter {name!r} is loaded already", fix="remove it first")
     adapters = {**settings.adapters, name: path}
-    refused = refusal_of(Asked(dataclasses.replace(settings, adapters=adapters)))
+    refused = ge.refusal_of(ge.Asked(dataclasses.replace(settings, adapters=adapters)))
     if refused is not None:
         raise refused
     check_adapters({name: path})
     adds = {"hf": add_hf, "vllm": add_vllm}
-    with wrapping_errors(LoadError, f"cannot load the adapter {name!r}", "see what it says"):
+    with ge.wrapping_errors(ge.LoadError, f"cannot load the adapter {name!r}", "see what it says"):
         adds[backend.name](backend, name, path)
     settings.adapters[name] = path
 
@@ -220,11 +193,11 @@ def add_vllm(backend: Any, name: str, path: str) -> None:
     room = backend.model.llm_engine.vllm_config.lora_config
     fix = "load with as many adapters as there will be at a time, one of the highest rank"
     if room is None or len(backend.adapters) + 2 > room.max_loras:
-        raise UnsupportedError(f"vllm has no room for the adapter {name!r}", fix=fix)
+        raise ge.UnsupportedError(f"vllm has no room for the adapter {name!r}", fix=fix)
     rank = adapter_config(path)["r"]
     if rank > room.max_lora_rank:
         problem = f"vllm has room for rank {room.max_lora_rank}, the adapter {name!r} has {rank}"
-        raise UnsupportedError(problem, fix=fix)
+        raise ge.UnsupportedError(problem, fix=fix)
     own = vllm_requests({name: path})
     with backend.healthy() as engine:
         engine.add_lora(own[name])
@@ -235,7 +208,7 @@ def remove(backend: Any, name: str) -> None:
     """Unload an adapter from an engine's backend. Raises OptionError for one that is not loaded."""
     adapters = backend.checkpoint.settings.adapters
     if name not in adapters:
-        raise OptionError(f"no adapter {name!r} is loaded", fix=did_you_mean(name, adapters))
+        raise ge.OptionError(f"no adapter {name!r} is loaded", fix=ge.did_you_mean(name, adapters))
     if backend.name == "hf":
         backend.model.delete_adapter(name)
     else:

@@ -27,34 +27,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        Checkpoint,
-        Completion,
-        EngineError,
-        ModelLoadConfig,
-        OptionError,
-        Plan,
-        find_ending,
-        lazy_import,
-        short_repr,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        Checkpoint,
-        Completion,
-        EngineError,
-        ModelLoadConfig,
-        OptionError,
-        Plan,
-        find_ending,
-        lazy_import,
-        short_repr,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -94,7 +73,7 @@ def file_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         fix = "see to the lock or the disk if it names one, else " + ELSEWHERE
-        raise EngineError(
+        raise ge.EngineError(
             f"the cache file {path[:300]} cannot be used: {error}", fix=fix
         ) from error
 
@@ -110,9 +89,9 @@ def claim(db: sqlite3.Connection, path: str) -> None:
         db.execute("CREATE TABLE entries (key TEXT PRIMARY KEY, used INTEGER, value TEXT)")
         db.execute("CREATE INDEX by_use ON entries (used)")
     if db.execute("PRAGMA application_id").fetchone() != (MARK,):
-        raise EngineError(f"{path} is not a cache file", fix="give AnswerCache another path")
+        raise ge.EngineError(f"{path} is not a cache file", fix="give AnswerCache another path")
     if db.execute("SELECT format FROM about").fetchone() != (FORMAT,):
-        raise EngineError(f"the cache file {path} has another format", fix=ELSEWHERE)
+        raise ge.EngineError(f"the cache file {path} has another format", fix=ELSEWHERE)
 
 
 def write_ahead(db: sqlite3.Connection) -> None:
@@ -168,13 +147,14 @@ class AnswerCache(MutableMapping[str, str]):
 
     def __init__(self, path: str | os.PathLike[str] | None = None, size: int = USUAL_SIZE) -> None:
         if type(size) is not int or not 1 <= size <= sys.maxsize:
-            raise OptionError(
-                f"AnswerCache's size is {short_repr(size)}", fix="it must be a whole number >= 1"
+            raise ge.OptionError(
+                f"AnswerCache's size is {ge.short_repr(size)}", fix="it must be a whole number >= 1"
             )
         name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else None
         if path is not None and not is_name(name):
-            raise OptionError(
-                f"AnswerCache's path is {short_repr(path)}", fix="it must be a file's name or None"
+            raise ge.OptionError(
+                f"AnswerCache's path is {ge.short_repr(path)}",
+                fix="it must be a file's name or None",
             )
         self.path, self.size = name, size
         self._file = (
@@ -249,7 +229,7 @@ class AnswerCache(MutableMapping[str, str]):
 
     def close(self) -> None:
         """Write the last hits to the file, if possible, and close it. May be called again."""
-        with self._lock, contextlib.closing(self._db), contextlib.suppress(EngineError):
+        with self._lock, contextlib.closing(self._db), contextlib.suppress(ge.EngineError):
             if self._touched:
                 self._write()
 
@@ -319,16 +299,16 @@ def fingerprint(model: str, revision: str | None = None) -> str:
     return cache_key("files", files)
 
 
-def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
+def loaded_model(config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> str:
     """Tells a model as it is loaded from all others: another dtype, device or library may answer
     otherwise."""
     libraries = ["torch", "transformers"]
     if config.backend == "vllm":
         libraries.append("vllm")
-    versions = [str(lazy_import(name).__version__) for name in libraries]
+    versions = [str(ge.lazy_import(name).__version__) for name in libraries]
     adapters = {name: fingerprint(path) for name, path in config.adapters.items()}
     how = (
-        config.device or lazy_import("torch").cuda.is_available(),
+        config.device or ge.lazy_import("torch").cuda.is_available(),
         config.attn_implementation,
         repr(config.hf_kwargs),
         repr(config.vllm_kwargs),
@@ -338,7 +318,7 @@ def loaded_model(config: ModelLoadConfig, checkpoint: Checkpoint) -> str:
     return cache_key(ENTRY_FORMAT, model, checkpoint.dtype, config.backend, versions, adapters, how)
 
 
-def plan_key(plan: Plan) -> str:
+def plan_key(plan: ge.Plan) -> str:
     """The same for all plans under which equal prompts have equal answers."""
     options = replace(plan.options, n=1, seed=None)
     return cache_key(options, sorted(plan.eos_ids), plan.stop_ids)
@@ -349,7 +329,7 @@ def sealed(key: str, body: str) -> str:
     return hashlib.sha256(f"{key} {body}".encode()).hexdigest() + body
 
 
-def to_entry(key: str, done: Completion) -> str:
+def to_entry(key: str, done: ge.Completion) -> str:
     """A completion as an entry: ids, not text."""
     tops = None
     if done.top_logprobs is not None:
@@ -357,7 +337,7 @@ def to_entry(key: str, done: Completion) -> str:
     return sealed(key, json.dumps([done.token_ids, done.prompt_token_ids, done.logprobs, tops]))
 
 
-def from_entry(key: str, entry: Any) -> Completion | None:
+def from_entry(key: str, entry: Any) -> ge.Completion | None:
     """The completion, or None for an entry that is not as `to_entry` made it."""
     if not isinstance(entry, str) or not entry.isascii():
         return None
@@ -366,7 +346,7 @@ def from_entry(key: str, entry: Any) -> Completion | None:
         return None
     try:
         ids, prompt_ids, logprobs, tops = json.loads(body)
-        return Completion(
+        return ge.Completion(
             token_ids=tuple(ids),
             prompt_token_ids=tuple(prompt_ids),
             logprobs=None if logprobs is None else tuple(logprobs),
@@ -376,7 +356,7 @@ def from_entry(key: str, entry: Any) -> Completion | None:
         return None
 
 
-def is_answer(done: Completion, prompt_key: Sequence[Any], plan: Plan) -> bool:
+def is_answer(done: ge.Completion, prompt_key: Sequence[Any], plan: ge.Plan) -> bool:
     """Whether a completion may be this prompt's: whoever writes to a store can seal anything."""
     ids = done.token_ids
     vocabulary = plan.checkpoint.vocabulary
@@ -385,10 +365,10 @@ def is_answer(done: Completion, prompt_key: Sequence[Any], plan: Plan) -> bool:
     token_ids, pixels = prompt_key[:2]  # with images, the prompt has more ids than the request
     if not pixels and done.prompt_token_ids != token_ids:
         return False
-    return has_numbers(done, plan) and find_ending(ids, plan) is not None
+    return has_numbers(done, plan) and ge.find_ending(ids, plan) is not None
 
 
-def has_numbers(done: Completion, plan: Plan) -> bool:
+def has_numbers(done: ge.Completion, plan: ge.Plan) -> bool:
     """Whether each token has the log-probabilities that were asked for."""
     count = plan.options.logprobs
     own, tops = done.logprobs or (), done.top_logprobs or ()
@@ -403,13 +383,13 @@ class Answers:
     """A caller's store as an engine uses it: its failure costs a miss and one warning, never an
     answer."""
 
-    def __init__(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+    def __init__(self, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> None:
         self.store: Any = config.cache
         self.model = loaded_model(config, checkpoint)
         self._warned: set[str] = set()
 
     def set_model(
-        self, config: ModelLoadConfig, checkpoint: Checkpoint, version: str | None
+        self, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint, version: str | None
     ) -> None:
         """Use answers of these adapters and of weights of this version only, from now on."""
         self.model = loaded_model(config, checkpoint)
@@ -417,8 +397,11 @@ class Answers:
             self.model = cache_key(self.model, version)
 
     def complete(
-        self, work: Mapping[Any, Any], plan: Plan, complete: Callable[..., Mapping[Any, Completion]]
-    ) -> tuple[dict[Any, Completion], frozenset[Any]]:
+        self,
+        work: Mapping[Any, Any],
+        plan: ge.Plan,
+        complete: Callable[..., Mapping[Any, ge.Completion]],
+    ) -> tuple[dict[Any, ge.Completion], frozenset[Any]]:
         """(the completion of each prompt by its key, the keys that the store had). The others are
         made by `complete`, and kept."""
         read = self.read(work, plan)
@@ -427,7 +410,7 @@ class Answers:
         self.write(fresh, plan)
         return {**read, **fresh}, frozenset(read)
 
-    def read(self, prompt_keys: Iterable[Any], plan: Plan) -> dict[Any, Completion]:
+    def read(self, prompt_keys: Iterable[Any], plan: ge.Plan) -> dict[Any, ge.Completion]:
         """The answers that the store has, by the key of their prompt."""
         answers = {}
         with self._tolerating():
@@ -442,14 +425,14 @@ class Answers:
                         answers[prompt_key] = answer
         return answers
 
-    def write(self, answers: Mapping[Any, Completion], plan: Plan) -> None:
+    def write(self, answers: Mapping[Any, ge.Completion], plan: ge.Plan) -> None:
         """Keep answers, but those that are errors."""
         with self._tolerating():
             for prompt_key, key in self._keys(answers, plan):
                 if answers[prompt_key].error is None:
                     self.store[key] = to_entry(key, answers[prompt_key])
 
-    def _keys(self, prompt_keys: Iterable[Any], plan: Plan) -> list[tuple[Any, str]]:
+    def _keys(self, prompt_keys: Iterable[Any], plan: ge.Plan) -> list[tuple[Any, str]]:
         """(key of a prompt, key in the store), where answers are determined and have no
         tensors."""
         if plan.options.logits:
@@ -464,7 +447,7 @@ class Answers:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the store is the caller's code
-            self._warn("fails", f"{short_repr(error)}; answers go on uncached")
+            self._warn("fails", f"{ge.short_repr(error)}; answers go on uncached")
 
     def _warn(self, what: str, detail: str) -> None:
         if what not in self._warned:

@@ -72,7 +72,7 @@ if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
         VlmGenerationRequest,
         adopt_plugins,
         build,
-        companion,
+        companions,
         did_you_mean,
         finish,
         load,
@@ -106,7 +106,7 @@ else:  # the copy beside this file, whatever others the process has
         VlmGenerationRequest,
         adopt_plugins,
         build,
-        companion,
+        companions,
         did_you_mean,
         finish,
         load,
@@ -117,6 +117,8 @@ else:  # the copy beside this file, whatever others the process has
         render,
         samples_of,
     )
+
+companion = functools.partial(getattr, companions)
 
 __version__ = "0.3.0"
 

@@ -14,45 +14,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        GenEngineError,
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        OptionError,
-        Plan,
-        Prompt,
-        RowWatch,
-        TextGenerationRequest,
-        UnsupportedError,
-        build,
-        finish,
-        make_plan,
-        prompt_of,
-        short_repr,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        GenEngineError,
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        OptionError,
-        Plan,
-        Prompt,
-        RowWatch,
-        TextGenerationRequest,
-        UnsupportedError,
-        build,
-        finish,
-        make_plan,
-        prompt_of,
-        short_repr,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -62,19 +29,19 @@ MOST_BEAMS = 256  # each is a row; more than a few dozen find nothing better
 
 
 def beam_search(
-    engine: GenerationEngine,
-    requests: Iterable[TextGenerationRequest | Mapping[str, Any]],
+    engine: ge.GenerationEngine,
+    requests: Iterable[ge.TextGenerationRequest | Mapping[str, Any]],
     *,
     num_beams: int,
     max_new_tokens: int = 256,
-) -> list[GenerationResult]:
+) -> list[ge.GenerationResult]:
     """The best answer of `num_beams` to each text request, in order.
 
     Raises OptionError, RequestError, and UnsupportedError for what does not go with it."""
     if type(num_beams) is not int or not 2 <= num_beams <= MOST_BEAMS:
-        problem = f"num_beams is {short_repr(num_beams)}"
-        raise OptionError(problem, fix=f"it must be a whole number, 2 to {MOST_BEAMS}")
-    plan = make_plan(GenerationOptions(max_new_tokens=max_new_tokens), engine.checkpoint)
+        problem = f"num_beams is {ge.short_repr(num_beams)}"
+        raise ge.OptionError(problem, fix=f"it must be a whole number, 2 to {MOST_BEAMS}")
+    plan = ge.make_plan(ge.GenerationOptions(max_new_tokens=max_new_tokens), engine.checkpoint)
     prompts = [prepared(request, index, plan) for index, request in enumerate(requests)]
     backend = engine.config.backend
     search = searched_by_vllm if backend == "vllm" else searched_by_hf
@@ -82,30 +49,30 @@ def beam_search(
         found = search(engine, model, prompts, num_beams, max_new_tokens) if prompts else []
     results = []
     for prompt, ids in zip(prompts, found):
-        watch = RowWatch(plan, prompt)
+        watch = ge.RowWatch(plan, prompt)
         any(map(watch.push, ids))  # up to the end; what stands behind it is padding
         completion = watch.completion(prompt.token_ids)
-        results.append(finish(completion, prompt, plan, backend))
+        results.append(ge.finish(completion, prompt, plan, backend))
     return results
 
 
-def prepared(given: Any, index: int, plan: Plan) -> Prompt:
+def prepared(given: Any, index: int, plan: ge.Plan) -> ge.Prompt:
     try:
-        request = build(TextGenerationRequest, given)
+        request = ge.build(ge.TextGenerationRequest, given)
         for name in ("structured", "adapter", "seed"):
             if getattr(request, name) is not None:
                 problem = f"beam search does not go with {name}"
-                raise UnsupportedError(problem, fix="drop one of the two")
-        return prompt_of(request, plan)
-    except GenEngineError as error:
+                raise ge.UnsupportedError(problem, fix="drop one of the two")
+        return ge.prompt_of(request, plan)
+    except ge.GenEngineError as error:
         error.index = index
         raise
 
 
 def searched_by_hf(
-    engine: GenerationEngine,
+    engine: ge.GenerationEngine,
     model: Any,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[ge.Prompt],
     num_beams: int,
     most: int,
 ) -> list[list[int]]:
@@ -132,9 +99,9 @@ def searched_by_hf(
 
 
 def searched_by_vllm(
-    engine: GenerationEngine,
+    engine: ge.GenerationEngine,
     model: Any,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[ge.Prompt],
     num_beams: int,
     most: int,
 ) -> list[list[int]]:

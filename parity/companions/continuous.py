@@ -16,35 +16,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        NOBODY,
-        Asked,
-        Checkpoint,
-        DecodeLoop,
-        EngineError,
-        ModelLoadConfig,
-        Refusal,
-        Row,
-        lazy_import,
-        no_token,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        NOBODY,
-        Asked,
-        Checkpoint,
-        DecodeLoop,
-        EngineError,
-        ModelLoadConfig,
-        Refusal,
-        Row,
-        lazy_import,
-        no_token,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -55,50 +32,52 @@ __all__ = ["Continuous", "ContinuousLoop"]
 WITHOUT = "load without the decoder"
 
 
-def is_always(asked: Asked) -> bool:
+def is_always(asked: ge.Asked) -> bool:
     return True
 
 
-def changes_logits(asked: Asked) -> bool:
+def changes_logits(asked: ge.Asked) -> bool:
     """Whether something but the model decides which token is the likeliest."""
     options = asked.options
     return bool(options.repetition_penalty != 1 or options.min_new_tokens or asked.plugins)
 
 
-def reads_logits(asked: Asked) -> bool:
+def reads_logits(asked: ge.Asked) -> bool:
     return asked.options.logits or asked.options.logprobs is not None
 
 
 REFUSALS = (
-    Refusal("vllm", "transformers' continuous batching", is_always, "drop it: vLLM does so itself"),
-    Refusal(
+    ge.Refusal(
+        "vllm", "transformers' continuous batching", is_always, "drop it: vLLM does so itself"
+    ),
+    ge.Refusal(
         "hf",
         "continuous batching as this companion needs it",
         is_always,
         "install transformers>=5.19, or load without the decoder",
         "transformers<5.19",
     ),
-    Refusal(
+    ge.Refusal(
         "hf",
         "forced decoding with continuous batching",
         lambda asked: asked.options.replay or any(prompt.replay for prompt in asked.prompts),
         WITHOUT,
     ),
-    Refusal("hf", "images with continuous batching", lambda asked: asked.pictures, WITHOUT),
-    Refusal(
+    ge.Refusal("hf", "images with continuous batching", lambda asked: asked.pictures, WITHOUT),
+    ge.Refusal(
         "hf",
         "sampling with continuous batching",
         lambda asked: asked.options.temperature > 0,
         "its rows have no seeds of their own: use temperature=0, or load without the decoder",
     ),
-    Refusal(
+    ge.Refusal(
         "hf",
         "penalties, min_new_tokens or plugins with continuous batching",
         changes_logits,
         WITHOUT,
     ),
-    Refusal("hf", "logprobs or logits with continuous batching", reads_logits, WITHOUT),
-    Refusal(
+    ge.Refusal("hf", "logprobs or logits with continuous batching", reads_logits, WITHOUT),
+    ge.Refusal(
         "hf",
         "structured output with continuous batching",
         lambda asked: any(prompt.structured for prompt in asked.prompts),
@@ -113,7 +92,7 @@ MOST_FED = 2048  # tokens that a forward is given: a CPU's attention mask has a 
 WAIT = 0.1  # seconds for a result, until it is asked whether its thread is alive
 
 
-class ContinuousLoop(DecodeLoop):
+class ContinuousLoop(ge.DecodeLoop):
     """DecodeLoop, where transformers' manager runs the rows in a thread of its own.
 
     A row that is longer than its cache was made for waits for the next manager."""
@@ -144,7 +123,7 @@ class ContinuousLoop(DecodeLoop):
     def _begin(self, manager: Any, width: int, places: int) -> None:
         """Hand over as many of the waiting rows as may run."""
         most_new = self.options.max_new_tokens
-        is_watched = bool(self.options.stop.strings) or self.observer is not NOBODY
+        is_watched = bool(self.options.stop.strings) or self.observer is not ge.NOBODY
         while self.waiting and len(self.rows) < places:
             if self.waiting[0].prompt.length + most_new > width:
                 return
@@ -171,7 +150,7 @@ class ContinuousLoop(DecodeLoop):
             manager.cancel_request(result.request_id)
         elif result.is_finished() and not row.watch.over:
             row.watch.fail(
-                EngineError(
+                ge.EngineError(
                     f"continuous batching ended a row after {len(row.watch.ids)} tokens",
                     fix="report it; load without the decoder",
                     index=row.place,
@@ -180,23 +159,23 @@ class ContinuousLoop(DecodeLoop):
         self._take_out()
         self.observer.stepped()
 
-    def _push_new(self, row: Row, result: Any) -> None:
+    def _push_new(self, row: ge.Row, result: Any) -> None:
         """Give a row the tokens that it has not got yet, up to its end."""
         begun = len(row.watch.ids)
         for token, logprob in zip(result.generated_tokens[begun:], result.logprobs[begun:]):
             if math.isnan(logprob):
-                row.watch.fail(no_token(True, False))
+                row.watch.fail(ge.no_token(True, False))
             if row.watch.over or row.watch.push(token):
                 return
 
-    def _row_of(self, request_id: str) -> Row | None:
+    def _row_of(self, request_id: str) -> ge.Row | None:
         return next((row for row in self.rows if str(row.place) == request_id), None)
 
     @contextlib.contextmanager
     def _manager(self, width: int, places: int) -> Iterator[Any]:
         """transformers' manager with a cache for `places` rows of `width` tokens. Nothing of it
         runs on once the context is left."""
-        transformers = lazy_import("transformers")
+        transformers = ge.lazy_import("transformers")
         manager = self.model.init_continuous_batching(
             transformers.GenerationConfig(
                 do_sample=False,
@@ -233,11 +212,11 @@ class Continuous:
     def __repr__(self) -> str:
         return "Continuous()"
 
-    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+    def ready(self, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> None:
         """It goes with every checkpoint that transformers batches so; others are an error of its
         own at the first call."""
 
     def hf_loop(
-        self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint
-    ) -> Callable[..., DecodeLoop]:
+        self, model: Any, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint
+    ) -> Callable[..., ge.DecodeLoop]:
         return ContinuousLoop

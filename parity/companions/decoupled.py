@@ -33,50 +33,13 @@ import queue
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        BackendMissing,
-        Call,
-        Checkpoint,
-        Completion,
-        EngineError,
-        GenEngineError,
-        GenerationOptions,
-        GenerationResult,
-        LoadError,
-        ModelLoadConfig,
-        OptionError,
-        Prompt,
-        Refusal,
-        UnsupportedError,
-        adopt_plugins,
-        load,
-        make_plan,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        BackendMissing,
-        Call,
-        Checkpoint,
-        Completion,
-        EngineError,
-        GenEngineError,
-        GenerationOptions,
-        GenerationResult,
-        LoadError,
-        ModelLoadConfig,
-        OptionError,
-        Prompt,
-        Refusal,
-        UnsupportedError,
-        adopt_plugins,
-        load,
-        make_plan,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -95,7 +58,7 @@ def ray_itself() -> Any:
         return importlib.import_module("ray")
     except ModuleNotFoundError as gone:
         problem = f"{gone.name} is not installed"
-        raise BackendMissing(problem, fix="run: pip install ray") from gone
+        raise ge.BackendMissing(problem, fix="run: pip install ray") from gone
 
 
 # == Drafting ==
@@ -109,7 +72,7 @@ class Drafter:
         self.guesses = guesses
         self.engine = None
         if guesses.model is not None:
-            self.engine = load({"progress": False, **settings, "model": guesses.model})
+            self.engine = ge.load({"progress": False, **settings, "model": guesses.model})
 
     def ready(self) -> None: ...
 
@@ -147,20 +110,20 @@ class Apart:
     guesses: Any
     desk: Any = dataclasses.field(default=None, repr=False)
     refusals = (
-        Refusal("vllm", "judge what others guess", lambda asked: True, "use backend='hf'"),
-        Refusal(
+        ge.Refusal("vllm", "judge what others guess", lambda asked: True, "use backend='hf'"),
+        ge.Refusal(
             "hf",
             "adapters with guesses made apart",
             lambda asked: asked.config.adapters,
             "merge one, or use load()",
         ),
-        Refusal(
+        ge.Refusal(
             "hf",
             "pictures with guesses made apart",
             lambda asked: asked.pictures,
             "use load()",
         ),
-        Refusal(
+        ge.Refusal(
             "hf",
             "plugins that hold transformers objects with guesses made apart",
             has_transformers_hooks,
@@ -168,17 +131,17 @@ class Apart:
         ),
     )
 
-    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+    def ready(self, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> None:
         if checkpoint.processor is not None:
             problem = "a vision-language checkpoint with guesses made apart"
-            raise UnsupportedError(problem, fix="use load()")
+            raise ge.UnsupportedError(problem, fix="use load()")
         self.guesses.ready(config, checkpoint)
 
     def hf_loop(
         self,
         model: Any,
-        config: ModelLoadConfig,
-        checkpoint: Checkpoint,
+        config: ge.ModelLoadConfig,
+        checkpoint: ge.Checkpoint,
     ) -> Callable[..., Any]:
         return functools.partial(Halves, half=self.guesses.loop, desk=self.desk)
 
@@ -209,7 +172,7 @@ class Halves:
         model: Any,
         waiting: Iterable[Any],
         places: Callable[[int], int],
-        call: Call,
+        call: ge.Call,
         *,
         half: Callable[..., Any],
         desk: Any,
@@ -244,7 +207,7 @@ class Halves:
         return (min(self.places(width), rows) + 1 - half) // 2
 
 
-class Left(GenEngineError):
+class Left(ge.GenEngineError):
     """Ends a row here, because another verifier goes on with it."""
 
 
@@ -259,7 +222,7 @@ class Verifier:
     def __init__(self, settings: Mapping[str, Any], guesses: Any, patience: float) -> None:
         self.ray = ray_itself()
         self.patience = patience
-        self.engine = load({"progress": False, **settings, "decoder": Apart(guesses, self)})
+        self.engine = ge.load({"progress": False, **settings, "decoder": Apart(guesses, self)})
         self.call = 0  # orders and news say of which call they are: others come too late
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -275,10 +238,10 @@ class Verifier:
 
     # -- for the coordinator --
 
-    def run(self, call: int, options: GenerationOptions, plugins: Sequence[Any]) -> None:
+    def run(self, call: int, options: ge.GenerationOptions, plugins: Sequence[Any]) -> None:
         """Answer what comes until the call is over."""
         self.call = call
-        self.plan = make_plan(options, self.engine.checkpoint, adopt_plugins(plugins))
+        self.plan = ge.make_plan(options, self.engine.checkpoint, ge.adopt_plugins(plugins))
         try:
             with contextlib.suppress(Ended), self.engine.bare(read_only=True):
                 while True:
@@ -375,18 +338,18 @@ class Verifier:
     def said(self, row: Any) -> Sequence[int]:
         return self.work[row.place][1]
 
-    def _complete(self, prompts: Sequence[Prompt]) -> None:
-        def more() -> list[Prompt]:
+    def _complete(self, prompts: Sequence[ge.Prompt]) -> None:
+        def more() -> list[ge.Prompt]:
             if self.trace is not None:
                 self.trace.joins = True
             return self._arrived(wait=False)
 
         if self.trace is not None:
             self.trace.joins = False
-        call = Call(self.plan, self._done, self.engine.observer, more)
+        call = ge.Call(self.plan, self._done, self.engine.observer, more)
         self.engine.backend.complete(prompts, call)
 
-    def _arrived(self, *, wait: bool) -> list[Prompt]:
+    def _arrived(self, *, wait: bool) -> list[ge.Prompt]:
         """The prompts among the orders; the other orders are carried out. wait: for the first."""
         prompts = []
         self.stepped = None if wait else time.monotonic()
@@ -425,7 +388,7 @@ class Verifier:
             loop.waiting.remove(row)  # type: ignore[union-attr]  # there is none without a loop
             self._done(row.place, row.watch.completion(row.ids))
 
-    def _done(self, own_index: int, completion: Completion) -> None:
+    def _done(self, own_index: int, completion: ge.Completion) -> None:
         index, said = self.work.pop(own_index)
         if isinstance(completion.error, Left):
             self._tell("left", index, completion.token_ids or said)
@@ -561,9 +524,9 @@ class Coordinator:
         self.verifiers = verifiers.alive
         self.drafters = drafters.alive
         self.at: dict[int, int | None] = dict.fromkeys(self.drafters)
-        self.call: Call | None = None
+        self.call: ge.Call | None = None
         self.calls = 0
-        self.open: dict[int, Prompt] = {}
+        self.open: dict[int, ge.Prompt] = {}
         self.where: dict[int, int] = {}
         self.unplaced: dict[int, Sequence[int]] = {}
         self.leaving: set[int] = set()
@@ -579,7 +542,7 @@ class Coordinator:
 
     # -- a backend --
 
-    def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
+    def complete(self, prompts: Sequence[ge.Prompt], call: ge.Call) -> None:
         if call.plan.options.temperature > 0:  # what runs again elsewhere draws the same
             prompts = [dataclasses.replace(prompt, seed=prompt.sampling_seed()) for prompt in prompts]
         self._begin(call)
@@ -600,7 +563,7 @@ class Coordinator:
             self._end()
 
     def score(self, pairs: Any, **how: Any) -> Any:
-        raise UnsupportedError("verifiers do not score", fix="use load()")
+        raise ge.UnsupportedError("verifiers do not score", fix="use load()")
 
     def close(self) -> None:
         self.verifier_staff.close()
@@ -651,7 +614,7 @@ class Coordinator:
 
     # -- a call --
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ge.Call) -> None:
         self.call = call
         self.calls += 1
         self.open = {}
@@ -682,7 +645,7 @@ class Coordinator:
         """Wait for news, and for workers that start."""
         if self.verifier_staff.is_gone():
             fix = "see why in the warnings and in Ray's logs; the next call starts them again"
-            raise EngineError("no verifier is left", fix=fix)
+            raise ge.EngineError("no verifier is left", fix=fix)
         starting = [*self.verifier_staff.starting, *self.drafter_staff.starting]
         awaited = [*starting, *self.runs, *self.takes]  # what is rare first
         ready, _ = self.ray.wait(awaited, num_returns=1, timeout=WAIT)
@@ -854,10 +817,10 @@ class Coordinator:
 def check_numbers(verifiers: int, drafters: int, patience: float) -> None:
     if verifiers < 1 or drafters < 0:
         problem = f"{verifiers} verifiers and {drafters} drafters"
-        raise OptionError(problem, fix="give one verifier or more")
+        raise ge.OptionError(problem, fix="give one verifier or more")
     if not patience > 0:
         problem = f"patience={patience}"
-        raise OptionError(problem, fix="say for how many seconds a worker may be silent, above 0")
+        raise ge.OptionError(problem, fix="say for how many seconds a worker may be silent, above 0")
 
 
 def warn_of_few_cpus(ray: Any, wanted: float) -> None:
@@ -896,7 +859,7 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
         ray = ray_itself()
         settings = {**settings, "model": os.fspath(model)}
         without_weights = {"device": None, "hf_kwargs": {"device_map": "meta"}}
-        self.engine = load({**settings, **without_weights, "decoder": Apart(guesses)})
+        self.engine = ge.load({**settings, **without_weights, "decoder": Apart(guesses)})
         settings.pop("cache", None)  # the front has it
         on_verifier = {"num_cpus": 1, "max_concurrency": 4, **(verifier_on or {})}
         on_drafter = {"num_cpus": 1, **(drafter_on or {})}
@@ -921,14 +884,14 @@ class Decoupled(contextlib.AbstractContextManager["Decoupled"]):
         except ray.exceptions.RayError as error:
             self.close()
             fix = "see what it says, and what Ray has"
-            raise LoadError(f"a worker cannot start: {error}", fix=fix) from error
+            raise ge.LoadError(f"a worker cannot start: {error}", fix=fix) from error
 
     def generate_text_batch(
         self,
         requests: Any,
         options: Any = None,
         **how: Any,
-    ) -> list[GenerationResult]:
+    ) -> list[ge.GenerationResult]:
         """What GenerationEngine.generate_text_batch takes and gives. Raises also EngineError: no
         verifier is left."""
         return self.engine.generate_text_batch(requests, options, **how)

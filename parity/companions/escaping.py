@@ -15,13 +15,12 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import Checkpoint, RequestError, encode, short_repr
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import Checkpoint, RequestError, encode, short_repr
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -55,10 +54,10 @@ def mark_special_tokens(messages: Sequence[Any], owner: Any, mark: str) -> Any:
     written = json.dumps(messages, ensure_ascii=False)
     found = first_character.search(written)
     if found and not mark:
-        shown = short_repr(written[found.start() :][:30])
+        shown = ge.short_repr(written[found.start() :][:30])
         problem = f"the messages hold a special token, at {shown}"
         fix = "take it out, or set chat.special_tokens to 'escape' or 'keep'"
-        raise RequestError(problem, fix=fix)
+        raise ge.RequestError(problem, fix=fix)
     return json.loads(first_character.sub(lambda match: match[0] + mark, written))
 
 
@@ -68,19 +67,19 @@ def marked(messages: Sequence[Any], owner: Any, way: str) -> tuple[Any, str]:
     return mark_special_tokens(messages, owner, mark), mark
 
 
-def encode_pieces(checkpoint: Checkpoint, pieces: Sequence[str]) -> tuple[int, ...]:
+def encode_pieces(checkpoint: ge.Checkpoint, pieces: Sequence[str]) -> tuple[int, ...]:
     """Token ids of the pieces of one text, none of which reaches over the end of a piece.
 
     All but the first are tokenized behind an end of line, which is taken off again: many tokenizers
     add a space to the beginning of a text."""
-    ids = encode(checkpoint, pieces[0], False)
+    ids = ge.encode(checkpoint, pieces[0], False)
     if len(pieces) == 1:
         return ids
-    line_end = encode(checkpoint, "\n", False)
+    line_end = ge.encode(checkpoint, "\n", False)
     for piece in pieces[1:]:
-        behind = encode(checkpoint, f"\n{piece}", False)
+        behind = ge.encode(checkpoint, f"\n{piece}", False)
         if not line_end or behind[: len(line_end)] != line_end:
             fix = "set chat.special_tokens to 'refuse'"
-            raise RequestError("this tokenizer cannot escape special tokens", fix=fix)
+            raise ge.RequestError("this tokenizer cannot escape special tokens", fix=fix)
         ids += behind[len(line_end) :]
     return ids

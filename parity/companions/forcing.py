@@ -14,95 +14,68 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        WITH_HOOK,
-        GenerationOptions,
-        OptionError,
-        Plan,
-        Plugin,
-        Prompt,
-        Refusal,
-        RequestError,
-        Row,
-        RowWatch,
-        check_known,
-        find_ending,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        WITH_HOOK,
-        GenerationOptions,
-        OptionError,
-        Plan,
-        Plugin,
-        Prompt,
-        Refusal,
-        RequestError,
-        Row,
-        RowWatch,
-        check_known,
-        find_ending,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
 __all__ = ["Forced", "check_count", "check_options", "forced_prompt", "without_sampling"]
 
 REFUSALS = (
-    Refusal(
+    ge.Refusal(
         "vllm",
         "a replay without its hook",
         lambda asked: not asked.config.logits_hooks and asked.config.decoder is None,
-        WITH_HOOK,
+        ge.WITH_HOOK,
     ),
 )
 
 # == What may be forced ==
 
 
-def check_options(options: GenerationOptions, plugins: Sequence[Any]) -> None:
+def check_options(options: ge.GenerationOptions, plugins: Sequence[Any]) -> None:
     """Raise OptionError for what does not go with ids to force."""
     if plugins:
         problem = "replay does not go with plugins, which could change it"
-        raise OptionError(problem, fix="drop one of the two")
+        raise ge.OptionError(problem, fix="drop one of the two")
     if options.n > 1:
         fix = "give each sample as a request of its own"
-        raise OptionError(f"replay does not go with n {options.n}", fix=fix)
+        raise ge.OptionError(f"replay does not go with n {options.n}", fix=fix)
 
 
-def check_replay(replay: Sequence[int], plan: Plan) -> None:
+def check_replay(replay: Sequence[int], plan: ge.Plan) -> None:
     """Raise RequestError for ids to force that are no tokens, or of which the options allow only
     the beginning."""
     what = "a token id to replay"
-    check_known(replay, plan.checkpoint, what, "replay what this model recorded")
-    ending = find_ending(replay, plan)
+    ge.check_known(replay, plan.checkpoint, what, "replay what this model recorded")
+    ending = ge.find_ending(replay, plan)
     if ending is not None and ending.count < len(replay):
         why: str = ending.reason
         if ending.stop_reason is not None:
             why += f" at {ending.stop_reason!r}"
         problem = f"the options end a replay of {len(replay)} tokens after {ending.count} ({why})"
-        raise RequestError(problem, fix="replay with the options that it was recorded with")
+        raise ge.RequestError(problem, fix="replay with the options that it was recorded with")
 
 
 def check_count(replays: Sequence[Any], requests: Sequence[Any]) -> None:
     """Raise OptionError where there are not as many replays as requests."""
     if len(replays) != len(requests):
         problem = f"{len(requests)} requests, but replays for {len(replays)}"
-        raise OptionError(problem, fix="give one each")
+        raise ge.OptionError(problem, fix="give one each")
 
 
-def forced_prompt(prompt: Prompt, replay: tuple[int, ...], plan: Plan) -> Prompt:
+def forced_prompt(prompt: ge.Prompt, replay: tuple[int, ...], plan: ge.Plan) -> ge.Prompt:
     """The prompt with the ids that it shall answer. Raises RequestError for ids that cannot be
     forced."""
     check_replay(replay, plan)
     return dataclasses.replace(prompt, replay=replay)
 
 
-def without_sampling(options: GenerationOptions) -> GenerationOptions:
+def without_sampling(options: ge.GenerationOptions) -> ge.GenerationOptions:
     """Options under which sampling has no say."""
     return dataclasses.replace(
         options, temperature=0, top_p=1, top_k=None, min_p=0, repetition_penalty=1
@@ -115,13 +88,13 @@ def without_sampling(options: GenerationOptions) -> GenerationOptions:
 class Forced:
     """What a Plan calls in place of plugins where ids are forced; see plugin_hooks.py's Hooks."""
 
-    def __iter__(self) -> Iterator[Plugin]:
+    def __iter__(self) -> Iterator[ge.Plugin]:
         return iter(())
 
     def refusal(self, backend: str, kind: str) -> None:
         """It is for all."""
 
-    def end_row(self, watch: RowWatch) -> bool:
+    def end_row(self, watch: ge.RowWatch) -> bool:
         """Whether the row has all of its ids."""
         if len(watch.ids) < len(watch.replay):
             return False
@@ -129,7 +102,7 @@ class Forced:
         return True
 
     def change_logits(
-        self, watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
+        self, watch: ge.RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
     ) -> Any:
         """One row's logits, in which only the next id is possible. logits: [vocabulary]."""
         if len(token_ids) >= len(watch.replay):  # vLLM may be a step ahead
@@ -141,8 +114,8 @@ class Forced:
     def post_decode(self, text: str) -> str:
         return text
 
-    def hf_processors(self, rows: Sequence[Row]) -> list[Callable[[Any, Any], Any]]:
+    def hf_processors(self, rows: Sequence[ge.Row]) -> list[Callable[[Any, Any], Any]]:
         return []
 
-    def stop_rows(self, rows: Sequence[Row], input_ids: Any) -> None:
+    def stop_rows(self, rows: Sequence[ge.Row], input_ids: Any) -> None:
         """Nothing but its ids ends a row."""

@@ -16,14 +16,13 @@ import base64
 import os
 import urllib.parse
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import ImageError, short_repr, wrapping_errors
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import ImageError, short_repr, wrapping_errors
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -34,8 +33,8 @@ def data_url_bytes(url: str) -> bytes:
     """The bytes of a data: URL. Raises ImageError."""
     header, comma, payload = url.partition(",")
     if not comma:
-        raise ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
-    with wrapping_errors(ImageError, "data: URL is not base64", "encode the file's bytes"):
+        raise ge.ImageError("data: URL without a comma", fix="write data:image/png;base64,...")
+    with ge.wrapping_errors(ge.ImageError, "data: URL is not base64", "encode the file's bytes"):
         raw = urllib.parse.unquote_to_bytes(payload)
         if header.endswith(";base64"):
             raw = base64.b64decode(raw, validate=True)
@@ -46,11 +45,11 @@ def local_path(url: str, root: str | os.PathLike[str] | None) -> str:
     """The path of a file: URL, which lies under `root`. Raises ImageError."""
     if root is None:
         fix = "pass image_root, a folder that such URLs may name files of"
-        raise ImageError(f"{short_repr(url)} refused", fix=fix)
-    with wrapping_errors(ImageError, f"{short_repr(url)} is no path", "name a file"):
+        raise ge.ImageError(f"{ge.short_repr(url)} refused", fix=fix)
+    with ge.wrapping_errors(ge.ImageError, f"{ge.short_repr(url)} is no path", "name a file"):
         path = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).resolve()
     if not path.is_relative_to(Path(root).resolve()):
-        raise ImageError(f"{short_repr(url)} is outside image_root", fix="move it there")
+        raise ge.ImageError(f"{ge.short_repr(url)} is outside image_root", fix="move it there")
     return str(path)
 
 
@@ -67,6 +66,6 @@ def open_url(
         return local_path(url, root)
     if loader is None:
         problem = f"remote image {url[:80]!r} refused"
-        raise ImageError(problem, fix="pass image_loader, or load the bytes")
-    with wrapping_errors(ImageError, f"image_loader failed on {url[:80]!r}", "see the cause"):
+        raise ge.ImageError(problem, fix="pass image_loader, or load the bytes")
+    with ge.wrapping_errors(ge.ImageError, f"image_loader failed on {url[:80]!r}", "see the cause"):
         return loader(url)

@@ -16,33 +16,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        COLUMN_INPUTS,
-        Asked,
-        Batch,
-        Checkpoint,
-        DecodeLoop,
-        ModelLoadConfig,
-        Refusal,
-        Row,
-        lazy_import,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        COLUMN_INPUTS,
-        Asked,
-        Batch,
-        Checkpoint,
-        DecodeLoop,
-        ModelLoadConfig,
-        Refusal,
-        Row,
-        lazy_import,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -51,26 +30,26 @@ __all__ = ["ElasticBatch", "Joining", "JoiningLoop"]
 # == A batch whose columns come and go ==
 
 
-class ElasticBatch(Batch):
+class ElasticBatch(ge.Batch):
     """A Batch that other batches join, and whose padding can come and go."""
 
     @functools.cached_property
     def elastic(self) -> bool:
         """Whether padding can come and go, from the first forward on: all that is held of a row is
         held by column, in plain cache layers, and the model is given its positions."""
-        plain = lazy_import("transformers.cache_utils").DynamicLayer
+        plain = ge.lazy_import("transformers.cache_utils").DynamicLayer
         layers = getattr(self.cache, "layers", [None])
         is_plain = all(type(layer) is plain for layer in layers)
         tensors = {name for name, value in self.state.items() if hasattr(value, "shape")}
         by_position = "position_ids" in inspect.signature(self.model.forward).parameters
-        return is_plain and by_position and tensors <= {"cache_position", *COLUMN_INPUTS}
+        return is_plain and by_position and tensors <= {"cache_position", *ge.COLUMN_INPUTS}
 
     def column_inputs(self) -> list[str]:
-        return [name for name in COLUMN_INPUTS if self.state.get(name) is not None]
+        return [name for name in ge.COLUMN_INPUTS if self.state.get(name) is not None]
 
     def shift(self, columns: int) -> None:
         """Put so many columns of padding before all rows; below zero, take so many away."""
-        pad = lazy_import("torch").nn.functional.pad
+        pad = ge.lazy_import("torch").nn.functional.pad
         self.ids = pad(self.ids, (columns, 0))
         if columns > 0:  # as `collate` pads: with a token of the row itself
             self.ids[:, :columns] = self.ids[:, columns, None]
@@ -87,7 +66,7 @@ class ElasticBatch(Batch):
     def join(self, other: ElasticBatch) -> None:
         """Take in the rows of another batch. Both are elastic, and have had a forward since their
         latest tokens."""
-        cat = lazy_import("torch").cat
+        cat = ge.lazy_import("torch").cat
         both = (self, other)
         columns = max(batch.ids.shape[1] for batch in both)
         for batch in both:
@@ -109,7 +88,7 @@ class ElasticBatch(Batch):
 # == The loop ==
 
 
-class JoiningLoop(DecodeLoop):
+class JoiningLoop(ge.DecodeLoop):
     """DecodeLoop, where waiting rows take the place of those that are over.
 
     rigid: columns stay where they are: transformers' own objects in plugins were written for a loop
@@ -149,7 +128,7 @@ class JoiningLoop(DecodeLoop):
         batch.join(prompts)
         return batch
 
-    def admit(self, batch: Any = None) -> list[Row]:
+    def admit(self, batch: Any = None) -> list[ge.Row]:
         """Those of the waiting rows that run from now on. A forward of prompts holds up all other
         rows: none joins a batch unless a quarter of the places is free."""
         self.waiting.extend(sorted(self.call.more(), key=lambda row: -row.prompt.length))
@@ -168,7 +147,7 @@ class JoiningLoop(DecodeLoop):
             batch.shift(-spare)
 
 
-def is_always(asked: Asked) -> bool:
+def is_always(asked: ge.Asked) -> bool:
     return True
 
 
@@ -176,17 +155,19 @@ class Joining:
     """The decoder of JoiningLoop, for `load(decoder=...)`; hf only."""
 
     refusals = (
-        Refusal("vllm", "joining of rows by a decoder", is_always, "drop it: vLLM does so itself"),
+        ge.Refusal(
+            "vllm", "joining of rows by a decoder", is_always, "drop it: vLLM does so itself"
+        ),
     )
 
     def __repr__(self) -> str:
         return "Joining()"
 
-    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+    def ready(self, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> None:
         """It goes with every checkpoint: where columns cannot move, what waits is the next
         batch."""
 
     def hf_loop(
-        self, model: Any, config: ModelLoadConfig, checkpoint: Checkpoint
-    ) -> Callable[..., DecodeLoop]:
+        self, model: Any, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint
+    ) -> Callable[..., ge.DecodeLoop]:
         return JoiningLoop

@@ -17,33 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        Checkpoint,
-        Contract,
-        GenerationEngine,
-        OptionError,
-        Plugin,
-        build,
-        encode,
-        lazy_import,
-        short_repr,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        Checkpoint,
-        Contract,
-        GenerationEngine,
-        OptionError,
-        Plugin,
-        build,
-        encode,
-        lazy_import,
-        short_repr,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -55,26 +34,28 @@ def check_number(name: str, value: Any, least: float, most: float) -> None:
     is_number = type(value) in (int, float) and math.isfinite(value)
     if not is_number or not least <= value <= most:
         fix = f"it must be a number, {least} to {most}"
-        raise OptionError(f"{name} is {short_repr(value)}", fix=fix)
+        raise ge.OptionError(f"{name} is {ge.short_repr(value)}", fix=fix)
 
 
 def biases(value: Any) -> dict[int, float]:
     """A checked logit_bias. Its keys are ids; JSON writes them as strings."""
     if not isinstance(value, Mapping):
-        raise OptionError(f"logit_bias is {short_repr(value)}", fix="map token ids to numbers")
+        raise ge.OptionError(
+            f"logit_bias is {ge.short_repr(value)}", fix="map token ids to numbers"
+        )
     checked = {}
     for key, bias in value.items():
         is_id = type(key) is int or (isinstance(key, str) and key.isascii() and key.isdigit())
         if not is_id:
             fix = "its keys are token ids"
-            raise OptionError(f"logit_bias has the key {short_repr(key)}", fix=fix)
+            raise ge.OptionError(f"logit_bias has the key {ge.short_repr(key)}", fix=fix)
         check_number(f"logit_bias of token {key}", bias, -100, 100)
         checked[int(key)] = float(bias)
     return checked
 
 
 @dataclass(frozen=True, slots=True)
-class PenaltyOptions(Contract):
+class PenaltyOptions(ge.Contract):
     """What Penalties takes beside the engine.
 
     presence_penalty: subtracted from the logit of each token that the answer contains. -2 to 2.
@@ -99,27 +80,27 @@ class PenaltyOptions(Contract):
         check_number("repetition_penalty", self.repetition_penalty, 0.01, 100)
         object.__setattr__(self, "logit_bias", biases(self.logit_bias))
         if self.allowed_token_ids == ():
-            raise OptionError("allowed_token_ids is empty", fix="name a token, or drop it")
+            raise ge.OptionError("allowed_token_ids is empty", fix="name a token, or drop it")
 
 
-def check_vocabulary(name: str, ids: Sequence[int], checkpoint: Checkpoint) -> None:
+def check_vocabulary(name: str, ids: Sequence[int], checkpoint: ge.Checkpoint) -> None:
     """Raise OptionError for ids that the model does not have."""
     unknown = [i for i in ids if not 0 <= i < checkpoint.vocabulary]
     if unknown:
         problem = f"{name} is outside the vocabulary of {checkpoint.vocabulary}"
-        raise OptionError(f"{problem}: {short_repr(unknown)}", fix="check the ids")
+        raise ge.OptionError(f"{problem}: {ge.short_repr(unknown)}", fix="check the ids")
 
 
-def bad_word_ids(words: Sequence[str], checkpoint: Checkpoint) -> list[tuple[int, ...]]:
+def bad_word_ids(words: Sequence[str], checkpoint: ge.Checkpoint) -> list[tuple[int, ...]]:
     """The token sequences of bad words, by vLLM's rule: a word at the beginning of a text and,
     where it is as long and begins otherwise, after a space."""
     sequences = []
     for word in words:
-        bare = encode(checkpoint, word.lstrip(), False)
-        spaced = encode(checkpoint, " " + word.lstrip(), False)
+        bare = ge.encode(checkpoint, word.lstrip(), False)
+        spaced = ge.encode(checkpoint, " " + word.lstrip(), False)
         if not bare:
             fix = "give a word that has a token"
-            raise OptionError(f"the bad word {short_repr(word)} has no tokens", fix=fix)
+            raise ge.OptionError(f"the bad word {ge.short_repr(word)} has no tokens", fix=fix)
         sequences.append(bare)
         if len(spaced) == len(bare) and spaced[0] != bare[0]:
             sequences.append(spaced)
@@ -139,7 +120,7 @@ def settings_of(options: PenaltyOptions) -> dict[str, Any]:
     return changed
 
 
-class Penalties(Plugin):
+class Penalties(ge.Plugin):
     """A plugin for `plugins=[...]`.
 
     engine: the engine that it is for.   settings: fields of PenaltyOptions.
@@ -147,9 +128,9 @@ class Penalties(Plugin):
 
     name = "penalties"
 
-    def __init__(self, engine: GenerationEngine, **settings: Any) -> None:
+    def __init__(self, engine: ge.GenerationEngine, **settings: Any) -> None:
         checkpoint = engine.checkpoint
-        self.options = build(PenaltyOptions, settings)
+        self.options = ge.build(PenaltyOptions, settings)
         allowed = self.options.allowed_token_ids
         check_vocabulary("allowed_token_ids", allowed or (), checkpoint)
         check_vocabulary("logit_bias", tuple(self.options.logit_bias), checkpoint)
@@ -163,7 +144,7 @@ class Penalties(Plugin):
         options = self.options
         if options.allowed_token_ids is not None:
             kept = list(options.allowed_token_ids)
-            only = lazy_import("torch").full_like(logits, -math.inf)
+            only = ge.lazy_import("torch").full_like(logits, -math.inf)
             only[kept] = logits[kept]
             logits = only
         for word in self._bad_words:
@@ -181,7 +162,7 @@ class Penalties(Plugin):
         ids = sorted(i for i in seen if i < len(logits))  # an image's placeholder may be above
         penalty = self.options.repetition_penalty
         own = logits[ids]
-        logits[ids] = lazy_import("torch").where(own > 0, own / penalty, own * penalty)
+        logits[ids] = ge.lazy_import("torch").where(own > 0, own / penalty, own * penalty)
         return logits
 
     def _subtracted(self, token_ids: Sequence[int], logits: Any) -> Any:
@@ -189,7 +170,7 @@ class Penalties(Plugin):
         options = self.options
         if not token_ids or not (options.frequency_penalty or options.presence_penalty):
             return logits
-        torch = lazy_import("torch")
+        torch = ge.lazy_import("torch")
         ids = torch.tensor(token_ids, device=logits.device)
         counts = torch.bincount(ids, minlength=len(logits))
         logits = logits - options.frequency_penalty * counts

@@ -21,35 +21,12 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        WITH_HOOK,
-        OptionError,
-        Plugin,
-        Refusal,
-        Row,
-        RowWatch,
-        UnsupportedError,
-        as_sequence,
-        lazy_import,
-        short_repr,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        WITH_HOOK,
-        OptionError,
-        Plugin,
-        Refusal,
-        Row,
-        RowWatch,
-        UnsupportedError,
-        as_sequence,
-        lazy_import,
-        short_repr,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -60,13 +37,13 @@ HF_HOOKS = ("hf_stopping_criteria", "hf_logits_processors")
 LISTS = ("backends", "kinds", *HF_HOOKS)
 
 REFUSALS = (
-    Refusal(
+    ge.Refusal(
         "vllm",
         "logits plugins without its hook",
         lambda asked: not asked.config.logits_hooks and asked.plugins.named("logits"),
-        WITH_HOOK,
+        ge.WITH_HOOK,
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "plugins that hold transformers objects",
         lambda asked: any(map(asked.plugins.named, HF_HOOKS)),
@@ -82,33 +59,33 @@ def call_hook(plugin: str, what: str, hook: Callable[..., Any], *args: Any, **na
     try:
         return hook(*args, **named)
     except Exception as error:
-        problem = f"plugin {plugin!r}: {what} raised {short_repr(error)}"
-        raise OptionError(problem, fix="see the cause") from error
+        problem = f"plugin {plugin!r}: {what} raised {ge.short_repr(error)}"
+        raise ge.OptionError(problem, fix="see the cause") from error
 
 
-def check_hooks(plugin: Plugin, kind: str) -> None:
+def check_hooks(plugin: ge.Plugin, kind: str) -> None:
     """Raise OptionError for a plugin without a hook, or with one that cannot be called."""
-    hooks = {name: as_sequence(getattr(plugin, name)) for name in (*HOOKS, *HF_HOOKS)}
+    hooks = {name: ge.as_sequence(getattr(plugin, name)) for name in (*HOOKS, *HF_HOOKS)}
     if not any(hooks.values()):
         problem = f"{kind} has no hook of a plugin"
-        raise OptionError(problem, fix="give it " + ", ".join(HOOKS))
+        raise ge.OptionError(problem, fix="give it " + ", ".join(HOOKS))
     for name, functions in hooks.items():
         if not all(map(callable, functions)):
             problem = f"plugin {plugin.name!r}: {name} cannot be called"
-            raise OptionError(problem, fix="make it a method or None")
+            raise ge.OptionError(problem, fix="make it a method or None")
 
 
-def adopt_plugin(source: Any) -> Plugin:
+def adopt_plugin(source: Any) -> ge.Plugin:
     """Any object with a plugin's names as a Plugin. Raises OptionError for an invalid one."""
     if isinstance(source, type):
         problem = f"plugin {source.__name__} is a class"
-        raise OptionError(problem, fix=f"make one: {source.__name__}()")
-    plugin = Plugin()
+        raise ge.OptionError(problem, fix=f"make one: {source.__name__}()")
+    plugin = ge.Plugin()
     for name in ("name", *HOOKS, *LISTS):
-        value = call_hook(plugin.name, name, getattr, source, name, getattr(Plugin, name))
+        value = call_hook(plugin.name, name, getattr, source, name, getattr(ge.Plugin, name))
         if name in LISTS and not isinstance(value, (list, tuple)):
             problem = f"plugin {plugin.name!r}: {name} is no list"
-            raise OptionError(problem, fix="make it a list or a tuple")
+            raise ge.OptionError(problem, fix="make it a list or a tuple")
         setattr(plugin, name, value)
     check_hooks(plugin, type(source).__name__)
     hook = plugin.logits
@@ -128,11 +105,11 @@ def adopt_plugins(plugins: Sequence[Any]) -> Hooks:
 
 
 @contextlib.contextmanager
-def fail_rows_on(watches: Iterable[RowWatch]) -> Iterator[None]:
+def fail_rows_on(watches: Iterable[ge.RowWatch]) -> Iterator[None]:
     """Make an OptionError raised inside, by a plugin, the error of those rows that still run."""
     try:
         yield
-    except OptionError as error:
+    except ge.OptionError as error:
         for watch in watches:
             if not watch.over:
                 watch.fail(error)
@@ -144,7 +121,7 @@ def logits_of(
     """What a plugin makes of logits. Raises OptionError for what is no such tensor.
 
     like: [.., vocabulary], the logits before."""
-    torch = lazy_import("torch")
+    torch = ge.lazy_import("torch")
     logits = call_hook(plugin, what, hook, *args, **named)
     is_valid = torch.is_tensor(logits) and logits.is_floating_point()
     for name in ("shape", "device", "layout"):
@@ -153,32 +130,32 @@ def logits_of(
         logits = logits.to(like.dtype)
         is_valid = bool(logits.amax(-1).isfinite().all())
     if not is_valid:
-        problem = f"plugin {plugin!r}: {what} gave {short_repr(logits)}"
+        problem = f"plugin {plugin!r}: {what} gave {ge.short_repr(logits)}"
         fix = "return a float tensor of the same shape and device, without NaN, not all of it -inf"
-        raise OptionError(problem, fix=fix)
+        raise ge.OptionError(problem, fix=fix)
     return logits
 
 
-class Hooks(tuple[Plugin, ...]):
+class Hooks(tuple[ge.Plugin, ...]):
     """The plugins of a call, with what a Plan calls of them."""
 
     def named(self, name: str) -> list[tuple[str, Any]]:
         """(plugin's name, hook) of all hooks of this kind, in order."""
         found = []
         for plugin in self:
-            found += [(plugin.name, hook) for hook in as_sequence(getattr(plugin, name))]
+            found += [(plugin.name, hook) for hook in ge.as_sequence(getattr(plugin, name))]
         return found
 
-    def refusal(self, backend: str, kind: str) -> UnsupportedError | None:
+    def refusal(self, backend: str, kind: str) -> ge.UnsupportedError | None:
         """The error of the first plugin that is not for this backend or kind of request."""
         for plugin in self:
             for wanted, names in ((backend, plugin.backends), (kind, plugin.kinds)):
                 if wanted not in names:
                     problem = f"plugin {plugin.name!r} is not for {wanted}"
-                    return UnsupportedError(problem, fix=f"it is for {short_repr(names)}")
+                    return ge.UnsupportedError(problem, fix=f"it is for {ge.short_repr(names)}")
         return None
 
-    def end_row(self, watch: RowWatch) -> bool:
+    def end_row(self, watch: ge.RowWatch) -> bool:
         """Whether a plugin ends the row at its newest token, or fails it."""
         hooks = self.named("should_stop")
         if not hooks or len(watch.ids) < watch.plan.options.min_new_tokens:
@@ -194,7 +171,7 @@ class Hooks(tuple[Plugin, ...]):
         return watch.over
 
     def change_logits(
-        self, watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
+        self, watch: ge.RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
     ) -> Any:
         """One row's logits after the plugins, each of which gets a copy; one that fails, fails the
         row. logits: [vocabulary]."""
@@ -212,12 +189,12 @@ class Hooks(tuple[Plugin, ...]):
             text = call_hook(name, "post_decode", hook, text)
             if not isinstance(text, str):
                 problem = f"plugin {name!r}: post_decode gave {type(text).__name__}"
-                raise OptionError(problem, fix="return the text")
+                raise ge.OptionError(problem, fix="return the text")
         return text
 
     # transformers' own objects: they see the padded batch, and fail all of it
 
-    def hf_processors(self, rows: Sequence[Row]) -> list[Callable[[Any, Any], Any]]:
+    def hf_processors(self, rows: Sequence[ge.Row]) -> list[Callable[[Any, Any], Any]]:
         """What calls the plugins' own logits processors, in order.   rows: those of the batch."""
         chain: list[Callable[[Any, Any], Any]] = []
         for name, hook in self.named("hf_logits_processors"):
@@ -225,25 +202,25 @@ class Hooks(tuple[Plugin, ...]):
             chain.append(lambda ids, scores, call=call: call(ids, scores))  # type: ignore[misc]
         return chain
 
-    def stop_rows(self, rows: Sequence[Row], input_ids: Any) -> None:
+    def stop_rows(self, rows: Sequence[ge.Row], input_ids: Any) -> None:
         """End the rows that stopping criteria end. input_ids: [rows, all tokens so far]."""
         for name, criterion in self.named("hf_stopping_criteria"):
             with fail_rows_on(row.watch for row in rows):
                 stop_by(name, criterion, rows, input_ids)
 
 
-def process_rows(name: str, processor: Any, rows: Sequence[Row], ids: Any, scores: Any) -> Any:
+def process_rows(name: str, processor: Any, rows: Sequence[ge.Row], ids: Any, scores: Any) -> Any:
     """The scores of a batch after one logits processor. scores: [rows, vocabulary]."""
     with fail_rows_on(row.watch for row in rows):
         return logits_of(name, "hf_logits_processors", processor, scores, ids, scores.clone())
     return scores
 
 
-def stop_by(name: str, criterion: Any, rows: Sequence[Row], input_ids: Any) -> None:
+def stop_by(name: str, criterion: Any, rows: Sequence[ge.Row], input_ids: Any) -> None:
     """End the rows that one stopping criterion ends."""
     flags = call_hook(name, "hf_stopping_criteria", criterion, input_ids, None)
 
-    def flags_of_rows() -> list[tuple[Row, bool]]:
+    def flags_of_rows() -> list[tuple[ge.Row, bool]]:
         return list(zip(rows, map(bool, flags), strict=True))
 
     for row, stops in call_hook(name, "hf_stopping_criteria", flags_of_rows):

@@ -23,35 +23,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        GenEngineError,
-        GenerationOptions,
-        GenerationResult,
-        OptionError,
-        RequestError,
-        TextGenerationRequest,
-        VlmGenerationRequest,
-        build,
-        companion,
-        load,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        GenEngineError,
-        GenerationOptions,
-        GenerationResult,
-        OptionError,
-        RequestError,
-        TextGenerationRequest,
-        VlmGenerationRequest,
-        build,
-        companion,
-        load,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -94,31 +71,31 @@ class Generate:
     def __init__(
         self,
         model: str,
-        options: GenerationOptions | Mapping[str, Any] | None = None,
+        options: ge.GenerationOptions | Mapping[str, Any] | None = None,
         *,
         load: Mapping[str, Any] | None = None,
         columns: Sequence[str] = ANSWER,
     ) -> None:
         if unknown := [name for name in columns if name not in FIELDS]:
             problem = f"no fields {unknown} in an answer"
-            raise OptionError(problem, fix="known: " + ", ".join(FIELDS))
-        self.options = build(GenerationOptions, options)
+            raise ge.OptionError(problem, fix="known: " + ", ".join(FIELDS))
+        self.options = ge.build(ge.GenerationOptions, options)
         self.columns = tuple(columns)
         self.engine = open_engine(model, {"progress": False, **(load or {})})
-        self.forms = companion("request_forms")
+        self.forms = ge.companions.request_forms
         self.replies: Any = self.forms.Replies(self.engine) if CHOICES in columns else None
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Columns -> the same columns and those of the answers, row by row."""
         if taken := [name for name in (*self.columns, "error") if name in batch]:
             problem = f"the rows have columns {taken} already"
-            raise OptionError(problem, fix="drop or rename them first")
+            raise ge.OptionError(problem, fix="drop or rename them first")
         rows = [dict(zip(batch, values)) for values in zip(*batch.values())]
         answers = self._answers([requested(row) for row in rows])
         added: dict[str, list[Any]] = {name: [] for name in (*self.columns, "error")}
         for answer in answers:
             error = None
-            if isinstance(answer, GenEngineError):
+            if isinstance(answer, ge.GenEngineError):
                 error = f"{type(answer).__name__}: {said(answer)}"
             added["error"].append(error)
             for name in self.columns:
@@ -131,7 +108,7 @@ class Generate:
         samples = answer.result.samples or (answer.result,)
         return json.dumps(self.replies.choices(samples, answer.tools), ensure_ascii=False)
 
-    def _answers(self, rows: Sequence[Row | GenEngineError]) -> list[Any]:
+    def _answers(self, rows: Sequence[Row | ge.GenEngineError]) -> list[Any]:
         """An Answer or an error for each row, in order. Rows with images and without, and those
         with options or plugins of their own, are calls of their own."""
         answers: list[Any] = list(rows)
@@ -140,7 +117,7 @@ class Generate:
             if isinstance(row, Row):
                 try:
                     options, settings = self.forms.bind_options(row.wanted, self.options)
-                except GenEngineError as error:
+                except ge.GenEngineError as error:
                     answers[place] = error
                 else:
                     key = type(row.request), options, json.dumps(settings, sort_keys=True)
@@ -152,26 +129,26 @@ class Generate:
 
     def _call(
         self,
-        kind: type[TextGenerationRequest],
-        options: GenerationOptions,
+        kind: type[ge.TextGenerationRequest],
+        options: ge.GenerationOptions,
         settings: str,
         places: Sequence[int],
         rows: Sequence[Any],
     ) -> list[Any]:
         """What one call of the engine gives the rows at these places."""
         engine = self.engine
-        has_images = kind is VlmGenerationRequest
+        has_images = kind is ge.VlmGenerationRequest
         verb = engine.generate_vlm_batch if has_images else engine.generate_text_batch
         bind_request = self.forms.bind_request
         try:
             plugins = self.forms.make_plugins(engine, json.loads(settings))
             requests = [bind_request(rows[at].wanted, engine, rows[at].request) for at in places]
             results = verb(requests, options, plugins=plugins, on_error="return")
-        except GenEngineError as error:  # of the options, not of one row
+        except ge.GenEngineError as error:  # of the options, not of one row
             results = [error] * len(places)
         answers: list[Any] = []
         for place, result in zip(places, results):
-            is_error = isinstance(result, GenEngineError)
+            is_error = isinstance(result, ge.GenEngineError)
             answers.append(result if is_error else Answer(result, rows[place].wanted.tools))
         return answers
 
@@ -180,7 +157,7 @@ class Generate:
 class Row:
     """What one row asks for.   wanted: request_forms.Wanted."""
 
-    request: TextGenerationRequest
+    request: ge.TextGenerationRequest
     wanted: Any
 
 
@@ -188,7 +165,7 @@ class Row:
 class Answer:
     """A result, and the tools whose calls may be in it."""
 
-    result: GenerationResult
+    result: ge.GenerationResult
     tools: Sequence[Any]
 
 
@@ -209,11 +186,11 @@ FIELDS = (
 
 
 def open_engine(model: str, settings: Mapping[str, Any]) -> Any:
-    """Under a name of its own: `load` is a parameter above."""
-    return load(model, **settings)
+    """The engine of one worker."""
+    return ge.load(model, **settings)
 
 
-def said(error: GenEngineError) -> str:
+def said(error: ge.GenEngineError) -> str:
     error.index = None  # a place in the batch, which says nothing to a reader
     return str(error)
 
@@ -240,7 +217,7 @@ def plain(value: Any) -> Any:
 
 def wanted_of_row(row: Mapping[str, Any]) -> Any:
     """request_forms.Wanted of a row. Raises GenEngineError."""
-    forms = companion("request_forms")
+    forms = ge.companions.request_forms
     fields = {}
     for name in (*REQUEST, BODY):
         value = unpacked(row.get(name))
@@ -253,11 +230,11 @@ def wanted_of_row(row: Mapping[str, Any]) -> Any:
         return forms.read_fields(fields)
     body = fields.pop(BODY)
     if fields:
-        raise RequestError(f"{', '.join(fields)} beside body", fix="put them into the body")
+        raise ge.RequestError(f"{', '.join(fields)} beside body", fix="put them into the body")
     return forms.read_body(forms.parse_column(BODY, body) if isinstance(body, str) else body)
 
 
-def has_images(request: VlmGenerationRequest) -> bool:
+def has_images(request: ge.VlmGenerationRequest) -> bool:
     if request.images:
         return True
     for message in request.messages or ():
@@ -267,17 +244,17 @@ def has_images(request: VlmGenerationRequest) -> bool:
     return False
 
 
-def requested(row: Mapping[str, Any]) -> Row | GenEngineError:
+def requested(row: Mapping[str, Any]) -> Row | ge.GenEngineError:
     """What a row asks for, or why it asks for nothing."""
     try:
         wanted = wanted_of_row(row)
         fields = dict(wanted.request)
-        request = build(VlmGenerationRequest, fields)
+        request = ge.build(ge.VlmGenerationRequest, fields)
         if has_images(request):
             return Row(request, wanted)
         fields.pop("images", None)
-        return Row(build(TextGenerationRequest, fields), wanted)
-    except GenEngineError as error:
+        return Row(ge.build(ge.TextGenerationRequest, fields), wanted)
+    except ge.GenEngineError as error:
         return error
 
 

@@ -21,39 +21,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        Contract,
-        GenerationEngine,
-        GenerationResult,
-        OptionError,
-        Plugin,
-        StopOptions,
-        UnsupportedError,
-        build,
-        did_you_mean,
-        encode,
-        ruled,
-        truncate_at_stops,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        Contract,
-        GenerationEngine,
-        GenerationResult,
-        OptionError,
-        Plugin,
-        StopOptions,
-        UnsupportedError,
-        build,
-        did_you_mean,
-        encode,
-        ruled,
-        truncate_at_stops,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -142,11 +115,11 @@ FORMATS = {  # by the name of the first library or model that wrote so
 
 def format_named(name: str) -> Format:
     if name not in FORMATS:
-        raise OptionError(f"no reasoning format {name!r}", fix=did_you_mean(name, FORMATS))
+        raise ge.OptionError(f"no reasoning format {name!r}", fix=ge.did_you_mean(name, FORMATS))
     return FORMATS[name]
 
 
-def format_of(engine: GenerationEngine) -> Format:
+def format_of(engine: ge.GenerationEngine) -> Format:
     """The format whose end the checkpoint's tokens or its chat template hold. Raises
     UnsupportedError where there is none."""
     tokenizer = engine.tokenizer
@@ -156,7 +129,7 @@ def format_of(engine: GenerationEngine) -> Format:
         if in_tokens or re.search(known.end, template):
             return known
     problem = "the checkpoint has no marker of a thought that is known"
-    raise UnsupportedError(problem, fix="name one: " + ", ".join(FORMATS))
+    raise ge.UnsupportedError(problem, fix="name one: " + ", ".join(FORMATS))
 
 
 # == Splitting an answer ==
@@ -229,7 +202,7 @@ def split_text(text: str, markers: Format, *, opened: bool | None = None) -> Rea
 
 
 def split(
-    result: GenerationResult, engine: GenerationEngine, *, format: str | None = None
+    result: ge.GenerationResult, engine: ge.GenerationEngine, *, format: str | None = None
 ) -> Reasoned:
     """The thought and the answer of a result; the answer is cut at stops, as `result.text` is.
 
@@ -263,7 +236,7 @@ def tokens_before(ids: Sequence[int], tokenizer: Any, markers: Format) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ThinkingOptions(Contract):
+class ThinkingOptions(ge.Contract):
     """What Thinking takes beside the engine.
 
     budget: most tokens, >= 0, of the answer before the thought is ended by writing its marker.
@@ -272,7 +245,7 @@ class ThinkingOptions(Contract):
         a list. Default: none.
     format: a name of FORMATS. Default None: that of the checkpoint."""
 
-    budget: int | None = ruled(
+    budget: int | None = ge.ruled(
         None, "a whole number >= 0", int, holds=lambda value: type(value) is int and value >= 0
     )
     stop: Any = ()
@@ -281,10 +254,10 @@ class ThinkingOptions(Contract):
     def check(self) -> None:
         if self.format is not None:
             format_named(self.format)
-        StopOptions(strings=self.stop)
+        ge.StopOptions(strings=self.stop)
 
 
-class Thinking(Plugin):
+class Thinking(ge.Plugin):
     """A plugin for requests whose model thinks first.
 
     engine: the engine that it is for.   settings: fields of ThinkingOptions.
@@ -292,15 +265,15 @@ class Thinking(Plugin):
 
     name = "thinking"
 
-    def __init__(self, engine: GenerationEngine, **settings: Any) -> None:
-        options = build(ThinkingOptions, settings)
+    def __init__(self, engine: ge.GenerationEngine, **settings: Any) -> None:
+        options = ge.build(ThinkingOptions, settings)
         budget = options.budget
         is_own = options.format is None
         self.markers = format_of(engine) if is_own else format_named(str(options.format))
         self.tokenizer = engine.tokenizer
         self.budget = budget
-        self.stops = StopOptions(strings=options.stop).strings
-        self.closing = encode(engine.checkpoint, self.markers.closing, False)
+        self.stops = ge.StopOptions(strings=options.stop).strings
+        self.closing = ge.encode(engine.checkpoint, self.markers.closing, False)
         words = self.tokenizer.get_added_vocab().items()
         self.end_ids = {i for word, i in words if re.fullmatch(self.markers.end, word)}
         self.settings: dict[str, Any] = {}  # what changes, for who records a call
@@ -325,7 +298,7 @@ class Thinking(Plugin):
         begin = self._answer_start(text)
         if begin is None:
             return text
-        return text[:begin] + truncate_at_stops(text[begin:], self.stops)
+        return text[:begin] + ge.truncate_at_stops(text[begin:], self.stops)
 
     def _force_end(
         self, token_ids: Sequence[int], logits: Any, prompt_token_ids: Sequence[int]

@@ -24,39 +24,12 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        OptionError,
-        RequestError,
-        TextGenerationRequest,
-        UnsupportedError,
-        build,
-        companion,
-        did_you_mean,
-        short_repr,
-        truncate_at_stops,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        OptionError,
-        RequestError,
-        TextGenerationRequest,
-        UnsupportedError,
-        build,
-        companion,
-        did_you_mean,
-        short_repr,
-        truncate_at_stops,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -71,7 +44,7 @@ __all__ = [
 ]
 
 Fields = dict[str, Any]
-T = TypeVar("T", bound=TextGenerationRequest)
+T = TypeVar("T", bound=ge.TextGenerationRequest)
 PLUGINS = ("penalties", "thinking")  # fields of PenaltyOptions, keyword arguments of Thinking
 
 
@@ -105,7 +78,7 @@ def parse_column(name: str, text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RequestError(
+        raise ge.RequestError(
             f"{name} is not JSON: {why}", fix="write it as json.dumps does"
         ) from error
 
@@ -120,7 +93,7 @@ def read_fields(fields: Mapping[str, Any]) -> Wanted:
     options = request.pop("options", {})
     if not isinstance(options, Mapping):
         problem = f"options is {type(options).__name__}"
-        raise RequestError(problem, fix="give a mapping of GenerationOptions' fields")
+        raise ge.RequestError(problem, fix="give a mapping of GenerationOptions' fields")
     plugins = {name: request.pop(name) for name in PLUGINS if name in request}
     check_plugins(plugins)
     return wanted_of(request, options, plugins)
@@ -189,13 +162,13 @@ def read_body(body: Any, models: Collection[str] = ()) -> Wanted:
     honoured, or contradicts another.   models: names that it may use. Default: any."""
     if not isinstance(body, Mapping):
         problem = f"the body is {type(body).__name__}"
-        raise RequestError(problem, fix="give a JSON object")
-    companion("reasoning")  # or a BackendMissing: without it a thought would stand in the content
+        raise ge.RequestError(problem, fix="give a JSON object")
+    _ = ge.companions.reasoning  # raises: without it a thought would stand in the content
     body = {name: value for name, value in body.items() if value is not None}
     check_body(body)
     if models and body.get("model", next(iter(models))) not in models:
         problem = f"body.model is {body['model']!r}"
-        raise RequestError(problem, fix=f"the model here is {' or '.join(models)}")
+        raise ge.RequestError(problem, fix=f"the model here is {' or '.join(models)}")
     options = {OPTIONS[name]: body[name] for name in OPTIONS if name in body}
     if body.get("logprobs"):
         options["logprobs"] = body.get("top_logprobs", 0)
@@ -203,7 +176,7 @@ def read_body(body: Any, models: Collection[str] = ()) -> Wanted:
     structure = structured_field(body.get("response_format", {"type": "text"}))
     if structure and "structured" in request:
         problem = "body.response_format beside a body.tool_choice that asks for a call"
-        raise RequestError(problem, fix="drop one of them: an answer has one form")
+        raise ge.RequestError(problem, fix="drop one of them: an answer has one form")
     request |= structure
     return wanted_of(request, options, plugin_fields(body), is_openai=True)
 
@@ -214,17 +187,17 @@ def check_body(body: Mapping[str, Any]) -> None:
         is_known = name in OPTIONS or name in READ or name in UNUSED
         if not is_known and value not in NEUTRAL.get(name, ()):
             problem = f"body.{name} is {json.dumps(value)[:80]}"
-            raise UnsupportedError(problem, fix=INSTEAD.get(name, INSTEAD[""]))
+            raise ge.UnsupportedError(problem, fix=INSTEAD.get(name, INSTEAD[""]))
     if body.get("top_logprobs") is not None and not body.get("logprobs"):
-        raise RequestError("body.top_logprobs without body.logprobs", fix="set logprobs to true")
+        raise ge.RequestError("body.top_logprobs without body.logprobs", fix="set logprobs to true")
 
 
 def chat_fields(body: Mapping[str, Any]) -> Fields:
     """A body's way to render its messages, as a request's `chat` and `continue_final`."""
     kwargs = body.get("chat_template_kwargs", {})
     if not isinstance(kwargs, Mapping):
-        problem = f"body.chat_template_kwargs is {short_repr(kwargs)}"
-        raise RequestError(problem, fix="give an object of the template's variables")
+        problem = f"body.chat_template_kwargs is {ge.short_repr(kwargs)}"
+        raise ge.RequestError(problem, fix="give an object of the template's variables")
     chat: Fields = {"kwargs": {name: kwargs[name] for name in kwargs if name != "enable_thinking"}}
     if "enable_thinking" in kwargs:
         chat["enable_thinking"] = kwargs["enable_thinking"]
@@ -239,7 +212,7 @@ def turn_fields(body: Mapping[str, Any], chat: Fields) -> Fields:
     opens_turn = bool(body.get("add_generation_prompt", not goes_on))
     if goes_on and opens_turn:
         problem = "body.continue_final_message beside body.add_generation_prompt"
-        raise RequestError(problem, fix="set one of them to false")
+        raise ge.RequestError(problem, fix="set one of them to false")
     if not goes_on:
         chat["add_generation_prompt"] = opens_turn
     return {"continue_final": goes_on}
@@ -251,8 +224,10 @@ def tool_fields(body: Mapping[str, Any]) -> Fields:
     tools = body.get("tools") or []
     choice = body.get("tool_choice", "auto")
     if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise RequestError(f"body.tools is {short_repr(tools)}", fix="give a list of functions")
-    companion("tool_calls").parse_tool_calls("", tools=tools)  # raises for what describes no tool
+        raise ge.RequestError(
+            f"body.tools is {ge.short_repr(tools)}", fix="give a list of functions"
+        )
+    ge.companions.tool_calls.parse_tool_calls("", tools=tools)  # raises for what describes no tool
     several = may_call_several(body)
     if choice not in ("none", "auto"):
         schemas = choosable(choice, tools)
@@ -262,7 +237,7 @@ def tool_fields(body: Mapping[str, Any]) -> Fields:
         return {}
     if not several:
         fix = "take the first of the answer's tool_calls, or set tool_choice to 'required'"
-        raise UnsupportedError("body.parallel_tool_calls is false", fix=fix)
+        raise ge.UnsupportedError("body.parallel_tool_calls is false", fix=fix)
     return {"tools": tools}
 
 
@@ -270,8 +245,8 @@ def may_call_several(body: Mapping[str, Any]) -> bool:
     """The body's parallel_tool_calls. Raises RequestError."""
     several = body.get("parallel_tool_calls", True)
     if not isinstance(several, bool):
-        problem = f"body.parallel_tool_calls is {short_repr(several)}"
-        raise RequestError(problem, fix="give true or false")
+        problem = f"body.parallel_tool_calls is {ge.short_repr(several)}"
+        raise ge.RequestError(problem, fix="give true or false")
     return several
 
 
@@ -280,18 +255,18 @@ def choosable(choice: Any, tools: Sequence[Any]) -> dict[str, Any]:
     functions = [tool.get("function", tool) for tool in tools]
     schemas = {one["name"]: one.get("parameters") or {"type": "object"} for one in functions}
     if not schemas:
-        raise RequestError("body.tool_choice asks for a call of no tools", fix="give tools")
+        raise ge.RequestError("body.tool_choice asks for a call of no tools", fix="give tools")
     if choice == "required":
         return schemas
     function = choice.get("function") if isinstance(choice, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if name is None:
         known = "none, auto, required, {'type': 'function', 'function': {'name': ...}}"
-        problem = f"body.tool_choice is {short_repr(choice)}"
-        raise UnsupportedError(problem, fix=f"known: {known}")
+        problem = f"body.tool_choice is {ge.short_repr(choice)}"
+        raise ge.UnsupportedError(problem, fix=f"known: {known}")
     if name not in schemas:
-        problem = f"body.tool_choice is {short_repr(name)}, which is none of the tools"
-        raise RequestError(problem, fix=did_you_mean(str(name), schemas))
+        problem = f"body.tool_choice is {ge.short_repr(name)}, which is none of the tools"
+        raise ge.RequestError(problem, fix=ge.did_you_mean(str(name), schemas))
     return {name: schemas[name]}
 
 
@@ -329,7 +304,7 @@ def structured_field(wanted: Any) -> Fields:
         return {"structured": {"json_object": True}}
     if kind != "text":
         problem = f"response_format is of type {kind!r}"
-        raise RequestError(problem, fix="known: text, json_object, json_schema")
+        raise ge.RequestError(problem, fix="known: text, json_object, json_schema")
     return {}
 
 
@@ -347,56 +322,56 @@ def check_plugins(plugins: Mapping[str, Any]) -> None:
     """Raise OptionError for settings of plugins that no engine could take."""
     for name, settings in plugins.items():
         if not isinstance(settings, Mapping):
-            problem = f"{name} is {short_repr(settings)}"
-            raise OptionError(problem, fix="give a mapping of its settings")
+            problem = f"{name} is {ge.short_repr(settings)}"
+            raise ge.OptionError(problem, fix="give a mapping of its settings")
     if "penalties" in plugins:
-        penalties = companion("penalties")
-        build(penalties.PenaltyOptions, plugins["penalties"])
+        penalties = ge.companions.penalties
+        ge.build(penalties.PenaltyOptions, plugins["penalties"])
     if "thinking" in plugins:
-        build(companion("reasoning").ThinkingOptions, plugins["thinking"])
+        ge.build(ge.companions.reasoning.ThinkingOptions, plugins["thinking"])
 
 
 # == What was asked, for an engine ==
 
 
 def bind_options(
-    wanted: Wanted, options: GenerationOptions
-) -> tuple[GenerationOptions, Mapping[str, Fields]]:
+    wanted: Wanted, options: ge.GenerationOptions
+) -> tuple[ge.GenerationOptions, Mapping[str, Fields]]:
     """(options, settings of plugins) of a call that answers what was asked.
     options: what it does not set.
 
     A repetition penalty beside other penalties becomes the plugin's, whose order is vLLM's."""
     if wanted.options:
         fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
-        options = build(GenerationOptions, {**fields, **wanted.options})
+        options = ge.build(ge.GenerationOptions, {**fields, **wanted.options})
     penalties = wanted.plugins.get("penalties")
     if penalties is None or options.repetition_penalty == 1:
         return options, wanted.plugins
     if "repetition_penalty" in penalties:
         problem = "repetition_penalty is set in the options and in penalties"
-        raise OptionError(problem, fix="give one of them")
+        raise ge.OptionError(problem, fix="give one of them")
     penalties = {**penalties, "repetition_penalty": options.repetition_penalty}
     options = dataclasses.replace(options, repetition_penalty=1.0)
     return options, {**wanted.plugins, "penalties": penalties}
 
 
-def make_plugins(engine: GenerationEngine, settings: Mapping[str, Fields]) -> list[Any]:
+def make_plugins(engine: ge.GenerationEngine, settings: Mapping[str, Fields]) -> list[Any]:
     """The plugins that have these settings. Raises OptionError for one that the vocabulary or the
     checkpoint does not go with."""
     plugins = []
     if "penalties" in settings:
-        plugins.append(companion("penalties").Penalties(engine, **settings["penalties"]))
+        plugins.append(ge.companions.penalties.Penalties(engine, **settings["penalties"]))
     if "thinking" in settings:
-        plugins.append(companion("reasoning").Thinking(engine, **settings["thinking"]))
+        plugins.append(ge.companions.reasoning.Thinking(engine, **settings["thinking"]))
     return plugins
 
 
-def bind_request(wanted: Wanted, engine: GenerationEngine, request: T) -> T:
+def bind_request(wanted: Wanted, engine: ge.GenerationEngine, request: T) -> T:
     """The request that was built of what was asked; a structure that a body asks of a model that
     thinks begins behind the thought."""
     if not (wanted.is_openai and request.structured and request.chat.enable_thinking):
         return request
-    marker = companion("reasoning").format_of(engine).closing.strip()
+    marker = ge.companions.reasoning.format_of(engine).closing.strip()
     return dataclasses.replace(request, structured={**request.structured, "after": marker})
 
 
@@ -460,7 +435,7 @@ class Replies:
     A thought is the message's `reasoning`, calls are its `tool_calls`. If a call is malformed, none
     is given: the content holds the whole answer, and `tool_call_errors` say what is wrong."""
 
-    def __init__(self, engine: GenerationEngine) -> None:
+    def __init__(self, engine: ge.GenerationEngine) -> None:
         self.engine = engine
         self.tokenizer = engine.tokenizer
         self.token = functools.lru_cache(maxsize=1 << 16)(self._token)
@@ -469,19 +444,19 @@ class Replies:
     def can_think(self) -> bool:
         """Whether the checkpoint has a marker of a thought."""
         try:
-            companion("reasoning").format_of(self.engine)
-        except UnsupportedError:
+            ge.companions.reasoning.format_of(self.engine)
+        except ge.UnsupportedError:
             return False
         return True
 
     def choices(
-        self, results: Sequence[GenerationResult], tools: Sequence[Any] = ()
+        self, results: Sequence[ge.GenerationResult], tools: Sequence[Any] = ()
     ) -> list[Fields]:
         """A choice for each sample.   tools: of the request, or none: then no calls are looked
         for."""
         return [self._choice(index, result, tools) for index, result in enumerate(results)]
 
-    def _choice(self, index: int, result: GenerationResult, tools: Sequence[Any]) -> Fields:
+    def _choice(self, index: int, result: ge.GenerationResult, tools: Sequence[Any]) -> Fields:
         message = self._message(result, tools)
         reason = "length" if result.finish_reason == "length" else "stop"
         choice = {
@@ -492,10 +467,10 @@ class Replies:
         }
         return {**choice, "notes": list(result.notes)} if result.notes else choice
 
-    def _message(self, result: GenerationResult, tools: Sequence[Any]) -> Fields:
+    def _message(self, result: ge.GenerationResult, tools: Sequence[Any]) -> Fields:
         reasoning, answer = None, result.text
         if self.can_think:
-            reasoning, answer = companion("reasoning").split(result, self.engine)
+            reasoning, answer = ge.companions.reasoning.split(result, self.engine)
         message: Fields = {"role": "assistant", "content": answer}
         if reasoning is None:
             message["content"] = answer or ""
@@ -505,16 +480,18 @@ class Replies:
             message |= self._call_fields(result, answer or "", tools)
         return message
 
-    def _call_fields(self, result: GenerationResult, answer: str, tools: Sequence[Any]) -> Fields:
+    def _call_fields(
+        self, result: ge.GenerationResult, answer: str, tools: Sequence[Any]
+    ) -> Fields:
         """What calls in an answer change of its message."""
-        parse = functools.partial(companion("tool_calls").parse_tool_calls, tools=tools)
+        parse = functools.partial(ge.companions.tool_calls.parse_tool_calls, tools=tools)
         calls = parse(answer)
         if calls:
             return call_fields(calls, answer[: calls[0].start])
         # Their markers may be special tokens, which the text does not show.
         shown = result.raw_text
         if result.finish_reason == "stop" and isinstance(result.stop_reason, str):
-            shown = truncate_at_stops(shown, result.stop_reason)
+            shown = ge.truncate_at_stops(shown, result.stop_reason)
         calls = parse(shown)
         return call_fields(calls, self._plain_before(shown[: calls[0].start])) if calls else {}
 
@@ -522,14 +499,14 @@ class Replies:
         """A part of a raw text as an answer shows it: behind the thought, without special
         tokens."""
         if self.can_think:
-            reasoning = companion("reasoning")
+            reasoning = ge.companions.reasoning
             markers = reasoning.format_of(self.engine)
             shown = reasoning.split_text(shown, markers).answer or ""
         for special in self.tokenizer.all_special_tokens:
             shown = shown.replace(special, "")
         return shown
 
-    def _logprobs(self, result: GenerationResult) -> Fields:
+    def _logprobs(self, result: ge.GenerationResult) -> Fields:
         content = []
         tops = result.top_logprobs or ({},) * result.completion_tokens
         for token_id, logprob, top in zip(result.token_ids, result.logprobs or (), tops):

@@ -26,44 +26,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        BackendMissing,
-        EngineError,
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        Observer,
-        OptionError,
-        RequestError,
-        RowWatch,
-        ScoreResult,
-        UnsupportedError,
-        build,
-        sampling_warpers,
-        short_repr,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        BackendMissing,
-        EngineError,
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        Observer,
-        OptionError,
-        RequestError,
-        RowWatch,
-        ScoreResult,
-        UnsupportedError,
-        build,
-        sampling_warpers,
-        short_repr,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -165,16 +134,16 @@ def written_whole(*paths: Path) -> Iterator[list[Path]]:
         if not isinstance(error, OSError):
             raise
         state = f"what stood there is kept as {', '.join(kept)}" if kept else "no file was changed"
-        problem = f"{short_repr(str(paths[0].parent))} cannot be written to: {error}"
+        problem = f"{ge.short_repr(str(paths[0].parent))} cannot be written to: {error}"
         fix = f"see to the disk or the permissions; {state}"
-        raise EngineError(problem, fix=fix) from error
+        raise ge.EngineError(problem, fix=fix) from error
 
 
 def arrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ModuleNotFoundError as gone:
-        raise BackendMissing(
+        raise ge.BackendMissing(
             f"{gone.name} is not installed", fix="run: pip install pyarrow"
         ) from gone
 
@@ -195,7 +164,7 @@ def write_cases(path: str | os.PathLike[str], cases: Iterable[Case]) -> None:
             row["messages"] = row["messages"] and json.dumps(row["messages"], ensure_ascii=False)
         table = pyarrow.Table.from_pylist(rows, schema=pyarrow.schema(list(zip(COLUMNS, kinds))))
     except NOT_AS_PROMISED as error:
-        raise RequestError(f"no cases to write: {error}", fix="give a list of Case") from error
+        raise ge.RequestError(f"no cases to write: {error}", fix="give a list of Case") from error
     with (
         written_whole(place_of(path)) as [part],
         part.open("wb") as stream,
@@ -211,7 +180,9 @@ def place_of(path: Any) -> Path:
             return Path(named)
     except UnicodeEncodeError:  # half a character
         pass
-    raise OptionError(f"the path is {short_repr(path)}", fix="give the name of a file or a folder")
+    raise ge.OptionError(
+        f"the path is {ge.short_repr(path)}", fix="give the name of a file or a folder"
+    )
 
 
 def read_cases(path: str | os.PathLike[str]) -> list[Case]:
@@ -219,8 +190,8 @@ def read_cases(path: str | os.PathLike[str]) -> list[Case]:
     none."""
     pyarrow, parquet = arrow()
     if not os.path.isfile(place_of(path)):  # nor a pipe, which might never end
-        raise RequestError(
-            f"there is no case file {short_repr(path)}", fix="give one that was saved here"
+        raise ge.RequestError(
+            f"there is no case file {ge.short_repr(path)}", fix="give one that was saved here"
         )
     try:
         with open(
@@ -229,7 +200,7 @@ def read_cases(path: str | os.PathLike[str]) -> list[Case]:
             rows = parquet.read_table(stream, columns=COLUMNS).to_pylist()
         return [case_of(row) for row in rows]
     except (OSError, pyarrow.ArrowException, *NOT_AS_PROMISED) as error:
-        raise RequestError(
+        raise ge.RequestError(
             f"{os.fspath(path)} is no case file: {error}", fix="give one that was saved here"
         ) from error
 
@@ -248,11 +219,11 @@ def case_of(row: Mapping[str, Any]) -> Case:
 
 
 def replay(
-    engine: GenerationEngine,
+    engine: ge.GenerationEngine,
     cases: str | os.PathLike[str] | Iterable[Case],
-    options: GenerationOptions | Mapping[str, Any] | None = None,
+    options: ge.GenerationOptions | Mapping[str, Any] | None = None,
     **how: Any,
-) -> list[GenerationResult]:
+) -> list[ge.GenerationResult]:
     """Run recorded cases (or a case file) again, each forced to its recorded ids; one result per
     case, in order.
 
@@ -262,7 +233,7 @@ def replay(
     recorded: Any = cases
     if not isinstance(recorded, (list, tuple)):
         recorded = read_cases(recorded)
-    given = build(GenerationOptions, options)
+    given = ge.build(ge.GenerationOptions, options)
     try:
         most = max(given.max_new_tokens, *(len(case.token_ids) for case in recorded))
         prompts = [
@@ -270,7 +241,7 @@ def replay(
             for case in recorded
         ]
     except NOT_AS_PROMISED as error:
-        raise RequestError(
+        raise ge.RequestError(
             f"no cases to replay: {error}", fix="give a case file, or a list of Case"
         ) from error
     given = dataclasses.replace(
@@ -406,7 +377,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, 
 # == The trace ==
 
 
-class Trace(Observer):
+class Trace(ge.Observer):
     """What the generate calls inside `with trace(engine, directory) as rollout:` did, step by step.
 
     At the block's end, if that is reached without an exception, the directory holds (times in s or
@@ -424,7 +395,7 @@ class Trace(Observer):
 
     def __init__(
         self,
-        engine: GenerationEngine,
+        engine: ge.GenerationEngine,
         directory: str | os.PathLike[str],
         worker_id: int,
         *,
@@ -445,7 +416,7 @@ class Trace(Observer):
         )
         self._live: StepProbe | None = None
         self._inner, self._last = 0.0, 0.0
-        self._open: dict[int, RowWatch] = {}  # of the call that runs: those that are not over
+        self._open: dict[int, ge.RowWatch] = {}  # of the call that runs: those that are not over
 
     @property
     def files(self) -> list[Path]:
@@ -478,7 +449,7 @@ class Trace(Observer):
         """Count time that was measured elsewhere."""
         self.spent[what] = self.spent.get(what, 0.0) + seconds
 
-    def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None:
+    def arrived(self, backend: str, rows: Sequence[ge.RowWatch]) -> None:
         now = self.now()
         first = len(self.requests)
         if not self.joins:
@@ -513,14 +484,14 @@ class Trace(Observer):
         self._last = ended
         self.spent.clear()
 
-    def restarted(self, rows: Iterable[RowWatch]) -> None:
+    def restarted(self, rows: Iterable[ge.RowWatch]) -> None:
         again = set(map(id, rows))
         self._retract(number for number, watch in self._open.items() if id(watch) in again)
 
     def answered(self, prompts: Sequence[Any], results: Sequence[Any]) -> None:
         """Keep text answers as cases, each sample one."""
         for prompt, result in zip(prompts, results):
-            if isinstance(result, GenerationResult) and not prompt.images:
+            if isinstance(result, ge.GenerationResult) and not prompt.images:
                 for sample in result.samples or (result,):
                     self._keep_case(prompt.messages, sample)
 
@@ -571,7 +542,7 @@ class Trace(Observer):
         """
         if self.unwritable:
             problem = "its prompt's ids are not those of their text"
-            raise RequestError(
+            raise ge.RequestError(
                 problem, fix="give the prompt as text or messages", index=self.unwritable[0]
             )
         write_cases(path, self.cases)
@@ -598,7 +569,7 @@ class Trace(Observer):
             for step in self.steps:
                 step.advances.pop(number, None)
 
-    def _keep_case(self, messages: Any, sample: GenerationResult) -> None:
+    def _keep_case(self, messages: Any, sample: ge.GenerationResult) -> None:
         tokenizer = self.engine.tokenizer
         prompt = tokenizer.decode(
             list(sample.prompt_token_ids),
@@ -615,7 +586,7 @@ class Trace(Observer):
 
 @contextlib.contextmanager
 def trace(
-    engine: GenerationEngine, directory: str | os.PathLike[str], worker_id: int = 0
+    engine: ge.GenerationEngine, directory: str | os.PathLike[str], worker_id: int = 0
 ) -> Iterator[Trace]:
     """Write what the generate calls inside the block do, step by step, as three CSV files: see
     Trace.
@@ -624,8 +595,8 @@ def trace(
     EngineError where the files cannot be written.
     """
     if type(worker_id) is not int or not 0 <= worker_id <= sys.maxsize:
-        raise OptionError(
-            f"worker_id is {short_repr(worker_id)}",
+        raise ge.OptionError(
+            f"worker_id is {ge.short_repr(worker_id)}",
             fix=f"it must be a whole number, 0 to {sys.maxsize}",
         )
     try:
@@ -633,7 +604,7 @@ def trace(
             parents=True, exist_ok=True
         )  # before the work: what cannot be is said now
     except OSError as error:
-        raise EngineError(
+        raise ge.EngineError(
             f"no directory for a trace: {str(error)[:300]}", fix="point it elsewhere"
         ) from error
     rollout = Trace(engine, directory, worker_id)
@@ -677,17 +648,17 @@ class StepProbe:
         if not hasattr(engine.engine_core, "engine_core"):
             problem = "vLLM's engine runs in a process of its own, where no step can be traced"
             fix = "unset VLLM_ENABLE_V1_MULTIPROCESSING, or leave the trace out"
-            raise UnsupportedError(problem, fix=fix)
+            raise ge.UnsupportedError(problem, fix=fix)
         if (
             engine.vllm_config.scheduler_config.async_scheduling
         ):  # outputs would lag a step behind what was scheduled
             fix = "load with vllm_kwargs={'async_scheduling': False}"
-            raise UnsupportedError(
+            raise ge.UnsupportedError(
                 "vLLM schedules ahead, so that steps cannot be told apart", fix=fix
             )
         self.core = engine.engine_core.engine_core
         self.timed = timed
-        self.rows: Sequence[RowWatch] = ()
+        self.rows: Sequence[ge.RowWatch] = ()
         self.requests: list[Any] = []
         self.judged: list[int] = []
         self.view: dict[str, float] = {}
@@ -710,7 +681,7 @@ class StepProbe:
                 stack.enter_context(replaced(self.drafter, "propose", self._timing("draft")))
             yield
 
-    def arrived(self, rows: Sequence[RowWatch]) -> None:
+    def arrived(self, rows: Sequence[ge.RowWatch]) -> None:
         self.rows = rows
         self.requests = []
         self.preemptions = 0
@@ -814,7 +785,7 @@ def gaps_between(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]])
             nats = b - a
             if not math.isfinite(nats):
                 problem = "a log-probability is no finite number"
-                raise RequestError(problem, fix="leave such rows out")
+                raise ge.RequestError(problem, fix="leave such rows out")
             gaps.append(Gap(math.copysign(min(abs(nats), FARTHEST), nats), row, step))
     return gaps
 
@@ -828,7 +799,9 @@ def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) 
     """Raises RequestError where the two are not of the same tokens, or of none."""
     if [len(row) for row in old] != [len(row) for row in new] or not any(old):
         problem = "log-probabilities of other tokens, or of none"
-        raise RequestError(problem, fix="give one number for each token of each row, on both sides")
+        raise ge.RequestError(
+            problem, fix="give one number for each token of each row, on both sides"
+        )
     gaps = gaps_between(old, new)
     weights = [math.exp(gap.nats) for gap in gaps]
     worst = max(gaps, key=lambda gap: gap.size)
@@ -845,11 +818,11 @@ def mismatch_of(old: Sequence[Sequence[float]], new: Sequence[Sequence[float]]) 
 
 
 def rollout_mismatch(
-    engine: GenerationEngine,
-    results: Sequence[GenerationResult],
+    engine: ge.GenerationEngine,
+    results: Sequence[ge.GenerationResult],
     *,
     logprobs: Sequence[Sequence[float]],
-    options: GenerationOptions | Mapping[str, Any] | None = None,
+    options: ge.GenerationOptions | Mapping[str, Any] | None = None,
 ) -> Mismatch:
     """A trainer's log-probabilities of rollouts against the engine's own.
 
@@ -892,30 +865,30 @@ class Processed:
 
 
 def processed(
-    scores: Sequence[ScoreResult], options: GenerationOptions | Mapping[str, Any]
+    scores: Sequence[ge.ScoreResult], options: ge.GenerationOptions | Mapping[str, Any]
 ) -> list[Processed]:
     """The distribution that tokens were sampled from, of what `score_batch(..., logits=True)`
     returns; with grad=True it carries gradient.
 
     Raises OptionError for greedy options, and for penalties, which depend on more than logits;
     RequestError for scores without logits."""
-    options = build(GenerationOptions, options)
+    options = ge.build(ge.GenerationOptions, options)
     if options.temperature == 0:
-        raise OptionError("greedy options sample nothing", fix="give them a temperature")
+        raise ge.OptionError("greedy options sample nothing", fix="give them a temperature")
     if options.repetition_penalty != 1 or options.no_repeat_ngram_size is not None:
         fix = "leave them out, on both sides"
-        raise OptionError("penalties depend on more than a token's logits", fix=fix)
+        raise ge.OptionError("penalties depend on more than a token's logits", fix=fix)
     if any(score.logits is None for score in scores):
-        raise RequestError("scores without logits", fix="score_batch(..., logits=True)")
+        raise ge.RequestError("scores without logits", fix="score_batch(..., logits=True)")
     return [under_options(score, options) for score in scores]
 
 
-def under_options(score: ScoreResult, options: GenerationOptions) -> Processed:
+def under_options(score: ge.ScoreResult, options: ge.GenerationOptions) -> Processed:
     torch = importlib.import_module("torch")
     logits = score.logits
     wanted = torch.tensor(score.token_ids, device=logits.device)[:, None]
     cut = logits
-    for warper in sampling_warpers(options):
+    for warper in ge.sampling_warpers(options):
         cut = warper(None, cut)  # none of them reads ids
     kept = cut > -math.inf
     chances = (logits / options.temperature).softmax(-1)

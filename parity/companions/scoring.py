@@ -16,178 +16,109 @@ import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        NOBODY,
-        TOKEN_IDS,
-        Asked,
-        Call,
-        Checkpoint,
-        Completion,
-        Contract,
-        GenEngineError,
-        GenerationOptions,
-        Plan,
-        Prompt,
-        PromptTooLongError,
-        RequestError,
-        Row,
-        ScoreResult,
-        StopOptions,
-        VlmGenerationRequest,
-        are_ids,
-        at_request,
-        batch_of,
-        build,
-        check_ids,
-        collate,
-        encode,
-        finish,
-        free_memory,
-        is_oom,
-        lazy_import,
-        make_plan,
-        no_token,
-        number,
-        one_of,
-        oom_error,
-        prompt_of,
-        refusal_of,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        NOBODY,
-        TOKEN_IDS,
-        Asked,
-        Call,
-        Checkpoint,
-        Completion,
-        Contract,
-        GenEngineError,
-        GenerationOptions,
-        Plan,
-        Prompt,
-        PromptTooLongError,
-        RequestError,
-        Row,
-        ScoreResult,
-        StopOptions,
-        VlmGenerationRequest,
-        are_ids,
-        at_request,
-        batch_of,
-        build,
-        check_ids,
-        collate,
-        encode,
-        finish,
-        free_memory,
-        is_oom,
-        lazy_import,
-        make_plan,
-        no_token,
-        number,
-        one_of,
-        oom_error,
-        prompt_of,
-        refusal_of,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
 __all__ = ["ScoreOptions", "hf_scores", "score_batch", "vllm_scores"]
 
-Pairs = Sequence[tuple[Prompt, tuple[int, ...]]]  # prompts with the responses to score
+Pairs = Sequence[tuple[ge.Prompt, tuple[int, ...]]]  # prompts with the responses to score
 
 # == Items: (prompt, response) -> token ids ==
 
 
-def response_ids(response: Any, checkpoint: Checkpoint) -> tuple[int, ...]:
+def response_ids(response: Any, checkpoint: ge.Checkpoint) -> tuple[int, ...]:
     """The ids of a response. A string is tokenized by itself: the boundary to the prompt is between
     ids, not inside a token."""
     ids: tuple[int, ...]
     if isinstance(response, str):
-        ids = encode(checkpoint, response, False)
+        ids = ge.encode(checkpoint, response, False)
     else:
-        ids = TOKEN_IDS.applied("the response", () if response is None else response)
+        ids = ge.TOKEN_IDS.applied("the response", () if response is None else response)
     if not ids:
-        raise RequestError("the response has no tokens", fix="give it some text or ids")
+        raise ge.RequestError("the response has no tokens", fix="give it some text or ids")
     return ids
 
 
-def scored_request(prompt: Any) -> VlmGenerationRequest:
+def scored_request(prompt: Any) -> ge.VlmGenerationRequest:
     """The prompt of a pair: a string, messages, token ids or a request."""
     if isinstance(prompt, str):
         prompt = {"prompt": prompt}
-    elif isinstance(prompt, (list, tuple)) and prompt and are_ids(prompt):
+    elif isinstance(prompt, (list, tuple)) and prompt and ge.are_ids(prompt):
         prompt = {"prompt_token_ids": prompt}
     elif not isinstance(prompt, Mapping) and not dataclasses.is_dataclass(prompt):
         prompt = {"messages": prompt}
-    request = build(VlmGenerationRequest, prompt)
+    request = ge.build(ge.VlmGenerationRequest, prompt)
     if request.structured is not None or request.seed is not None:
         problem = "structured and seed are for generating, not for scoring"
-        raise RequestError(problem, fix="drop them")
+        raise ge.RequestError(problem, fix="drop them")
     return request
 
 
 def joined_ids(
-    prompt: Any, response: Any, checkpoint: Checkpoint
+    prompt: Any, response: Any, checkpoint: ge.Checkpoint
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(request, response ids) of two strings that are tokenized as one text, as lm-eval does it:
     what is beyond the prompt's own ids is the response, with the blanks at the prompt's end."""
     if not isinstance(prompt, str) or not isinstance(response, str):
         fix = "give strings, or boundary='ids'"
-        raise RequestError("boundary='text' needs a prompt and a response that are text", fix=fix)
+        raise ge.RequestError(
+            "boundary='text' needs a prompt and a response that are text", fix=fix
+        )
     text = prompt.rstrip()
-    ids = encode(checkpoint, text, True)
-    joined = encode(checkpoint, prompt + response, True)
+    ids = ge.encode(checkpoint, text, True)
+    joined = ge.encode(checkpoint, prompt + response, True)
     return {"prompt_token_ids": ids}, joined[len(ids) :]
 
 
-def scored_pair(item: Any, plan: Plan, spare: int, boundary: str) -> tuple[Prompt, tuple[int, ...]]:
+def scored_pair(
+    item: Any, plan: ge.Plan, spare: int, boundary: str
+) -> tuple[ge.Prompt, tuple[int, ...]]:
     """(prompt, response ids) of an item of score_batch.
 
     spare: tokens of the window that the backend needs for itself."""
     if not isinstance(item, (tuple, list)) or len(item) != 2:
         problem = f"expected (prompt, response), got {type(item).__name__}"
-        raise RequestError(problem, fix="give a prompt or messages, and a response")
+        raise ge.RequestError(problem, fix="give a prompt or messages, and a response")
     source, response = item
     if boundary == "text":
         source, response = joined_ids(source, response, plan.checkpoint)
     response = response_ids(response, plan.checkpoint)
-    prompt = prompt_of(scored_request(source), plan)
-    check_ids((*prompt.token_ids, *response), prompt.images, plan.checkpoint)
+    prompt = ge.prompt_of(scored_request(source), plan)
+    ge.check_ids((*prompt.token_ids, *response), prompt.images, plan.checkpoint)
     window = plan.checkpoint.window
     length = prompt.length + len(response)
     if window and length + spare > window:
         problem = f"prompt and response have {length} tokens, the window has {window - spare}"
-        raise PromptTooLongError(problem, fix="shorten one of them")
+        raise ge.PromptTooLongError(problem, fix="shorten one of them")
     return prompt, response
 
 
 def scored_pairs(
-    items: Sequence[Any], checkpoint: Checkpoint, backend: str, boundary: str = "ids"
+    items: Sequence[Any], checkpoint: ge.Checkpoint, backend: str, boundary: str = "ids"
 ) -> Pairs:
     """The pairs of a call. Raises the error of the first invalid one."""
-    plan = make_plan(GenerationOptions(max_new_tokens=1), checkpoint)
+    plan = ge.make_plan(ge.GenerationOptions(max_new_tokens=1), checkpoint)
     spare = 1 if backend == "vllm" else 0  # vLLM always generates a token
     pairs = []
     for index, item in enumerate(items):
-        with at_request(index):
+        with ge.at_request(index):
             pairs.append(scored_pair(item, plan, spare, boundary))
     return pairs
 
 
-def with_numbers(scores: Sequence[ScoreResult]) -> list[ScoreResult]:
+def with_numbers(scores: Sequence[ge.ScoreResult]) -> list[ge.ScoreResult]:
     """The scores. Raises EngineError for the first one that is not a number."""
-    as_tensor = lazy_import("torch").as_tensor
+    as_tensor = ge.lazy_import("torch").as_tensor
     for index, score in enumerate(scores):
-        with at_request(index):
+        with ge.at_request(index):
             if as_tensor(score.logprobs).isnan().any():
-                raise no_token(True, False)
+                raise ge.no_token(True, False)
     return list(scores)
 
 
@@ -195,13 +126,13 @@ def with_numbers(scores: Sequence[ScoreResult]) -> list[ScoreResult]:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreOptions(Contract):
+class ScoreOptions(ge.Contract):
     """How to score, as `GenerationEngine.score_batch` describes it."""
 
     logits: bool = False
     grad: bool = False
-    boundary: str = one_of("ids", "boundary", ("ids", "text"))
-    temperature: float = number(1.0, "a finite number above 0", lambda value: value > 0)
+    boundary: str = ge.one_of("ids", "boundary", ("ids", "text"))
+    temperature: float = ge.number(1.0, "a finite number above 0", lambda value: value > 0)
 
     def needs_logits(self, backend: str) -> bool:
         """Whether all logits of a token must be seen: vLLM's own log-probabilities are raw."""
@@ -213,13 +144,13 @@ class ScoreOptions(Contract):
 SCORED_LOGITS = 1 << 28  # logits in one batch, float32: 1 GiB
 
 
-def hf_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult]:
+def hf_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.ScoreResult]:
     """Scores by one forward of prompt and response, padded on the right: what stands there is
     masked, and comes after all that counts."""
     rows = []
     for place, (prompt, response) in enumerate(pairs):
-        rows.append(Row(prompt, place=place, response=response))
-    scores: dict[int, ScoreResult] = {}
+        rows.append(ge.Row(prompt, place=place, response=response))
+    scores: dict[int, ge.ScoreResult] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(backend.adapt, backend.adapter)  # a plugin may call the engine that runs it
         for adapter in {row.prompt.adapter for row in rows}:
@@ -229,10 +160,10 @@ def hf_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult
     return [scores[place] for place in range(len(rows))]
 
 
-def group_scores(backend: Any, rows: list[Row], how: ScoreOptions) -> dict[int, ScoreResult]:
+def group_scores(backend: Any, rows: list[ge.Row], how: ScoreOptions) -> dict[int, ge.ScoreResult]:
     """Scores of the rows of one adapter by position, in batches that are halved where memory runs
     out."""
-    scores: dict[int, ScoreResult] = {}
+    scores: dict[int, ge.ScoreResult] = {}
     longest = max(row.prompt.length + len(row.response) for row in rows)
     size = max(1, SCORED_LOGITS // (backend.checkpoint.vocabulary * longest))
     while rows:
@@ -240,19 +171,19 @@ def group_scores(backend: Any, rows: list[Row], how: ScoreOptions) -> dict[int, 
         try:
             results = batch_scores(backend, batch, how)
         except (RuntimeError, MemoryError) as error:
-            if not is_oom(error):
+            if not ge.is_oom(error):
                 raise
             if len(batch) == 1:
-                raise oom_error(error, batch[0]) from error
+                raise ge.oom_error(error, batch[0]) from error
             size = len(batch) // 2
-            free_memory()
+            ge.free_memory()
         else:
             scores.update(zip((row.place for row in batch), results))
             rows = rows[size:]
     return scores
 
 
-def scored_columns(rows: Sequence[Row]) -> list[int]:
+def scored_columns(rows: Sequence[ge.Row]) -> list[int]:
     """Positions whose logits are needed, in a batch that is padded on the right."""
     needed: set[int] = set()
     for row in rows:
@@ -265,13 +196,13 @@ def logprobs_of(logits: Any, wanted: Any, temperature: float) -> Any:
     return (logits / temperature).log_softmax(-1).gather(1, wanted[:, None])[:, 0]
 
 
-def batch_scores(backend: Any, rows: Sequence[Row], how: ScoreOptions) -> list[ScoreResult]:
+def batch_scores(backend: Any, rows: Sequence[ge.Row], how: ScoreOptions) -> list[ge.ScoreResult]:
     """Scores of rows in one forward, which makes no logits of a prompt that nobody reads."""
-    torch = lazy_import("torch")
+    torch = ge.lazy_import("torch")
     model = backend.model
     results = []
     with torch.set_grad_enabled(how.grad):
-        inputs = collate(rows, backend.checkpoint, model.device, side="right")
+        inputs = ge.collate(rows, backend.checkpoint, model.device, side="right")
         columns = list(range(inputs["input_ids"].shape[1]))
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             columns = scored_columns(rows)
@@ -288,19 +219,19 @@ def batch_scores(backend: Any, rows: Sequence[Row], how: ScoreOptions) -> list[S
             if how.logits:
                 kept = own if how.grad else own.cpu().clone()  # not a view of the whole batch
             values = logprobs if how.grad else tuple(logprobs.tolist())
-            results.append(ScoreResult(row.response, row.ids[:begin], values, kept))
+            results.append(ge.ScoreResult(row.response, row.ids[:begin], values, kept))
     return results
 
 
 # == vLLM: its own prompt log-probabilities, or forced decoding ==
 
 
-def vllm_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult]:
+def vllm_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.ScoreResult]:
     """By prompt_logprobs; what needs full logits, and scores beside adapters, by forced
     decoding."""
     if how.needs_logits("vllm") or backend.checkpoint.settings.adapters:
         return forced_scores(backend, pairs, how)
-    kit = lazy_import("vllm.sampling_params")
+    kit = ge.lazy_import("vllm.sampling_params")
     params = kit.SamplingParams(
         max_tokens=1,
         prompt_logprobs=0,
@@ -311,49 +242,49 @@ def vllm_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResu
     rows = []
     for place, (prompt, response) in enumerate(pairs):
         joined = dataclasses.replace(prompt, token_ids=prompt.token_ids + response)
-        rows.append(Row(joined, place=place, response=response, params=params))
-    scores: dict[int, ScoreResult] = {}
-    backend.run(rows, functools.partial(take_score, scores), NOBODY)
+        rows.append(ge.Row(joined, place=place, response=response, params=params))
+    scores: dict[int, ge.ScoreResult] = {}
+    backend.run(rows, functools.partial(take_score, scores), ge.NOBODY)
     return [scores[place] for place in range(len(rows))]
 
 
-def take_score(scores: dict[int, ScoreResult], row: Row, output: Any) -> bool:
+def take_score(scores: dict[int, ge.ScoreResult], row: ge.Row, output: Any) -> bool:
     """Keep the score of a row whose prompt and response vLLM has read. The row is over."""
-    with at_request(row.place):
-        if isinstance(output, GenEngineError):
+    with ge.at_request(row.place):
+        if isinstance(output, ge.GenEngineError):
             raise output
     count = len(row.response)  # counted from the end: images make the beginning longer
     entries = zip(output.prompt_logprobs[-count:], row.response)
     logprobs = tuple(entry[token_id].logprob for entry, token_id in entries)
     prompt_ids = tuple(output.prompt_token_ids[:-count])
-    scores[row.place] = ScoreResult(row.response, prompt_ids, logprobs)
+    scores[row.place] = ge.ScoreResult(row.response, prompt_ids, logprobs)
     return True
 
 
-def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreResult]:
+def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ge.ScoreResult]:
     """Score responses by generating them token by token."""
-    torch = lazy_import("torch")
+    torch = ge.lazy_import("torch")
     replay = tuple(response for _, response in pairs)
-    options = GenerationOptions(
+    options = ge.GenerationOptions(
         max_new_tokens=max(map(len, replay)),
         replay=replay,
         logits=how.needs_logits("vllm"),
-        stop=StopOptions(ignore_eos=True),
+        stop=ge.StopOptions(ignore_eos=True),
     )
-    plan = make_plan(options, backend.checkpoint)
+    plan = ge.make_plan(options, backend.checkpoint)
     prompts = [dataclasses.replace(prompt, replay=response) for prompt, response in pairs]
-    done: dict[int, Completion] = {}
-    backend.complete(prompts, Call(plan, done.__setitem__, NOBODY))
+    done: dict[int, ge.Completion] = {}
+    backend.complete(prompts, ge.Call(plan, done.__setitem__, ge.NOBODY))
     scores = []
     for place, prompt in enumerate(prompts):
-        with at_request(place):
-            result = finish(done[place], prompt, plan, backend.name)
+        with ge.at_request(place):
+            result = ge.finish(done[place], prompt, plan, backend.name)
         logprobs = result.logprobs
         if how.temperature != 1:
             wanted = torch.tensor(result.token_ids)
             logprobs = tuple(logprobs_of(result.logits, wanted, how.temperature).tolist())
         scores.append(
-            ScoreResult(
+            ge.ScoreResult(
                 token_ids=result.token_ids,
                 prompt_token_ids=result.prompt_token_ids,
                 logprobs=logprobs,
@@ -366,11 +297,11 @@ def forced_scores(backend: Any, pairs: Pairs, how: ScoreOptions) -> list[ScoreRe
 # == The call ==
 
 
-def score_batch(engine: Any, items: Sequence[Any], options: ScoreOptions) -> list[ScoreResult]:
+def score_batch(engine: Any, items: Sequence[Any], options: ScoreOptions) -> list[ge.ScoreResult]:
     """What `GenerationEngine.score_batch` returns."""
-    items = batch_of(items, "items")
-    generation = GenerationOptions(logits=options.needs_logits(engine.backend.name))
-    refused = refusal_of(Asked(engine.config, generation, scoring=True, grad=options.grad))
+    items = ge.batch_of(items, "items")
+    generation = ge.GenerationOptions(logits=options.needs_logits(engine.backend.name))
+    refused = ge.refusal_of(ge.Asked(engine.config, generation, scoring=True, grad=options.grad))
     if refused is not None:
         scores = score_batch(engine.fall_back(refused), items, options)
         name = engine.backend.name

@@ -25,47 +25,16 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        COLUMN_INPUTS,
-        Asked,
-        Checkpoint,
-        Contract,
-        LoadError,
-        ModelLoadConfig,
-        OptionError,
-        Prompt,
-        Refusal,
-        Row,
-        UnsupportedError,
-        companion,
-        one_of,
-        whole,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        COLUMN_INPUTS,
-        Asked,
-        Checkpoint,
-        Contract,
-        LoadError,
-        ModelLoadConfig,
-        OptionError,
-        Prompt,
-        Refusal,
-        Row,
-        UnsupportedError,
-        companion,
-        one_of,
-        whole,
-    )
+    from . import gen_engine as ge
 
 if TYPE_CHECKING:
     from parity.companions.joining import ElasticBatch, JoiningLoop
 else:
-    joining = companion("joining")
-    ElasticBatch = joining.ElasticBatch
-    JoiningLoop = joining.JoiningLoop
+    ElasticBatch = ge.companions.joining.ElasticBatch
+    JoiningLoop = ge.companions.joining.JoiningLoop
 
 __version__ = "0.3.0"
 
@@ -76,57 +45,57 @@ WITHOUT = "load without the decoder, or use backend='hf'"
 ONE_OF_TWO = "load without one of the two, or use backend='hf'"
 
 
-def samples(asked: Asked) -> bool:
+def samples(asked: ge.Asked) -> bool:
     return asked.options.temperature > 0 and asked.options.replay is None
 
 
-def seeded(asked: Asked) -> bool:
+def seeded(asked: ge.Asked) -> bool:
     seeds = [asked.options.seed, *(prompt.seed for prompt in asked.prompts)]
     return any(seed is not None for seed in seeds)
 
 
-def wants_logits(asked: Asked) -> bool:
+def wants_logits(asked: ge.Asked) -> bool:
     return asked.options.logits or any(plugin.logits for plugin in asked.plugins)
 
 
 REFUSALS = (
-    Refusal(
+    ge.Refusal(
         "vllm",
         "speculation with its logits hook",
         lambda asked: asked.config.logits_hooks,
         ONE_OF_TWO,
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "speculation with adapters",
         lambda asked: bool(asked.config.adapters),
         ONE_OF_TWO,
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "logits plugins or full logits with speculation",
         wants_logits,
         WITHOUT,
     ),
-    Refusal(  # a step without a draft would raise inside vLLM 0.32
+    ge.Refusal(  # a step without a draft would raise inside vLLM 0.32
         "vllm",
         "top_k with speculation",
         lambda asked: samples(asked) and asked.options.top_k is not None,
         "use top_p, load without the decoder, or use backend='hf'",
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "min_p with speculation",
         lambda asked: asked.options.min_p > 0,
         WITHOUT,
     ),
-    Refusal(  # it would not give the same sample again
+    ge.Refusal(  # it would not give the same sample again
         "vllm",
         "a seed with speculation",
         lambda asked: asked.options.temperature > 0 and seeded(asked),
         "drop the seed, or use backend='hf'",
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "speculation with a count of each request's guesses",
         lambda asked: True,
@@ -137,7 +106,7 @@ REFUSALS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Speculation(Contract):
+class Speculation(ge.Contract):
     """How to draft; a gen_engine.Decoder, for `load(decoder=...)`.
 
     method: "ngram" drafts what followed the last few tokens where they stood before, in the prompt
@@ -146,26 +115,26 @@ class Speculation(Contract):
     lookup_max, lookup_min: for "ngram" only, how many last tokens to look for, at most and at
         least: the longest run that is found."""
 
-    method: str = one_of(dataclasses.MISSING, "speculative method", METHODS)
+    method: str = ge.one_of(dataclasses.MISSING, "speculative method", METHODS)
     # Beyond 5 the odds that all are right fall faster than the rounds get fewer.
-    num_tokens: int = whole(5, 1)
+    num_tokens: int = ge.whole(5, 1)
     model: str | None = None
-    lookup_max: int = whole(3, 1)
-    lookup_min: int = whole(1, 1)
+    lookup_max: int = ge.whole(3, 1)
+    lookup_min: int = ge.whole(1, 1)
 
     def check(self) -> None:
         if (self.model is not None) != (self.method == "draft_model"):
             problem = f"Speculation.model is {self.model!r}"
-            raise OptionError(problem, fix="ngram has none, draft_model one")
+            raise ge.OptionError(problem, fix="ngram has none, draft_model one")
         if self.lookup_min > self.lookup_max:
             problem = f"Speculation.lookup_min is {self.lookup_min}"
-            raise OptionError(problem, fix="it must be 1 to lookup_max")
+            raise ge.OptionError(problem, fix="it must be 1 to lookup_max")
 
     @property
-    def refusals(self) -> tuple[Refusal, ...]:
+    def refusals(self) -> tuple[ge.Refusal, ...]:
         return REFUSALS
 
-    def ready(self, config: ModelLoadConfig, checkpoint: Checkpoint) -> None:
+    def ready(self, config: ge.ModelLoadConfig, checkpoint: ge.Checkpoint) -> None:
         """A draft model must be there and have the model's vocabulary: a draft is token ids."""
         if self.model is None:
             return
@@ -176,17 +145,17 @@ class Speculation(Contract):
             found = draft_config.get_text_config().vocab_size
         except (OSError, ValueError) as error:
             problem = f"cannot read the draft model {self.model!r}: {error}"
-            raise LoadError(problem, fix="give a checkpoint directory") from error
+            raise ge.LoadError(problem, fix="give a checkpoint directory") from error
         if found != vocabulary:
             sizes = f"{found} tokens, the model one of {vocabulary}"
             problem = f"the draft model has a vocabulary of {sizes}"
-            raise OptionError(problem, fix="give a draft model of the same family")
+            raise ge.OptionError(problem, fix="give a draft model of the same family")
 
     def hf_loop(
         self,
         model: Any,
-        config: ModelLoadConfig,
-        checkpoint: Checkpoint,
+        config: ge.ModelLoadConfig,
+        checkpoint: ge.Checkpoint,
     ) -> Callable[..., JoiningLoop]:
         """What makes the loop of a call, with DecodeLoop's arguments; the draft model is loaded
         beside the model."""
@@ -230,7 +199,7 @@ class Speculation(Contract):
     def vllm_run(
         self,
         llm: Any,
-        prompts: Mapping[str, Prompt],
+        prompts: Mapping[str, ge.Prompt],
     ) -> contextlib.AbstractContextManager[None]:
         """A replay while vLLM drafts, which is for the model runner whose samplers we know.
         prompts: by request id."""
@@ -243,10 +212,10 @@ class Speculation(Contract):
         used = ("input_batch", "requests", "sampler", "rejection_sampler")
         if not all(hasattr(runner, name) for name in used):
             fix = "set VLLM_USE_V2_MODEL_RUNNER=0 before loading, or use backend='hf'"
-            raise UnsupportedError("this model runner cannot replay beside speculation", fix=fix)
+            raise ge.UnsupportedError("this model runner cannot replay beside speculation", fix=fix)
         return forced_sampling(runner, replays)
 
-    def _draft_model(self, model: Any, config: ModelLoadConfig, dtype: str) -> Any:
+    def _draft_model(self, model: Any, config: ge.ModelLoadConfig, dtype: str) -> Any:
         """The smaller model, beside the model."""
         auto = transformers().AutoModelForCausalLM
         how = {"dtype": getattr(torch(), dtype), "trust_remote_code": config.trust_remote_code}
@@ -267,7 +236,7 @@ def transformers() -> Any:
 # == transformers ==
 
 
-def length_of(row: Row) -> int:
+def length_of(row: ge.Row) -> int:
     """Tokens of a row: its prompt's and its answer's."""
     return len(row.ids) + len(row.watch.ids)
 
@@ -306,7 +275,7 @@ class RaggedBatch:
     the round began.   rigid: columns must stay where they are, although the batch's could be moved.
     """
 
-    def __init__(self, batch: ElasticBatch, rows: Sequence[Row], rigid: bool = False) -> None:
+    def __init__(self, batch: ElasticBatch, rows: Sequence[ge.Row], rigid: bool = False) -> None:
         self.batch = batch
         self.rows = list(rows)
         self.rigid = rigid
@@ -338,7 +307,7 @@ class RaggedBatch:
         if not layers or not all(map(takes_back, layers)):
             problem = "this model's cache cannot take back what was guessed wrong"
             fix = "load without the decoder, or use backend='vllm'"
-            raise UnsupportedError(problem, fix=fix)
+            raise ge.UnsupportedError(problem, fix=fix)
         return logits
 
     def forward(self) -> Any:
@@ -432,7 +401,7 @@ class RaggedBatch:
 
 
 def held_by_column(batch: ElasticBatch) -> list[str]:
-    return [name for name in COLUMN_INPUTS if batch.state.get(name) is not None]
+    return [name for name in ge.COLUMN_INPUTS if batch.state.get(name) is not None]
 
 
 def settled(parts: Iterable[RaggedBatch]) -> RaggedBatch | None:
@@ -446,8 +415,8 @@ def settled(parts: Iterable[RaggedBatch]) -> RaggedBatch | None:
 
 
 # The rows that run, and the most draft tokens that each can use -> the draft of each.
-Drafter = Callable[[Sequence[Row], Sequence[int]], Sequence[Sequence[int]]]
-Guesses = Mapping[Row, Sequence[int]]
+Drafter = Callable[[Sequence[ge.Row], Sequence[int]], Sequence[Sequence[int]]]
+Guesses = Mapping[ge.Row, Sequence[int]]
 
 
 class Ngrams:
@@ -455,9 +424,9 @@ class Ngrams:
 
     def __init__(self, how: Speculation) -> None:
         self.how = how
-        self.known: dict[Row, array.array[int]] = {}  # each row's ids so far
+        self.known: dict[ge.Row, array.array[int]] = {}  # each row's ids so far
 
-    def __call__(self, rows: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
+    def __call__(self, rows: Sequence[ge.Row], most: Sequence[int]) -> list[list[int]]:
         known = self.known
         self.known = {row: known.get(row) or array.array("q", row.ids) for row in rows}
         for row, ids in self.known.items():
@@ -466,7 +435,7 @@ class Ngrams:
         return [self.how.lookup(ids)[:limit] for ids, limit in zip(held, most)]
 
 
-def must_be_read_anew(running: RaggedBatch, new: Sequence[Row]) -> bool:
+def must_be_read_anew(running: RaggedBatch, new: Sequence[ge.Row]) -> bool:
     """Whether rows that cannot be moved would have to be."""
     return not running.elastic and (bool(new) or not running.even)
 
@@ -480,7 +449,7 @@ class DraftModel:
         self.model = model
         self.running: RaggedBatch | None = None
 
-    def __call__(self, rows: Sequence[Row], most: Sequence[int]) -> list[list[int]]:
+    def __call__(self, rows: Sequence[ge.Row], most: Sequence[int]) -> list[list[int]]:
         running = self._follow(rows)
         self.running = running
         guesses: list[list[int]] = [[] for _ in rows]
@@ -491,7 +460,7 @@ class DraftModel:
             guesses = [[*guess, *own] for guess, own in zip(guesses, chosen)]
         return guesses
 
-    def _follow(self, rows: Sequence[Row]) -> RaggedBatch:
+    def _follow(self, rows: Sequence[ge.Row]) -> RaggedBatch:
         """The rows as they are now: what was drafted wrong is forgotten, some have left, others
         have come."""
         parts = [] if self.running is None else [self.running]
@@ -506,7 +475,7 @@ class DraftModel:
         assert running is not None and running.rows == list(rows)
         return running
 
-    def _prepare(self, rows: Sequence[Row]) -> ElasticBatch:
+    def _prepare(self, rows: Sequence[ge.Row]) -> ElasticBatch:
         """transformers' `generate` on all ids of the rows, up to its first forward. An image is its
         placeholders."""
         known = [[*row.ids, *row.watch.ids] for row in rows]
@@ -543,7 +512,7 @@ class SpeculativeLoop(JoiningLoop):
         self,
         *given: Any,
         drafter: Drafter,
-        known: Callable[[Row], Sequence[int]] = lambda row: (),
+        known: Callable[[ge.Row], Sequence[int]] = lambda row: (),
     ) -> None:
         """known: tokens of a row's answer that are verified with its prompt, and not counted as
         draft tokens."""
@@ -631,7 +600,7 @@ class SpeculativeLoop(JoiningLoop):
 
 
 def right_rows(
-    rows: Sequence[Row],
+    rows: Sequence[ge.Row],
     newest: Sequence[int],
     tokens: Guesses,
     place: int,

@@ -29,73 +29,22 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        Asked,
-        Call,
-        Completion,
-        EngineError,
-        GenEngineError,
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        Observer,
-        OptionError,
-        Plan,
-        Prompt,
-        RowWatch,
-        TextGenerationRequest,
-        VlmGenerationRequest,
-        adopt_plugins,
-        at_request,
-        build,
-        did_you_mean,
-        finish,
-        make_plan,
-        prompt_of,
-        refusal_of,
-        wrapping_errors,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        Asked,
-        Call,
-        Completion,
-        EngineError,
-        GenEngineError,
-        GenerationEngine,
-        GenerationOptions,
-        GenerationResult,
-        Observer,
-        OptionError,
-        Plan,
-        Prompt,
-        RowWatch,
-        TextGenerationRequest,
-        VlmGenerationRequest,
-        adopt_plugins,
-        at_request,
-        build,
-        did_you_mean,
-        finish,
-        make_plan,
-        prompt_of,
-        refusal_of,
-        wrapping_errors,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
 __all__ = ["Answer", "Live", "Piece", "Visible", "stream"]
 
-Request = TextGenerationRequest | Mapping[str, Any]
-Options = GenerationOptions | Mapping[str, Any] | None
+Request = ge.TextGenerationRequest | Mapping[str, Any]
+Options = ge.GenerationOptions | Mapping[str, Any] | None
 
 
-class Closed(EngineError):
+class Closed(ge.EngineError):
     """The stream was closed before the answer was whole."""
 
 
@@ -127,7 +76,7 @@ class Visible:
 
     A window of its last tokens is decoded at each step; what stands before it is decoded."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ge.Plan) -> None:
         self.plan = plan
         self.restart()
 
@@ -178,7 +127,7 @@ class Piece(NamedTuple):
     index: int  # type: ignore[assignment]  # in place of tuple.index
     text: str
     token_ids: tuple[int, ...]
-    result: GenerationResult | GenEngineError | None = None
+    result: ge.GenerationResult | ge.GenEngineError | None = None
 
 
 @dataclass(eq=False)
@@ -189,13 +138,13 @@ class Work:
     cancelled: nobody will read it."""
 
     index: int
-    prompt: Prompt
-    plan: Plan
+    prompt: ge.Prompt
+    plan: ge.Plan
     wake: Callable[[bool], None]
     cancelled: bool = False
     text: str = ""
     token_ids: tuple[int, ...] = ()
-    result: GenerationResult | GenEngineError | None = None
+    result: ge.GenerationResult | ge.GenEngineError | None = None
     lock: Any = field(default_factory=threading.Lock)
 
     def add(self, text: str, token_ids: tuple[int, ...], result: Any = None) -> None:
@@ -205,7 +154,7 @@ class Work:
             self.result = result
         self.wake(result is not None)
 
-    def fail(self, error: GenEngineError) -> None:
+    def fail(self, error: ge.GenEngineError) -> None:
         """End with an error, of which each work gets its own."""
         own = copy.copy(error)
         own.__cause__ = error.__cause__
@@ -228,7 +177,7 @@ class Shown:
 
     ids, text: all of it so far."""
 
-    def __init__(self, work: Work, watch: RowWatch) -> None:
+    def __init__(self, work: Work, watch: ge.RowWatch) -> None:
         self.work = work
         self.watch = watch
         self.visible = Visible(work.plan)
@@ -259,18 +208,18 @@ class Shown:
         same_ids = not self.restarted or tuple(ids[: len(self.ids)]) == self.ids
         return same_ids and text.startswith(self.text)
 
-    def _other_beginning(self) -> EngineError:
+    def _other_beginning(self) -> ge.EngineError:
         problem = "the answer begins otherwise than what was shown of it"
         if self.restarted:
             problem += ": it was begun anew after memory ran out"
-        return EngineError(problem, fix="use generate_text_batch, or a smaller batch")
+        return ge.EngineError(problem, fix="use generate_text_batch, or a smaller batch")
 
     def _add(self, ids: tuple[int, ...], text: str, result: Any = None) -> None:
         self.ids += ids
         self.text += text
         self.work.add(text, ids, result)
 
-    def end(self, result: GenerationResult) -> None:
+    def end(self, result: ge.GenerationResult) -> None:
         """Give the reader the rest and the result."""
         if not self._goes_on(result.token_ids, result.text):
             raise self._other_beginning()
@@ -281,13 +230,13 @@ class Shown:
 # == The engine's thread ==
 
 
-class Feed(Observer):
+class Feed(ge.Observer):
     """Follows the rows of one call, and passes on what the engine's own observer sees.
 
     handed: works that were given to the backend and have not arrived yet, in order.
     begun: whether any has arrived."""
 
-    def __init__(self, feeder: Feeder, other: Observer) -> None:
+    def __init__(self, feeder: Feeder, other: ge.Observer) -> None:
         self.feeder = feeder
         self.other = other
         self.handed: deque[Work] = deque()
@@ -295,7 +244,7 @@ class Feed(Observer):
         self.running: dict[int, Shown] = {}  # by the position in the call
         self._places = itertools.count()
 
-    def arrived(self, backend: str, rows: Sequence[RowWatch]) -> None:
+    def arrived(self, backend: str, rows: Sequence[ge.RowWatch]) -> None:
         self.begun = True
         for watch in rows:
             self.running[next(self._places)] = Shown(self.handed.popleft(), watch)
@@ -308,7 +257,7 @@ class Feed(Observer):
             shown.step()
         self.other.stepped()
 
-    def restarted(self, rows: Iterable[RowWatch]) -> None:
+    def restarted(self, rows: Iterable[ge.RowWatch]) -> None:
         watches = list(rows)
         for shown in self.running.values():
             if shown.watch in watches:
@@ -319,28 +268,28 @@ class Feed(Observer):
     def timed(self, what: str) -> contextlib.AbstractContextManager[None]:
         return self.other.timed(what)
 
-    def done(self, place: int, completion: Completion) -> None:
+    def done(self, place: int, completion: ge.Completion) -> None:
         """A row is over: its reader gets the result, or the error."""
         shown = self.running.pop(place)
         work = shown.work
         try:
             result = self._finish(work, completion)
             shown.end(result)
-        except GenEngineError as error:
+        except ge.GenEngineError as error:
             work.fail(error)
             self.other.answered([work.prompt], [error])
         else:
             self.other.answered([work.prompt], [result])
 
-    def _finish(self, work: Work, completion: Completion) -> GenerationResult:
+    def _finish(self, work: Work, completion: ge.Completion) -> ge.GenerationResult:
         engine = self.feeder.engine
         how = {
             "fallback_from": engine.fallback_from,
             "weight_version": engine.weight_version,
         }
-        return finish(completion, work.prompt, work.plan, engine.backend.name, **how)
+        return ge.finish(completion, work.prompt, work.plan, engine.backend.name, **how)
 
-    def fail(self, error: GenEngineError) -> None:
+    def fail(self, error: ge.GenEngineError) -> None:
         """Nothing more comes: all that was handed over fails."""
         for work in [*(shown.work for shown in self.running.values()), *self.handed]:
             work.fail(error)
@@ -355,7 +304,7 @@ class Feeder:
 
     closed: no more is done; what runs is dropped at its next step."""
 
-    def __init__(self, engine: GenerationEngine) -> None:
+    def __init__(self, engine: ge.GenerationEngine) -> None:
         self.engine = engine
         self.closed = False
         self._lanes: dict[Lane, deque[Work]] = {}  # the first one is next
@@ -399,7 +348,7 @@ class Feeder:
                 lane = next(iter(self._lanes))
             self._answer(lane)
 
-    def _joining(self, lane: Lane, feed: Feed) -> list[Prompt]:
+    def _joining(self, lane: Lane, feed: Feed) -> list[ge.Prompt]:
         """The prompts that join the call of a lane: all there are, unless others wait for the
         engine."""
         with self._changed:
@@ -419,33 +368,33 @@ class Feeder:
         """One call of the backend, which other work of the lane joins."""
         feed = Feed(self, self.engine.observer)
         more = functools.partial(self._joining, lane, feed)
-        call = Call(lane[0], feed.done, feed, more)
+        call = ge.Call(lane[0], feed.done, feed, more)
         try:
-            with wrapping_errors(EngineError, "the engine failed", "see the cause"):
+            with ge.wrapping_errors(ge.EngineError, "the engine failed", "see the cause"):
                 prompts = more()
                 if prompts:
                     with self.engine.bare(read_only=True):
                         self.engine.backend.complete(prompts, call)
-        except GenEngineError as error:
+        except ge.GenEngineError as error:
             feed.fail(error)
 
 
 # == Requests ==
 
 
-def has_images(request: VlmGenerationRequest) -> bool:
+def has_images(request: ge.VlmGenerationRequest) -> bool:
     contents = [message.get("content") or () for message in request.messages or ()]
     parts = itertools.chain.from_iterable(c for c in contents if not isinstance(c, str))
     return bool(request.images) or any(part["type"] != "text" for part in parts)
 
 
-def check_options(options: GenerationOptions) -> None:
+def check_options(options: ge.GenerationOptions) -> None:
     """Raise OptionError for what has no stream."""
     if options.n > 1:
         fix = "give each sample as a request of its own, with its seed"
-        raise OptionError(f"n is {options.n} in a stream", fix=fix)
+        raise ge.OptionError(f"n is {options.n} in a stream", fix=fix)
     if options.replay is not None:
-        raise OptionError("replay in a stream", fix="use generate_text_batch")
+        raise ge.OptionError("replay in a stream", fix="use generate_text_batch")
 
 
 MOST_PLANS = 64  # that are kept
@@ -454,36 +403,36 @@ MOST_PLANS = 64  # that are kept
 class Plans:
     """Plans of an engine by their options and plugins: equal ones share a call."""
 
-    def __init__(self, engine: GenerationEngine) -> None:
+    def __init__(self, engine: ge.GenerationEngine) -> None:
         self.engine = engine
-        self._plans: dict[Any, tuple[Plan, Sequence[Any]]] = {}
+        self._plans: dict[Any, tuple[ge.Plan, Sequence[Any]]] = {}
 
-    def of(self, options: Options, plugins: Sequence[Any]) -> Plan:
+    def of(self, options: Options, plugins: Sequence[Any]) -> ge.Plan:
         """The plan. Raises OptionError."""
-        own = build(GenerationOptions, options)
+        own = ge.build(ge.GenerationOptions, options)
         key = own, *map(id, plugins)
         if key not in self._plans:
             check_options(own)
-            adopted = adopt_plugins(plugins)
-            plan = make_plan(own, self.engine.checkpoint, adopted)
+            adopted = ge.adopt_plugins(plugins)
+            plan = ge.make_plan(own, self.engine.checkpoint, adopted)
             while len(self._plans) >= MOST_PLANS:
                 del self._plans[next(iter(self._plans))]
             self._plans[key] = plan, plugins  # kept, so that their ids stay theirs
         return self._plans[key][0]
 
-    def prompt(self, source: Request, plan: Plan) -> Prompt:
+    def prompt(self, source: Request, plan: ge.Plan) -> ge.Prompt:
         """A prompt that this engine can answer. Raises GenEngineError.
 
         Its seed is fixed: after memory ran out, a row that begins anew gives the same sample."""
-        request = build(VlmGenerationRequest, source)
+        request = ge.build(ge.VlmGenerationRequest, source)
         pictures = has_images(request)
         if pictures:
             _ = self.engine.checkpoint.vision  # or an UnsupportedError
-        prompt = prompt_of(request, plan)
-        asked = Asked(
+        prompt = ge.prompt_of(request, plan)
+        asked = ge.Asked(
             self.engine.config, plan.options, plan.plugins, pictures=pictures, prompts=[prompt]
         )
-        refused = refusal_of(asked)
+        refused = ge.refusal_of(asked)
         if refused is not None:
             raise refused
         if plan.options.temperature and prompt.seed is None:
@@ -495,7 +444,7 @@ class Plans:
 
 
 def stream(
-    engine: GenerationEngine,
+    engine: ge.GenerationEngine,
     requests: Iterable[Request],
     options: Options = None,
     *,
@@ -511,8 +460,8 @@ def stream(
     the first one, with its index.
     `close()` drops what runs; so does a `break`, as soon as nothing refers to the iterator."""
     if on_error not in ("raise", "return"):
-        fix = did_you_mean(on_error, ("raise", "return"))
-        raise OptionError(f"no on_error {on_error!r}", fix=fix)
+        fix = ge.did_you_mean(on_error, ("raise", "return"))
+        raise ge.OptionError(f"no on_error {on_error!r}", fix=fix)
     plans = Plans(engine)
     plan = plans.of(options, plugins)
     ready = threading.Event()
@@ -520,7 +469,7 @@ def stream(
     errors = answers if on_error == "return" else None
     works = {}
     for index, source in enumerate(answers):
-        with at_request(index, errors):
+        with ge.at_request(index, errors):
             prompt = plans.prompt(source, plan)
             works[index] = Work(index, prompt, plan, lambda over: ready.set())
     failed = [Piece(k, "", (), answers[k]) for k in range(len(answers)) if k not in works]
@@ -528,7 +477,7 @@ def stream(
 
 
 def read_all(
-    engine: GenerationEngine,
+    engine: ge.GenerationEngine,
     failed: Sequence[Piece],
     works: Mapping[int, Work],
     ready: threading.Event,
@@ -548,8 +497,8 @@ def read_all(
                     continue
                 if piece.result is not None:
                     del left[index]
-                if isinstance(piece.result, GenEngineError) and on_error == "raise":
-                    with at_request(index):
+                if isinstance(piece.result, ge.GenEngineError) and on_error == "raise":
+                    with ge.at_request(index):
                         raise piece.result
                 yield piece
 
@@ -590,17 +539,17 @@ class Answer(AsyncIterator[Piece]):
 
     def _checked(self, piece: Piece) -> Piece:
         self._is_read = piece.result is not None
-        if isinstance(piece.result, GenEngineError):
+        if isinstance(piece.result, ge.GenEngineError):
             raise piece.result
         return piece
 
-    async def result(self) -> GenerationResult:
+    async def result(self) -> ge.GenerationResult:
         """The whole answer. Raises the request's error."""
         async for piece in self:
-            if isinstance(piece.result, GenerationResult):
+            if isinstance(piece.result, ge.GenerationResult):
                 return piece.result
         fix = "keep the result of its last piece"
-        raise EngineError("the answer was read to its end already", fix=fix)
+        raise ge.EngineError("the answer was read to its end already", fix=fix)
 
 
 MOST_IN_WORK = 256
@@ -613,9 +562,9 @@ class Live:
     until these are over. Leaving the block drops all that runs. The engine stays loaded.
     most: requests in work at a time, >= 1; `submit` waits for its turn. Default 256."""
 
-    def __init__(self, engine: GenerationEngine, *, most: int = MOST_IN_WORK) -> None:
+    def __init__(self, engine: ge.GenerationEngine, *, most: int = MOST_IN_WORK) -> None:
         if type(most) is not int or most < 1:
-            raise OptionError(f"most is {most!r}", fix="it must be a whole number >= 1")
+            raise ge.OptionError(f"most is {most!r}", fix="it must be a whole number >= 1")
         self._plans = Plans(engine)
         self._feeder = Feeder(engine)
         self._loop = asyncio.get_running_loop()
@@ -648,7 +597,7 @@ class Live:
 
     def _prepare(
         self, request: Request, options: Options, plugins: Sequence[Any]
-    ) -> tuple[Plan, Prompt]:
+    ) -> tuple[ge.Plan, ge.Prompt]:
         with self._preparing:
             plan = self._plans.of(options, plugins)
             return plan, self._plans.prompt(request, plan)

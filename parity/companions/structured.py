@@ -20,49 +20,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        OTHER_VLLM,
-        Asked,
-        Checkpoint,
-        Contract,
-        OptionError,
-        Plan,
-        Refusal,
-        RequestError,
-        TextGenerationRequest,
-        UnsupportedError,
-        build,
-        is_text,
-        lazy_import,
-        ruled,
-        short_repr,
-        vllm_is_on_cpu,
-        wrapping_errors,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        OTHER_VLLM,
-        Asked,
-        Checkpoint,
-        Contract,
-        OptionError,
-        Plan,
-        Refusal,
-        RequestError,
-        TextGenerationRequest,
-        UnsupportedError,
-        build,
-        is_text,
-        lazy_import,
-        ruled,
-        short_repr,
-        vllm_is_on_cpu,
-        wrapping_errors,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -87,7 +50,7 @@ def schema_text(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class StructuredOptions(Contract):
+class StructuredOptions(ge.Contract):
     """What the text must look like: exactly one of these forms.
 
     json: a JSON schema (mapping or string).   json_object: any JSON object.
@@ -97,22 +60,22 @@ class StructuredOptions(Contract):
         enable_thinking=True, of which it would leave no thought; "" begins at once there, too.
     xgrammar constrains both backends. JSON has no white space between its tokens."""
 
-    json: Any = ruled(
-        None, "a JSON schema as a mapping or a string", str, holds=is_text, made=schema_text
+    json: Any = ge.ruled(
+        None, "a JSON schema as a mapping or a string", str, holds=ge.is_text, made=schema_text
     )
     json_object: bool = False
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
-    after: str | None = ruled(None, "a marker as '</think>', or ''", str)
+    after: str | None = ge.ruled(None, "a marker as '</think>', or ''", str)
 
     def check(self) -> None:
         if len(self.forms()) != 1:
             problem = f"StructuredOptions has {len(self.forms())} forms"
-            raise OptionError(problem, fix="give exactly one")
-        if self.after and (not is_text(self.after) or self.after[0] in self.after[1:]):
-            problem = f"StructuredOptions.after is {short_repr(self.after)}"
-            raise OptionError(problem, fix="give a marker whose first character is in it once")
+            raise ge.OptionError(problem, fix="give exactly one")
+        if self.after and (not ge.is_text(self.after) or self.after[0] in self.after[1:]):
+            problem = f"StructuredOptions.after is {ge.short_repr(self.after)}"
+            raise ge.OptionError(problem, fix="give a marker whose first character is in it once")
 
     def forms(self) -> dict[str, Any]:
         names = [f.name for f in dataclasses.fields(self) if f.name != "after"]
@@ -120,35 +83,35 @@ class StructuredOptions(Contract):
         return {name: values[name] for name in values if values[name] not in (None, False, ())}
 
 
-def mixes_structures(asked: Asked) -> bool:
+def mixes_structures(asked: ge.Asked) -> bool:
     return len({prompt.structured is None for prompt in asked.prompts}) == 2
 
 
-def has_own_process(asked: Asked) -> bool:
+def has_own_process(asked: ge.Asked) -> bool:
     """Whether vLLM's engine, which compiles structures, is in a process of its own."""
     return os.getenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0"
 
 
 REFUSALS = (
-    Refusal(
+    ge.Refusal(
         "vllm",
         "structures beside free rows on a CPU",  # 0.14.1 pins memory then, which takes a GPU
-        lambda asked: mixes_structures(asked) and vllm_is_on_cpu(),
-        OTHER_VLLM,
+        lambda asked: mixes_structures(asked) and ge.vllm_is_on_cpu(),
+        ge.OTHER_VLLM,
         "vllm>=0.12,<0.20",
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "structures in a process of its own",
         has_own_process,
         "unset VLLM_ENABLE_V1_MULTIPROCESSING, or use backend='hf'",
         "vllm<0.32",
     ),
-    Refusal(
+    ge.Refusal(
         "vllm",
         "logits plugins beside structures",
         lambda asked: any(plugin.logits for plugin in asked.plugins),
-        OTHER_VLLM,
+        ge.OTHER_VLLM,
         "vllm>=0.11,<0.14",
     ),
 )
@@ -322,7 +285,7 @@ def check_nul(form: str, value: Any) -> None:
         is_lost = any(found[1] for found in NUL.finditer(value))
     if is_lost:
         problem = f"the {form} has a NUL character, which xgrammar loses"
-        raise RequestError(problem, fix="take it out")
+        raise ge.RequestError(problem, fix="take it out")
 
 
 ESCAPES = frozenset("dDwWsSnrtfvxuc")  # letters and digits that xgrammar reads behind a backslash
@@ -388,7 +351,7 @@ def escapes_patterns() -> bool:
     write it as it is: a quote for `.`, a line end for `[^a]`, of `a|b` an a without its second
     quote."""
     schema = '{"type": "string", "pattern": "."}'
-    return "json_string" in str(lazy_import("xgrammar").Grammar.from_json_schema(schema))
+    return "json_string" in str(ge.lazy_import("xgrammar").Grammar.from_json_schema(schema))
 
 
 # A piece (group 1) that a quote, a backslash or a control character may follow; other pieces.
@@ -411,8 +374,8 @@ def check_pattern(pattern: str, *, is_json: bool) -> None:
     if piece is None and is_json and not escapes_patterns():
         piece = wide_piece(pattern)
     if piece is not None:
-        problem = f"xgrammar cannot follow {piece!r} in the pattern {short_repr(pattern)}"
-        raise RequestError(problem, fix="write it without")
+        problem = f"xgrammar cannot follow {piece!r} in the pattern {ge.short_repr(pattern)}"
+        raise ge.RequestError(problem, fix="write it without")
 
 
 def check_choices(schema: Mapping[str, Any]) -> None:
@@ -420,14 +383,14 @@ def check_choices(schema: Mapping[str, Any]) -> None:
     for word in CHOICES:
         if schema.get(word) == []:
             problem = f"nothing satisfies an empty {word!r}"
-            raise RequestError(problem, fix="say what may stand there")
+            raise ge.RequestError(problem, fix="say what may stand there")
 
 
 def check_schema(schema: Any, depth: int = 1) -> None:
     """Raise RequestError for what xgrammar ignores, at any depth."""
     if depth > DEEPEST:
         problem = f"xgrammar would take minutes for a schema more than {DEEPEST} deep"
-        raise RequestError(problem, fix="make it flatter")
+        raise ge.RequestError(problem, fix="make it flatter")
     if isinstance(schema, list):
         for item in schema:
             check_schema(item, depth + 1)
@@ -437,7 +400,7 @@ def check_schema(schema: Any, depth: int = 1) -> None:
     ignored = ignored_words(schema)
     if ignored:
         problem = f"xgrammar ignores the schema keyword {min(ignored)!r}"
-        raise RequestError(problem, fix="take it out of the schema")
+        raise ge.RequestError(problem, fix="take it out of the schema")
     for pattern in (schema.get("pattern", ""), *schema.get("patternProperties", ())):
         check_pattern(pattern, is_json=True)
     for word, value in schema.items():
@@ -463,7 +426,7 @@ JSON_CHARACTER = r'([^\0-\x1f\"\\] | "\\" [\"\\/bfnrt])'
 def json_grammar(schema: str) -> str:
     """The EBNF of a JSON schema."""
     check_schema(json.loads(schema))
-    grammar = lazy_import("xgrammar").Grammar
+    grammar = ge.lazy_import("xgrammar").Grammar
     ebnf = str(grammar.from_json_schema(schema, any_whitespace=False, separators=(",", ":")))
     ebnf = ebnf.replace(RAW_CHARACTER, JSON_CHARACTER)
     # Where anything may stand, xgrammar forgets the separators.
@@ -491,7 +454,7 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 def ebnf_of(form: str, value: Any) -> str:
     """The EBNF of a form, as xgrammar writes it."""
-    grammar = lazy_import("xgrammar").Grammar
+    grammar = ge.lazy_import("xgrammar").Grammar
     if form == "json":
         return json_grammar(value)
     if form == "json_object":
@@ -529,7 +492,7 @@ def text_before(marker: str) -> str:
 
 def behind(marker: str, ebnf: str) -> str:
     """The EBNF of any text, a marker, and a structure."""
-    grammar = lazy_import("xgrammar").Grammar
+    grammar = ge.lazy_import("xgrammar").Grammar
     before = grammar.from_ebnf(text_before(marker))
     return str(grammar.concat(before, grammar.from_ebnf(fix_hex_escapes(ebnf))))
 
@@ -539,35 +502,35 @@ def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and
     choices. Raises RequestError."""
     [(form, value)] = structured.forms().items()
-    with wrapping_errors(RequestError, f"xgrammar refused the {form}", "correct it"):
+    with ge.wrapping_errors(ge.RequestError, f"xgrammar refused the {form}", "correct it"):
         ebnf = ebnf_of(form, value)
         if structured.after:
             ebnf = behind(structured.after, ebnf)
     if len(ebnf) > LONGEST:
         size = f"{len(ebnf)} characters of EBNF"
         problem = f"xgrammar would take minutes for the {form}, {size}"
-        raise RequestError(problem, fix="shorten it")
+        raise ge.RequestError(problem, fix="shorten it")
     return fix_hex_escapes(ebnf)
 
 
-def grammar_for(request: TextGenerationRequest, plan: Plan) -> str:
+def grammar_for(request: ge.TextGenerationRequest, plan: ge.Plan) -> str:
     """The EBNF of a request's structure under these options. Raises GenEngineError where they
     contradict it."""
-    structured = build(StructuredOptions, request.structured)
+    structured = ge.build(StructuredOptions, request.structured)
     options = plan.options
     thinks = request.chat.enable_thinking and not request.continue_final
     if thinks and structured.after is None:
         fix = "say structured={..., 'after': '</think>'}, or 'after': '' for no thought"
-        raise RequestError("the structure leaves no room for the thought", fix=fix)
+        raise ge.RequestError("the structure leaves no room for the thought", fix=fix)
     if not plan.checkpoint.eos_ids:
         problem = "a structure needs an EOS id, and the checkpoint has none"
-        raise UnsupportedError(problem, fix="name the end-of-text id in config.json")
+        raise ge.UnsupportedError(problem, fix="name the end-of-text id in config.json")
     if options.min_new_tokens or options.stop.ignore_eos:
         problem = "min_new_tokens or ignore_eos with a structure, which says where it ends"
-        raise OptionError(problem, fix="drop one")
+        raise ge.OptionError(problem, fix="drop one")
     if options.logprobs is not None or options.logits:  # forced decoding has logprobs
         problem = "replay, logprobs and logits of a structure are not raw"
-        raise OptionError(problem, fix="use score_batch on the answer")
+        raise ge.OptionError(problem, fix="use score_batch on the answer")
     return grammar_of(structured)
 
 
@@ -602,8 +565,8 @@ class Compiler:
     structure; it may before one, where the marker may be special. A token of bytes that no text has
     may stand nowhere."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        xgrammar = lazy_import("xgrammar")
+    def __init__(self, checkpoint: ge.Checkpoint) -> None:
+        xgrammar = ge.lazy_import("xgrammar")
         ends = {"vocab_size": checkpoint.vocabulary, "stop_token_ids": list(checkpoint.eos_ids)}
         whole = xgrammar.TokenizerInfo.from_huggingface(checkpoint.tokenizer, **ends)
         words = [b"" if NO_TEXT.search(word) else word for word in whole.decoded_vocab]
@@ -627,18 +590,18 @@ class Compiler:
 class Grammars:
     """Matchers of structures, for a checkpoint's tokens."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: ge.Checkpoint) -> None:
         self.compiler: Any = Compiler(checkpoint)
 
     def matcher(self, ebnf: str) -> Matcher:
         compiled = self.compiler.compile_grammar(ebnf)
-        return Matcher(lazy_import("xgrammar").GrammarMatcher(compiled))
+        return Matcher(ge.lazy_import("xgrammar").GrammarMatcher(compiled))
 
 
 def mask_logits(matchers: Sequence[Matcher | None], logits: Any) -> None:
     """Set what a row's grammar does not allow next to -inf, in place. logits: [rows, vocabulary];
     a row without a matcher stays as it is."""
-    xgrammar = lazy_import("xgrammar")
+    xgrammar = ge.lazy_import("xgrammar")
     mask = xgrammar.allocate_token_bitmask(len(matchers), logits.shape[-1])
     mask.fill_(-1)
     for place, matcher in enumerate(matchers):
@@ -647,12 +610,12 @@ def mask_logits(matchers: Sequence[Matcher | None], logits: Any) -> None:
     xgrammar.apply_token_bitmask_inplace(logits, mask.to(logits.device))
 
 
-def set_compiler(engine: Any, checkpoint: Checkpoint) -> None:
+def set_compiler(engine: Any, checkpoint: ge.Checkpoint) -> None:
     """Give a vLLM engine in this process our compiler: before 0.32 its own knows one end id
     only."""
     manager = engine.engine_core.engine_core.structured_output_manager
     if manager.backend is None:
-        module = lazy_import("vllm.v1.structured_output.backend_xgrammar")
+        module = ge.lazy_import("vllm.v1.structured_output.backend_xgrammar")
         config = engine.vllm_config
         size = config.model_config.get_vocab_size()
         manager.backend = module.XgrammarBackend(config, manager.tokenizer, size)

@@ -21,13 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import OptionError, RequestError, did_you_mean, wrapping_errors
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import OptionError, RequestError, did_you_mean, wrapping_errors
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -874,7 +873,7 @@ def schemas_of(tools: Sequence[Any]) -> dict[str, Schema]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             problem = f"tools[{index}] is no description of a function"
             fix = 'pass {"type": "function", "function": {"name": ..., "parameters": {...}}}'
-            raise OptionError(problem, fix=fix)
+            raise ge.OptionError(problem, fix=fix)
         parameters = function.get("parameters")
         schemas[function["name"]] = Schema(parameters, parameters)
     return schemas
@@ -906,7 +905,7 @@ def parse_tool_calls(
     an error. Linear in len(text). Raises OptionError for an unknown format, or a tool without a
     name. Where a marker is a special token ([TOOL_CALLS]), pass GenerationResult.raw_text."""
     if not isinstance(format, str) or format not in FORMATS:
-        raise OptionError(f"no tool call format {format!r}", fix=did_you_mean(format, FORMATS))
+        raise ge.OptionError(f"no tool call format {format!r}", fix=ge.did_you_mean(format, FORMATS))
     schemas = None if tools is None else schemas_of(tools)
     forms = [form for form in FORMATS[format] if re.search(form.block, text)]
     if FORMATS[format] is ANY and is_pythonic(text):
@@ -928,7 +927,7 @@ def for_template(calls: Sequence[Any], source: str) -> list[Any]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("arguments"), str):
             fix = "write a JSON object"
-            with wrapping_errors(RequestError, "the arguments of a tool call are no JSON", fix):
+            with ge.wrapping_errors(ge.RequestError, "the arguments of a tool call are no JSON", fix):
                 arguments = json.loads(function["arguments"])
             call = {**call, "function": {**function, "arguments": arguments}}
         parsed.append(call)

@@ -24,43 +24,17 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        Asked,
-        BackendMissing,
-        Checkpoint,
-        Refusal,
-        RequestError,
-        UnsupportedError,
-        VlmGenerationRequest,
-        VlmPreprocessOptions,
-        lazy_import,
-        load_image,
-        short_repr,
-        wrapping_errors,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        Asked,
-        BackendMissing,
-        Checkpoint,
-        Refusal,
-        RequestError,
-        UnsupportedError,
-        VlmGenerationRequest,
-        VlmPreprocessOptions,
-        lazy_import,
-        load_image,
-        short_repr,
-        wrapping_errors,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
 __all__ = ["REFUSALS", "Clip", "VideoError", "expand", "load_video"]
 
 
-class VideoError(RequestError):
+class VideoError(ge.RequestError):
     """A video is unreadable, truncated, too large, or no video."""
 
 
@@ -106,33 +80,33 @@ class Clip:
 
 INSTEAD = "install a newer one, or give frames as images"
 REFUSALS = (  # these place frames otherwise, or cannot count their tokens
-    Refusal("both", "videos", lambda asked: True, INSTEAD, "transformers<5.16"),
-    Refusal("vllm", "videos", lambda asked: True, INSTEAD, "vllm<0.32"),
+    ge.Refusal("both", "videos", lambda asked: True, INSTEAD, "transformers<5.16"),
+    ge.Refusal("vllm", "videos", lambda asked: True, INSTEAD, "vllm<0.32"),
 )
 
 # Their video path was compared on both backends, id by id; others write their frames otherwise.
 PROCESSORS = ("Qwen3VLProcessor",)
 
 
-def check_checkpoint(checkpoint: Checkpoint) -> None:
+def check_checkpoint(checkpoint: ge.Checkpoint) -> None:
     """Raise UnsupportedError where this checkpoint, or a release, has no videos."""
     kind = type(checkpoint.vision).__name__
     if kind not in PROCESSORS:
         problem = f"videos for {kind} are not supported"
         fix = f"give frames as images, or load a checkpoint of {', '.join(PROCESSORS)}"
-        raise UnsupportedError(problem, fix=fix)
-    asked = Asked(checkpoint.settings)
+        raise ge.UnsupportedError(problem, fix=fix)
+    asked = ge.Asked(checkpoint.settings)
     for refusal in REFUSALS:
         if refusal.holds(asked):
             problem = f"{refusal.releases} cannot do {refusal.what}"
-            raise UnsupportedError(problem, fix=refusal.fix)
+            raise ge.UnsupportedError(problem, fix=refusal.fix)
 
 
-def check_budget(vlm: VlmPreprocessOptions) -> None:
+def check_budget(vlm: ge.VlmPreprocessOptions) -> None:
     """Raise UnsupportedError for a pixel budget, which means an image's."""
     if vlm.min_pixels or vlm.max_pixels or not vlm.do_resize:
         problem = "a pixel budget (`vlm`) beside a video"
-        raise UnsupportedError(problem, fix="give smaller frames, a lower fps, or leave it out")
+        raise ge.UnsupportedError(problem, fix="give smaller frames, a lower fps, or leave it out")
 
 
 # == A part of a message ==
@@ -144,7 +118,7 @@ def check_fields(part: Mapping[str, Any]) -> None:
     """Raise VideoError for a part without a video, or with what nothing reads."""
     for name, value in part.items():
         if name not in FIELDS and value is not None:
-            problem = f"{short_repr(name)} in a video part does nothing"
+            problem = f"{ge.short_repr(name)} in a video part does nothing"
             raise VideoError(problem, fix="give it `video` and `fps` only")
     if part.get("video") is None:
         fix = "give it {'type': 'video', 'video': a path or a list of frames}"
@@ -161,7 +135,7 @@ def frame_rate(part: Mapping[str, Any]) -> float | None:
         with contextlib.suppress(OverflowError):  # a whole number that no float holds
             known = float(rate)
     if not math.isfinite(known) or known <= 0:
-        raise VideoError(f"fps is {short_repr(rate)}", fix="give a number above 0")
+        raise VideoError(f"fps is {ge.short_repr(rate)}", fix="give a number above 0")
     return known
 
 
@@ -182,22 +156,22 @@ MOST_BYTES = 1 << 32  # of the frames that are read out of one file
 def check_file(path: str) -> None:
     """Raise VideoError for what is no file of a known container."""
     if not os.path.isfile(path):  # a pipe or a device may never end
-        problem = f"there is no file {short_repr(path)}"
+        problem = f"there is no file {ge.short_repr(path)}"
         raise VideoError(problem, fix="give the path of a video; none is fetched from a URL")
     with open(path, "rb") as file:
         head = file.read(12)
     if not CONTAINERS.match(head):
         what = "no video" if head else "empty"
         fix = "give an MP4, MOV, WebM, Matroska, AVI, MPEG or GIF file, or a list of frames"
-        raise VideoError(f"{short_repr(path)} is {what}", fix=fix)
+        raise VideoError(f"{ge.short_repr(path)} is {what}", fix=fix)
 
 
 def decoder() -> Any:
     """The module cv2. Raises BackendMissing with the line that installs it."""
     if find_spec("cv2") is None:
         fix = "run: pip install opencv-python-headless; or give a list of frames"
-        raise BackendMissing("OpenCV, which decodes videos, is not installed", fix=fix)
-    return lazy_import("cv2")
+        raise ge.BackendMissing("OpenCV, which decodes videos, is not installed", fix=fix)
+    return ge.lazy_import("cv2")
 
 
 @contextlib.contextmanager
@@ -208,7 +182,7 @@ def opened(path: str) -> Iterator[Any]:
     reader = cv2.VideoCapture(os.path.abspath(path), cv2.CAP_FFMPEG)
     try:
         if not reader.isOpened():
-            problem = f"{short_repr(path)} cannot be decoded"
+            problem = f"{ge.short_repr(path)} cannot be decoded"
             raise VideoError(problem, fix="it may be truncated: see whether a player shows it")
         yield reader
     finally:
@@ -233,11 +207,11 @@ def file_facts(path: str) -> tuple[int, float, int]:
         sides = (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
         width, height = (reader.get(name) for name in sides)
     if not math.isfinite(rate) or rate <= 0:
-        problem = f"{short_repr(path)} names no frame rate"
+        problem = f"{ge.short_repr(path)} names no frame rate"
         raise VideoError(problem, fix="give its frames as a list, with fps")
     known = int(total) if total > 0 else count_frames(path)
     if known == 0:
-        raise VideoError(f"{short_repr(path)} has no frames", fix="give a video with some")
+        raise VideoError(f"{ge.short_repr(path)} has no frames", fix="give a video with some")
     return known, rate, int(width * height) * 3
 
 
@@ -255,7 +229,9 @@ def read_frames(path: str, indices: Sequence[int]) -> list[Any]:
                 if is_there:
                     frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
             if not is_there:
-                problem = f"{short_repr(path)} ends at frame {index}, before frame {max(indices)}"
+                problem = (
+                    f"{ge.short_repr(path)} ends at frame {index}, before frame {max(indices)}"
+                )
                 raise VideoError(
                     problem, fix="it is truncated, or its header is wrong: get it anew"
                 )
@@ -266,7 +242,9 @@ def sampled(total: int, rate: float, wanted: float | None, processor: Any) -> tu
     """Indices of the frames that the checkpoint's processor takes. wanted: frames per second."""
     if wanted is None and not processor.do_sample_frames:
         return tuple(range(total))
-    facts = lazy_import("transformers.video_utils").VideoMetadata(total_num_frames=total, fps=rate)
+    facts = ge.lazy_import("transformers.video_utils").VideoMetadata(
+        total_num_frames=total, fps=rate
+    )
     count = processor.num_frames if wanted is None else None
     if wanted is None and count is None:
         wanted = processor.fps
@@ -286,18 +264,18 @@ def check_array(frame: Any, position: int) -> None:
         raise VideoError(f"frame {position} of a video is {is_what}", fix=fix)
 
 
-def given_frames(frames: Any, request: VlmGenerationRequest) -> list[Any]:
+def given_frames(frames: Any, request: ge.VlmGenerationRequest) -> list[Any]:
     """Frames as RGB arrays. Each may be what an image may be, or an array [height, width, 3]."""
-    numpy = lazy_import("numpy")
+    numpy = ge.lazy_import("numpy")
     arrays = []
     for position, frame in enumerate(frames):
-        with wrapping_errors(
+        with ge.wrapping_errors(
             VideoError, f"frame {position} of a video", "give what an image may be"
         ):
             if isinstance(frame, numpy.ndarray):
                 check_array(frame, position)
-                frame = lazy_import("PIL.Image").fromarray(frame)
-            image = load_image(
+                frame = ge.lazy_import("PIL.Image").fromarray(frame)
+            image = ge.load_image(
                 frame,
                 loader=request.image_loader,
                 root=request.image_root,
@@ -316,35 +294,35 @@ def stacked(frames: Sequence[Any], least: int, name: str) -> Any:
     if len(sizes) > 1:
         problem = f"the frames of {name} have several sizes: {', '.join(sizes[:4])}"
         raise VideoError(problem, fix="scale them to one size")
-    return lazy_import("numpy").stack(frames)
+    return ge.lazy_import("numpy").stack(frames)
 
 
 # == For gen_engine ==
 
 
-def count_tokens(clip: Clip, checkpoint: Checkpoint) -> int:
+def count_tokens(clip: Clip, checkpoint: ge.Checkpoint) -> int:
     """How many tokens a clip becomes: the processor's own arithmetic and its own words."""
     processor = checkpoint.vision
     video = processor.video_processor
     count, height, width, _ = clip.frames.shape
-    with wrapping_errors(VideoError, f"frames of {width}x{height} pixels", "crop them"):
+    with ge.wrapping_errors(VideoError, f"frames of {width}x{height} pixels", "crop them"):
         patches = int(video.get_num_of_video_patches(count, height, width))
         groups = -(-count // video.temporal_patch_size)
-        grid = lazy_import("torch").tensor([[groups, patches // groups, 1]])
-        known = lazy_import("transformers.video_utils").VideoMetadata(**clip.metadata())
+        grid = ge.lazy_import("torch").tensor([[groups, patches // groups, 1]])
+        known = ge.lazy_import("transformers.video_utils").VideoMetadata(**clip.metadata())
         made = {"video_grid_thw": grid, "video_metadata": [known]}
         text = processor.replace_video_token(made, 0)
     return len(checkpoint.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def read_clip(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) -> Clip:
+def read_clip(part: Mapping[str, Any], request: Any, checkpoint: ge.Checkpoint) -> Clip:
     """The frames of a part. Raises VideoError."""
     processor = checkpoint.vision.video_processor
     source = part["video"]
     rate = frame_rate(part)
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
-        name = short_repr(path)
+        name = ge.short_repr(path)
         total, own_rate, size = file_facts(path)
         indices = sampled(total, own_rate, rate, processor)
         if len(indices) * size > MOST_BYTES:
@@ -367,7 +345,7 @@ def read_clip(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) -> 
     return Clip(array, indices, total, own_rate, checkpoint.vision.video_token_id)
 
 
-def load_video(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) -> Clip:
+def load_video(part: Mapping[str, Any], request: Any, checkpoint: ge.Checkpoint) -> Clip:
     """The video of a message's part, as both backends are given it.
 
     part: {"type": "video", "video": a path or a list of frames, "fps": ...}. fps is how many frames
@@ -381,7 +359,7 @@ def load_video(part: Mapping[str, Any], request: Any, checkpoint: Checkpoint) ->
     return replace(clip, tokens=count_tokens(clip, checkpoint))
 
 
-def expand(clip: Clip, checkpoint: Checkpoint) -> dict[str, Any]:
+def expand(clip: Clip, checkpoint: ge.Checkpoint) -> dict[str, Any]:
     """The processor's tensors for a clip: input_ids [1, its tokens], attention_mask, pixel values
     and grid."""
     processor = checkpoint.vision

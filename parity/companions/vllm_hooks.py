@@ -13,13 +13,12 @@ no_repeat_ngram_size need it; transformers does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import Plan, RowWatch, lazy_import, own_logits
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import Plan, RowWatch, lazy_import, own_logits
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -34,11 +33,11 @@ def row_hooks_class() -> Any:
         "is_argmax_invariant": lambda self: False,
         "new_req_logits_processor": lambda self, params: (params.extra_args or {}).get(HOOK),
     }
-    base = lazy_import("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
+    base = ge.lazy_import("vllm.v1.sample.logits_processor").AdapterLogitsProcessor
     return type("RowHooks", (base,), members)
 
 
-def logits_hook(plan: Plan, watch: RowWatch) -> dict[str, Callable[..., Any]] | None:
+def logits_hook(plan: ge.Plan, watch: ge.RowWatch) -> dict[str, Callable[..., Any]] | None:
     """A request's extra arguments, with a function for vLLM to call with the row's logits: it keeps
     them where they are requested, then runs what changes them. None where it has nothing to do.
 
@@ -50,6 +49,6 @@ def logits_hook(plan: Plan, watch: RowWatch) -> dict[str, Callable[..., Any]] | 
         if plan.options.logits:
             # vLLM calls it for each part of a long prompt: the last call counts.
             watch.logits[len(token_ids) :] = [logits.float().cpu().clone()]
-        return own_logits(watch, prompt_ids, token_ids, logits)
+        return ge.own_logits(watch, prompt_ids, token_ids, logits)
 
     return {HOOK: act}

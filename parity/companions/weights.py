@@ -12,29 +12,12 @@ prefix cache, and the answers in a store, whose keys name the version.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING or not (__package__ and find_spec(".gen_engine", __package__)):
-    from gen_engine import (
-        OptionError,
-        UnsupportedError,
-        did_you_mean,
-        lazy_import,
-        short_repr,
-        takes,
-        wrapping_errors,
-    )
+if TYPE_CHECKING or not __package__:
+    import gen_engine as ge
 else:  # the copy beside this file, whatever others the process has
-    from .gen_engine import (
-        OptionError,
-        UnsupportedError,
-        did_you_mean,
-        lazy_import,
-        short_repr,
-        takes,
-        wrapping_errors,
-    )
+    from . import gen_engine as ge
 
 __version__ = "0.3.0"
 
@@ -45,19 +28,19 @@ Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 def named_weights(weights: Weights) -> Iterator[tuple[str, Any]]:
     """(name, tensor) of each weight. Raises OptionError for what is no tensor with a name."""
-    is_tensor = lazy_import("torch").is_tensor
+    is_tensor = ge.lazy_import("torch").is_tensor
     for item in weights.items() if isinstance(weights, Mapping) else weights:
         is_pair = isinstance(item, tuple) and len(item) == 2
         if not is_pair or not isinstance(item[0], str) or not is_tensor(item[1]):
             fix = "pass a state dict, or (name, tensor) pairs"
-            raise OptionError(f"a weight is {short_repr(item)}", fix=fix)
+            raise ge.OptionError(f"a weight is {ge.short_repr(item)}", fix=fix)
         yield item
 
 
 def check_adapters(backend: Any) -> None:
     if backend.checkpoint.settings.adapters:
         fix = "load without adapters, or load the checkpoint that has the new weights"
-        raise UnsupportedError("new weights beside adapters are not supported", fix=fix)
+        raise ge.UnsupportedError("new weights beside adapters are not supported", fix=fix)
 
 
 def update_hf(backend: Any, weights: Weights) -> None:
@@ -66,14 +49,16 @@ def update_hf(backend: Any, weights: Weights) -> None:
     before it have been copied."""
     check_adapters(backend)
     own = backend.model.state_dict()
-    with lazy_import("torch").no_grad():
+    with ge.lazy_import("torch").no_grad():
         for name, tensor in named_weights(weights):
             if name not in own:
-                raise OptionError(f"the model has no weight {name!r}", fix=did_you_mean(name, own))
+                raise ge.OptionError(
+                    f"the model has no weight {name!r}", fix=ge.did_you_mean(name, own)
+                )
             if own[name].shape != tensor.shape:
                 expected = tuple(own[name].shape)
                 problem = f"the weight {name!r} has the shape {tuple(tensor.shape)}"
-                raise OptionError(problem, fix=f"it must be {expected}")
+                raise ge.OptionError(problem, fix=f"it must be {expected}")
             own[name].copy_(tensor)
 
 
@@ -85,14 +70,14 @@ def update_vllm(backend: Any, weights: Weights) -> None:
 
     def reload(worker: Any) -> None:
         runner = worker.model_runner
-        if not takes(runner.__class__, "reload_weights", "weights_iterator"):
+        if not ge.takes(runner.__class__, "reload_weights", "weights_iterator"):
             fix = "install a newer vllm, or use backend='hf'"
-            raise UnsupportedError("this vllm reads new weights from disk only", fix=fix)
+            raise ge.UnsupportedError("this vllm reads new weights from disk only", fix=fix)
         runner.reload_weights(weights_iterator=iter(pairs))
 
     with (
         backend.healthy(),
-        wrapping_errors(OptionError, "vLLM refused the weights", "see the cause"),
+        ge.wrapping_errors(ge.OptionError, "vLLM refused the weights", "see the cause"),
     ):
         backend.model.collective_rpc(reload)
         backend.model.reset_prefix_cache()

@@ -8,36 +8,43 @@ log-probabilities and forces ids, which the copy's own repository may never do.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
+import importlib
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from parity.environment.vendor import companions, version_of
+from parity.environment.vendor import COMPANIONS, SOURCE, companions, version_of
 
 __all__ = ["Lender"]
 
 
-def load_for(copy: Any, file: Path) -> ModuleType:
-    """A companion's file as a module of its own, which takes what it imports of gen_engine from a copy."""
-    name = f"{copy.__name__.replace('.', '_')}_lent_{file.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    before = sys.modules.get("gen_engine")
-    sys.modules["gen_engine"] = copy
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        del sys.modules["gen_engine"]
-        if before is not None:
-            sys.modules["gen_engine"] = before
-    return module
+def lent_package(copy: Any) -> str:
+    """The name of a package that holds the companions of this parity, and the copy as their engine."""
+    name = f"{copy.__name__.replace('.', '_')}_lent"
+    if name not in sys.modules:
+        package = ModuleType(name)
+        package.__path__ = [str(SOURCE.parent / COMPANIONS)]
+        vars(package)["gen_engine"] = copy  # what `from . import gen_engine` gives a companion
+        sys.modules[name] = package
+    return name
+
+
+class LentCompanions:
+    """The companions of a copy, with those that a lender has where the copy has none."""
+
+    def __init__(self, lender: Lender, copy: Any) -> None:
+        self.lender = lender
+        self.copy = copy
+        self.original = copy.companions
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(self.original, name)
+        except self.copy.BackendMissing:
+            file = companions().get(name) if self.lender.active else None
+            if file is None or version_of(file.read_text(encoding="utf-8")) != self.copy.__version__:
+                raise
+        return importlib.import_module(f"{lent_package(self.copy)}.{name}")
 
 
 class Lender:
@@ -45,29 +52,17 @@ class Lender:
 
     def __init__(self) -> None:
         self.active = False
-        self.originals: list[tuple[Any, Callable[[str], Any]]] = []
+        self.served: list[LentCompanions] = []
 
     def serve(self, copy: Any) -> None:
-        """From now on; a second time does nothing."""
-        if any(copy is served for served, _ in self.originals):
+        """From now on; a second time does nothing. Copies of older versions have no companions to be lent."""
+        if not hasattr(copy, "companions") or any(copy is lent.copy for lent in self.served):
             return
-        original = copy.companion
-        self.originals.append((copy, original))
-
-        @functools.wraps(original)
-        def companion(name: str) -> Any:
-            try:
-                return original(name)
-            except copy.BackendMissing:
-                file = companions().get(name) if self.active else None
-                if file is None or version_of(file.read_text(encoding="utf-8")) != copy.__version__:
-                    raise
-            return load_for(copy, file)
-
-        copy.companion = companion
+        copy.companions = LentCompanions(self, copy)
+        self.served.append(copy.companions)
 
     def end(self) -> None:
         """Leave the copies as they were."""
-        while self.originals:
-            copy, original = self.originals.pop()
-            copy.companion = original
+        while self.served:
+            lent = self.served.pop()
+            lent.copy.companions = lent.original

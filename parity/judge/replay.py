@@ -364,7 +364,7 @@ def as_given(module: Any, checkpoint: Any, picture: Row, pixels: Any) -> Any:
     width, height = picture["size"]
     frames = numpy.asarray(pixels).reshape(-1, height, width, 3)
     indices = tuple(picture["indices"])
-    video = module.companion("video")
+    video = module.companions.video
     clip = video.Clip(frames, indices, len(indices), picture["fps"], picture["placeholder"])
     return dataclasses.replace(clip, tokens=video.count_tokens(clip, checkpoint))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,14 +18,36 @@ from ..conftest import TEXT
 COMPANIONS = vendor.companions()
 
 
+def names_of_engine(tree: ast.Module) -> set[str]:
+    """What a companion uses of gen_engine. Raises ValueError for an import under another name than `ge`."""
+    used = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="ge"), attr=name):
+                used.add(name)
+            case ast.ImportFrom(module="gen_engine", names=names):
+                used.update(alias.name for alias in names)
+            case ast.Import(names=[ast.alias("gen_engine", "ge")]):
+                pass
+            case ast.ImportFrom(module=None, level=1, names=[ast.alias("gen_engine", "ge")]):
+                pass
+            case ast.Import(names=[ast.alias("gen_engine"), *_]) | ast.ImportFrom(level=1):
+                raise ValueError(ast.unparse(node))
+    return used
+
+
 @pytest.mark.parametrize("name", COMPANIONS)
 def test_a_companion_uses_public_names_only(name: str) -> None:
-    tree = ast.parse(COMPANIONS[name].read_text(encoding="utf-8"))
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in imports if node.module == "gen_engine" or node.level]
-    used = {alias.name for node in ours for alias in node.names}
-    assert {node.module for node in ours} <= {"gen_engine"} and used <= set(gen_engine.__all__)
-    assert not any(alias.name == "gen_engine" for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names)
+    used = names_of_engine(ast.parse(COMPANIONS[name].read_text(encoding="utf-8")))
+    assert used and used <= set(gen_engine.__all__)
+
+
+def test_the_table_of_companions_holds_those_that_calls_need() -> None:
+    files = [vendor.SOURCE, *COMPANIONS.values()]
+    needed = {
+        name for file in files for name in re.findall(r"\bcompanions\.([a-z_]+)", file.read_text(encoding="utf-8"))
+    }
+    assert needed == set(gen_engine.COMPANIONS) and needed <= set(COMPANIONS)
 
 
 @pytest.mark.parametrize("name", COMPANIONS)
@@ -45,7 +68,8 @@ for package in sys.argv[1:]:
     at = package + "." if package != "flat" else ""
     engine = importlib.import_module(at + "gen_engine")
     tools, caches = importlib.import_module(at + "tool_calls"), importlib.import_module(at + "answer_cache")
-    assert tools.OptionError is caches.OptionError is engine.OptionError, package
+    assert tools.ge is caches.ge is engine, package
+    assert engine.companions.tool_calls is tools and engine.companions.answer_cache is caches, package
     try:
         tools.parse_tool_calls("", format="hermess")
     except engine.OptionError as error:
@@ -54,7 +78,7 @@ for package in sys.argv[1:]:
     engine.ModelLoadConfig("m", cache=caches.AnswerCache())
     for name in ("beams", "rollout", "speculation"):
         module = importlib.import_module(at + name)
-        assert module.OptionError is engine.OptionError, (package, name)
+        assert module.ge is engine, (package, name)
     assert issubclass(module.SpeculativeLoop, engine.DecodeLoop)
     engine.ModelLoadConfig("m", decoder=module.Speculation("ngram"))
 """
@@ -80,6 +104,12 @@ def test_a_companion_without_an_engine_says_what_is_missing(tmp_path: Path) -> N
         [sys.executable, "-S", "-c", "import tool_calls"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert "No module named 'gen_engine'" in done.stderr
+
+
+def test_a_companion_that_does_not_exist_is_an_attribute_error_with_a_guess() -> None:
+    with pytest.raises(AttributeError, match=r"no companion 'structurd'; did you mean 'structured'\?"):
+        _ = gen_engine.companions.structurd
+    assert not hasattr(gen_engine.companions, "__wrapped__")  # what inspect asks of any object
 
 
 REPOSITORY = """

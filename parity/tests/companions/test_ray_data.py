@@ -27,7 +27,11 @@ MOST = {"max_new_tokens": 24}
 @pytest.fixture
 def alone(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers in this process, on an engine that is loaded already."""
-    monkeypatch.setattr(ray_data, "load", lambda model, backend="hf", **_: shared(Path(model), backend))
+
+    def open_engine(model: str, settings: Mapping[str, Any]) -> Any:
+        return shared(Path(model), settings.get("backend", "hf"))
+
+    monkeypatch.setattr(ray_data, "open_engine", open_engine)
 
 
 def table(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -103,7 +103,7 @@ def test_bodies_are_answered_alike_in_files_and_rows(
     )
     assert len(found["limits"]["logprobs"]["content"]) == 3
 
-    monkeypatch.setattr(ray_data, "load", lambda *_, **__: engine)
+    monkeypatch.setattr(ray_data, "open_engine", lambda model, settings: engine)
     worker = Generate("any", {"max_new_tokens": 96}, columns=["choices", "text"])
     rows = worker({"body": [json.dumps(body) if k % 2 else body for k, body in enumerate(BODIES.values())]})
     assert rows["error"] == [None] * len(BODIES)
@@ -115,7 +115,7 @@ def test_bodies_are_answered_alike_in_files_and_rows(
 def test_rows_have_columns_of_their_own_for_chat_options_and_plugins(
     engine: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_data, "load", lambda *_, **__: engine)
+    monkeypatch.setattr(ray_data, "open_engine", lambda model, settings: engine)
     begun = [*chat(CAPITAL)["messages"], {"role": "assistant", "content": "The capital of"}]
     asked: list[dict[str, Any]] = [
         {**chat("Is 28 even?"), "chat": {"enable_thinking": True}, "options": {"max_new_tokens": 96}},

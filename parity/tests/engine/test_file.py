@@ -125,6 +125,6 @@ def test_a_module_that_only_has_a_companions_name_is_not_taken_for_it(tmp_path: 
             shutil.copy(ROOT / file, tmp_path / folder)
     (tmp_path / "other/scoring.py").write_text("GRADE = 1\n")
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "other"), str(tmp_path / "lib")])}
-    command = [sys.executable, "-c", "import gen_engine; gen_engine.companion('scoring')"]
+    command = [sys.executable, "-c", "import gen_engine; gen_engine.companions.scoring"]
     done = subprocess.run(command, capture_output=True, text=True, env=paths, cwd=tmp_path, check=False)
     assert "BackendMissing" in done.stderr and "other/scoring.py" in done.stderr, done.stderr

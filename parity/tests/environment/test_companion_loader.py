@@ -41,7 +41,7 @@ def test_a_copy_scores_and_forces_with_what_it_is_lent(copy: Any, backend: Any) 
     lender = Lender()
     lender.serve(copy)
     if hooks:
-        with pytest.raises(copy.BackendMissing, match="vllm_hooks.py is not beside"):
+        with pytest.raises(copy.BackendMissing, match="vllm_hooks.py, which is not beside"):
             copy.load(TEXT, backend=backend, **settings)
     lender.active = True
     with copy.load(TEXT, backend=backend, **settings) as engine:
@@ -52,10 +52,12 @@ def test_a_copy_scores_and_forces_with_what_it_is_lent(copy: Any, backend: Any) 
         [forced] = engine.generate_text_batch([chat("Hi")], {"replay": [[5, 6]], "max_new_tokens": 2})
         assert forced.token_ids == (5, 6)
         lender.active = False
-        with pytest.raises(copy.BackendMissing, match=r"scoring.py is not beside gen_engine.py"):
+        with pytest.raises(
+            copy.BackendMissing, match=r"score_batch needs scoring.py, which is not beside gen_engine.py"
+        ):
             engine.score_batch([pair])
     lender.end()
-    assert "lent" not in copy.companion.__module__ and not hasattr(copy.companion, "__wrapped__")
+    assert type(copy.companions) is copy.Companions
 
 
 def test_a_copy_of_another_version_has_to_bring_its_own(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,4 +66,12 @@ def test_a_copy_of_another_version_has_to_bring_its_own(copy: Any, monkeypatch: 
     lender.serve(copy)
     lender.active = True
     with pytest.raises(copy.BackendMissing):
-        copy.companion("scoring")
+        _ = copy.companions.scoring
+
+
+def test_a_copy_of_a_release_without_companions_is_left_alone(copy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(copy, "companions")
+    lender = Lender()
+    lender.serve(copy)
+    lender.end()
+    assert not hasattr(copy, "companions")

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from gen_engine import GenerationEngine, ModelLoadConfig, PromptTooLongError, companion, load
+from gen_engine import GenerationEngine, ModelLoadConfig, PromptTooLongError, companions, load
 
 WINDOW = 512  # of every checkpoint here
 PLACES = 3  # rows at a time, so that rows of a case join those that are under way
@@ -48,7 +48,7 @@ def engine(
         config = ModelLoadConfig(model=model_path, dtype=dtype, max_batch_size=PLACES, max_model_len=window)
         adapted = {name: path for path, name in names_of(adapters).items()}
         how: dict[str, Any] = {"logits_hooks": hooks, "adapters": adapted, "fallback_backend": spare}
-        how["decoder"] = companion("joining").Joining()
+        how["decoder"] = companions.joining.Joining()
         model = load(config, cache=ANSWERS if cached else None, **how)
     LOADED[key] = model
     return model
