@@ -97,13 +97,25 @@ def test_copies_in_one_process_use_the_engine_beside_them(tmp_path: Path, order:
     assert (done.stdout.splitlines(), done.stderr) == ([f"{name} did you mean 'hermes'?" for name in order], "")
 
 
-def test_a_companion_without_an_engine_says_what_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "module", "says"),
+    [
+        (".", "tool_calls", "No module named 'gen_engine'"),
+        ("acme", "acme.tool_calls", "cannot import name 'gen_engine' from 'acme'"),  # the other one is not taken
+    ],
+)
+def test_a_companion_without_an_engine_says_what_is_missing(
+    tmp_path: Path, folder: str, module: str, says: str
+) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
     for name in COMPANIONS:
-        (tmp_path / f"{name}.py").write_text(COMPANIONS[name].read_text(encoding="utf-8"))
+        (tmp_path / folder / f"{name}.py").write_text(COMPANIONS[name].read_text(encoding="utf-8"))
+    if folder != ".":
+        vendor.copy_to(tmp_path / "gen_engine.py")
     done = subprocess.run(
-        [sys.executable, "-S", "-c", "import tool_calls"], capture_output=True, text=True, cwd=tmp_path, check=False
+        [sys.executable, "-S", "-c", f"import {module}"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
-    assert "No module named 'gen_engine'" in done.stderr
+    assert says in done.stderr
 
 
 def test_a_companion_that_does_not_exist_is_an_attribute_error_with_a_guess() -> None:
