@@ -320,10 +320,11 @@ COMPANIONS = {  # name of a file beside this one, without .py: what needs it
 
 
 class Companions:
-    """The companions that a call may need: `companions.scoring` is scoring.py, imported at first
-    use. It is the file beside this one, or of the parity that this file came with. Not of another
-    one: a copy that lacks it would work in tests, and fail in production. Raises BackendMissing
-    where it is in neither place."""
+    """Imports a companion at first use: `companions.scoring` is scoring.py.
+
+    The file beside this one, or that of the parity that this file came with; never another's: a
+    copy that lacks it would work in tests, and fail in production. Raises BackendMissing where it
+    is in neither place."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in COMPANIONS:
