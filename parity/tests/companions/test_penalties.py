@@ -53,6 +53,14 @@ def test_settings_give_plain_vllms_ids_on_both(shared: Load, settings: dict[str,
         assert ids_of(results) == expected
 
 
+def test_penalties_divide_by_repetition_before_they_subtract_presence(shared: Load) -> None:
+    """As vLLM does: 1.0 / 2 - 0.25, not (1.0 - 0.25) / 2."""
+    torch = importlib.import_module("torch")
+    plugin = Penalties(shared(TEXT, "hf"), repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.125)
+    logits = plugin.logits([3, 3, 4], torch.tensor([0.0, 1.0, 1.0, 1.0, -1.0]), prompt_token_ids=[2, 3])
+    assert logits.tolist() == [0.0, 1.0, 0.5, 0.5 - 0.25 - 2 * 0.125, -2.0 - 0.25 - 0.125]
+
+
 def words_to_ban(engine: GenerationEngine) -> list[str]:
     """The first word, the first two, and the last of a count, which begin with and without a space."""
     [free] = engine.generate_text_batch([chat("Count to 25.")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -159,8 +160,21 @@ def test_a_thought_beyond_its_budget_is_ended(hooked: GenerationEngine, budget: 
     for before, result in zip(plain, results):
         reasoning, answer = split(result, hooked)
         assert answer is not None and answer.startswith("\n\n") and result.finish_reason == "eos"
-        assert result.token_ids[:budget] == before.token_ids[:budget]
-        assert len(hooked.tokenizer.encode(reasoning or "", add_special_tokens=False)) <= budget + 1
+        spent = max(budget, 1)  # the first token opens the thought
+        closing = tuple(hooked.tokenizer.encode(FORMATS["think"].closing, add_special_tokens=False))
+        assert result.token_ids[: spent + len(closing)] == before.token_ids[:spent] + closing
+        assert hooked.tokenizer.decode(result.token_ids[:spent]) == f"<think>{(reasoning or '').removesuffix(chr(10))}"
+
+
+def test_a_budget_bounds_the_first_thought_only(hooked: GenerationEngine) -> None:
+    """A second one is text of the answer: it would be closed in the middle of a sentence."""
+    torch = importlib.import_module("torch")
+    ids = hooked.tokenizer.encode("<think>a</think>b<think>c d e f g", add_special_tokens=False)
+    logits = torch.zeros(hooked.checkpoint.vocabulary)
+    plugin = Thinking(hooked, budget=2)
+    assert torch.equal(plugin.logits(ids, logits, prompt_token_ids=()), logits)
+    assert plugin.logits(ids[:3], logits, prompt_token_ids=()).isfinite().all()
+    assert plugin.logits(ids[1:2] * 3, logits, prompt_token_ids=ids[:1]).isfinite().sum() == 1
 
 
 def test_a_thought_within_its_budget_stays_as_it_is(hooked: GenerationEngine) -> None:

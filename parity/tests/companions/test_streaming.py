@@ -217,6 +217,32 @@ def test_a_row_that_begins_anew_goes_on_where_it_was_shown(shared: Load, monkeyp
         assert (text, ids) == (result.text, result.token_ids)
 
 
+def test_a_row_that_begins_anew_with_other_ids_of_the_same_text_is_an_error(
+    shared: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that were shown are not those of its result."""
+    engine = shared(TEXT, "hf")
+    forward, step, is_anew = engine.model.forward, 0, False
+    script = engine.tokenizer.encode(", ".join(map(str, range(1, 20))))
+    hidden = engine.tokenizer.convert_tokens_to_ids("<|vision_start|>")
+
+    @functools.wraps(forward)
+    def scripted(*args: Any, **named: Any) -> Any:
+        nonlocal step, is_anew
+        step = 0 if named["input_ids"].shape[1] > 1 else step + 1
+        if step == 10 and not is_anew:
+            is_anew = True
+            raise RuntimeError("CUDA out of memory")
+        outputs = forward(*args, **named)
+        answer = [hidden, *script] if is_anew else script
+        outputs.logits[:, -1, answer[step]] = 1000.0
+        return outputs
+
+    monkeypatch.setattr(engine.model, "forward", scripted)
+    with pytest.raises(EngineError, match="begins otherwise than what was shown.*begun anew after memory ran out"):
+        list(stream(engine, COUNTS[1:], {"max_new_tokens": 20}))
+
+
 # -- readers -----------------------------------------------------------------------------------------------------------
 
 

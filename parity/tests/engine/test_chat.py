@@ -149,7 +149,10 @@ def test_string_content_and_text_parts_render_alike() -> None:
 
 
 def test_a_template_that_walks_over_parts_gets_parts() -> None:
-    walks = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    walks = (
+        "{% for m in messages %}{% for part in m.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
     assert render(checkpoint(VL).processor, HELLO, chat={"template": walks}) == "Hello"
 
 

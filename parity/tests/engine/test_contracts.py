@@ -57,6 +57,8 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"top_k": -1}, "top_k is -1"),
     (GenerationOptions, {"min_p": -0.5}, "min_p is -0.5"),
     (GenerationOptions, {"repetition_penalty": 0}, "repetition_penalty is 0"),
+    (GenerationOptions, {"no_repeat_ngram_size": 0}, "no_repeat_ngram_size is 0"),
+    (GenerationOptions, {"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size is 1.5"),
     (GenerationOptions, {"seed": -1}, "seed is -1"),
     (GenerationOptions, {"seed": 2**63}, f"seed is {2**63}"),
     (GenerationOptions, {"stop": {"string": ["x"]}}, "no field 'string'. Did you mean 'strings'?"),

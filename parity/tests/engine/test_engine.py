@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,6 +37,35 @@ def test_effective_names_every_option_and_its_source(text: GenerationEngine) -> 
     assert said["skip_special_tokens"] == {"value": True, "from": "default"}
     plain = set(GenerationOptions.__dataclass_fields__) - {"stop", "decode"}
     assert plain <= set(said)
+
+
+def test_effective_window_is_the_checkpoints_unless_the_caller_lowers_it(shared: Load) -> None:
+    own, lowered = shared(TEXT, "hf", max_model_len=None), shared(TEXT, "hf")
+    assert own.effective()["max_model_len"] == {"value": 2048, "from": "checkpoint"}
+    assert lowered.effective()["max_model_len"] == {"value": WINDOW, "from": "caller"}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("progress", "counted"), [(True, "2/2"), (False, "")])
+def test_progress_draws_a_bar_of_samples_on_a_terminal_only_where_wanted(
+    monkeypatch: pytest.MonkeyPatch, progress: bool, counted: str
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with open_engine(TEXT, "hf", progress=progress) as engine:
+        engine.generate_text_batch([COUNT], {"n": 2, "temperature": 1.0, "max_new_tokens": 2})
+        drawn = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert counted in drawn and bool(drawn) == progress
+
+
+def test_progress_draws_nothing_where_stderr_is_no_terminal(
+    text: GenerationEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text.generate_text_batch([COUNT], {"max_new_tokens": 2})
+    assert capsys.readouterr().err == ""
 
 
 def test_every_result_carries_the_effective_options(text: GenerationEngine) -> None:

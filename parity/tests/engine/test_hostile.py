@@ -343,6 +343,27 @@ def test_a_row_whose_logits_are_no_numbers_costs_itself_and_nothing_later(backen
         assert engine.generate_text_batch(good, {"max_new_tokens": 20}) == wanted
 
 
+class Apart:
+    """vLLM's client of an engine core in another process, which does not show it."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "engine_core":
+            raise AttributeError(name)
+        return getattr(self.client, name)
+
+
+def test_rows_of_a_vllm_in_another_process_are_answered(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sees there whether a row's logits are numbers."""
+    engine = shared(TEXT, "vllm")
+    expected = engine.generate_text_batch([FRANCE, COUNT])
+    inner = engine.model.llm_engine
+    monkeypatch.setattr(inner, "engine_core", Apart(inner.engine_core))
+    assert engine.generate_text_batch([FRANCE, COUNT]) == expected
+
+
 def test_a_score_that_is_no_number_is_an_error_with_its_index(hooked: GenerationEngine, monkeypatch: Any) -> None:
     """Also where a backend sees none in the tokens that it chooses itself."""
     pairs, score = [("The capital", " of France"), ("a", " b")], hooked.backend.score

@@ -128,6 +128,16 @@ def test_adapters_are_added_and_removed_while_the_engine_lives(backend: str, ada
         assert (again.token_ids, again.cached) == (expected[0], True), "the same adapter as at first"
 
 
+def test_add_adapter_leaves_the_bare_model_without_it(adapters: dict[str, str]) -> None:
+    torch = importlib.import_module("torch")
+    with open_engine(TEXT, "hf") as engine, torch.no_grad():
+        ids = torch.tensor([engine.tokenizer.encode("The capital of France")])
+        before = engine.model(ids).logits
+        engine.add_adapter("one", adapters["one"])
+        with engine.bare(read_only=True) as model:
+            assert torch.equal(model(ids).logits, before)
+
+
 def test_adapters_that_cannot_be_added_leave_the_engine_as_it_is(
     backend: str, adapters: dict[str, str], tmp_path: Path
 ) -> None:

@@ -110,6 +110,35 @@ def test_the_ending_is_the_first_token_that_completes_a_stop(parts: list[str], s
     assert (ending and ending.count) == first
 
 
+EOS = "<|im_end|>"
+ENDINGS: list[tuple[str, dict[str, list[str]], list[str], Any]] = [
+    # tokens of one character; a stop id is named by its token
+    ("an EOS id before a stop string", {"strings": [f"b{EOS}"]}, ["a", "b", EOS], (3, "eos", None)),
+    ("an EOS id before a stop id", {"token_ids": [EOS]}, ["a", EOS], (2, "eos", None)),
+    ("a stop id before a stop string", {"strings": ["ab"], "token_ids": ["b"]}, ["a", "b"], (2, "stop", "id of b")),
+    ("an id that is a stop string", {"strings": ["b"]}, ["a", "b"], (2, "stop", "b")),
+    ("a stop string before the length", {"strings": ["bc"]}, ["a", "b", "c"], (3, "stop", "bc")),
+    ("a stop string before an id", {"strings": ["ab"], "token_ids": ["c"]}, ["a", "b", "c"], (2, "stop", "ab")),
+    ("the length", {"strings": ["x"]}, ["a", "b", "c", "x"], (3, "length", None)),
+    ("nothing", {"strings": ["x"]}, ["a", "b"], None),
+]
+
+
+@pytest.mark.parametrize(("stop", "tokens", "expected"), [row[1:] for row in ENDINGS], ids=[row[0] for row in ENDINGS])
+def test_find_ending_prefers_eos_then_a_stop_id_then_a_string_then_length(
+    stop: dict[str, list[str]], tokens: list[str], expected: Any
+) -> None:
+    numbers = {token: checkpoint().tokenizer.convert_tokens_to_ids(token) for token in ["a", "b", "c", "x", EOS]}
+    names = {number: f"id of {token}" for token, number in numbers.items()}
+    stops = {**stop, "token_ids": [numbers[token] for token in stop.get("token_ids", ())]}
+    options: dict[str, Any] = {"max_new_tokens": 3, "stop": stops, "decode": {"skip_special_tokens": False}}
+    found = find_ending([numbers[token] for token in tokens], make_plan(GenerationOptions(**options), checkpoint()))
+    if found is not None:
+        assert (found.count, found.reason, names.get(found.stop_reason, found.stop_reason)) == expected  # type: ignore[call-overload]
+    else:
+        assert expected is None
+
+
 def test_a_stop_whose_character_is_cut_at_the_minimum_completes_behind_it() -> None:
     ids = ids_of(["t", "\U0001f600", " tail"])
     plan = plan_of(["\U0001f600"], min_new_tokens=2)

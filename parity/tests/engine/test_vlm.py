@@ -144,6 +144,21 @@ def test_every_source_is_the_same_picture(vl: GenerationEngine, tmp_path: Path) 
     }
 
 
+WRITTEN = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_load_image_reads_the_formats_of_pictures(kind: str) -> None:
+    image = load_image(png(Image.new("RGB", (16, 16), "white"), kind))
+    assert (image.mode, image.size, image.getpixel((8, 8))) == ("RGB", (16, 16), (255, 255, 255))
+
+
+@pytest.mark.parametrize("kind", ["EPS", "ICO"])
+def test_load_image_refuses_formats_of_scripts_and_icons(kind: str) -> None:
+    with pytest.raises(ImageError, match="unreadable picture"):
+        load_image(png(Image.new("RGB", (16, 16)), kind))
+
+
 def test_pictures_are_turned_upright_and_made_rgb() -> None:
     image = photograph().resize((60, 80))
     exif = Image.Exif()
@@ -307,6 +322,20 @@ def test_equal_pictures_in_equal_greedy_requests_are_generated_once(
     results = vl.generate_vlm_batch([look(red), look(blue), look(png(red)), look(red, vlm={"max_pixels": 1024})])
     assert seen == [3]
     assert [r.text for r in results[:3]] == [f'{{"color": "{c}", "shape": "circle"}}' for c in ("red", "blue", "red")]
+
+
+def test_images_of_equal_bytes_and_other_sizes_have_an_answer_each(
+    vl: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upright = Image.new("RGB", (64, 96), "red")
+    upright.paste("blue", (0, 0, 64, 48))
+    lying = Image.frombytes("RGB", (96, 64), upright.tobytes())
+    options = {"max_new_tokens": 4, "logprobs": 0}
+    alone = [vl.generate_vlm_batch([look(image)], options)[0] for image in (upright, lying)]
+    assert alone[0].logprobs != alone[1].logprobs
+    seen = spy(vl, monkeypatch)
+    assert vl.generate_vlm_batch([look(upright), look(lying)], options) == alone
+    assert seen == [2]
 
 
 def test_text_batches_of_a_vlm_and_of_a_text_checkpoint_share_one_meaning(shared: Load) -> None:

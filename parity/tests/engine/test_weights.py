@@ -3,6 +3,7 @@ cached before."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from gen_engine import OptionError, UnsupportedError
 from parity.companions.batch_files import answer_file
 
-from ..conftest import TEXT, chat, open_engine
+from ..conftest import TEXT, Load, chat, open_engine
 
 COUNT = chat("Count to 25.")
 FILE = "model.safetensors"
@@ -100,6 +101,26 @@ def test_vllm_keeps_no_state_of_a_prompt_while_its_weights_are_being_written(tmp
         assert json.loads((tmp_path / "out.jsonl").read_text())["logprobs"] == list(after.logprobs or ())
 
 
+@pytest.mark.parametrize("raised", [None, KeyError("the caller's own")], ids=["left", "raised"])
+def test_bare_that_is_over_lets_vllm_use_its_prefix_cache_again(
+    shared: Load, monkeypatch: pytest.MonkeyPatch, raised: Exception | None
+) -> None:
+    engine = shared(TEXT, "vllm")
+    forgotten: list[None] = []
+    monkeypatch.setattr(engine.backend, "forget", lambda: forgotten.append(None))
+    with contextlib.suppress(KeyError), engine.bare():
+        with engine.bare():
+            pass
+        forgotten.clear()
+        engine.generate_text_batch([COUNT])
+        assert forgotten, "the outer block may still write"
+        if raised is not None:
+            raise raised
+    forgotten.clear()
+    engine.generate_text_batch([COUNT])
+    assert forgotten == []
+
+
 def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
     torch: Any = importlib.import_module("torch")
     wrong: list[Any] = [{"no.such.weight": torch.zeros(2)}, [("a",)], {"model.norm.weight": 5}]
@@ -107,6 +128,16 @@ def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
         for weights in wrong:
             with pytest.raises(OptionError):
                 engine.update_weights(weights)
+
+
+@pytest.mark.parametrize("shape", [(64, 192), (12_288,), (1, 192, 64)], ids=str)
+def test_update_weights_of_as_many_numbers_in_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    name = "model.layers.0.mlp.gate_proj.weight"
+    with open_engine(TEXT, "hf") as engine:
+        [before] = engine.generate_text_batch([COUNT])
+        with pytest.raises(OptionError, match=r"has the shape .*must be \(192, 64\)"):
+            engine.update_weights({name: weights_of(TEXT)[name].reshape(shape)})
+        assert engine.generate_text_batch([COUNT])[0].token_ids == before.token_ids
 
 
 def test_weights_of_which_some_were_replaced_meet_no_cached_answer(other: Path) -> None:
