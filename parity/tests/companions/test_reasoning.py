@@ -171,10 +171,10 @@ def test_a_budget_bounds_the_first_thought_only(hooked: GenerationEngine) -> Non
     torch = importlib.import_module("torch")
     ids = hooked.tokenizer.encode("<think>a</think>b<think>c d e f g", add_special_tokens=False)
     logits = torch.zeros(hooked.checkpoint.vocabulary)
-    plugin = Thinking(hooked, budget=2)
-    assert torch.equal(plugin.logits(ids, logits, prompt_token_ids=()), logits)
-    assert plugin.logits(ids[:3], logits, prompt_token_ids=()).isfinite().all()
-    assert plugin.logits(ids[1:2] * 3, logits, prompt_token_ids=ids[:1]).isfinite().sum() == 1
+    bound: Any = Thinking(hooked, budget=2).logits
+    assert torch.equal(bound(ids, logits, prompt_token_ids=()), logits)
+    assert bound(ids[:3], logits, prompt_token_ids=()).isfinite().all()
+    assert bound(ids[1:2] * 3, logits, prompt_token_ids=ids[:1]).isfinite().sum() == 1
 
 
 def test_a_thought_within_its_budget_stays_as_it_is(hooked: GenerationEngine) -> None:

@@ -206,6 +206,11 @@ MESSAGES: list[tuple[Any, str]] = [
     ([*HELLO, {"role": "user"}], "message 1: it has no content"),
     ([{"role": "user", "content": 5}], "its content is int"),
     ([{"role": "user", "content": ["x"]}], "its content is list"),
+    ([{"role": "user", "content": {"type": "text"}}], "its content is dict"),
+    ([{"role": "user", "content": [{"text": "x"}]}], "no part of type None"),
+    ([{"role": ["user"], "content": "x"}], "no role ['user']"),
+    ([{"role": "assistant", "tool_calls": []}], "message 0: it has no content"),
+    ([{"role": "assistant", "tool_calls": "x"}], "message 0: it has no content"),
     ([{"role": "user", "content": [{"type": "img"}]}], "no part of type 'img'"),
     ([{"role": "user", "content": [{"type": "text"}]}], "a text part has no text"),
 ]
@@ -219,6 +224,33 @@ def test_a_wrong_message_is_named(
     with pytest.raises(RequestError) as caught:
         text.generate_text_batch([chat("fine"), {"messages": messages}])
     assert str(caught.value).startswith("request 1: ") and said in str(caught.value)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_render_takes_the_roles_of_openai(role: str) -> None:
+    message = {"role": role, "content": "x"}
+    assert render(checkpoint(TEXT).tokenizer, [message], chat={"template": NO_SWITCH}).startswith(f"[{role}] x\n")
+
+
+@pytest.mark.parametrize(("tools", "written"), [(None, "plain Hello"), ([TOOL], "get_weather Hello")])
+def test_render_takes_the_template_for_tools_where_a_checkpoint_has_several(tools: Any, written: str) -> None:
+    tokenizer = gen_engine.read_checkpoint(gen_engine.ModelLoadConfig(str(TEXT))).tokenizer
+    tokenizer.chat_template = {
+        "default": "plain {{ messages[0].content }}",
+        "tool_use": "{{ tools[0].function.name }} {{ messages[0].content }}",
+    }
+    assert render(tokenizer, HELLO, tools=tools) == written
+
+
+class OfMistral:
+    """A tokenizer of mistral_common: no Jinja, and it knows tools."""
+
+    def apply_chat_template(self, messages: Any, tools: Any = (), **named: Any) -> str:
+        return f"{messages[0]['content']} {len(tools)}"
+
+
+def test_render_gives_tools_to_a_tokenizer_without_a_template() -> None:
+    assert render(OfMistral(), HELLO, tools=[TOOL]) == "Hello 1"
 
 
 # -- special tokens in what is said ------------------------------------------------------------------------------------

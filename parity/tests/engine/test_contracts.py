@@ -24,6 +24,7 @@ from gen_engine import (
     GenEngineError,
     GenerationEngine,
     GenerationOptions,
+    ImageError,
     LoadError,
     ModelLoadConfig,
     OptionError,
@@ -64,7 +65,15 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (GenerationOptions, {"stop": {"string": ["x"]}}, "no field 'string'. Did you mean 'strings'?"),
     (GenerationOptions, {"stop": [""]}, "StopOptions.strings is"),
     (GenerationOptions, {"stop": 5}, "StopOptions cannot be made from int"),
+    (GenerationOptions, {"min_new_tokens": -1}, "min_new_tokens is -1"),
+    (GenerationOptions, {"min_p": 1.01}, "min_p is 1.01"),
+    (GenerationOptions, {"n": 0}, "n is 0"),
+    (GenerationOptions, {"logprobs": -1}, "logprobs is -1"),
+    (GenerationOptions, {"max_prompt_tokens": 0}, "max_prompt_tokens is 0"),
+    (GenerationOptions, {"decode": "strip"}, "DecodeOptions cannot be made from str"),
     (StopOptions, {"token_ids": 5}, "token_ids is 5"),
+    (StopOptions, {"token_ids": "12"}, "token_ids is '12'"),
+    (StopOptions, {"token_ids": [True]}, "token_ids is (True,)"),
     (StopOptions, {"strings": None}, "strings is None"),
     (StopOptions, {"strings": ["\ufffd"]}, "U+FFFD"),
     (StructuredOptions, {"choice": "Paris"}, "choice is 'Paris'"),
@@ -89,6 +98,21 @@ REFUSED: list[tuple[type[Any], dict[str, Any], str]] = [
     (ModelLoadConfig, {"model": "m", "backend": "vlm"}, "no backend 'vlm'. Did you mean 'vllm'?"),
     (ModelLoadConfig, {"model": "m", "dtype": "fp16"}, "no dtype 'fp16'"),
     (ModelLoadConfig, {"model": ""}, "model is ''"),
+    (ModelLoadConfig, {"bakend": "hf"}, "no field 'bakend'. Did you mean 'backend'?"),
+    (ModelLoadConfig, {"model": "m", "fallback_backend": "vllm"}, "no fallback_backend 'vllm'"),
+    (ModelLoadConfig, {"model": "m", "max_model_len": 1}, "max_model_len is 1"),
+    (ModelLoadConfig, {"model": "m", "max_batch_tokens": 0}, "max_batch_tokens is 0"),
+    (ModelLoadConfig, {"model": "m", "max_batch_size": 0}, "max_batch_size is 0"),
+    (ModelLoadConfig, {"model": "m", "cache": {"a": 1}}, "a MutableMapping of str to str"),
+    (ModelLoadConfig, {"model": "m", "cache": []}, "a MutableMapping of str to str"),
+    (ModelLoadConfig, {"model": "m", "hf_kwargs": []}, "hf_kwargs is []"),
+    (ModelLoadConfig, {"model": "m", "adapters": ["a"]}, "a mapping of names to directories"),
+    (ChatTemplateOptions, {"special_tokens": "escpe"}, "Did you mean 'escape'?"),
+    (ChatTemplateOptions, {"kwargs": []}, "kwargs is []"),
+    (VlmPreprocessOptions, {"min_pixels": 0}, "min_pixels is 0"),
+    (TextGenerationRequest, {"prompt": "x", "seed": -1}, "seed is -1"),
+    (TextGenerationRequest, {"prompt": "x", "adapter": ""}, "adapter is ''"),
+    (TextGenerationRequest, {"prompt": "x", "continue_final": True}, "act on messages"),
     (ModelLoadConfig, {"model": "m", "hf_kwargs": {"torch_dtype": "x"}}, "hf_kwargs sets 'torch_dtype'. Use the field"),
     (ModelLoadConfig, {"model": "m", "vllm_kwargs": {"max_model_len": 5}}, "vllm_kwargs sets 'max_model_len'"),
     (TextGenerationRequest, {}, "none of them given"),
@@ -105,6 +129,94 @@ def test_what_has_no_meaning_is_refused(kind: type[Any], values: dict[str, Any],
     with pytest.raises((OptionError, RequestError)) as caught:
         gen_engine.build(kind, values)
     assert said.lower() in str(caught.value).lower()
+
+
+SWITCHES = {
+    GenerationOptions: ("logits", "truncate_prompt"),
+    StopOptions: ("include_stop", "ignore_eos"),
+    DecodeOptions: ("skip_special_tokens", "clean_up_tokenization_spaces", "strip"),
+    ChatTemplateOptions: ("enable_thinking", "add_generation_prompt"),
+    VlmPreprocessOptions: ("do_resize",),
+    ModelLoadConfig: ("trust_remote_code", "logits_hooks", "progress"),
+    TextGenerationRequest: ("continue_final",),
+}
+LEAST: dict[type[Any], dict[str, Any]] = {ModelLoadConfig: {"model": "m"}, TextGenerationRequest: {"messages": []}}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in SWITCHES.items() for name in names])
+@pytest.mark.parametrize("value", [1, 0, "yes", None], ids=repr)
+def test_a_switch_takes_true_and_false_only(kind: type[Any], name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"{name} is {value!r}. It must be True or False"):
+        gen_engine.build(kind, {**LEAST.get(kind, {}), name: value})
+
+
+BOUNDS: list[tuple[type[Any], str, list[Any]]] = [
+    (GenerationOptions, "max_new_tokens", [1, sys.maxsize]),
+    (GenerationOptions, "min_new_tokens", [0, 256]),
+    (GenerationOptions, "temperature", [0.0, 1e300]),
+    (GenerationOptions, "top_p", [1e-9, 1.0]),
+    (GenerationOptions, "top_k", [1, None]),
+    (GenerationOptions, "min_p", [0.0, 1.0]),
+    (GenerationOptions, "repetition_penalty", [0.1]),
+    (GenerationOptions, "no_repeat_ngram_size", [1, None]),
+    (GenerationOptions, "seed", [0, 2**63 - 1, None]),
+    (GenerationOptions, "logprobs", [0, None]),
+    (GenerationOptions, "max_prompt_tokens", [1, None]),
+    (VlmPreprocessOptions, "min_pixels", [1, None]),
+    (VlmPreprocessOptions, "background", ["#808080", None]),
+    (ModelLoadConfig, "max_model_len", [2, None]),
+    (ModelLoadConfig, "max_batch_tokens", [1, None]),
+    (ModelLoadConfig, "max_batch_size", [1, None]),
+    (ModelLoadConfig, "backend", ["hf", "vllm", "auto"]),
+    (ModelLoadConfig, "dtype", ["float32", "bfloat16", "float16", None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "values"), BOUNDS, ids=[name for _, name, _ in BOUNDS])
+def test_build_takes_the_values_at_the_bounds_of_a_field(kind: type[Any], name: str, values: list[Any]) -> None:
+    for value in values:
+        built = getattr(gen_engine.build(kind, {**LEAST.get(kind, {}), name: value}), name)
+        assert built == value and type(built) is type(value)
+
+
+def test_stops_that_are_named_twice_are_one() -> None:
+    stop = StopOptions(strings=("b", "a", "b"), token_ids=(3, 3, 1))
+    assert (stop.strings, stop.token_ids) == (("b", "a"), (3, 1))
+
+
+DEFAULTS: dict[type[Any], dict[str, Any]] = {  # as the docstrings say
+    GenerationOptions: {
+        "max_new_tokens": 256, "min_new_tokens": 0, "temperature": 0.0, "top_p": 1.0, "top_k": None, "min_p": 0.0,
+        "repetition_penalty": 1.0, "no_repeat_ngram_size": None, "seed": None, "n": 1, "logprobs": None,
+        "logits": False, "replay": None, "max_prompt_tokens": None, "truncate_prompt": False,
+    },
+    StopOptions: {"strings": (), "token_ids": (), "include_stop": False, "ignore_eos": False},
+    DecodeOptions: {"skip_special_tokens": True, "clean_up_tokenization_spaces": False, "strip": False},
+    ChatTemplateOptions: {
+        "enable_thinking": False, "add_generation_prompt": True, "template": None, "kwargs": {},
+        "special_tokens": "keep",
+    },
+    VlmPreprocessOptions: {"min_pixels": None, "max_pixels": None, "do_resize": True, "background": "white"},
+    ModelLoadConfig: {
+        "backend": "hf", "dtype": None, "device": None, "attn_implementation": None, "trust_remote_code": False,
+        "revision": None, "max_model_len": None, "max_batch_tokens": None, "max_batch_size": None, "adapters": {},
+        "logits_hooks": False, "decoder": None, "cache": None, "fallback_backend": None, "progress": True,
+        "hf_kwargs": {}, "vllm_kwargs": {},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEFAULTS, ids=lambda kind: kind.__name__)
+def test_build_without_fields_gives_the_documented_defaults(kind: type[Any]) -> None:
+    built = gen_engine.build(kind, LEAST.get(kind))
+    assert {name: getattr(built, name) for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+def test_load_config_keeps_a_copy_of_the_callers_mappings() -> None:
+    kwargs: dict[str, Any] = {"a": 1}
+    config = ModelLoadConfig("m", hf_kwargs=kwargs, adapters={"law": Path("b/c")})  # type: ignore[dict-item]
+    kwargs["b"] = 2
+    assert (config.hf_kwargs, config.adapters) == ({"a": 1}, {"law": "b/c"})
 
 
 def test_contracts_are_frozen_and_alike_from_mappings_and_values() -> None:
@@ -146,6 +258,7 @@ def test_errors_are_the_builtin_ones_too() -> None:
     for error, builtin in (
         (OptionError, ValueError), (RequestError, ValueError), (LoadError, RuntimeError), (EngineError, RuntimeError),
         (BackendMissing, ImportError), (UnsupportedError, NotImplementedError), (PromptTooLongError, RequestError),
+        (ImageError, RequestError),
     ):  # fmt: skip
         assert issubclass(error, builtin) and issubclass(error, GenEngineError)
 
@@ -199,6 +312,47 @@ def test_a_long_prompt_loses_its_beginning_if_asked(text: GenerationEngine) -> N
     assert result.prompt_tokens == 1000 and result.completion_tokens > 0
     [result] = text.generate_text_batch([{"prompt_token_ids": ids}], {"truncate_prompt": True, "max_new_tokens": 2})
     assert result.notes == ()
+
+
+ROOM: list[tuple[int, dict[str, Any], Any]] = [
+    # tokens of a prompt, options, what is kept of them in a window of 10, or the error
+    (6, {"max_new_tokens": 4}, 6),
+    (7, {"max_new_tokens": 4}, "the window of 10 less max_new_tokens 4 leaves 6"),
+    (7, {"max_new_tokens": 4, "truncate_prompt": True}, 6),
+    (1, {"max_new_tokens": 9}, 1),
+    (1, {"max_new_tokens": 10, "truncate_prompt": True}, "Lower max_new_tokens"),
+    (3, {"max_new_tokens": 4, "max_prompt_tokens": 3}, 3),
+    (4, {"max_new_tokens": 4, "max_prompt_tokens": 3}, "max_prompt_tokens is 3"),
+    (4, {"max_new_tokens": 4, "max_prompt_tokens": 3, "truncate_prompt": True}, 3),
+    (7, {"max_new_tokens": 4, "max_prompt_tokens": 6}, "the window of 10 less max_new_tokens 4 leaves 6"),
+]
+
+
+@pytest.mark.parametrize(("tokens", "options", "kept"), ROOM, ids=repr)
+def test_prompt_of_keeps_what_leaves_room_for_the_answer(tokens: int, options: dict[str, Any], kept: Any) -> None:
+    checkpoint = gen_engine.read_checkpoint(ModelLoadConfig(str(TEXT), max_model_len=10))
+    plan = gen_engine.make_plan(GenerationOptions(**options), checkpoint)
+    request = TextGenerationRequest(prompt_token_ids=tuple(range(20, 20 + tokens)))
+    if isinstance(kept, str):
+        with pytest.raises(PromptTooLongError, match=kept):
+            gen_engine.prompt_of(request, plan)
+    else:
+        prompt = gen_engine.prompt_of(request, plan)
+        assert prompt.token_ids == request.prompt_token_ids[-kept:] and prompt.length == kept  # type: ignore[index]
+
+
+LAST_IDS = [
+    ({"logprobs": 576}, {"logprobs": 577}),
+    ({"stop": {"token_ids": [575]}}, {"stop": {"token_ids": [576]}}),
+]
+
+
+@pytest.mark.parametrize(("options", "beyond"), LAST_IDS, ids=["logprobs", "stop"])
+def test_make_plan_takes_the_last_id_of_the_vocabulary_and_refuses_the_next(options: Any, beyond: Any) -> None:
+    checkpoint = gen_engine.read_checkpoint(ModelLoadConfig(str(TEXT)))
+    assert gen_engine.make_plan(GenerationOptions(**options), checkpoint)
+    with pytest.raises(OptionError, match="576"):
+        gen_engine.make_plan(GenerationOptions(**beyond), checkpoint)
 
 
 def test_what_a_library_cannot_load_is_a_load_error(backend: Any, tmp_path: Path) -> None:
@@ -259,6 +413,12 @@ def test_a_missing_library_names_its_install_line(
         load(TEXT, backend=backend)
 
 
+def test_a_missing_pillow_is_called_by_the_name_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(BackendMissing, match="PIL is not installed. Run: pip install pillow"):
+        gen_engine.lazy_import("PIL")
+
+
 def test_a_broken_library_is_not_called_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     (tmp_path / "broken_library.py").write_text("import a_module_that_it_needs\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -277,6 +437,12 @@ def test_a_closed_engine_says_so(backend: str) -> None:
         engine.describe,
         engine.__enter__,
         engine.observed(gen_engine.NOBODY).__enter__,
+        engine.bare().__enter__,
+        lambda: engine.generate_vlm_batch([]),
+        lambda: engine.score_batch([("a", "b")]),
+        lambda: engine.update_weights({}),
+        lambda: engine.add_adapter("a", "b"),
+        lambda: engine.remove_adapter("a"),
     )
     for use in uses:
         with pytest.raises(EngineError, match="the engine is closed"):

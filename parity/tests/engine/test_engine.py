@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import io
 import logging
 import os
@@ -54,18 +55,25 @@ class Terminal(io.StringIO):
 def test_progress_draws_a_bar_of_samples_on_a_terminal_only_where_wanted(
     monkeypatch: pytest.MonkeyPatch, progress: bool, counted: str
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
     with open_engine(TEXT, "hf", progress=progress) as engine:
         engine.generate_text_batch([COUNT], {"n": 2, "temperature": 1.0, "max_new_tokens": 2})
-        drawn = sys.stderr.getvalue()  # type: ignore[attr-defined]
-    assert counted in drawn and bool(drawn) == progress
+    assert counted in stderr.getvalue() and bool(stderr.getvalue()) == progress
 
 
-def test_progress_draws_nothing_where_stderr_is_no_terminal(
-    text: GenerationEngine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text.generate_text_batch([COUNT], {"max_new_tokens": 2})
-    assert capsys.readouterr().err == ""
+def test_progress_draws_nothing_where_stderr_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    bars = importlib.import_module("transformers.utils.logging")
+    with open_engine(TEXT, "hf") as engine:
+        engine.generate_text_batch([COUNT], {"max_new_tokens": 2})
+    assert capsys.readouterr().err == "" and bars.is_progress_bar_enabled()
+
+
+def test_effective_says_what_the_caller_ignores_and_plugs_in(text: GenerationEngine) -> None:
+    found = text.effective({"stop": {"ignore_eos": True}}, plugins=[AtOnce()])
+    assert found["eos_token_ids"] == {"value": [], "from": "caller"}
+    assert found["plugins"] == {"value": ["plugin"], "from": "caller"}
+    assert text.effective()["plugins"] == {"value": [], "from": "default"}
 
 
 def test_every_result_carries_the_effective_options(text: GenerationEngine) -> None:
@@ -79,6 +87,12 @@ def test_effective_seed_is_that_of_the_sample(text: GenerationEngine) -> None:
     assert [sample.effective["seed"] for sample in (*own.samples, *other.samples)] == [
         {"value": seed, "from": "caller"} for seed in (40, 41, 7, 8)
     ]
+
+
+def test_a_requests_seed_of_zero_goes_before_that_of_the_options(text: GenerationEngine) -> None:
+    options = {"max_new_tokens": 2, "temperature": 1.0, "seed": 7}
+    [result] = text.generate_text_batch([{"prompt": "The capital", "seed": 0}], options)
+    assert result.effective["seed"] == {"value": 0, "from": "caller"}
 
 
 def test_behind_the_largest_seed_comes_the_smallest(text: GenerationEngine) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import functools
 import importlib
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gen_engine
 from gen_engine import (
     EngineError,
     GenerationEngine,
     GenerationOptions,
     GenerationResult,
+    LoadError,
     ModelLoadConfig,
     RowWatch,
     UnsupportedError,
@@ -171,6 +174,21 @@ def test_a_kept_stop_id_is_the_text_that_it_is_behind_others(edited: Callable[..
 def test_include_stop_keeps_the_string_and_nothing_after(text: GenerationEngine) -> None:
     [result] = text.generate_text_batch([COUNT], {"stop": {"strings": ["4, 5"], "include_stop": True}})
     assert result.text == "1, 2, 3, 4, 5"
+
+
+def test_strip_takes_the_blanks_of_a_text_and_not_of_its_raw_text(text: GenerationEngine) -> None:
+    for strip, cut in ((True, "1, 2,"), (False, "1, 2, ")):
+        [result] = text.generate_text_batch([COUNT], {"stop": ["3"], "decode": {"strip": strip}})
+        assert (result.text, result.raw_text) == (cut, "1, 2, 3")
+
+
+def test_a_stop_id_that_is_an_eos_id_is_an_eos(text: GenerationEngine) -> None:
+    eos = list(text.checkpoint.eos_ids)
+    [named] = text.generate_text_batch([COUNT], {"stop": {"token_ids": eos, "include_stop": True}})
+    [free] = text.generate_text_batch([COUNT])
+    assert (named.text, named.finish_reason, named.stop_reason) == (free.text, "eos", None)
+    [own] = text.generate_text_batch([COUNT], {"stop": {"token_ids": eos, "ignore_eos": True}})
+    assert (own.finish_reason, own.stop_reason) == ("stop", free.token_ids[-1])
 
 
 def test_eos_ends_a_row_and_is_in_the_ids_and_raw_text_only(text: GenerationEngine) -> None:
@@ -488,8 +506,72 @@ def test_dtype_is_the_checkpoints_own_unless_given(backend: str, text: Generatio
         assert loaded_dtype(engine) == "torch.float32"
 
 
+PADS: list[tuple[dict[str, Any], int]] = [
+    # pad token of the tokenizer, pad id of generation_config.json -> pad id of the checkpoint
+    ({"tokenizer_config.json": {"pad_token": "<|endoftext|>"}, "generation_config.json": {"pad_token_id": 8}}, 550),
+    ({"tokenizer_config.json": {"pad_token": None}, "generation_config.json": {"pad_token_id": 8}}, 8),
+    ({"tokenizer_config.json": {"pad_token": None}, "generation_config.json": {"pad_token_id": None}}, 552),
+    ({"tokenizer_config.json": {"pad_token": None}, "generation_config.json": {"pad_token_id": 9999}}, 552),
+]
+
+
+@pytest.mark.parametrize(("changes", "pad_id"), PADS, ids=[str(pad_id) for _, pad_id in PADS])
+def test_read_checkpoint_pads_with_the_tokenizers_pad_else_the_generations_else_an_eos_id(
+    edited: Callable[..., Path], changes: dict[str, Any], pad_id: int
+) -> None:
+    checkpoint = read_checkpoint(ModelLoadConfig(str(edited(TEXT, changes))))
+    assert (checkpoint.pad_id, checkpoint.tokenizer.pad_token_id) == (pad_id, pad_id)
+    assert (checkpoint.tokenizer.padding_side, checkpoint.tokenizer.truncation_side) == ("left", "left")
+
+
+def test_load_reads_everything_at_the_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = importlib.import_module("transformers")
+    revisions: list[tuple[str, Any]] = []
+    for name in ("AutoConfig", "AutoTokenizer", "GenerationConfig", "AutoModelForCausalLM"):
+        reader = getattr(transformers, name)
+
+        def read(*args: Any, name: str = name, original: Any = reader.from_pretrained, **kwargs: Any) -> Any:
+            revisions.append((name, kwargs.get("revision")))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(reader, "from_pretrained", read)
+    with open_engine(TEXT, "hf", revision="main"):
+        pass
+    assert set(revisions) == {
+        ("AutoConfig", "main"), ("AutoTokenizer", "main"), ("GenerationConfig", "main"),
+        ("AutoModelForCausalLM", "main"),
+    }  # fmt: skip
+
+
+OWN_CODE = """
+from pathlib import Path
+from transformers import Qwen3Config
+
+Path(__file__).parent.joinpath("has_run").touch()
+
+class OwnConfig(Qwen3Config):
+    model_type = "own"
+"""
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_code_of_a_checkpoint_runs_only_where_it_is_trusted(
+    edited: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    modules = tmp_path / "modules"
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(modules))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    own = {"model_type": "own", "auto_map": {"AutoConfig": "own_code.OwnConfig"}}
+    model = edited(TEXT, {"config.json": own})
+    (model / "own_code.py").write_text(OWN_CODE)
+    with pytest.raises(LoadError):  # for no class of transformers is of that config
+        open_engine(model, "hf", trust_remote_code=trusted)
+    assert bool(list(modules.rglob("has_run"))) == trusted
+
+
 def test_describe_says_what_is_loaded(text: GenerationEngine, backend: str) -> None:
     said = text.describe()
+    assert (said["gen_engine"], said["backend_why"]) == (gen_engine.__version__, "asked for")
     assert (said["backend"], said["architecture"], said["dtype"]) == (backend, "Qwen3ForCausalLM", "float32")
     assert (said["max_model_len"], said["supports_vlm"]) == (WINDOW, False)
     assert len(said["eos_token_ids"]) == 2

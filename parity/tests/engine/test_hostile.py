@@ -142,8 +142,9 @@ class Fails(Plugin):
     lambda logits: 1 / 0, lambda logits: None, lambda logits: logits * math.nan, lambda logits: logits - math.inf,
     lambda logits: logits.numpy(), lambda logits: logits > 0, lambda logits: logits.long(),
     lambda logits: logits.cfloat(), lambda logits: logits.to("meta"), lambda logits: logits.to_sparse(),
-    lambda logits: logits.numpy().astype(object),
-], ids=["raises", "None", "nan", "-inf", "numpy", "bool", "int", "complex", "meta", "sparse", "objects"])  # fmt: skip
+    lambda logits: logits.numpy().astype(object), lambda logits: logits[:1],
+], ids=["raises", "None", "nan", "-inf", "numpy", "bool", "int", "complex", "meta", "sparse", "objects",
+        "one"])  # fmt: skip
 def test_a_failing_logits_plugin_is_named_and_costs_its_row(hooked: GenerationEngine, what: Any) -> None:
     error = beside(hooked, {"prompt": "ab"}, {"max_new_tokens": 4}, plugins=[Fails(what)])
     assert isinstance(error, OptionError) and "plugin 'fails': logits" in str(error)
@@ -380,6 +381,21 @@ def test_a_score_that_is_no_number_is_an_error_with_its_index(hooked: Generation
 WORDS = ["CUDA error: out of memory", "MPS backend out of memory (9 GB)", "DefaultCPUAllocator: can't allocate memory",
          "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
          "cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "Invalid buffer size: 17.25 GiB"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), True),
+        (RuntimeError("not enough memory: you tried to allocate 9 GB"), True),
+        (RuntimeError("Cannot allocate memory"), True),
+        (RuntimeError("the sizes of tensors must match"), False),
+        (ValueError(""), False),
+    ],
+    ids=str,
+)
+def test_is_oom_knows_memory_that_ran_out_from_other_errors(error: Exception, expected: bool) -> None:
+    assert gen_engine.is_oom(error) == expected
 
 
 @pytest.mark.parametrize("words", WORDS)

@@ -197,6 +197,12 @@ def test_transformers_own_processors_may_write_into_what_they_are_given(shared: 
     assert answers[0] == answers[1] and any(i % 2 for step in answers[0][0].top_logprobs or () for i in step)
 
 
+def with_fields(**fields: Any) -> Plugin:
+    plugin = StopAfter(1)
+    vars(plugin).update(fields)
+    return plugin
+
+
 def test_what_cannot_work_is_refused_before_anything_starts(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     class OnlyHf(StopAfter):
         backends = ("hf",)
@@ -214,6 +220,11 @@ def test_what_cannot_work_is_refused_before_anything_starts(shared: Load, monkey
             (object(), "no hook"),
             (Wrong, "is a class"),
             (Wrong(), "should_stop cannot be called"),
+            (with_fields(logits=3), "logits cannot be called"),
+            (with_fields(backends="hf"), "backends is no list"),
+            (with_fields(kinds="text"), "kinds is no list"),
+            (with_fields(hf_stopping_criteria=len), "hf_stopping_criteria is no list"),
+            (with_fields(hf_logits_processors=["yes"]), "hf_logits_processors cannot be called"),
         ):
             with pytest.raises(OptionError, match=said):
                 shared(TEXT, backend).generate_text_batch([COUNT], plugins=[plugin])

@@ -210,6 +210,9 @@ def test_bad_pairs_are_named(text: GenerationEngine) -> None:
     for item, said in (
         ("no pair at all", "expected .prompt, response., got str"),
         ("ab", "expected .prompt, response., got str"),
+        (("a", "b", "c"), "expected .prompt, response., got tuple"),
+        (("x", [-1]), "outside the vocabulary"),
+        (([], "y"), "messages is empty"),
         (("x", ""), "the response has no tokens"),
         (("x", [10**6]), "outside the vocabulary"),
         (([{"role": "usr", "content": "x"}], "y"), "no role 'usr'"),

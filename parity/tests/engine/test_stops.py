@@ -134,7 +134,7 @@ def test_find_ending_prefers_eos_then_a_stop_id_then_a_string_then_length(
     options: dict[str, Any] = {"max_new_tokens": 3, "stop": stops, "decode": {"skip_special_tokens": False}}
     found = find_ending([numbers[token] for token in tokens], make_plan(GenerationOptions(**options), checkpoint()))
     if found is not None:
-        assert (found.count, found.reason, names.get(found.stop_reason, found.stop_reason)) == expected  # type: ignore[call-overload]
+        assert (found.count, found.reason, names.get(found.stop_reason, found.stop_reason)) == expected
     else:
         assert expected is None
 

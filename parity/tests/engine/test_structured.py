@@ -115,7 +115,9 @@ def test_a_form_that_cannot_be_compiled_is_refused_with_the_index(text: Generati
 
 
 @pytest.mark.parametrize(
-    "form", [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}, {"regex": ""}, {"jsn": {}}], ids=repr
+    "form",
+    [{}, {"regex": "a", "choice": ["b"]}, {"choice": []}, {"choice": [""]}, {"regex": ""}, {"json": 3}, {"jsn": {}}],
+    ids=repr,
 )
 def test_exactly_one_form(form: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
@@ -126,6 +128,9 @@ BEYOND = [
     ("multipleOf", {"type": "integer", "multipleOf": 5}),
     ("uniqueItems", {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}),
     ("contains", {"type": "array", "contains": {"type": "integer"}}),
+    ("minContains", {"type": "array", "minContains": 1}),
+    ("maxContains", {"type": "array", "maxContains": 1}),
+    ("dependentSchemas", {"type": "object", "dependentSchemas": {"a": {"type": "string"}}}),
     ("not", {"not": {"type": "integer"}}),
     ("if", {"if": {"type": "integer"}, "then": {"minimum": 3}}),
     ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
@@ -135,6 +140,27 @@ BEYOND = [
     ("maxLength", {"type": "string", "pattern": "^a+$", "maxLength": 2}),
     ("maxLength", {"type": "string", "format": "email", "maxLength": 2}),
     ("minProperties", {"minProperties": 1}),
+    ("maxProperties", {"maxProperties": 1}),
+    ("maximum", {"maximum": 1}),
+    ("exclusiveMinimum", {"exclusiveMinimum": 1}),
+    ("exclusiveMaximum", {"exclusiveMaximum": 1}),
+    ("pattern", {"pattern": "a"}),
+    ("items", {"oneOf": [{"type": "array"}], "items": {"type": "integer"}}),
+    ("required", {"allOf": [{"type": "object"}], "required": []}),
+    ("additionalProperties", {"anyOf": [{"type": "object"}], "additionalProperties": False}),
+    ("maxItems", {"anyOf": [{"type": "array"}], "maxItems": 1}),
+    # a keyword that it ignores, at each place where a schema can stand
+    *(
+        ("multipleOf", within)
+        for within in (
+            {"type": "object", "patternProperties": {"a": {"type": "number", "multipleOf": 2}}},
+            {"type": "object", "additionalProperties": {"type": "number", "multipleOf": 2}},
+            {"type": "array", "items": {"type": "number", "multipleOf": 2}},
+            {"type": "array", "prefixItems": [{"type": "number", "multipleOf": 2}]},
+            {"oneOf": [{"type": "string"}, {"type": "number", "multipleOf": 2}]},
+            {"allOf": [{"type": "number", "multipleOf": 2}]},
+        )
+    ),
     ("minimum", {"$ref": "#/properties/n", "type": "integer", "minimum": 5}),
     ("minItems", {"type": "array", "minItems": 2, "anyOf": [{}]}),
     ("properties", {"type": "object", "properties": {"n": {}}, "oneOf": [{"type": "object"}]}),

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 import gen_engine
-from gen_engine import Asked, GenerationEngine, LoadError, ModelLoadConfig, Plugin, UnsupportedError, load, refusal_of
+from gen_engine import (
+    Asked,
+    GenerationEngine,
+    GenerationOptions,
+    LoadError,
+    ModelLoadConfig,
+    Plugin,
+    UnsupportedError,
+    load,
+    refusal_of,
+)
 from parity.companions.speculation import Speculation
 from parity.companions.structured import Grammars, StructuredOptions, grammar_of
 
@@ -216,3 +226,35 @@ def test_a_structure_may_end_in_any_end_of_text_id_on_both(shared: Load, edited:
     for backend in ("hf", "vllm"):
         [result] = shared(model, backend).generate_text_batch([request])
         assert (result.text, result.finish_reason, result.token_ids[-1]) == (free.text, "eos", used)
+
+
+MASKED = {"min_new_tokens": 1, "stop": {"ignore_eos": True, "strings": ["a"]}}
+CALLS: list[tuple[dict[str, Any], bool, str | None]] = [
+    # options of a call, whether vLLM has the hook of logits, what vLLM refuses; hf does all of it
+    ({"temperature": 0}, False, None),
+    ({"temperature": 0.009}, False, "a temperature that is not 0 or 0.01 to 2"),
+    ({"temperature": 0.01}, False, None),
+    ({"temperature": 2}, False, None),
+    ({"temperature": 2.01}, False, "a temperature that is not 0 or 0.01 to 2"),
+    ({"logits": True}, False, "logits without its hook"),
+    ({"logits": True}, True, None),
+    ({"logits": True, "min_new_tokens": 1}, True, "logits with min_new_tokens"),
+    ({"no_repeat_ngram_size": 2}, False, "no_repeat_ngram_size without its hook"),
+    ({"no_repeat_ngram_size": 2}, True, None),
+    ({"replay": [[5]]}, False, "a replay without its hook"),
+    ({"replay": [[5]]}, True, None),
+    (MASKED, False, "min_new_tokens with ignore_eos and stops"),
+    ({**MASKED, "min_new_tokens": 0}, False, None),
+    ({"min_new_tokens": 1, "stop": {"ignore_eos": True}}, False, None),
+    ({"min_new_tokens": 1, "stop": ["a"]}, False, None),
+]
+
+
+@pytest.mark.parametrize(("options", "has_hook", "refused"), CALLS, ids=str)
+def test_refusal_of_a_call_names_what_vllm_cannot_do(
+    options: dict[str, Any], has_hook: bool, refused: str | None
+) -> None:
+    asked = Asked(ModelLoadConfig(str(TEXT), backend="vllm", logits_hooks=has_hook), GenerationOptions(**options))
+    error = refusal_of(asked)
+    assert refused is None if error is None else error.problem == f"vllm cannot do {refused}"
+    assert refusal_of(asked._replace(config=ModelLoadConfig(str(TEXT)))) is None

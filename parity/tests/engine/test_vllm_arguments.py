@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 from typing import Any
 
 import pytest
 
+import gen_engine
 from gen_engine import NOT_PASSED, ModelLoadConfig, OptionError
+
+from ..conftest import TEXT
 
 # They choose speed, memory, hardware, numerics or logging. What a result means stays.
 PASSED = set(
@@ -122,3 +126,40 @@ def test_a_keyword_that_changes_what_a_result_means_is_refused(field: str, name:
     fix = NOT_PASSED[name]
     with pytest.raises(OptionError, match=f"{field} sets .{name}.. {fix[0].upper()}{re.escape(fix[1:])}"):
         ModelLoadConfig("m", **{field: {name: "x"}})  # type: ignore[arg-type]
+
+
+def arguments_of(**settings: Any) -> dict[str, Any]:
+    config = ModelLoadConfig(str(TEXT), backend="vllm", **settings)
+    return gen_engine.vllm_arguments(config, gen_engine.read_checkpoint(config))
+
+
+def test_vllm_loads_what_the_settings_name() -> None:
+    found = arguments_of(revision="r1", trust_remote_code=True, max_model_len=9, dtype="bfloat16")
+    named = ("revision", "trust_remote_code", "max_model_len", "dtype", "generation_config")
+    assert [found[name] for name in named] == ["r1", True, 9, "bfloat16", "vllm"]
+    assert arguments_of()["dtype"] == "float32", "the checkpoint's own: vLLM's auto would make bfloat16 of it"
+
+
+def test_vllm_kwargs_win_over_defaults_and_stand_behind_the_hook() -> None:
+    own = object()
+    found = arguments_of(vllm_kwargs={"enforce_eager": "mine", "logits_processors": [own]}, logits_hooks=True)
+    assert found["enforce_eager"] == "mine"
+    assert len(found["logits_processors"]) == 2 and found["logits_processors"][1] is own
+
+
+def test_the_environment_in_which_vllm_is_made_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    multiprocessing, second = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER"
+    monkeypatch.delenv(multiprocessing, raising=False)
+    monkeypatch.setenv(second, "1")
+    with gen_engine.in_process(first_runner=True):
+        assert (os.environ[multiprocessing], os.environ[second]) == ("0", "1"), "the caller's own stays"
+    assert multiprocessing not in os.environ and os.environ[second] == "1"
+
+
+def test_weights_that_cannot_be_compared_without_accelerate_are_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoint = gen_engine.read_checkpoint(ModelLoadConfig(str(TEXT), backend="vllm"))
+    monkeypatch.setattr(gen_engine, "find_spec", lambda name: None)
+    gen_engine.check_weights(checkpoint)
+    assert "weights that are missing cannot be found without accelerate; install it" in caplog.text

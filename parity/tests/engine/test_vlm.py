@@ -124,7 +124,11 @@ def sources(folder: Path) -> dict[str, Any]:
     file = folder / "picture.png"
     file.write_bytes(png(image))
     data = "data:image/png;base64," + base64.b64encode(png(image)).decode()
-    return {"pil": image, "path": file, "string path": str(file), "bytes": png(image), "data url": data}
+    percents = "data:," + "".join(f"%{byte:02x}" for byte in png(image))
+    return {
+        "pil": image, "path": file, "string path": str(file), "bytes": png(image), "data url": data,
+        "bytearray": bytearray(png(image)), "memory": memoryview(png(image)), "percents": percents,
+    }  # fmt: skip
 
 
 def test_every_source_is_the_same_picture(vl: GenerationEngine, tmp_path: Path) -> None:
@@ -196,6 +200,9 @@ BAD = {
     "data url without data": ("data:image/png", "without a comma"),
     "a number": (7, "int is no image"),
     "16 bit": (Image.new("I;16", (8, 8)), "mode 'I;16'"),
+    "32 bit": (Image.new("I", (8, 8)), "mode 'I'"),
+    "floats": (Image.new("F", (8, 8)), "mode 'F'"),
+    "no lines": (Image.new("RGB", (8, 0)), "without pixels"),
     "very flat": (Image.new("RGB", (4000, 4)), "aspect ratio"),
     "remote": ("http://example.com/a.png", "remote image"),
     "ftp": ("ftp://example.com/a.png", "remote image"),
@@ -255,6 +262,13 @@ def test_what_a_part_says_beside_its_picture_is_refused(vl: GenerationEngine, pa
     assert "vlm={'max_pixels': ...}" in str(error) and first.text
 
 
+@pytest.mark.parametrize("named", [{}, {"image_url": None}, {"image_url": {}}], ids=repr)
+def test_an_image_url_part_without_a_url_is_refused(vl: GenerationEngine, named: dict[str, Any]) -> None:
+    part = {"type": "image_url", **named}
+    with pytest.raises(RequestError, match="request 0: an image_url part has no url"):
+        vl.generate_vlm_batch([{"messages": [{"role": "user", "content": [part]}]}])
+
+
 def test_what_a_part_leaves_open_is_nothing(vl: GenerationEngine) -> None:
     """As OpenAI's clients say `detail`, and tables of messages have a value in each column."""
     url = {"url": SHOWN, "detail": "auto"}
@@ -274,6 +288,15 @@ def test_a_decompression_bomb_is_refused(vl: GenerationEngine, monkeypatch: pyte
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with pytest.raises(ImageError, match="request 0: .*pixels"):
             vl.generate_vlm_batch([look(png(Image.new("RGB", (100, 80))))])
+
+
+def test_load_image_takes_an_image_of_as_many_pixels_as_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in (6, None):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        assert load_image(Image.new("RGB", (3, 2))).size == (3, 2)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)
+    with pytest.raises(ImageError, match="image of 3x2 pixels. The limit is 5 pixels"):
+        load_image(Image.new("RGB", (3, 2)))
 
 
 def test_a_picture_in_a_text_request_is_refused(vl: GenerationEngine) -> None:

@@ -121,6 +121,14 @@ def test_bare_that_is_over_lets_vllm_use_its_prefix_cache_again(
     assert forgotten == []
 
 
+def test_answers_of_before_are_forgotten_where_bare_ends_in_an_error() -> None:
+    with open_engine(TEXT, "hf", cache={}) as engine:
+        engine.generate_text_batch([COUNT])
+        with pytest.raises(KeyError), engine.bare():
+            raise KeyError("the caller's own")
+        assert not engine.generate_text_batch([COUNT])[0].cached
+
+
 def test_weights_that_do_not_fit_are_refused(backend: str) -> None:
     torch: Any = importlib.import_module("torch")
     wrong: list[Any] = [{"no.such.weight": torch.zeros(2)}, [("a",)], {"model.norm.weight": 5}]
