@@ -58,6 +58,10 @@ selftest: $(VENV)/.ready  ## mutation testing with committed mutations: is each 
 mutants: $(VENV)/.ready  ## mutation testing of gen_engine.py by the goldens alone: a random sample (an hour)
 	$(BIN)/python -m parity.proof mutants $(MUTANTS)
 
+# REFACTORINGS="--each": each by itself (half an hour).
+refactorings: $(VENV)/.ready  ## edits of gen_engine.py that change nothing: no test and no golden may report one (minutes)
+	$(BIN)/python -m parity.proof.refactorings $(REFACTORINGS)
+
 # REAL="--only faithful --backend vllm": some of the moves.
 real: $(VENV)/.ready real-model  ## a real model in bfloat16: faithful moves must pass, mistakes must fail by name (half an hour)
 	$(BIN)/python -m parity.proof real $(REAL)

@@ -41,7 +41,17 @@ RELEASES = {f"{r.releases} cannot do {r.what}": r.fix for r in REFUSALS if r.rel
 
 SERVER = "PARITY_TESTS_FORKED_PYTHON"  # variable: the folder of its client
 
-PROMPT = gen_engine.Prompt((5,), (), {}, 1, None, None, None, (), None)
+PROMPT = gen_engine.Prompt(
+    token_ids=(5,),
+    images=(),
+    image_kwargs={},
+    length=1,
+    seed=None,
+    adapter=None,
+    structured=None,
+    notes=(),
+    messages=None,
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
