@@ -27,8 +27,8 @@ from parity.cli.upgrade import commands as upgrading
 from parity.companions import batch_files
 from parity.diff import commands as differing
 from parity.environment import libraries, vendor
+from parity.goldens.safe_text import say
 from parity.goldens.store import GoldenError, SettingsError
-from parity.goldens.verdict import printable
 from parity.record import commands as recording
 from parity.record import inventory
 from parity.report import answers
@@ -124,7 +124,7 @@ class Parsers:
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         if words and (problem := self.problem_of(words[0])):
-            print(f"{self.program.started_as}: {problem}", file=sys.stderr)
+            say(f"{self.program.started_as}: {problem}", sys.stderr)
             raise SystemExit(USAGE)
         args, unknown = self.top.parse_known_args(words)
         if unknown:
@@ -156,8 +156,7 @@ def split_at_dashes(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def print_error(program: str, error: Exception) -> None:
     """What went wrong, with nothing in it that a terminal or a CI log would obey."""
-    lines = [printable(line) for line in str(error).split("\n")]
-    print(f"{program}: " + "\n".join(lines), file=sys.stderr)
+    say(f"{program}: {error}", sys.stderr)
 
 
 def run(program: Program, argv: Sequence[str] | None) -> int:

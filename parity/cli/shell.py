@@ -18,6 +18,7 @@ from typing import Any, get_args
 import gen_engine
 from gen_engine import GenEngineError, GenerationOptions, OptionError, load
 from parity.cli.refusals import REFUSALS
+from parity.goldens.safe_text import say
 from parity.goldens.store import environment
 from parity.record.inventory import run_list
 
@@ -141,7 +142,7 @@ def run_generate(args: argparse.Namespace) -> int:
     try:
         result, seconds = generated(args)
     except GenEngineError as error:
-        print(f"parity: {type(error).__name__}: {error}", file=sys.stderr)
+        say(f"parity: {type(error).__name__}: {error}", sys.stderr)
         return 2 if isinstance(error, OptionError) else 1
     if args.json:
         print(json.dumps({**dataclasses.asdict(result), "seconds": round(seconds, 3)}, ensure_ascii=False))

@@ -11,7 +11,8 @@ from typing import Any
 
 from parity.diff.path import parse_path
 from parity.environment.output_paths import file_to_write
-from parity.goldens.store import write_whole
+from parity.goldens.folder import write_whole
+from parity.goldens.safe_text import say
 
 GRAMMAR = """paths: BACKEND[@DIR][+adapter=DIR][:WORD,...], or env:PYTHON[,PATH] (elsewhere)
   hf words     float32 bfloat16 float16, eager sdpa flash_attention_2, and faults to plant:
@@ -68,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
 
     found = compare(a, b, args.model, prompts_of(args), tokens_of(args, TOKENS))
     beyond = beyond_gates(found.mismatch, gates)
-    print(describe(found))
+    say(describe(found))
     for line in beyond:
-        print(line)
+        say(line)
     if args.json:
         values = json.dumps(dataclasses.asdict(found), indent=1)
         write_whole(args.json, f"{values}\n".encode())
@@ -152,7 +153,7 @@ def run_layers(args: argparse.Namespace) -> int:
 
     a, b = (parse_path(text) for text in args.paths)
     found = compare_layers(a, b, args.model, prompts_of(args), tokens_of(args, TOKENS))
-    print(found)
+    say(str(found))
     return 1 if found.first else 0
 
 
@@ -163,5 +164,5 @@ def run_invariance(args: argparse.Namespace) -> int:
 
     tokens = tokens_of(args, AUDITED_TOKENS)
     found = audit(args.invariance, args.model, prompts_of(args), tokens)
-    print(table(found))
+    say(table(found))
     return 1 if any(not one.within for one in found) else 0

@@ -66,10 +66,7 @@ import math
 import os
 import platform
 import re
-import shutil
-import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,17 +74,18 @@ from types import GetSetDescriptorType, MemberDescriptorType, ModuleType
 from typing import Any
 
 from parity.goldens.acceptance import Accepted
+from parity.goldens.folder import RESTORE, GoldenFolder, is_base_name
+from parity.goldens.folder import GoldenError as GoldenError  # users take it from here
 
 FORMAT = 1
-RESERVED = {"models", "blobs", "environments"}
+BLOBS, ENVIRONMENTS = "blobs", "environments"  # folders
+RESERVED = {"models", BLOBS, ENVIRONMENTS}
+SITES_JSON, ACCEPTED_JSON = "sites.json", "accepted.json"
+SUFFIX = ".json"
 ROW_KEYS = (
     "messages", "template", "prompt_text", "prompt_ids", "images", "request", "scored", "loop", "batch", "inputs",
     "model", "sampling", "stop", "output_ids", "finish", "decode", "text", "decodes",
 )  # fmt: skip
-
-
-class GoldenError(Exception):
-    """A golden that cannot be read, or cannot be used. Says which file, what is wrong, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +201,8 @@ def row_faults(row: Any) -> Iterator[Fault]:
             yield f".{name}", "is not a list of ids"
         elif name in ("messages", "images") and not all(isinstance(entry, dict) for entry in row[name]):
             yield f".{name}", "is not a list of objects"
+        elif name == "images" and not all(is_blob_name(entry.get("blob", "0" * 64)) for entry in row[name]):
+            yield f".{name}", "holds something that is no name of a blob"
         elif name in ("sampling", "stop"):
             bad = [key for key, entry in row[name].items() if not isinstance(entry, dict) or "value" not in entry]
             yield from ((f".{name}.{key}", "has no value and source") for key in bad)
@@ -220,14 +220,19 @@ def is_finish(said: Mapping[str, Any]) -> bool:
     return isinstance(criteria, dict) and all(type(count) is int for count in criteria.values())
 
 
-def is_base_name(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+def is_case_file(name: str) -> bool:
+    """Whether a file of a site's folder is a golden."""
+    return name.endswith(SUFFIX) and name != SUFFIX
 
 
 def is_below(path: Any) -> bool:
     """Whether a path stays in the folder that it is put under."""
     parts = path.split("/") if isinstance(path, str) else [""]
     return all(is_base_name(part) for part in parts)
+
+
+def is_blob_name(name: Any) -> bool:
+    return isinstance(name, str) and BLOB.fullmatch(name) is not None
 
 
 def is_base64(text: Any) -> bool:
@@ -251,8 +256,8 @@ def is_set(value: Any) -> bool:
 
 # $-object -> what its value must be, and how that is said.
 OBJECTS: dict[str, tuple[Any, str]] = {
-    "$file": (lambda v: isinstance(v, str) and BLOB.fullmatch(v), "is no name of a blob"),
-    "$image": (lambda v: isinstance(v, str) and BLOB.fullmatch(v), "is no name of a blob"),
+    "$file": (is_blob_name, "is no name of a blob"),
+    "$image": (is_blob_name, "is no name of a blob"),
     "$scratch": (is_below, "is no path below the scratch folder"),
     "$bytes": (is_base64, "is no base64"),
     "$set": (is_set, "is not a list of plain values"),
@@ -479,16 +484,6 @@ def dump(value: Any, depth: int = 0) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """The file is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "wb") as file:
-        file.write(content)
-    os.chmod(beside, 0o644)
-    os.replace(beside, path)
-
-
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: no UTF-8, and an escape in JSON
 
 
@@ -498,9 +493,10 @@ def digest_of(said: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:DIGEST]
 
 
-def write_json(path: Path, value: Any) -> None:
+def json_bytes(value: Any) -> bytes:
+    """A value as a file holds it."""
     text = SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", dump(coded(value)))
-    write_whole(path, f"{text}\n".encode())
+    return f"{text}\n".encode()
 
 
 DEEPEST = 200  # objects in objects; no case has a tenth of it, and every walk over a golden ends
@@ -530,26 +526,6 @@ def parsed(text: str) -> Any:
 DIGEST = 32  # hexadecimal digits of a sha256: against a slip of a hand, and short in a review
 MOST_JSON = 64 << 20  # bytes; no golden of a call site is a tenth as large
 MOST_BLOB = 512 << 20
-
-
-def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a regular file: a link to a device would be read until memory ends, a FIFO waits.
-
-    Raises OSError for anything else, and for more than `most` bytes."""
-    with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a regular file")
-        if status.st_size > most:
-            raise OSError(f"it has {status.st_size:,} bytes, and {most:,} are the most")
-        return file.read()
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return parsed(read_regular(path, MOST_JSON).decode())
-    except (OSError, ValueError) as error:
-        raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
 
 
 def image_bytes(image: Any) -> bytes:
@@ -627,46 +603,61 @@ class Store:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
+        self.folder = GoldenFolder(root)
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"
 
+    def read_json(self, *names: str) -> Any:
+        """What a file of JSON says. Raises GoldenError."""
+        content = self.folder.read(*names, most=MOST_JSON)
+        try:
+            return parsed(content.decode())
+        except ValueError as error:
+            raise GoldenError(f"{self.folder.place(*names)} cannot be read: {error}; {RESTORE}") from error
+
+    def write_json(self, value: Any, *names: str) -> Path:
+        return self.folder.write(json_bytes(value), *names)
+
     def sites(self) -> list[str]:
         """Names of the folders that hold cases, sorted."""
-        if not self.root.is_dir():
-            return []
-        found = (p for p in self.root.iterdir() if p.is_dir() and p.name not in RESERVED)
-        return sorted(p.name for p in found if any(p.glob("*.json")))
+        return [name for name in self.folder.folders() if name not in RESERVED and self.names(name)]
 
     def settings(self) -> dict[str, dict[str, Any]]:
         """sites.json: what belongs to a site beside its cases."""
-        path = self.root / "sites.json"
         try:
-            said = read_json(path) if path.exists() else {}
+            said = self.read_json(SITES_JSON) if self.folder.exists(SITES_JSON) else {}
         except GoldenError as error:
             raise SettingsError(str(error)) from error
         for place, problem in settings_faults(said):
-            raise SettingsError(f"{path}: {place} {problem}; correct it")
+            raise SettingsError(f"{self.root / SITES_JSON}: {place} {problem}; correct it")
         return dict(said)
 
     def set_site(self, site: str, **changes: Any) -> None:
         """Change what belongs to a site; None takes a name away."""
         said = self.settings()
         said[site] = {name: entry for name, entry in {**said.get(site, {}), **changes}.items() if entry is not None}
-        write_json(self.root / "sites.json", dict(sorted(said.items())))
+        self.write_json(dict(sorted(said.items())), SITES_JSON)
 
     def path(self, site: str, case: str) -> Path:
-        return self.root / site / f"{case}.json"
+        return self.folder.place(site, f"{case}{SUFFIX}")
+
+    def exists(self, site: str, case: str) -> bool:
+        return self.folder.exists(site, f"{case}{SUFFIX}")
+
+    def size(self, site: str, case: str) -> int:
+        """Bytes of a golden's file."""
+        return self.folder.size(site, f"{case}{SUFFIX}")
 
     def names(self, site: str) -> list[str]:
-        return sorted(path.stem for path in (self.root / site).glob("*.json"))
+        return [name.removesuffix(SUFFIX) for name in self.folder.files(site) if is_case_file(name)]
 
     def read(self, site: str, case: str) -> Case:
         """One golden. Raises GoldenError for one that is broken, of another format, or in the wrong place."""
         path = self.path(site, case)
         if not f"{site}{case}".isprintable():
             raise GoldenError(f"{str(path)!r}: its name holds characters that do not print; rename it")
-        said = read_json(path)
+        said = self.read_json(site, path.name)
         if not isinstance(said, dict) or said.get("format") != FORMAT:
             found = said.get("format") if isinstance(said, dict) else type(said).__name__
             raise GoldenError(f"{path} has format {found!r}, this version reads {FORMAT}; record it again")
@@ -700,36 +691,29 @@ class Store:
             raise GoldenError(
                 f"{whole if name.isprintable() else repr(whole)} cannot be a golden's name; choose another"
             )
-        path = self.path(case.site, case.case)
         said = case.to_json()
-        write_json(path, {**said, "digest": digest_of(decoded(coded(said)))})
-        return path
+        whole = {**said, "digest": digest_of(decoded(coded(said)))}
+        return self.write_json(whole, case.site, f"{case.case}{SUFFIX}")
 
     # -- blobs --
 
-    def blobs(self) -> Path:
-        return self.root / "blobs"
-
     def put_blob(self, content: bytes, suffix: str) -> str:
         name = hashlib.sha256(content).hexdigest() + suffix.lower()
-        if not (self.blobs() / name).exists():
-            write_whole(self.blobs() / name, content)
+        if not self.folder.exists(BLOBS, name):
+            self.folder.write(content, BLOBS, name)
         return name
 
-    def blob(self, name: str) -> Path:
-        """Where a blob lies. Raises GoldenError where it does not, or is not what its name says."""
-        path = self.blobs() / name
+    def blob(self, name: str) -> bytes:
+        """What a blob holds. Raises GoldenError where it is not there, or is not what its name says."""
         if not BLOB.fullmatch(name):
             raise GoldenError(f"{name[:80]!r} is no name of a blob; restore the golden from version control")
+        path = self.folder.place(BLOBS, name)
         if not path.exists():
-            raise GoldenError(f"{path} is missing; restore it from version control")
-        try:
-            content = read_regular(path, MOST_BLOB)
-        except OSError as error:
-            raise GoldenError(f"{path} cannot be read: {error}; restore it from version control") from error
+            raise GoldenError(f"{path} is missing; {RESTORE}")
+        content = self.folder.read(BLOBS, name, most=MOST_BLOB)
         if hashlib.sha256(content).hexdigest() != name.partition(".")[0]:
-            raise GoldenError(f"{path} was changed: its content has another sha256; restore it from version control")
-        return path
+            raise GoldenError(f"{path} was changed: its content has another sha256; {RESTORE}")
+        return content
 
     def restore(self, value: Any, folder: Path | None = None) -> Any:
         """A recorded argument as it was given; files are copied into `folder` under their own names.
@@ -749,7 +733,7 @@ class Store:
         if value.keys() == {"$image"}:
             from PIL import Image
 
-            with Image.open(self.blob(value["$image"]), formats=["PNG"]) as image:
+            with Image.open(io.BytesIO(self.blob(value["$image"])), formats=["PNG"]) as image:
                 image.load()
                 return image
         if value.keys() == {"$set"}:
@@ -770,30 +754,29 @@ class Store:
     def restored_file(self, blob: str, folder: Path, name: str) -> Path:
         """A copy of a file in `folder`, where it lay below the working directory, so that files sort and are grouped
         as they were; in a folder of its own where another one lies there already."""
-        source, place = self.blob(blob), folder / name
-        is_other = place.is_file() and place.read_bytes() != source.read_bytes()
+        content, place = self.blob(blob), folder / name
+        is_other = place.is_file() and place.read_bytes() != content
         if is_other or place.is_dir() or any(map(Path.is_file, place.parents)):
             place = folder / blob[:12] / Path(name).name
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, place)
+        place.write_bytes(content)
         return place
 
-    def unused(self, cases: Sequence[Case]) -> list[Path]:
-        """Blobs and environments that none of these cases refers to."""
-        used = {name for case in cases for name in (case.environment, *blob_names(case))}
-        blobs = self.blobs().iterdir() if self.blobs().is_dir() else ()
-        found = [path for path in blobs if path.name not in used]
-        return sorted(found) + sorted(p for p in (self.root / "environments").glob("*.json") if p.stem not in used)
+    def unused(self, cases: Sequence[Case]) -> list[tuple[str, str]]:
+        """(folder, file) of blobs and environments that none of these cases refers to."""
+        used = {name for case in cases for name in (f"{case.environment}{SUFFIX}", *blob_names(case))}
+        found = [(folder, name) for folder in (BLOBS, ENVIRONMENTS) for name in self.folder.files(folder)]
+        return [(folder, name) for folder, name in found if name not in used]
 
     # -- what is accepted --
 
     def accepted(self) -> list[Accepted]:
-        path = self.root / "accepted.json"
-        if not path.exists():
+        if not self.folder.exists(ACCEPTED_JSON):
             return []
         try:
-            entries = [Accepted.from_json(entry) for entry in read_json(path)]
-        except (TypeError, ValueError) as error:
+            entries = [Accepted.from_json(entry) for entry in self.read_json(ACCEPTED_JSON)]
+        except (TypeError, ValueError, AttributeError) as error:
+            path = self.root / ACCEPTED_JSON
             raise GoldenError(f"{path} holds an entry that cannot be read: {error}; correct it") from error
         return entries
 
@@ -803,21 +786,21 @@ class Store:
 
     def set_accepted(self, entries: Sequence[Accepted]) -> None:
         whole = sorted(entries, key=lambda entry: entry.place)
-        write_json(self.root / "accepted.json", [entry.to_json() for entry in whole])
+        self.write_json([entry.to_json() for entry in whole], ACCEPTED_JSON)
 
     # -- environments --
 
     def put_environment(self, environment: Mapping[str, Any]) -> str:
         name = hashlib.sha256(json.dumps(environment, sort_keys=True).encode()).hexdigest()[:12]
-        write_json(self.root / "environments" / f"{name}.json", dict(environment))
+        self.write_json(dict(environment), ENVIRONMENTS, f"{name}{SUFFIX}")
         return name
 
     def environment_of(self, case: Case) -> dict[str, Any]:
         """Where a case was recorded; {} where that is not known. Raises GoldenError."""
-        path = self.root / "environments" / f"{case.environment}.json"
-        said = read_json(path) if path.is_file() else {}
+        name = f"{case.environment}{SUFFIX}"
+        said = self.read_json(ENVIRONMENTS, name) if self.folder.exists(ENVIRONMENTS, name) else {}
         if not isinstance(said, dict):
-            raise GoldenError(f"{path} is no object of versions; restore it from version control")
+            raise GoldenError(f"{self.folder.place(ENVIRONMENTS, name)} is no object of versions; {RESTORE}")
         return said
 
 

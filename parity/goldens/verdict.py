@@ -161,6 +161,15 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """What has become of a golden or of a setting since a git revision.   can_hide: whether it can hide a drift; such
+    a line stands first, and no report cuts it."""
+
+    line: str
+    can_hide: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """A whole run: outcomes, how they are judged, what was used (versions, model), and numerics that were measured.
 
@@ -177,7 +186,7 @@ class Check:
     left_out: tuple[str, ...] = ()
     numerics: tuple[Numerics, ...] = ()
     unused_acceptances: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     asked_with: str = ""
     only_old: tuple[str, ...] = ()
 
@@ -203,12 +212,6 @@ class Check:
         if bad:
             return 4
         return 0 if compared else 5
-
-
-def printable(text: str) -> str:
-    """Text that does nothing to a terminal or a log: what does not print is written as its escape."""
-    escaped = (c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-    return "".join(escaped)
 
 
 def brief(value: Any, width: int = 60) -> str:

@@ -208,7 +208,7 @@ def put_again(session: Session, old: Case, job: Again, into: Store) -> None:
 
 def keep_blobs(case: Case, source: Store, into: Store) -> None:
     for blob in set(blob_names(case)):
-        into.put_blob(source.blob(blob).read_bytes(), Path(blob).suffix)
+        into.put_blob(source.blob(blob), Path(blob).suffix)
 
 
 def refuse_itself(old: Case, job: Again) -> None:

@@ -253,7 +253,7 @@ def unfit(
         return missing(
             site, "*", backend, f"no golden under {store.root / site}; record the old code first"
         )
-    if not store.path(site, name).exists():
+    if not store.exists(site, name):
         return missing(site, name, backend, f"there is no {store.path(site, name)}")
     try:
         functions[named_function(store.read(site, name), settings)] = site

@@ -75,7 +75,12 @@ def link(source: Path, place: Path) -> None:
 
 
 def git(*words: str, folder: Path | None = None) -> str:
-    """What git says. Raises ValueError with its complaint."""
+    """What git says, without blanks at its ends. Raises ValueError with its complaint."""
+    return git_output(*words, folder=folder).strip()
+
+
+def git_output(*words: str, folder: Path | None = None) -> str:
+    """What git says; a path in it may begin with a blank. Raises ValueError with its complaint."""
     try:
         done = subprocess.run(
             ["git", *words],
@@ -91,7 +96,7 @@ def git(*words: str, folder: Path | None = None) -> str:
         ) from None
     if done.returncode:
         raise ValueError(f"git {words[0]}: {done.stderr.strip()}")
-    return done.stdout.strip()
+    return done.stdout
 
 
 @contextlib.contextmanager

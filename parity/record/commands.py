@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from parity.environment.output_paths import folder_to_write
+from parity.goldens.safe_text import say
 from parity.goldens.store import Case, Store, objects_in
 from parity.record.calls import Site
 from parity.record.changing import place_name
@@ -342,9 +343,9 @@ def run_record(args: argparse.Namespace) -> int:
     )
     for name in by_site(done.written):
         store.set_site(name)
-    print(recorded_text(done, store))
+    say(recorded_text(done, store))
     for line in (*object_lines(done, store), *unseen_lines(done, sites)):
-        print(line)
+        say(line)
     return done.exit_code
 
 

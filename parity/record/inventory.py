@@ -7,12 +7,14 @@ import argparse
 import datetime
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from parity.goldens.acceptance import Accepted, idle_acceptances, name_of
+from parity.goldens.safe_text import say
 from parity.goldens.store import (
+    MOST_JSON,
     NEXT_STEP,
+    SUFFIX,
     GoldenError,
     Store,
     chosen_cases,
@@ -25,23 +27,24 @@ def run_list(args: argparse.Namespace) -> int:
     store = Store(args.goldens)
     sites = store.sites()
     if not sites:
-        print(f"no goldens under {store.root}; {NEXT_STEP}")
+        say(f"no goldens under {store.root}; {NEXT_STEP}")
     broken = list[GoldenError]()
     for site in sites:
         names = store.names(site)
-        size = sum(store.path(site, name).stat().st_size for name in names)
-        print(f"{site}: {len(names)} cases, {size / 1024:.0f} KiB")
+        size = sum(store.size(site, name) for name in names)
+        say(f"{site}: {len(names)} cases, {size / 1024:.0f} KiB")
         cases, faults = store.read_all([site])
         broken += faults.values()
         if args.cases:
             for case in cases:
-                print(f"  {site}/{case.case}  {len(case.rows)} rows  {case.function}")
+                say(f"  {site}/{case.case}  {len(case.rows)} rows  {case.function}")
     for entry in store.accepted():
-        print(f"accepted until {entry.until}: {name_of(entry)}: {entry.reason}")
+        say(f"accepted until {entry.until}: {name_of(entry)}: {entry.reason}")
     for entry, why in idle_entries(store):
-        print(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
+        say(f"unused acceptance {name_of(entry)}: {why}; `prune --yes` removes it")
+    for error in broken:
+        say(str(error), sys.stderr)
     if broken:
-        print(*broken, sep="\n", file=sys.stderr)
         return 3
     return 0 if sites else 5
 
@@ -56,7 +59,7 @@ def prune_acceptances(store: Store, really: bool) -> int:
     """How many acceptances can cover nothing; removed where that is really meant."""
     idle = idle_entries(store)
     for entry, why in idle:
-        print(f"{'removed' if really else 'would remove'} the acceptance {name_of(entry)}: {why}")
+        say(f"{'removed' if really else 'would remove'} the acceptance {name_of(entry)}: {why}")
     if really and idle:
         gone = {entry.place for entry, _ in idle}
         store.set_accepted([entry for entry in store.accepted() if entry.place not in gone])
@@ -71,7 +74,7 @@ def run_prune(args: argparse.Namespace) -> int:
         broken = False
     else:
         unused, broken = unused_files(store)
-    remove_files(unused, really=args.yes)
+    remove_files(store, unused, really=args.yes)
     idle = 0 if args.cases else prune_acceptances(store, args.yes)
     count = f"{len(unused)} files"
     if idle:
@@ -82,36 +85,44 @@ def run_prune(args: argparse.Namespace) -> int:
     return 3 if broken else 0
 
 
-def remove_files(paths: Sequence[Path], *, really: bool) -> None:
-    for path in paths:
-        print(f"{'removed' if really else 'would remove'} {path}")
+Names = tuple[str, str]  # a folder and a file in it, below the folder of goldens
+
+
+def remove_files(store: Store, files: Sequence[Names], *, really: bool) -> None:
+    for names in files:
+        say(f"{'removed' if really else 'would remove'} {store.folder.place(*names)}")
         if really:
-            path.unlink()
+            store.folder.remove(*names)
 
 
-def named_files(store: Store, cases: Sequence[str]) -> list[Path]:
+def named_files(store: Store, cases: Sequence[str]) -> list[Names]:
     known = known_names(store, cases, must_exist=True)
     chosen = chosen_cases(store, *split_cases(known))
-    paths = list[Path]()
-    for site, names in chosen.items():
-        paths += [store.path(site, name) for name in names]
-    return paths
+    return [(site, f"{name}{SUFFIX}") for site, names in chosen.items() for name in names]
 
 
-def unused_files(store: Store) -> tuple[list[Path], bool]:
-    """Files that no case refers to, and whether a case is broken, which is told. One that is cut
-    may refer to any."""
+def unused_files(store: Store) -> tuple[list[Names], bool]:
+    """Files that no case refers to, and whether a case is broken, which is told. One that is cut,
+    or that cannot be read, may refer to any."""
     cases, broken = store.read_all(store.sites())
-    texts = [store.path(*place).read_text("utf-8", "replace") for place in broken]
+    texts = [text_of(store, *place) for place in broken]
     is_whole = all(text.rstrip().endswith("}") for text in texts)
     for error in broken.values():
         advice = "" if is_whole else "; until then nothing is removed, for it may use it"
-        print(f"{error}{advice}", file=sys.stderr)
+        say(f"{error}{advice}", sys.stderr)
     if not is_whole:
         return [], True
     whole = "\n".join(texts)
-    unused = [path for path in store.unused(cases) if path.stem not in whole]
+    unused = [names for names in store.unused(cases) if names[1].partition(".")[0] not in whole]
     return unused, bool(broken)
+
+
+def text_of(store: Store, site: str, name: str) -> str:
+    """A broken golden as text; "" where it cannot be read."""
+    try:
+        return store.folder.read(site, f"{name}{SUFFIX}", most=MOST_JSON).decode("utf-8", "replace")
+    except GoldenError:
+        return ""
 
 
 def add_list(sub: Any) -> None:

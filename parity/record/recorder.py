@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -310,24 +309,19 @@ def put_goldens(seen: Seen, cases: Sequence[Case], store: Store, overwrite: bool
     fingerprint = store.put_environment(seen.environment) if cases else ""
     for case in cases:
         case = dataclasses.replace(case, environment=fingerprint)
-        exists = store.path(case.site, case.case).exists()
+        exists = store.exists(case.site, case.case)
         if exists and is_known(store, case, overwrite):
             done.same.append(case)
         elif exists and not overwrite:
             done.refused.append(case)
         else:
-            copy_blobs(case, seen.blobs, store)
+            for blob in golden.blob_names(case):
+                store.put_blob((seen.blobs / blob).read_bytes(), Path(blob).suffix)
             store.write(case)
             done.written.append(case)
     for site in sorted({case.site for case in (*done.written, *done.same)}):
         update_site(store, site, cases, seen.returncode)
     return done
-
-
-def copy_blobs(case: Case, blobs: Path, store: Store) -> None:
-    for blob in golden.blob_names(case):
-        store.blobs().mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(blobs / blob, store.blobs() / blob)
 
 
 def update_site(store: Store, site: str, cases: Sequence[Case], returncode: int) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 from parity.diff import choices
 from parity.diff.partings import Pair, PairResult, PairsOutcome
+from parity.goldens.safe_text import say
 from parity.judge.numerics import reading, referee
 from parity.judge.numerics.noise import Noise
 from parity.record.events import Ids
@@ -460,9 +461,9 @@ def run_compare(args: argparse.Namespace) -> int:
     try:
         explanation = explained(found, args.model, args.dtype)
     except reading.CannotJudge as error:
-        print(described(found, Explanation(UNKNOWN_CODE, f"CANNOT TELL: {error}")))
+        say(described(found, Explanation(UNKNOWN_CODE, f"CANNOT TELL: {error}")))
         return UNKNOWN_CODE
-    print(described(found, explanation))
+    say(described(found, explanation))
     return explanation.exit_code
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from parity.environment.output_paths import file_to_write
 from parity.goldens.acceptance import OPEN, Accepted, acceptance_of, name_of
+from parity.goldens.safe_text import log_safe, printable, say
 from parity.goldens.store import GoldenError, Store, keep_offline, known_names, split_cases
-from parity.goldens.verdict import Check, Outcome, Policy, printable
+from parity.goldens.verdict import Change, Check, Outcome, Policy
 from parity.judge.ab import check_again
 from parity.judge.check import TIME_LIMIT, check_sites
 from parity.judge.revision import checked_out
@@ -34,7 +35,7 @@ from parity.report.console import case_text, console, numerics_text
 from parity.report.files import write_reports
 from parity.report.progress import shown_progress
 from parity.report.review import changes_since
-from parity.report.words import log_safe, only_old_lines, sentence, steps_to_cause
+from parity.report.words import only_old_lines, sentence, steps_to_cause
 
 ACCEPTED_DAYS = 90
 
@@ -243,8 +244,8 @@ def run_check(args: argparse.Namespace) -> int:
 
 def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
     if args.since is not None:
-        changes = tuple(changes_since(args.since, Path(args.goldens)))
-        changes = changes or (f"none is new, changed or gone since {args.since}",)
+        changes = changes_since(args.since, Path(args.goldens))
+        changes = changes or (Change(f"none is new, changed or gone since {args.since}"),)
         check = dataclasses.replace(check, changes=changes)
     only_old = () if args.ab else only_old_lines(check.outcomes)  # --ab refuses that by itself
     check = dataclasses.replace(check, asked_with=moved_words(args), only_old=only_old)
@@ -252,14 +253,14 @@ def reported(args: argparse.Namespace, check: Check, store: Store) -> int:
     if not check.outcomes and not store.sites():
         print(f"no goldens under {store.root}")
     if check.failing() and args.moved:
-        print(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
+        say(f"accept needs {moved_words(args)}, too, until {store.root / 'sites.json'} says it")
     write_reports(
         check,
         junit=args.junit,
         markdown=args.markdown,
         json_path=args.json,
         html=args.html,
-        blobs=store.blobs(),
+        store=store,
     )
     return check.exit_code
 
@@ -323,23 +324,20 @@ def run_accept(args: argparse.Namespace) -> int:
         check = checked(args, store, args.cases, must_exist=True)
     open_ones = [o for o in check.outcomes if o.verdict in OPEN and o.cause is not None]
     if not open_ones:
-        print(
-            "nothing to accept:"
-            f" {', '.join(f'{o.backend} {o.verdict}' for o in check.outcomes) or 'no such case'}"
-        )
+        found = ", ".join(f"{o.backend} {o.verdict}" for o in check.outcomes)
+        print(f"nothing to accept: {found or 'no such case'}")
         return with_log_named(2, log, asked=False)  # usage
     with_log_named(0, log, asked=False)
     entries = [acceptance_of(outcome, args.reason, until) for outcome in open_ones]
     for outcome, entry in zip(open_ones, entries):
-        print(would_cover(outcome, entry))
+        say(would_cover(outcome, entry))
     if args.dry_run or not is_agreed("accept"):
         print(f"nothing is written; without --dry-run {len(entries)} would be")
         return 0
     for entry in entries:
         store.accept(entry)
-        label = printable(f"{entry.site}/{entry.case}")
-        print(f"accepted {label} on {entry.backend}: {entry.cause}, until {until}: {args.reason}")
-    print(covered_text(check, open_ones))
+        say(f"accepted {name_of(entry)}, until {until}: {args.reason}")
+    say(covered_text(check, open_ones))
     return 0
 
 
@@ -349,7 +347,7 @@ def would_cover(outcome: Outcome, entry: Accepted) -> str:
     lines += [f"  {change}" for change in entry.changes]
     lines.append(f"  {sentence(outcome)}")
     lines.append(f"  and this value alone, {entry.gives}")
-    return log_safe("\n".join(map(printable, lines)))
+    return "\n".join(lines)
 
 
 def run_withdraw(args: argparse.Namespace) -> int:
@@ -360,7 +358,7 @@ def run_withdraw(args: argparse.Namespace) -> int:
     entries = store.accepted()
     chosen = chosen_acceptances(entries, args.cases, args.backend)
     for entry in chosen:
-        print(log_safe(printable(f"{name_of(entry)}, until {entry.until}: {entry.reason}")))
+        say(f"{name_of(entry)}, until {entry.until}: {entry.reason}")
     if args.dry_run or not is_agreed("withdraw"):
         print(f"nothing is written; without --dry-run {len(chosen)} would be withdrawn")
         return 0
@@ -406,7 +404,7 @@ def covered_text(check: Check, accepted: Sequence[Outcome]) -> str:
     ]
     left = [o for o in check.failing() if o not in accepted]
     lines += [f"not covered, and fails: {o.label} on {o.backend} {o.verdict}" for o in left]
-    return log_safe("\n".join(map(printable, lines)))
+    return "\n".join(lines)
 
 
 def positive(text: str) -> int:

@@ -7,17 +7,18 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from parity.goldens.safe_text import log_safe, printable
 from parity.goldens.store import NEXT_STEP
-from parity.goldens.verdict import Check, Outcome, printable
+from parity.goldens.verdict import Check, Outcome
 from parity.report.partings import Parting, partings
 from parity.report.words import (
     accepted_lines,
     capped,
+    change_lines,
     counted,
     explain_command,
     final_line,
     groups,
-    log_safe,
     sentence,
     uncompared_lines,
 )
@@ -212,7 +213,7 @@ def console(check: Check, *, colour: bool = False) -> str:
     if unseen := uncompared_lines(check):
         parts.append("\n".join(wrapped(line, "") for line in capped(unseen)))
     if check.changes:
-        lines = [wrapped(line) for line in capped(check.changes)]
+        lines = [wrapped(line) for line in change_lines(check.changes)]
         parts.append("\n".join(["the goldens themselves:", *lines]))
     if check.left_out:
         parts.append(wrapped(f"left out: {'; '.join(check.left_out)}", ""))

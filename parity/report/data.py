@@ -92,7 +92,7 @@ def json_text(check: Check) -> str:
         "left_out": list(check.left_out),
         "unused_acceptances": list(check.unused_acceptances),
         "only_old": list(check.only_old),
-        "changes": list(check.changes),
+        "changes": [change.line for change in check.changes],
         "counts": counted(check.outcomes),
         "outcomes": [
             {**outcome_json(o, id(o) in failing), "old": plain(o.old), "new": plain(o.new)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from parity.goldens.store import write_whole
+from parity.goldens.folder import write_whole
+from parity.goldens.store import Store
 from parity.goldens.verdict import Check
 from parity.report.data import json_text
 from parity.report.junit import junit_xml
@@ -30,10 +31,9 @@ def write_reports(
     markdown: Path | None = None,
     json_path: Path | None = None,
     html: Path | None = None,
-    blobs: Path | None = None,
+    store: Store | None = None,
 ) -> None:
-    """Write the reports that were asked for. blobs: `Store.blobs()`, for the pictures on the
-    page."""
+    """Write the reports that were asked for. store: the goldens, for the pictures on the page."""
     if junit is not None:
         write_whole(Path(junit), junit_xml(check).encode())
     if markdown is not None:
@@ -41,4 +41,4 @@ def write_reports(
     if json_path is not None:
         write_whole(Path(json_path), json_text(check).encode())
     if html is not None:
-        write_whole(Path(html), html_page(check, blobs).encode())
+        write_whole(Path(html), html_page(check, store).encode())

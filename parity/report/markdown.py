@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from parity.goldens.verdict import CAUSES, Check, Outcome, printable
+from parity.goldens.safe_text import printable
+from parity.goldens.verdict import CAUSES, Check, Outcome
 from parity.report.words import (
     accepted_lines,
     capped,
+    change_lines,
     counts_line,
     explain_command,
     final_line,
@@ -18,6 +20,7 @@ from parity.report.words import (
 )
 
 LIVE = re.compile(r"[\\`*_{}\[\]<>|~&#!@$]")
+MOST_LINE = 10_000  # characters of a line that says what is not compared
 MOST_CASES = 20  # told per cause
 
 
@@ -63,7 +66,7 @@ def markdown_summary(check: Check) -> str:
         lines += ["", *(f"- {markdown_text(line)}" for line in capped(unseen))]
     if check.changes:
         lines += ["", "### The goldens themselves", ""]
-        lines += [f"- {markdown_text(line)}" for line in capped(check.changes)]
+        lines += [f"- {markdown_text(line, MOST_LINE)}" for line in change_lines(check.changes)]
     if check.numerics:
         lines += ["", "| site | backend | numerics |", "|---|---|---|"]
     lines += [

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from parity.goldens.store import GoldenError, Store
 from parity.goldens.verdict import (
     CAUSES,
     STAGES,
@@ -79,19 +80,21 @@ def as_text(value: Any) -> str:
 TEMPLATE = Path(__file__).with_name("page.html")
 THUMBNAIL = 160  # pixels, the longer side
 PICTURES = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # not what PIL hands to another program
+# What PIL raises for a broken file, and the goldens for one that is not there.
+UNREADABLE = (GoldenError, OSError, ValueError, SyntaxError)
 MOST_ROWS = 4  # rows of one case on the page
 CALL = ("sampling", "stop", "decode", "batch", "model")
 
 
-def thumbnail(path: Path) -> str | None:
-    """A picture as a small data: URL, or None where it cannot be read."""
-    from PIL import Image, ImageOps, UnidentifiedImageError
+def thumbnail(name: str, store: Store) -> str | None:
+    """A picture of the goldens as a small data: URL; None where it cannot be read."""
+    from PIL import Image, ImageOps
 
     file = io.BytesIO()
     try:
-        with Image.open(path, formats=PICTURES) as image:
+        with Image.open(io.BytesIO(store.blob(name)), formats=PICTURES) as image:
             small = ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, UnidentifiedImageError):
+    except (*UNREADABLE, Image.DecompressionBombError):
         return None
     small.thumbnail((THUMBNAIL, THUMBNAIL))
     small.save(file, "JPEG", quality=80)
@@ -219,18 +222,17 @@ def blobs_of(case: Mapping[str, Any]) -> Iterator[str]:
             yield from (side[0] for side in pair if side and side[0])
 
 
-def thumbnails(cases: Iterable[Mapping[str, Any]], blobs: Path | None) -> dict[str, str]:
+def thumbnails(cases: Iterable[Mapping[str, Any]], store: Store | None) -> dict[str, str]:
     """blob -> data: URL of each picture of a failing case, once."""
-    names = {name for case in cases if case["fails"] for name in blobs_of(case)}
-    if blobs is None:
+    if store is None:
         return {}
-    found = {name: thumbnail(blobs / name) for name in sorted(names) if Path(name).name == name}
+    names = {name for case in cases if case["fails"] for name in blobs_of(case)}
+    found = {name: thumbnail(name, store) for name in sorted(names)}
     return {name: url for name, url in found.items() if url}
 
 
-def html_page(check: Check, blobs: Path | None = None) -> str:
-    """One page with everything in it. blobs: the folder of the goldens' pictures; failing cases
-    show them."""
+def html_page(check: Check, store: Store | None = None) -> str:
+    """One page with everything in it. store: the goldens; failing cases show their pictures."""
     failing = {id(o) for o in check.failing()}
     cases = [case_json(o, id(o) in failing, check.asked_with) for o in check.outcomes]
     named = {
@@ -245,10 +247,10 @@ def html_page(check: Check, blobs: Path | None = None) -> str:
         "policy": {"strict": check.policy.strict},
         "left_out": list(check.left_out),
         "accepted": [*accepted_lines(check), *check.only_old, *uncompared_lines(check)],
-        "changes": list(check.changes),
+        "changes": [change.line for change in check.changes],
         "causes": {name: CAUSES.get(name, "") for name in sorted(named)},
         "verdicts": list(VERDICTS),
-        "pictures": thumbnails(cases, blobs),
+        "pictures": thumbnails(cases, store),
         "cases": cases,
         "numerics": [dataclasses.asdict(n) for n in check.numerics],
     }

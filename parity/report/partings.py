@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity.goldens.verdict import Outcome, brief, equal, first_divergence, printable
+from parity.goldens.safe_text import printable
+from parity.goldens.verdict import Outcome, brief, equal, first_divergence
 from parity.judge.align import paired
 from parity.judge.row import is_drawn
 from parity.report.words import Row

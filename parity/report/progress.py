@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TextIO
 
-from parity.goldens.verdict import Outcome, Policy, printable
+from parity.goldens.safe_text import printable
+from parity.goldens.verdict import Outcome, Policy
 
 MINUTE = 60.0  # seconds between two lines where there is no terminal: a CI log shows that it lives
 FEWEST = 5  # cases judged before a time left is given: the first one loads the libraries

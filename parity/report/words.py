@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from parity.goldens.verdict import Check, Outcome, Verdict, printable
+from parity.goldens.safe_text import printable
+from parity.goldens.verdict import Change, Check, Outcome, Verdict
 
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 ENDINGS = {
@@ -18,7 +18,6 @@ ENDINGS = {
     4: "missing or unused",
     5: "nothing was compared",
 }
-COLOUR = re.compile(r"(\x1b\[(?:[0-2]|3[1-36])m)")  # those of the console's `paint`
 Row = Mapping[str, Any]
 MOST_LINES = 20  # of one kind; a repository that records all goldens again has thousands
 
@@ -63,21 +62,6 @@ def steps_to_cause(outcome: Outcome) -> list[str]:
     cause = outcome.cause
     last = [f"cause: {cause}: {cause.proof or cause.sentence}"] if cause else []
     return [*outcome.steps, *last]
-
-
-def log_safe(text: str) -> str:
-    """Text of which a terminal and a CI log obey nothing but our colours: other control characters
-    are written as their escapes, and no line is a command of a runner (`::`, `##[`)."""
-    return "\n".join(map(safe_line, text.split("\n")))
-
-
-def safe_line(line: str) -> str:
-    pieces = COLOUR.split(line)
-    shown = "".join(p if COLOUR.fullmatch(p) else printable(p) for p in pieces)
-    shown = shown.replace("##[", "#\\x23[")
-    if COLOUR.sub("", shown).lstrip().startswith("::"):
-        return shown.replace("::", "\\x3a:", 1)
-    return shown
 
 
 def explain_command(outcome: Outcome, asked_with: str = "") -> str:
@@ -144,10 +128,17 @@ def changing_places(parts: Iterable[Any]) -> list[str]:
     """Where in a value the parts stand that are marked as others in each run: "value[0].text"."""
     places = []
     for part in parts:
-        steps = part.get("at", ()) if isinstance(part, Mapping) else ()
+        steps = part.get("at") if isinstance(part, Mapping) else None
+        steps = steps if isinstance(steps, list) else []
         words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
         places.append("value" + "".join(words))
     return places
+
+
+def change_lines(changes: Sequence[Change]) -> list[str]:
+    """All that can hide a drift, then some of the others, and how many of these there are."""
+    routine = [change.line for change in changes if not change.can_hide]
+    return [change.line for change in changes if change.can_hide] + capped(routine)
 
 
 def capped(lines: Sequence[str], most: int = MOST_LINES) -> list[str]:

@@ -17,6 +17,7 @@ from parity.cli.upgrade import packages as environments
 from parity.cli.upgrade.bisection import Names, closed, differing, fewest, heads_of, mixed
 from parity.cli.upgrade.packages import Installed, Package
 from parity.diff.other_env import CannotRunThere, Ran, own_code, run_there
+from parity.goldens.safe_text import say
 from parity.goldens.store import Store, keep_offline
 from parity.report.commands import add_check_flags
 
@@ -158,11 +159,11 @@ def explain(asking: Asking, new: Installed, there: Checked) -> None:
     here = asking.check(sys.executable, {key.label for key in there.failing})
     changed = {key: there.outcomes[key] for key in sorted(there.failing - here.failing)}
     if not changed:
-        print(f"\nall {len(there.failing)} fail here, too: no package is looked for")
+        say(f"\nall {len(there.failing)} fail here, too: no package is looked for")
         return
-    print(f"\n{len(changed)} hold here and not there: {', '.join(map(str, changed))}")
+    say(f"\n{len(changed)} hold here and not there: {', '.join(map(str, changed))}")
     old = asking.installed(sys.executable)
-    print(f"\n{side_by_side(old, new)}")
+    say(f"\n{side_by_side(old, new)}")
     if (old.python, old.system) != (new.python, new.system):
         print(
             f"\nwhich of them it is was not tried: Python {old.python} on {old.system} here, "
@@ -170,7 +171,7 @@ def explain(asking: Asking, new: Installed, there: Checked) -> None:
         )
         return
     for line in Search(asking, old.packages, new.packages, changed).lines():
-        print(f"\n{line}")
+        say(f"\n{line}")
 
 
 def side_by_side(here: Installed, there: Installed) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from parity.goldens.acceptance import Accepted, acceptance_of, idle_acceptances, with_acceptances
-from parity.goldens.store import GoldenError, Store, write_json
+from parity.goldens.store import GoldenError, Store
 from parity.goldens.verdict import Cause, Difference, Outcome
 
 DAY = datetime.date(2030, 1, 31)
@@ -118,6 +119,6 @@ def test_a_store_keeps_one_for_each_case_and_backend(tmp_path: Path) -> None:
 )
 def test_an_entry_that_binds_nothing_is_refused(change: dict[str, Any], says: str, tmp_path: Path) -> None:
     entry = {name: value for name, value in {**ENTRY.to_json(), **change}.items() if value is not None}
-    write_json(tmp_path / "accepted.json", [entry])
+    (tmp_path / "accepted.json").write_text(json.dumps([entry]))
     with pytest.raises(GoldenError, match=says):
         Store(tmp_path).accepted()

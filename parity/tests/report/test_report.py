@@ -6,6 +6,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 from PIL import Image
 
 from parity.goldens.store import Case, Store, image_bytes
-from parity.goldens.verdict import CAUSES, Cause, Check, Difference, Numerics, Outcome
+from parity.goldens.verdict import CAUSES, Cause, Change, Check, Difference, Numerics, Outcome
 from parity.report.commands import chain_text
 from parity.report.console import case_text, console
 from parity.report.data import json_text
@@ -243,7 +245,7 @@ def test_no_line_of_a_report_is_a_command_of_a_ci_runner(attack: str, pad: int) 
     told = "a" * pad + " " + attack
     cause = Cause("post.other", "likely", told, told)
     evil = dataclasses.replace(babbler(), cause=cause, notes=(told,), also=(told,))
-    check = Check((evil,), left_out=(told,), unused_acceptances=(told,), changes=(told,))
+    check = Check((evil,), left_out=(told,), unused_acceptances=(told,), changes=(Change(told),))
     said = console(check, colour=True) + "\n" + console(check) + "\n" + case_text(evil)
     lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in said.split("\n")]
     assert [line for line in lines if line.startswith("::") or "##[" in line] == []
@@ -520,12 +522,14 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    names = []
-    for colour in ("red", "blue"):
-        names.append(f"{colour}.png")
-        (folder / names[-1]).write_bytes(image_bytes(Image.new("RGB", (640, 480), colour)))
-    write_reports(mixed((names[0], names[1])), html=folder / "report.html", blobs=folder)
+    store = Store(folder / "golden")
+    red, blue = (stored_picture(store, colour) for colour in ("red", "blue"))
+    write_reports(mixed((red, blue)), html=folder / "report.html", store=store)
     return folder / "report.html"
+
+
+def stored_picture(store: Store, colour: str) -> str:
+    return store.put_blob(image_bytes(Image.new("RGB", (640, 480), colour)), ".png")
 
 
 def shown(browser: Browser) -> list[str]:
@@ -686,17 +690,30 @@ def test_five_hundred_cases_stay_small(browser: Browser, tmp_path: Path) -> None
 
 
 def test_pictures_of_cases_that_pass_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(image_bytes(Image.new("RGB", (40, 30), "red")))
-    failing = picture_case("a.png", "../a.png")
+    store = Store(tmp_path)
+    failing = picture_case(stored_picture(store, "red"), "../a.png")
     passing = dataclasses.replace(failing, verdict="ACCEPTED")
-    assert "data:image" in html_page(Check((failing,)), tmp_path)
-    assert "data:image" not in html_page(Check((passing,)), tmp_path)
+    assert "data:image" in html_page(Check((failing,)), store)
+    assert "data:image" not in html_page(Check((passing,)), store)
     assert "data:image" not in html_page(Check((failing,)), None)
 
 
+def png_of_size(width: int, height: int) -> bytes:
+    """A PNG that says so of itself, and holds one row."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 4)), (b"IEND", b"")]
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, body in chunks:
+        file += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    return file
+
+
 def test_a_picture_that_cannot_be_read_is_no_picture(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    assert "data:image" not in html_page(Check((picture_case("a.png", "b.png"),)), tmp_path)
+    """One of 40 gigapixels ended the report with a traceback, after the check."""
+    store = Store(tmp_path)
+    for content in (b"no picture", png_of_size(200_000, 200_000), png_of_size(40, 30)):
+        blob = store.put_blob(content, ".png")
+        assert "data:image" not in html_page(Check((picture_case(blob, "b.png"),)), store)
 
 
 # == Numerics ==
