@@ -74,6 +74,7 @@ TABLE: tuple[Entry, ...] = (
     entry("numeric.shift", "model", "the same input gives other logits than rounding explains"),
     entry("rng", "sampling", "another draw of the same distribution", "sampling.seed", "seed"),
     entry("nondeterminism", "value", "the old code does not repeat itself"),
+    entry("golden.empty", "value", "the golden leaves out what it is there to compare"),
     entry("error", "value", "an exception"),
 )
 # fmt: on

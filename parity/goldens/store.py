@@ -178,13 +178,18 @@ def case_faults(said: Mapping[str, Any]) -> Iterator[Fault]:
     for number, row in enumerate(said.get("rows", ())):
         yield from ((f"rows[{number}]{place}", problem) for place, problem in row_faults(row))
     for number, part in enumerate(said.get("changing", ())):
-        if (
-            not isinstance(part, dict)
-            or not isinstance(part.get("at"), list)
-            or len({*part} & {"before", "after"}) == 1
-        ):
+        if not is_changing_part(part):
             yield f"changing[{number}]", "does not say where in the value it stands"
     yield from object_faults(said.get("arguments", {}), "arguments")
+
+
+def is_changing_part(part: Any) -> bool:
+    """Whether an entry says where in the value it stands, and of a text both its ends."""
+    if not isinstance(part, dict) or not isinstance(part.get("at"), list):
+        return False
+    texts = [part[name] for name in ("before", "after") if name in part]
+    is_place = all(isinstance(step, (str, int)) for step in part["at"])
+    return is_place and len(texts) != 1 and all(isinstance(text, str) for text in texts)
 
 
 def row_faults(row: Any) -> Iterator[Fault]:

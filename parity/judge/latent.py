@@ -3,8 +3,10 @@ are asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from parity.goldens.store import Case
-from parity.goldens.verdict import Cause, Certainty, Difference
+from parity.goldens.verdict import Cause, Certainty, Difference, brief
 from parity.judge import own_loops
 from parity.judge.comparison import Comparison
 from parity.judge.naming import broken_cause, difference_cause
@@ -12,6 +14,37 @@ from parity.judge.numerics.questions import NOT_SHOWN
 from parity.judge.row import entry, prompt_of, request_of, text_of
 from parity.judge.stages.prompt import may_be_written
 from parity.judge.stages.stop import told_stops
+from parity.record.changing import covered_texts, covers_all, value_or_error
+
+
+def nothing_compared(comparison: Comparison) -> Cause | None:
+    """What the golden leaves out, so that equal values say nothing: its model calls, or its value."""
+    old = comparison.old
+    said = ""
+    if has_ids(comparison.new) and not has_ids(old):
+        count = len(comparison.new.rows)
+        said = f"the golden has no model call to compare; the new code makes {count} rows of them"
+    elif covers_all(old.changing, value_or_error(old)):
+        said = "nothing of the value is compared: all of it is marked as changing"
+    elif answer := next(covered_answers(old), ""):
+        said = f"an answer of the model is marked as changing and not compared: {brief(answer)}"
+    return Cause("golden.empty", "confirmed", said, "seen directly") if said else None
+
+
+def has_ids(case: Case) -> bool:
+    return any(row["prompt_ids"] or row["output_ids"] for row in case.rows)
+
+
+# Characters of an answer that a time or a random name does not hold by chance.
+LEAST_ANSWER = 8
+
+
+def covered_answers(case: Case) -> Iterator[str]:
+    """Answers that stand in a part of the value that is not compared. What is recorded as changing
+    changed while the answers were the same."""
+    texts = [text_of(row).strip() for row in case.rows]
+    for middle in covered_texts(case.changing, value_or_error(case)):
+        yield from (text for text in texts if len(text) >= LEAST_ANSWER and text in middle)
 
 
 def seen_directly(comparison: Comparison) -> Cause | None:
@@ -62,7 +95,7 @@ def other_flag(comparison: Comparison) -> Cause | None:
     return None
 
 
-SEEN_WITHOUT_VALUE = (seen_directly, broken_unseen, other_prompts, other_flag)
+SEEN_WITHOUT_VALUE = (nothing_compared, seen_directly, broken_unseen, other_prompts, other_flag)
 
 
 def asked_otherwise(old: Case, new: Case) -> str:

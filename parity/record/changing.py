@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from parity.goldens.store import Case
@@ -124,6 +124,43 @@ def shared_words(texts: Sequence[str]) -> str:
 def place_name(at: Sequence[str | int]) -> str:
     keys = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in at]
     return "value" + "".join(keys)
+
+
+# == What they cover ==
+
+
+def leaves_at(value: Any, at: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """(place, value) of everything in a value that holds nothing else."""
+    entries: Iterable[tuple[str | int, Any]] = ()
+    if isinstance(value, Mapping):
+        entries = value.items()
+    elif isinstance(value, (list, tuple)):
+        entries = enumerate(value)
+    else:
+        yield at, value
+    for key, entry in entries:
+        yield from leaves_at(entry, (*at, key))
+
+
+def covers_all(parts: Sequence[Part], value: Any) -> bool:
+    """Whether no leaf of a value is compared, nor a word of one."""
+    whole = {tuple(part["at"]) for part in parts if not has_words(part)}
+    leaves = [place for place, _ in leaves_at(value)]
+    return bool(leaves) and whole.issuperset(leaves)
+
+
+def has_words(part: Part) -> bool:
+    """Whether something of a part is compared: words that stand before or behind what changes."""
+    return any(c.isalnum() for c in part.get("before", "") + part.get("after", ""))
+
+
+def covered_texts(parts: Sequence[Part], value: Any) -> Iterator[str]:
+    """What of the texts of a value is not compared."""
+    leaves = dict(leaves_at(value))
+    for part in parts:
+        text = leaves.get(tuple(part["at"]))
+        if isinstance(text, str):
+            yield text[len(part.get("before", "")) : len(text) - len(part.get("after", ""))]
 
 
 # == Leaving them out ==
