@@ -2,25 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from parity.environment import libraries
 
-INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+INTERRUPTED, TERMINATED = 130, 143  # what a shell says of a program that Ctrl-C or SIGTERM ended
+FAULT = 3  # could not judge: Python's own code for an uncaught exception is 1, which is a drift
+
+
+class Terminated(BaseException):
+    """SIGTERM came, as of a CI runner that cancels a job."""
 
 
 def start(program: str, argv: Sequence[str] | None) -> int:
-    """Run a program, and end without a traceback where Ctrl-C is pressed, however often."""
+    """Run a program. Ctrl-C, however often, and SIGTERM end it without a traceback, and its worker
+    with it; a fault of ours is shown with one."""
+    open_standard_streams()
     try:
-        return run(program, argv)
+        with terminated_by_exception():
+            return run(program, argv)
     except KeyboardInterrupt:
         end_at_once()
         print(f"{program}: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Terminated:
+        end_at_once()
+        print(f"{program}: terminated", file=sys.stderr)
+        return TERMINATED
+    except Exception:  # noqa: BLE001 - nothing stands behind it
+        traceback.print_exc()
+        print(f"{program}: this is a fault of {program} itself; please report it", file=sys.stderr)
+        return FAULT
+
+
+def open_standard_streams() -> None:
+    """Give the process all three streams. Where one is closed (`parity check >&-`), the next file
+    that is opened would take its place, and get what is printed."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest one that is free
+        if getattr(sys, name) is None:
+            mode = "w" if descriptor else "r"
+            stream = open(descriptor, mode, closefd=False)  # noqa: SIM115 - for the whole process
+            setattr(sys, name, stream)
+
+
+@contextlib.contextmanager
+def terminated_by_exception() -> Iterator[None]:
+    """Raise Terminated where SIGTERM comes: what is begun is undone, and processes are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def end_at_once() -> None:

@@ -17,9 +17,10 @@ Loaded by itself where the project is installed, else by `-p parity.pytest_plugi
 from __future__ import annotations
 
 import difflib
+import pickle
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -34,9 +35,13 @@ BACKENDS = ("hf", "vllm")
 
 def parity_cases(goldens: str, site: str) -> list[str]:
     """Names of the goldens of a site, for parametrize. goldens: the folder, as the test run sees it."""
-    from parity.goldens.store import Store
+    from parity.goldens.safe_text import log_safe, printable
+    from parity.goldens.store import GoldenError, Store
 
-    return Store(goldens).names(site)
+    try:
+        return Store(goldens).names(site)
+    except GoldenError as error:
+        raise pytest.UsageError(log_safe(printable(str(error)))) from None
 
 
 @dataclass
@@ -51,23 +56,29 @@ class Parity:
 
     def check(self, site: str, *, backends: tuple[str, ...] | None = None, policy: Policy | None = None) -> Check:
         """Check every golden of a site; the test fails unless all are within the policy."""
-        self._expect(site, self.store.sites(), f"there are no goldens of the site {site!r}")
         return self._run(site, None, backends, policy)
 
     def case(
         self, site: str, case: str, *, backends: tuple[str, ...] | None = None, policy: Policy | None = None
     ) -> Check:
         """Check one golden."""
-        self._expect(site, self.store.sites(), f"there are no goldens of the site {site!r}")
-        self._expect(case, self.store.names(site), f"the site {site!r} has no golden {case!r}")
         return self._run(site, [case], backends, policy)
+
+    @property
+    def found(self) -> tuple[list[Outcome], list[Numerics], list[str]]:
+        return self.outcomes, self.numerics, self.unused
+
+    def add(self, outcomes: Iterable[Outcome], numerics: Iterable[Numerics], unused: Iterable[str]) -> None:
+        self.outcomes.extend(outcomes)
+        self.numerics.extend(numerics)
+        self.unused.extend(unused)
 
     def _expect(self, name: str, known: list[str], problem: str) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
             fix = "record it from the old code with `python -m parity record`, or say --parity-goldens"
-            pytest.fail(f"MISSING  {problem} under {self.store.root}; {guess}{fix}", pytrace=False)
+            fail(f"MISSING  {problem} under {self.store.root}; {guess}{fix}")
 
     def _run(
         self, site: str, cases: list[str] | None, backends: tuple[str, ...] | None, policy: Policy | None
@@ -80,18 +91,27 @@ class Parity:
         keep_offline()
         backends = backends or self.backends
         try:
+            self._expect(site, self.store.sites(), f"there are no goldens of the site {site!r}")
+            for case in cases or ():
+                self._expect(case, self.store.names(site), f"the site {site!r} has no golden {case!r}")
             check = check_sites(self.store, sites=[site], cases=cases, backends=backends, policy=policy or Policy())
         except GoldenError as error:
-            pytest.fail(f"ERROR  {error}", pytrace=False)
-        self.outcomes.extend(check.outcomes)
-        self.numerics.extend(check.numerics)
-        self.unused.extend(check.unused_acceptances)
+            fail(f"ERROR  {error}")
+        self.add(check.outcomes, check.numerics, check.unused_acceptances)
         if check.exit_code:
             pytest.fail(console(check), pytrace=False)
         return check
 
 
+def fail(text: str) -> NoReturn:
+    """Fail the test without a traceback; nothing in the text is obeyed."""
+    from parity.goldens.safe_text import log_safe, printable
+
+    pytest.fail(log_safe(printable(text)), pytrace=False)
+
+
 KEY = pytest.StashKey[Parity]()
+TOLD = "parity"  # under which a worker of pytest-xdist tells what it found
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -123,44 +143,59 @@ def parity(request: pytest.FixtureRequest) -> Parity:
     return request.config.stash[KEY]
 
 
-def page_path(config: pytest.Config) -> Path | None:
-    """Where the page goes; each worker of pytest-xdist writes its own."""
-    asked = config.getoption("--parity-html")
-    worker = getattr(config, "workerinput", {}).get("workerid")
-    if not asked:
-        return None
-    path = Path(asked)
-    return path.with_stem(f"{path.stem}.{worker}") if worker else path
-
-
 def whole_run(config: pytest.Config) -> Check:
     from parity.goldens.verdict import Check
     from parity.report.words import only_old_lines
 
-    outcomes, numerics = tuple(config.stash[KEY].outcomes), tuple(config.stash[KEY].numerics)
+    mine = config.stash[KEY]
+    outcomes = tuple(mine.outcomes)
     seconds = sum(o.seconds for o in outcomes)
-    unused = tuple(config.stash[KEY].unused)
-    only_old = only_old_lines(outcomes)
-    return Check(outcomes, seconds=seconds, numerics=numerics, unused_acceptances=unused, only_old=only_old)
+    return Check(
+        outcomes,
+        seconds=seconds,
+        numerics=tuple(mine.numerics),
+        unused_acceptances=tuple(mine.unused),
+        only_old=only_old_lines(outcomes),
+    )
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is a process of pytest-xdist, which tells its results to the one that shows them."""
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """What a worker of pytest-xdist found; one that crashed told nothing, which xdist itself says."""
+    told = getattr(node, "workeroutput", {}).get(TOLD)
+    if told is not None:
+        node.config.stash[KEY].add(*pickle.loads(told))
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    path = page_path(session.config)
+    config = session.config
+    mine = config.stash[KEY]
+    if is_worker(config):
+        config.workeroutput[TOLD] = pickle.dumps(mine.found)  # type: ignore[attr-defined]
+        return
+    path = config.getoption("--parity-html")
     if path is not None:
         from parity.report.files import write_reports
 
-        write_reports(whole_run(session.config), html=path, blobs=session.config.stash[KEY].store.blobs())
+        write_reports(whole_run(config), html=path, store=mine.store)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    from parity.goldens.safe_text import log_safe, printable
     from parity.report.console import sites_text
-    from parity.report.words import accepted_lines
+    from parity.report.words import accepted_lines, uncompared_lines
 
     check = whole_run(config)
     if check.outcomes:
         terminalreporter.section("parity")
-        terminalreporter.write_line(sites_text(check, terminalreporter.hasmarkup))
-        for line in (*accepted_lines(check), *check.only_old):
-            terminalreporter.write_line(line)
-    if page_path(config) is not None:
-        terminalreporter.write_line(f"parity page: {page_path(config)}")
+        terminalreporter.write_line(log_safe(sites_text(check, terminalreporter.hasmarkup)))
+        for line in (*accepted_lines(check), *check.only_old, *uncompared_lines(check)):
+            terminalreporter.write_line(log_safe(printable(line)))
+    if path := config.getoption("--parity-html"):
+        terminalreporter.write_line(f"parity page: {path}")

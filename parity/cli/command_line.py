@@ -11,6 +11,7 @@ written), 5 nothing compared.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import re
@@ -192,7 +193,7 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it ends
+        forget_stdout()
         return NOBODY_READS
     except (GoldenError, ValueError, LookupError) as error:
         print_error(program, error)
@@ -201,5 +202,16 @@ def exit_code_of(program: str, args: argparse.Namespace) -> int:
         if name := absent_argument(error, args):
             print_error(program, ValueError(f"there is no file {name}; check its path"))
             return USAGE
-        print_error(program, error)
+        with contextlib.suppress(OSError):
+            print_error(program, error)
+        try:
+            sys.stdout.flush()
+        except OSError:  # a full disk
+            forget_stdout()
         return CANNOT
+
+
+def forget_stdout() -> None:
+    """Where nothing can be written: Python flushes it once more when it ends, and would end with
+    another exit code."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process

@@ -7,10 +7,13 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -43,6 +46,8 @@ DEVICE_OF = {"hf": "torch", "vllm": "vllm"}  # the library that says what a back
 
 STEP = "parity doctor: "  # begins the line that names what is tried next
 ANSWER = "an answer"
+TIME_LIMIT = 600.0  # seconds for one backend: vLLM compiles for minutes on its first start
+WIDTHS = (14, 14)  # columns of the first words of a line; lines are printed before the last one is known
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,9 @@ class Tried:
         return not self.error
 
 
-def try_backend(backend: str, model: str | None) -> Tried:
+def try_backend(backend: str, model: str | None, limit: float = TIME_LIMIT) -> Tried:
     """Import what a backend needs and, given a checkpoint, let it answer: in a process of its own, where a broken
-    library can do no harm."""
+    library can do no harm, and which is ended after `limit` seconds. Each step is named as it begins."""
     steps = {name: code for name, (needed, code) in PROBES.items() if not needed or backend in needed.split()}
     if model is not None:
         asked = ["generate", "--model", model, "--backend", backend, "--max-new-tokens", "4", "Hello"]
@@ -68,14 +73,50 @@ def try_backend(backend: str, model: str | None) -> Tried:
     script = "\n".join(f"print({STEP + name!r}, flush=True)\n{code}" for name, code in steps.items())
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    reached = [part.strip().splitlines() for part in done.stdout.split(STEP)[1:]]  # the name of a step, what it said
-    versions = {lines[0]: lines[-1] for lines in reached if lines[0] in PROBES}
-    if done.returncode == 0:
-        return Tried(versions)
-    error = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    last = reached[-1][0] if reached else ""
+    versions: dict[str, str] = {}
+    last = ""
+    with tempfile.TemporaryFile("w+", errors="replace") as complaints:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=complaints, text=True, env=environment, start_new_session=True
+        )
+        with ended_after(process, limit) as is_over:
+            for line in process.stdout or ():
+                if line.startswith(STEP):
+                    last = line.removeprefix(STEP).strip()
+                    print(f"backend {backend}: {last} ...", file=sys.stderr, flush=True)
+                elif last in PROBES:
+                    versions[last] = line.strip()
+            code = process.wait()
+        if code == 0:
+            return Tried(versions)
+        complaints.seek(0)
+        said = complaints.read().strip().splitlines()
+    error = said[-1] if said else f"exit code {code}"
+    if is_over.is_set():
+        error = f"not done after {limit:g} s; --time-limit gives it more"
     return Tried({name: said for name, said in versions.items() if name != last}, last, error)
+
+
+@contextlib.contextmanager
+def ended_after(process: subprocess.Popen[str], limit: float) -> Iterator[threading.Event]:
+    """End a process with its children after `limit` seconds, which the event says, and when the block is left."""
+    is_over = threading.Event()
+
+    def end(say: bool) -> None:
+        if say:
+            is_over.set()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit, end, [True])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield is_over
+    finally:
+        timer.cancel()
+        end(False)
+        process.wait()
 
 
 def backend_line(backend: str, tried: Tried, model: str | None) -> tuple[str, str, str]:
@@ -106,18 +147,31 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows)
 
 
+def say_row(row: tuple[str, str, str]) -> None:
+    """A line as soon as it is known."""
+    name, word, rest = row
+    say(f"{name:<{WIDTHS[0]}}  {word:<{WIDTHS[1]}}  {rest}".rstrip())
+    sys.stdout.flush()
+
+
 def run_doctor(args: argparse.Namespace) -> int:
     """What this machine can do, what each backend refuses, which goldens there are."""
     backends = args.backend.split(",")
     for backend in backends:
         if backend not in BACKENDS:
             raise OptionError(f"no backend {backend!r}", fix="known: " + ", ".join(BACKENDS))
+    say_row(("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve())))
+    say_row(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
+    tried: list[Tried] = []
+    shown: set[str] = set()
     # One after the other: two models may not fit, and vLLM refuses to begin where another takes memory.
-    tried = {backend: try_backend(backend, args.model) for backend in backends}
-    rows = [("gen_engine", gen_engine.__version__, str(Path(gen_engine.__file__ or "").resolve()))]
-    rows.append(("python", sys.version.split()[0], f"{sys.platform}, {os.cpu_count()} cores"))
-    print(table([*rows, *library_lines(tried.values())]))
-    print(table([backend_line(backend, one, args.model) for backend, one in tried.items()]))
+    for backend in dict.fromkeys(backends):
+        tried.append(try_backend(backend, args.model, args.time_limit))
+        for row in library_lines(tried):
+            if row[0] not in shown:
+                say_row(row)
+                shown.add(row[0])
+        say_row(backend_line(backend, tried[-1], args.model))
     print("what a backend, or a release of a library, refuses before anything runs:")
     print(table([(f"  {r.releases or r.backend}", r.what, r.fix) for r in REFUSALS]))
     for name in ("torch", "transformers"):
@@ -125,7 +179,7 @@ def run_doctor(args: argparse.Namespace) -> int:
             __import__(name)
     print(f"goldens under {args.goldens}, for an environment of " + " ".join(map(" ".join, environment().items())))
     goldens = run_list(args)
-    return goldens if all(one.works for one in tried.values()) else 1
+    return goldens if all(one.works for one in tried) else 1
 
 
 # == generate ==
@@ -182,6 +236,8 @@ def add_doctor(sub: Any) -> None:
     )
     parser.add_argument("--model", help="a checkpoint: also generate with it on each backend")
     parser.add_argument("--backend", default="hf,vllm", help="which must work (default hf,vllm)")
+    about_limit = f"seconds for each backend, then its process is ended (default {TIME_LIMIT:g})"
+    parser.add_argument("--time-limit", type=float, default=TIME_LIMIT, metavar="SECONDS", help=about_limit)
     parser.set_defaults(run=run_doctor, cases=False)
 
 

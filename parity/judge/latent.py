@@ -18,7 +18,7 @@ from parity.record.changing import covered_texts, covers_all, value_or_error
 
 
 def nothing_compared(comparison: Comparison) -> Cause | None:
-    """What the golden leaves out, so that equal values say nothing: its model calls, or its value."""
+    """What the golden leaves out, so that equal values say nothing."""
     old = comparison.old
     said = ""
     if has_ids(comparison.new) and not has_ids(old):

@@ -21,6 +21,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
@@ -239,6 +240,7 @@ class Worker:
 def serve(descriptor: int) -> None:
     """Do what is asked until nobody asks any more."""
     pipe: Connection[Any, Any] = Connection(descriptor)
+    end_with_parent()
     started = [os.dup(descriptor) for descriptor in STANDARD]
     while True:
         try:
@@ -254,6 +256,21 @@ def serve(descriptor: int) -> None:
             is_told = isinstance(error, SettingsError)
             pipe.send(("raised", error if is_told else Died(words_and_place(error))))
             return
+
+
+def end_with_parent() -> None:
+    """End this process, and what it started, when the one that it works for is gone: one that is
+    killed cannot end its worker, which would go on with its case."""
+    parent = os.getppid()
+    if os.getpgrp() != os.getpid():
+        return  # a group of its own is what may be ended
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WORKER_TICK)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def write_into(output: Path | None, started: Sequence[int]) -> None:

@@ -148,6 +148,36 @@ def test_backends_goldens_and_the_page_are_options(repository: Path) -> None:
     assert page.count('"verdict":"IDENTICAL"') == 2 and '"backend":"vllm"' in page
 
 
+def test_the_workers_of_xdist_make_one_page_and_one_summary(repository: Path) -> None:
+    """The page that the terminal named said "0 cases", and there was no summary."""
+    pytest.importorskip("xdist")
+    options = ("-n", "2", "-p", "xdist", "--parity-html=page.html", "-k", "test_site or test_case")
+    code, said = run(repository, *options)
+    assert code == 1, said
+    summary = said.partition("= parity =")[2]
+    assert "capitals   hf" in summary and "summaries  hf" in summary and "parity page: page.html" in summary
+    page = (repository / "page.html").read_text()
+    assert page.count('"verdict":"IDENTICAL"') == 2 and page.count('"verdict":"DRIFT"') == 1
+    assert [path.name for path in repository.glob("page*.html")] == ["page.html"]
+
+
+def test_the_summary_says_what_is_not_compared_and_obeys_no_file(repository: Path) -> None:
+    store = Store(repository / "golden")
+    part = {"at": [], "before": "Os", "after": ""}
+    store.write(Case("capitals", "oslo", value="Oslo.", changing=(part,)))
+    (repository / "golden/broken/old.json").write_text('{"format": "\\n::error::pwned\\u001b[2J"}')
+    code, said = run(repository, "-k", "test_site or test_broken", "--color=no")
+    assert code == 1
+    assert "NOT COMPARED in capitals/oslo, marked as changing: value" in said.partition("= parity =")[2]
+    assert not any(line.strip(" E").startswith("::") for line in said.split("\n")) and "\x1b" not in said
+
+
+def test_a_link_among_the_goldens_fails_the_test(repository: Path) -> None:
+    (repository / "golden/capitals/link.json").symlink_to("/dev/zero")
+    code, said = run(repository, "-k", "test_site")
+    assert code != 0 and "link.json is a link to" in said and "INTERNALERROR" not in said
+
+
 def test_an_unknown_backend_is_refused(repository: Path) -> None:
     code, said = run(repository, "--parity-backend=tgi")
     assert code == 4 and "invalid choice: 'tgi'" in said
