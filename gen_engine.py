@@ -526,9 +526,7 @@ RULES = {  # by a field's annotation without "| None", where the field declares 
     "Mapping[str, Any]": Rule("a mapping", (Mapping,)),
     "tuple[Any, ...]": Rule("a list", (tuple,), made=tuple_of),
     "tuple[str, ...]": TEXTS,
-    "tuple[int, ...]": TOKEN_IDS._replace(
-        holds=lambda value: are_ids(value) and min(value, default=0) >= 0
-    ),
+    "tuple[int, ...]": TOKEN_IDS._replace(holds=lambda value: are_ids(value) and min(value, default=0) >= 0),
     "MutableMapping[str, str]": STORE,
 }
 
@@ -588,9 +586,7 @@ def number(default: float, meaning: str, holds: Callable[[float], bool]) -> Any:
     return ruled(default, meaning, float, holds=is_valid, made=made)
 
 
-def check_name(
-    value: Any, problem: str, names: Sequence[str], kind: type[GenEngineError] = OptionError
-) -> Any:
+def check_name(value: Any, problem: str, names: Sequence[str], kind: type[GenEngineError] = OptionError) -> Any:
     """The value, if it is one of these names; else raise a `kind`."""
     if not isinstance(value, str) or value not in names:
         raise kind(f"{problem} {short_repr(value)}", fix=did_you_mean(value, names))
@@ -686,8 +682,7 @@ class ModelLoadConfig(Contract):
         "a mapping of names to directories",
         Mapping,
         holds=lambda value: (
-            all(map(is_text, value))
-            and all(isinstance(path, (str, os.PathLike)) for path in value.values())
+            all(map(is_text, value)) and all(isinstance(path, (str, os.PathLike)) for path in value.values())
         ),
     )
     logits_hooks: bool = False
@@ -729,11 +724,7 @@ class StopOptions(Contract):
 
     strings: tuple[str, ...] = field(
         default=(),
-        metadata={
-            "rule": TEXTS._replace(
-                made=lambda value: (value,) if isinstance(value, str) else tuple_of(value)
-            )
-        },
+        metadata={"rule": TEXTS._replace(made=lambda value: (value,) if isinstance(value, str) else tuple_of(value))},
     )
     token_ids: tuple[int, ...] = ()
     include_stop: bool = False
@@ -835,7 +826,9 @@ class ChatTemplateOptions(Contract):
         switch, without tools or without one of the kwargs is rendered without it, with one warning
         and a note on the result. Default False.
     add_generation_prompt: end with the opening of the assistant's turn. Default True.
-    template: a Jinja template in place of the checkpoint's own. Default None.
+    template: a Jinja template in place of the checkpoint's own. It runs in a sandbox, but with no
+        limit of time or memory: let no stranger choose it (the command `batch` renders those of its
+        lines apart, with limits). Default None.
     kwargs: further variables for the template. Default: none.
     special_tokens: what a marker such as <|im_end|> in messages becomes. "keep" (default): the
         token, so that whoever writes it can end a turn. "refuse": an error. "escape": its text;
@@ -977,15 +970,15 @@ class VlmGenerationRequest(TextGenerationRequest):
     a raw prompt and for parts that are a bare {"type": "image"}, in `images`, in order. Other
     fields of a part are refused: `vlm` sets the pixel budget. "detail": "auto" and None mean
     nothing.
-    X is a PIL image, a path, bytes, a data: URL, or a file: URL under image_root.
+    X is a PIL image, a pathlib.Path, bytes, a data: URL, or text that names a file under
+    image_root: a path, relative to it or whole, or a file: URL. In `images` a path may be text.
     vlm: VlmPreprocessOptions.
     image_loader: url -> bytes or PIL image, for remote URLs. Default None: they are refused, since
         a prompt must not open connections.
-    image_root: the folder that file: URLs may name images of. Default None: they are refused."""
+    image_root: the folder that texts in messages may name files of: whoever writes a message is
+        not to read other ones. Default None: they are refused."""
 
-    images: tuple[Any, ...] = ruled(
-        (), "images", tuple, made=lambda value: tuple(as_sequence(value))
-    )
+    images: tuple[Any, ...] = ruled((), "images", tuple, made=lambda value: tuple(as_sequence(value)))
     vlm: VlmPreprocessOptions = nested(VlmPreprocessOptions, VlmPreprocessOptions)
     image_loader: Callable[[str], Any] | None = None
     image_root: str | None = None
@@ -1179,6 +1172,26 @@ def part_fields(part: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def path_under(root: str | os.PathLike[str] | None, name: str) -> Path:
+    """The path that a message names, which lies under `root`. Raises ImageError."""
+    if root is None:
+        fix = "pass image_root, the folder of such files; or give pathlib.Path, a PIL image or bytes"
+        raise ImageError(f"a message names the file {short_repr(name)}", fix=fix)
+    with wrapping_errors(ImageError, f"{short_repr(name)} is no path", "name a file"):
+        path = Path(root, name).resolve()
+        is_inside = path.is_relative_to(Path(root).resolve())
+    if not is_inside:
+        raise ImageError(f"{short_repr(name)} is outside image_root", fix="move it there")
+    return path
+
+
+def named_source(source: Any, root: str | os.PathLike[str] | None) -> Any:
+    """What a message holds as an image or a video. A text in it may be of whoever wrote the
+    message: the path that it is must lie under `root`. All else is an object of the caller's."""
+    is_path = isinstance(source, str) and not URL.match(source)
+    return path_under(root, source) if is_path else source
+
+
 def part_source(part: Mapping[str, Any]) -> Any:
     """The image of a part, or None of a bare one. Raises RequestError for a field that nothing
     reads; None and "auto" mean nothing."""
@@ -1214,9 +1227,7 @@ def template_source(owner: Any, chat: ChatTemplateOptions, tools: Sequence[Any] 
 warn_once = functools.cache(log.warning)  # once a process for each kind of template owner
 
 
-def switches(
-    owner: Any, source: str, wanted: Mapping[str, Any]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def switches(owner: Any, source: str, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Those of the wanted keywords that a template reads, and a note on each other one.
 
     Found in the template's text and the method's signature, not by trying: a TypeError raised
@@ -1249,10 +1260,7 @@ def template_content(content: Any, owner: Any, source: str) -> Any:
         if hasattr(owner, "image_processor") and asks is None:
             return [{"type": "text", "text": content}]
         return content
-    parts = [
-        part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")}
-        for part in content
-    ]
+    parts = [part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")} for part in content]
     if not walks_parts(owner, source) and all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)  # as vLLM's LLM.chat joins them
     return parts
@@ -1466,6 +1474,12 @@ class Checkpoint:
         return int(self.tokenizer.convert_tokens_to_ids(self.placeholder))
 
     @functools.cached_property
+    def longest_token(self) -> int:
+        """The most characters of a text that one token stands for; those of its bytes, where a
+        vocabulary is of bytes."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
+    @functools.cached_property
     def special_tokens(self) -> dict[int, str]:
         """id -> text of each token that skip_special_tokens leaves out, whether or not the
         tokenizer's own list names it."""
@@ -1596,9 +1610,7 @@ def read_checkpoint(settings: ModelLoadConfig) -> Checkpoint:
 # == 9. Plan: options that have met a tokenizer: nothing is left to decide ========================
 
 
-def decode_ids(
-    tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False
-) -> str:
+def decode_ids(tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, clean_up: bool = False) -> str:
     """Token ids as text, by default with special tokens."""
     text = tokenizer.decode(
         list(ids),
@@ -1658,9 +1670,7 @@ class Plan:
         is_own_window = self.checkpoint.settings.max_model_len is not None
         return {
             **resolved,
-            "eos_token_ids": sourced(
-                sorted(self.eos_ids), self.options.stop.ignore_eos, "checkpoint"
-            ),
+            "eos_token_ids": sourced(sorted(self.eos_ids), self.options.stop.ignore_eos, "checkpoint"),
             "stop_token_ids": sourced(sorted(self.stop_ids), bool(self.stop_ids)),
             "max_model_len": sourced(window, is_own_window, "checkpoint"),
             "plugins": sourced(names, bool(names)),
@@ -1809,16 +1819,31 @@ def check_ids(ids: Sequence[int], images: Sequence[Any], checkpoint: Checkpoint)
         raise RequestError(problem, fix=fix)
 
 
-def fit_to_window(
-    ids: tuple[int, ...], length: int, has_images: bool, plan: Plan
-) -> tuple[int, ...]:
+def token_limits(plan: Plan) -> tuple[int, int]:
+    """(what the window leaves for a prompt, max_prompt_tokens), in tokens."""
+    options = plan.options
+    room = (plan.checkpoint.window or sys.maxsize) - options.max_new_tokens
+    return room, options.max_prompt_tokens or sys.maxsize
+
+
+def check_characters(text: str, plan: Plan, what: str = "the prompt") -> None:
+    """Raise PromptTooLongError for a text that no tokens within the limit can hold: a megabyte
+    takes seconds to tokenize, in which other requests wait."""
+    limit = min(token_limits(plan))
+    if plan.options.truncate_prompt or limit <= 0 or len(text) <= limit:
+        return
+    longest = plan.checkpoint.longest_token
+    if len(text) > limit * longest:
+        problem = f"{what} has {len(text):,} characters"
+        why = f"{limit:,} tokens of at most {longest} characters are allowed"
+        raise PromptTooLongError(f"{problem}, but {why}", fix="shorten it")
+
+
+def fit_to_window(ids: tuple[int, ...], length: int, has_images: bool, plan: Plan) -> tuple[int, ...]:
     """A prompt that leaves room for max_new_tokens. Cuts the beginning where the options say so,
     else raises PromptTooLongError. length: in tokens, with those of the images."""
     options = plan.options
-    window = plan.checkpoint.window or sys.maxsize
-    taken = options.max_new_tokens
-    room = window - taken
-    most = options.max_prompt_tokens or sys.maxsize
+    room, most = token_limits(plan)
     limit = min(room, most)
     if length <= limit:
         return ids
@@ -1827,7 +1852,8 @@ def fit_to_window(
     if most < room:
         why = f"max_prompt_tokens is {most}"
     else:
-        why = f"the window of {window} less max_new_tokens {taken} leaves {max(room, 0)}"
+        window = f"the window of {plan.checkpoint.window} less max_new_tokens"
+        why = f"{window} {options.max_new_tokens} leaves {max(room, 0)}"
     if limit <= 0:
         fix = "lower max_new_tokens"
     elif has_images:
@@ -1837,18 +1863,17 @@ def fit_to_window(
     raise PromptTooLongError(f"the prompt has {length} tokens, but {why}", fix=fix)
 
 
-def prompt_ids(
-    request: TextGenerationRequest, checkpoint: Checkpoint
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def prompt_ids(request: TextGenerationRequest, plan: Plan) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """(token ids with one placeholder per image, notes): a text is tokenized once, here."""
+    checkpoint = plan.checkpoint
     if request.prompt is not None:
+        check_characters(request.prompt, plan)
         return encode(checkpoint, request.prompt, True), ()
     if request.messages is None:
         return request.prompt_token_ids or (), ()
     owner = checkpoint.template_owner
-    rendered = render_chat(
-        owner, request.messages, request.chat, request.tools, request.continue_final
-    )
+    rendered = render_chat(owner, request.messages, request.chat, request.tools, request.continue_final)
+    check_characters(rendered.text, plan)
     if rendered.mark:
         pieces = rendered.text.split(rendered.mark)
         return companions.escaping.encode_pieces(checkpoint, pieces), rendered.notes
@@ -1896,6 +1921,10 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
         root=request.image_root,
         background=request.vlm.background,
     )
+
+    def read_named(source: Any) -> Any:
+        return read(named_source(source, request.image_root))
+
     loose = list(request.images)
     to_read = []  # when all parts are sound
     for part in image_parts(request.messages):
@@ -1908,8 +1937,9 @@ def images_of(request: Any, checkpoint: Checkpoint) -> tuple[tuple[Any, ...], di
             if not loose:
                 problem = "a bare image part, but no image in `images` for it"
                 raise RequestError(problem, fix="add it to images")
-            source = loose.pop(0)
-        to_read.append(functools.partial(read, source))
+            to_read.append(functools.partial(read, loose.pop(0)))
+            continue
+        to_read.append(functools.partial(read_named, source))
     if request.messages is not None and loose:
         problem = f"{len(loose)} of `images` have no part in the messages"
         raise RequestError(problem, fix="add {'type': 'image'} parts")
@@ -1950,7 +1980,7 @@ def image_tokens(image: Any, kwargs: Mapping[str, Any], checkpoint: Checkpoint) 
 def prompt_of(request: TextGenerationRequest, plan: Plan) -> Prompt:
     """Render, tokenize, read the images, and check that all of it fits. Raises RequestError."""
     checkpoint = plan.checkpoint
-    ids, notes = prompt_ids(request, checkpoint)
+    ids, notes = prompt_ids(request, plan)
     images, image_kwargs = images_of(request, checkpoint)
     check_ids(ids, images, checkpoint)
     length = len(ids)
@@ -2174,9 +2204,7 @@ def ending_of(completion: Completion, prompt: Prompt, plan: Plan, backend: str) 
     return ending
 
 
-def finish(
-    completion: Completion, prompt: Prompt, plan: Plan, backend: str, **fields: Any
-) -> GenerationResult:
+def finish(completion: Completion, prompt: Prompt, plan: Plan, backend: str, **fields: Any) -> GenerationResult:
     """Completion -> GenerationResult: the one place where ids become text. Raises the error of a
     row that failed. fields: of the result, that the caller knows."""
     if completion.error is not None:
@@ -2354,16 +2382,9 @@ UNSUPPORTED = (
         OTHER_VLLM,
         "vllm>=0.11,<0.27",
     ),
-    *(
-        Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix)
-        for name, fix in HF_FIELDS.items()
-    ),
-    Refusal(
-        "hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"
-    ),
-    Refusal(
-        "vllm", "logits without its hook", lambda a: a.options.logits and has_no_hook(a), WITH_HOOK
-    ),
+    *(Refusal("vllm", name, operator.attrgetter(f"config.{name}"), fix) for name, fix in HF_FIELDS.items()),
+    Refusal("hf", "vllm_kwargs", lambda a: a.config.vllm_kwargs, "drop them, or use backend='vllm'"),
+    Refusal("vllm", "logits without its hook", lambda a: a.options.logits and has_no_hook(a), WITH_HOOK),
     Refusal(
         "vllm",
         "no_repeat_ngram_size without its hook",
@@ -2430,9 +2451,7 @@ def refusal_of(asked: Asked) -> UnsupportedError | None:
             return UnsupportedError(problem, fix=refusal.fix)
     if not asked.plugins:
         return None
-    refused: UnsupportedError | None = asked.plugins.refusal(
-        backend, "vlm" if asked.pictures else "text"
-    )
+    refused: UnsupportedError | None = asked.plugins.refusal(backend, "vlm" if asked.pictures else "text")
     return refused
 
 
@@ -2464,9 +2483,7 @@ class Row:
     request: Any = None
 
 
-def start_rows(
-    prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[Row], Any]
-) -> list[Row]:
+def start_rows(prompts: Iterable[Prompt], call: Call, backend: str, ready: Callable[[Row], Any]) -> list[Row]:
     """Rows of prompts that join a call.   ready: makes one ready to run."""
     rows = [Row(prompt, RowWatch(call.plan, prompt), next(call.places)) for prompt in prompts]
     for row in rows:
@@ -2534,9 +2551,7 @@ ALIGNED = ("input_ids", "token_type_ids", "mm_token_type_ids")  # a value per to
 Run = Mapping[str, list[int]]  # what an image is per token, by name of an ALIGNED input
 
 
-def image_inputs(
-    prompts: Sequence[Prompt], checkpoint: Checkpoint
-) -> tuple[list[Run], dict[str, Any]]:
+def image_inputs(prompts: Sequence[Prompt], checkpoint: Checkpoint) -> tuple[list[Run], dict[str, Any]]:
     """(what each image is per token, the tensors of all images), in order. Each image is a call of
     the processor: some pad images to the largest of a call."""
     runs: list[Run] = []
@@ -2551,9 +2566,7 @@ def image_inputs(
     return runs, {name: lazy_import("torch").cat(parts) for name, parts in tensors.items()}
 
 
-def image_columns(
-    rows: Sequence[Row], checkpoint: Checkpoint
-) -> tuple[list[dict[str, list[int]]], dict[str, Any]]:
+def image_columns(rows: Sequence[Row], checkpoint: Checkpoint) -> tuple[list[dict[str, list[int]]], dict[str, Any]]:
     """(each row's values per token, by input; the tensors of all images). A placeholder becomes its
     image's run; beside an id of text stand zeros."""
     runs, tensors = image_inputs([row.prompt for row in rows], checkpoint)
@@ -2574,9 +2587,7 @@ def image_columns(
     return columns, tensors
 
 
-def collate(
-    rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str = "left"
-) -> dict[str, Any]:
+def collate(rows: Sequence[Row], checkpoint: Checkpoint, device: Any, *, side: str = "left") -> dict[str, Any]:
     """Padded tensors [rows, longest] and those of the images; sets the rows' ids."""
     if any(row.prompt.images for row in rows):
         columns, tensors = image_columns(rows, checkpoint)
@@ -2607,9 +2618,7 @@ def no_token(nan: bool, structured: bool) -> GenEngineError:
     return OptionError("no token is left to choose", fix=fix)
 
 
-def own_logits(
-    watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any
-) -> Any:
+def own_logits(watch: RowWatch, prompt_ids: Sequence[int], token_ids: Sequence[int], logits: Any) -> Any:
     """One row's logits after its plugins, and without tokens that would repeat an n-gram of its
     ids. logits: [vocabulary]."""
     if watch.plan.plugins:
@@ -2761,9 +2770,7 @@ class DecodeLoop:
 
     batch_kind = Batch
 
-    def __init__(
-        self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call
-    ) -> None:
+    def __init__(self, model: Any, waiting: Iterable[Row], places: Callable[[int], int], call: Call) -> None:
         self.model = model
         self.places = places
         self.call = call
@@ -2860,9 +2867,7 @@ class DecodeLoop:
         raw = logits.log_softmax(-1)
         own = raw.gather(1, chosen[:, None])[:, 0].tolist()
         top = raw.topk(self.options.logprobs)
-        for row, logprob, ids, values in zip(
-            self.rows, own, top.indices.tolist(), top.values.tolist()
-        ):
+        for row, logprob, ids, values in zip(self.rows, own, top.indices.tolist(), top.values.tolist()):
             row.watch.logprobs.append(logprob)
             row.watch.top_logprobs.append(dict(zip(ids, values)))
 
@@ -2952,16 +2957,12 @@ class HfBackend:
 
     def complete(self, prompts: Sequence[Prompt], call: Call) -> None:
         """Answer prompts: `call.done` is called for each. May be called again after it raised."""
-        joining = dataclasses.replace(
-            call, more=lambda: start_rows(call.more(), call, self.name, self._start)
-        )
+        joining = dataclasses.replace(call, more=lambda: start_rows(call.more(), call, self.name, self._start))
         rows = start_rows(prompts, call, self.name, self._start)
         longest_first = sorted(rows, key=lambda row: (row.prompt.adapter or "", -row.prompt.length))
         with contextlib.ExitStack() as stack:
             stack.callback(self.adapt, self.adapter)  # a plugin may call the engine that runs it
-            for adapter, group in itertools.groupby(
-                longest_first, key=lambda row: row.prompt.adapter
-            ):
+            for adapter, group in itertools.groupby(longest_first, key=lambda row: row.prompt.adapter):
                 self.adapt(adapter)
                 self._run(list(group), joining)
 
@@ -3290,9 +3291,7 @@ class VllmBackend:
     def _clear_cache(self) -> None:
         """Zero the KV cache: NaNs survive in it, because masking multiplies by zero."""
         self.model.reset_prefix_cache()
-        self.model.collective_rpc(
-            lambda worker: [held.zero_() for held in worker.model_runner.kv_caches]
-        )
+        self.model.collective_rpc(lambda worker: [held.zero_() for held in worker.model_runner.kv_caches])
         self.corrupt = False
 
     def run(
@@ -3412,9 +3411,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
     model: the transformers model or the vllm.LLM.
     tokenizer, processor: transformers' own; processor is None for a text model."""
 
-    def __init__(
-        self, config: ModelLoadConfig, why: str = "asked for", fallback_from: str | None = None
-    ) -> None:
+    def __init__(self, config: ModelLoadConfig, why: str = "asked for", fallback_from: str | None = None) -> None:
         """Read the checkpoint and load the model. Use `load`."""
         lazy_import("torch")  # where it is missing, say so before the checkpoint is read
         self.config = config
@@ -3520,9 +3517,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
             options = companions.scoring.ScoreOptions(logits, grad, boundary, temperature)
             return list(companions.scoring.score_batch(self, items, options))
 
-    def effective(
-        self, options: Options = None, *, plugins: Sequence[Any] = ()
-    ) -> dict[str, dict[str, Any]]:
+    def effective(self, options: Options = None, *, plugins: Sequence[Any] = ()) -> dict[str, dict[str, Any]]:
         """Every resolved option as {"value", "from"}; "from" is "caller", "checkpoint" or
         "default"."""
         with self._open():
@@ -3700,9 +3695,7 @@ class GenerationEngine(contextlib.AbstractContextManager["GenerationEngine"]):
         self._fallback.observer = self.observer
         return self._fallback
 
-    def _prompt(
-        self, index: int, source: Any, kind: type[TextGenerationRequest], plan: Plan
-    ) -> Prompt:
+    def _prompt(self, index: int, source: Any, kind: type[TextGenerationRequest], plan: Plan) -> Prompt:
         """The prompt of request `index`."""
         if kind is VlmGenerationRequest:
             _ = self.checkpoint.vision  # or an UnsupportedError

@@ -142,11 +142,21 @@ def read_line(number: int, line: str, file: Path) -> Request:
             request = {"prompt": request}
         if not isinstance(request, dict) or set(request) - {"messages", "prompt", "prompt_token_ids"}:
             raise WorkError('it is no request; write {"messages": [...]}, {"prompt": "..."} or a string')
+        for part in image_parts_of(request):
+            part["image"] = Path(part["image"])  # the file is the user's own: so is what it names
         kind = engine.VlmGenerationRequest if pictures_of(request) else engine.TextGenerationRequest
         kind(**request)
     except (engine.GenEngineError, KeyError, TypeError, ValueError) as error:
         raise WorkError(f"{file}, line {number}: {error}") from error
     return dict(request)
+
+
+def image_parts_of(request: Request) -> list[dict[str, Any]]:
+    """The parts that name an image by a path."""
+    messages = request.get("messages") or []
+    contents = [m["content"] for m in messages if isinstance(m, dict) and isinstance(m.get("content"), list)]
+    parts = [part for content in contents for part in content if isinstance(part, dict)]
+    return [part for part in parts if isinstance(part.get("image"), str) and not part["image"].startswith("data:")]
 
 
 def read_prompts(file: Path, max_new_tokens: int) -> Work:

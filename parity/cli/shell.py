@@ -211,7 +211,7 @@ def run_generate(args: argparse.Namespace) -> int:
 def generated(args: argparse.Namespace) -> tuple[gen_engine.GenerationResult, float]:
     """(answer, seconds)."""
     options = {f.name: getattr(args, f.name) for f in flag_fields()}
-    content: list[dict[str, Any]] = [{"type": "image", "image": file} for file in args.image]
+    content: list[dict[str, Any]] = [{"type": "image", "image": Path(file)} for file in args.image]
     content.append({"type": "text", "text": args.prompt})
     messages = [{"role": "user", "content": content if args.image else args.prompt}]
     request = {"messages": messages, "chat": {"enable_thinking": args.enable_thinking}}

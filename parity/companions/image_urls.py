@@ -16,7 +16,6 @@ import base64
 import os
 import urllib.parse
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or not __package__:
@@ -43,14 +42,9 @@ def data_url_bytes(url: str) -> bytes:
 
 def local_path(url: str, root: str | os.PathLike[str] | None) -> str:
     """The path of a file: URL, which lies under `root`. Raises ImageError."""
-    if root is None:
-        fix = "pass image_root, a folder that such URLs may name files of"
-        raise ge.ImageError(f"{ge.short_repr(url)} refused", fix=fix)
     with ge.wrapping_errors(ge.ImageError, f"{ge.short_repr(url)} is no path", "name a file"):
-        path = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path)).resolve()
-    if not path.is_relative_to(Path(root).resolve()):
-        raise ge.ImageError(f"{ge.short_repr(url)} is outside image_root", fix="move it there")
-    return str(path)
+        path = urllib.parse.unquote(urllib.parse.urlsplit(url).path)
+    return str(ge.path_under(root, path))
 
 
 def open_url(

@@ -32,12 +32,13 @@ Pairs = Sequence[tuple[ge.Prompt, tuple[int, ...]]]  # prompts with the response
 # == Items: (prompt, response) -> token ids ==
 
 
-def response_ids(response: Any, checkpoint: ge.Checkpoint) -> tuple[int, ...]:
+def response_ids(response: Any, plan: ge.Plan) -> tuple[int, ...]:
     """The ids of a response. A string is tokenized by itself: the boundary to the prompt is between
     ids, not inside a token."""
     ids: tuple[int, ...]
     if isinstance(response, str):
-        ids = ge.encode(checkpoint, response, False)
+        ge.check_characters(response, plan, "the response")
+        ids = ge.encode(plan.checkpoint, response, False)
     else:
         ids = ge.TOKEN_IDS.applied("the response", () if response is None else response)
     if not ids:
@@ -61,7 +62,7 @@ def scored_request(prompt: Any) -> ge.VlmGenerationRequest:
 
 
 def joined_ids(
-    prompt: Any, response: Any, checkpoint: ge.Checkpoint
+    prompt: Any, response: Any, plan: ge.Plan
 ) -> tuple[dict[str, Any], tuple[int, ...]]:
     """(request, response ids) of two strings that are tokenized as one text, as lm-eval does it:
     what is beyond the prompt's own ids is the response, with the blanks at the prompt's end."""
@@ -70,9 +71,9 @@ def joined_ids(
         raise ge.RequestError(
             "boundary='text' needs a prompt and a response that are text", fix=fix
         )
-    text = prompt.rstrip()
-    ids = ge.encode(checkpoint, text, True)
-    joined = ge.encode(checkpoint, prompt + response, True)
+    ge.check_characters(prompt + response, plan, "the pair")
+    ids = ge.encode(plan.checkpoint, prompt.rstrip(), True)
+    joined = ge.encode(plan.checkpoint, prompt + response, True)
     return {"prompt_token_ids": ids}, joined[len(ids) :]
 
 
@@ -87,8 +88,8 @@ def scored_pair(
         raise ge.RequestError(problem, fix="give a prompt or messages, and a response")
     source, response = item
     if boundary == "text":
-        source, response = joined_ids(source, response, plan.checkpoint)
-    response = response_ids(response, plan.checkpoint)
+        source, response = joined_ids(source, response, plan)
+    response = response_ids(response, plan)
     prompt = ge.prompt_of(scored_request(source), plan)
     ge.check_ids((*prompt.token_ids, *response), prompt.images, plan.checkpoint)
     window = plan.checkpoint.window

@@ -600,7 +600,7 @@ PLACES = {  # what stands in a template for what; the rest of it is a regular ex
     " ": r"\s*",
     "<|": r"<\|",
     "|>": r"\|>",
-    "NAME": r"(?P<name>[^\s<>{}\[\]]+)",
+    "NAME": r"(?P<name>[^\s<>{}\[\]]{1,256})",  # without an end, each of many openings reads the whole text
     "TITLE": r'(?P<name>[^<>"]+?)',
     "KEY": r'(?P<key>[^<>"]+?)',
     "STRING": r'(?P<string>[^<>"]*)',

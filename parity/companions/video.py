@@ -276,7 +276,7 @@ def given_frames(frames: Any, request: ge.VlmGenerationRequest) -> list[Any]:
                 check_array(frame, position)
                 frame = ge.lazy_import("PIL.Image").fromarray(frame)
             image = ge.load_image(
-                frame,
+                ge.named_source(frame, request.image_root),
                 loader=request.image_loader,
                 root=request.image_root,
                 background=request.vlm.background,
@@ -318,7 +318,8 @@ def count_tokens(clip: Clip, checkpoint: ge.Checkpoint) -> int:
 def read_clip(part: Mapping[str, Any], request: Any, checkpoint: ge.Checkpoint) -> Clip:
     """The frames of a part. Raises VideoError."""
     processor = checkpoint.vision.video_processor
-    source = part["video"]
+    with ge.wrapping_errors(VideoError, "the video", "see the cause"):
+        source = ge.named_source(part["video"], request.image_root)
     rate = frame_rate(part)
     if isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)

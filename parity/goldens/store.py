@@ -692,9 +692,9 @@ class Store:
     def write(self, case: Case) -> Path:
         name = case.site + case.case
         if case.site in RESERVED or "/" in name or case.case.startswith(".") or not name.isprintable():
-            whole = f"{case.site}/{case.case}"
+            label = f"{case.site}/{case.case}"
             raise GoldenError(
-                f"{whole if name.isprintable() else repr(whole)} cannot be a golden's name; choose another"
+                f"{label if name.isprintable() else repr(label)} cannot be a golden's name; choose another"
             )
         said = case.to_json()
         whole = {**said, "digest": digest_of(decoded(coded(said)))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import warnings
 from typing import Any
 
@@ -774,6 +775,7 @@ HOSTILE = [
     ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<k>x', "]<]minimax[>[<k>",
     '<|open|>call tool="f"<|sep|>', "<｜tool_call_begin｜>function<｜tool_sep｜>",
     "<|START_ACTION|>", "<|plamo:begin_tool_request:plamo|>", "to=self<|message|>", "<tool ", "to=f json",
+    'to=functions.f"',
 ]  # fmt: skip
 
 
@@ -817,6 +819,14 @@ def test_hostile_text_takes_linear_work(format: str, monkeypatch: pytest.MonkeyP
         stretched = (piece + " " * size + '" x y' for size in (1_000, 2_000))
         for half, whole in (repeated, stretched):
             assert work(whole) < 2.5 * work(half) + 500, piece
+
+
+@pytest.mark.parametrize("piece", ['to=functions.f"', "to=functions.f:", "<|tool_call_begin|>functions.f"])
+def test_hostile_text_of_64_kb_takes_seconds_at_most(piece: str) -> None:
+    """What a pattern does inside itself: each opening read a name of the whole rest, 26 s in all."""
+    began = time.process_time()
+    parse_tool_calls(piece * (65_536 // len(piece)))
+    assert time.process_time() - began < 6
 
 
 @pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a": ', "}")])

@@ -84,8 +84,8 @@ def test_clips_are_answered_right_and_alike_on_both_backends(both: Both) -> None
 def test_a_file_is_sampled_at_the_processors_rate_or_at_its_own(both: Both, file: Path) -> None:
     requests = [
         watch(part(file, None)),
-        watch(part(str(file), 2), text=END),
-        watch(part(str(file), 4), text=END),
+        watch(part(file, 2), text=END),
+        watch(part(file, 4), text=END),
     ]
     usual, slow, fast = same_on(both(MODEL), requests)
     assert usual.text == "First red, then blue."

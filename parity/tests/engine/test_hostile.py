@@ -643,6 +643,35 @@ def test_a_thousand_bad_rows_are_a_thousand_errors(shared: Load) -> None:
     assert answers[-1].text == "The capital of France is Paris."
 
 
+@pytest.mark.parametrize("options", [{}, {"max_prompt_tokens": 40}])
+def test_a_text_that_no_tokens_of_the_window_hold_is_not_tokenized(
+    text: GenerationEngine, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 MB against a window of 2,048 tokens took 43 s, in which other requests waited."""
+    tokenized: list[int] = []
+    encode = gen_engine.encode
+
+    def noted(checkpoint: Any, text: str, special: bool) -> Any:
+        tokenized.append(len(text))
+        return encode(checkpoint, text, special)
+
+    monkeypatch.setattr(gen_engine, "encode", noted)
+    large = "a " * (4 << 20)
+    longest = max(map(len, text.tokenizer.get_vocab()))
+    for request in ({"prompt": large}, {"messages": [{"role": "user", "content": large}]}):
+        [error, answer] = text.generate_text_batch(
+            [request, {"prompt": "Hi"}], {"max_new_tokens": 4, **options}, on_error="return"
+        )
+        assert isinstance(error, gen_engine.PromptTooLongError)
+        assert re.search(rf"has 8,388,\d+ characters, but .* tokens of at most {longest} characters", str(error))
+        assert answer.token_ids
+    assert max(tokenized) < 1000
+    fitting = "a " * 20  # more characters than tokens that are allowed
+    assert text.generate_text_batch([{"prompt": fitting}], {"max_new_tokens": 4, **options})
+    cut = {"max_new_tokens": 4, "truncate_prompt": True, **options}
+    assert text.generate_text_batch([{"prompt": "a " * 20_000}], cut), "its end is what is asked for"
+
+
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 

@@ -126,7 +126,7 @@ def sources(folder: Path) -> dict[str, Any]:
     data = "data:image/png;base64," + base64.b64encode(png(image)).decode()
     percents = "data:," + "".join(f"%{byte:02x}" for byte in png(image))
     return {
-        "pil": image, "path": file, "string path": str(file), "bytes": png(image), "data url": data,
+        "pil": image, "path": file, "bytes": png(image), "data url": data,
         "bytearray": bytearray(png(image)), "memory": memoryview(png(image)), "percents": percents,
     }  # fmt: skip
 
@@ -194,7 +194,7 @@ BAD = {
     "truncated": (GOOD[: len(GOOD) // 2], "unreadable picture"),
     "not a picture": (b"hello, I am text", "unreadable picture"),
     "empty": (b"", "unreadable picture"),
-    "missing file": ("/nowhere/at/all.png", "there is no file"),
+    "missing file": (Path("/nowhere/at/all.png"), "there is no file"),
     "a folder": (Path("/"), "there is no file"),
     "bad base64": ("data:image/png;base64,@@@", "not base64"),
     "data url without data": ("data:image/png", "without a comma"),
@@ -423,7 +423,7 @@ def test_an_image_part_names_its_source_as_each_library_does(vl: GenerationEngin
     text = base64.b64encode(picture).decode()
     ways: list[dict[str, Any]] = [
         {"image": picture},
-        {"path": str(tmp_path / "a.png")},
+        {"path": tmp_path / "a.png"},
         {"base64": text},
         {"url": f"data:image/png;base64,{text}"},
     ]
@@ -488,8 +488,38 @@ def test_a_file_url_is_read_under_the_root_only(tmp_path: Path) -> None:
             load_image(url, root=root)
     with pytest.raises(ImageError, match="is no path"):
         load_image(f"file://{root}/%00", root=root)
-    with pytest.raises(ImageError, match="pass image_root|Pass image_root"):
+    with pytest.raises(ImageError, match="names the file .*image_root"):
         load_image((root / "a b.png").as_uri())
+
+
+@pytest.mark.parametrize("field", ["image", "path", "url"])
+def test_a_path_in_a_message_is_read_under_the_root_only(field: str, vl: GenerationEngine, tmp_path: Path) -> None:
+    """{"image_url": {"url": "/any/file.png"}} was opened: whoever writes a message chose the file."""
+    root = tmp_path / "images"
+    root.mkdir()
+    for folder in (root, tmp_path):
+        (folder / "a.png").write_bytes(png(drawing("red", "circle")))
+    (root / "link.png").symlink_to(tmp_path / "a.png")
+
+    def ask(source: Any, root: Any = None) -> Any:
+        part: dict[str, Any] = {"type": "image", field: source}
+        if field == "url":
+            part = {"type": "image_url", "image_url": {"url": source}}
+        text = {"type": "text", "text": ASK}
+        request: dict[str, Any] = {"messages": [{"role": "user", "content": [part, text]}], "image_root": root}
+        return vl.generate_vlm_batch([request], {"max_new_tokens": 4})[0]
+
+    inside = [str(root / "a.png"), "a.png", "./a.png", f"{root}/../images/a.png"]
+    assert len({ask(source, str(root)).token_ids for source in inside}) == 1
+    assert ask(tmp_path / "a.png").token_ids == ask("a.png", str(root)).token_ids, "an object is the caller's"
+    for source in (str(tmp_path / "a.png"), "../a.png", "link.png", "/etc/hostname", "a/../../a.png", "/dev/zero"):
+        with pytest.raises(ImageError, match="is outside image_root. Move it there"):
+            ask(source, str(root))
+    with pytest.raises(ImageError, match="is no path"):
+        ask("a\0.png", str(root))
+    for source in (str(root / "a.png"), "a.png", "/etc/hostname"):
+        with pytest.raises(ImageError, match="a message names the file .*image_root, the folder"):
+            ask(source)
 
 
 def test_an_image_is_hashed_once_for_all_samples(shared: Load, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,13 @@ def make_socket(root: Path) -> None:
     os.chdir(here)
 
 
-HOSTILE = {
-    "golden": link_at(".", "x"),  # replaced below: the folder itself
+def make_root_a_link(root: Path) -> None:
+    root.rename(root.parent / "elsewhere")
+    root.symlink_to("elsewhere")
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "golden": make_root_a_link,
     "golden/blobs": link_at("blobs", "../precious"),
     "golden/environments": link_at("environments", "../precious"),
     "golden/site": link_at("site", "../precious"),
@@ -77,11 +82,7 @@ HOSTILE = {
 
 
 def make_hostile(name: str, root: Path) -> None:
-    if name == "golden":
-        root.rename(root.parent / "elsewhere")
-        root.symlink_to("elsewhere")
-    else:
-        HOSTILE[name](root)
+    HOSTILE[name](root)
 
 
 def files_below(folder: Path) -> dict[str, str]:

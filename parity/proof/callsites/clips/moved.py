@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from gen_engine import GenerationEngine, load
@@ -33,21 +34,21 @@ def _video(source: Any, fps: float | None = None) -> dict[str, Any]:
 def describe(
     model_path: str, video_path: str, question: str = COLOURS, fps: float | None = None, max_new_tokens: int = 24
 ) -> str:
-    return _answers(model_path, [_request([_video(video_path, fps)], question)], max_new_tokens)[0]
+    return _answers(model_path, [_request([_video(Path(video_path), fps)], question)], max_new_tokens)[0]
 
 
 def describe_frames(
     model_path: str, frame_paths: list[str], fps: float, question: str = COLOURS, max_new_tokens: int = 24
 ) -> str:
-    return _answers(model_path, [_request([_video(frame_paths, fps)], question)], max_new_tokens)[0]
+    return _answers(model_path, [_request([_video(list(map(Path, frame_paths)), fps)], question)], max_new_tokens)[0]
 
 
 def compare(
     model_path: str, video_paths: list[str], image_path: str = "", question: str = COLOURS, max_new_tokens: int = 24
 ) -> str:
-    parts = [_video(path) for path in video_paths]
+    parts = [_video(Path(path)) for path in video_paths]
     if image_path:
-        parts.insert(0, {"type": "image", "image": image_path})
+        parts.insert(0, {"type": "image", "image": Path(image_path)})
     return _answers(model_path, [_request(parts, question)], max_new_tokens)[0]
 
 

@@ -104,7 +104,7 @@ def picture_as(form: str | None, path: str) -> Any:
         return Path(path).read_bytes()
     if form == "data":
         return "data:image/png;base64," + base64.b64encode(Path(path).read_bytes()).decode()
-    return Image.open(path) if form == "pil" else path
+    return Image.open(path) if form == "pil" else Path(path)
 
 
 def options_of(how: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 from gen_engine import GenerationEngine, load
@@ -19,7 +20,7 @@ def engine(model_path: str) -> GenerationEngine:
 def _request(
     image_path: str, question: str, system: str | None, min_pixels: int, max_pixels: int, thinking: bool
 ) -> dict[str, Any]:
-    content = [{"type": "image", "image": image_path}, {"type": "text", "text": question}]
+    content = [{"type": "image", "image": Path(image_path)}, {"type": "text", "text": question}]
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
