@@ -78,7 +78,7 @@ ROWS = (
     Row("transformers-newest", "3.13", "", "", VISION_213, TORCH_213),
 )  # fmt: skip
 BESIDE = ("accelerate", "hypothesis", "jsonschema", "matplotlib", "numpy", "opencv-python-headless", "peft", "pillow",
-          "pyarrow", "pytest", "setuptools")  # fmt: skip
+          "pyarrow", "pytest", "pytest-benchmark", "setuptools")  # fmt: skip
 ESSENTIALS = tuple(f"parity/tests/{name}" for name in (  # what rests on a library's inner words
     "engine/test_versions.py", "engine/test_structured.py", "engine/test_generate.py", "engine/test_vlm.py",
     "engine/test_scores.py", "engine/test_places.py", "companions/test_replay.py",

@@ -1,16 +1,15 @@
-"""Speed: how the work grows, counted without a clock, so that a busy machine counts the same as a quiet one.
+"""Speed, told without a clock: how the work grows, counted. A busy machine counts the same as a quiet one.
 
-A clock is read for small work only, against a bound that is a hundred times what it takes. Times are measured by
-`make bench`.
+The micro-benchmarks give times with `pytest parity/tests/engine/test_speed.py --benchmark-enable`; in the suite each
+runs once.
 """
 
 from __future__ import annotations
 
 import gc
 import re
-import runpy
+import subprocess
 import sys
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from cachetools import LRUCache
 
 import gen_engine
-from gen_engine import GenerationOptions, StopOptions, truncate_at_stops
+from gen_engine import GenerationOptions, StopOptions, load, truncate_at_stops
 from parity.bench import workloads
 from parity.companions import tool_calls
 from parity.companions.tool_calls import parse_tool_calls
@@ -88,6 +87,10 @@ class Scanned:
     def finditer(self, pattern: str, text: str) -> Iterator[re.Match[str]]:
         self.total[0] += len(text)
         return re.finditer(pattern, text)
+
+
+def fresh(code: str) -> Callable[[], object]:
+    return lambda: subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 # == Pure functions ==
@@ -252,44 +255,37 @@ def test_a_hit_asks_the_store_and_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     assert len(asked) == len(set(asked)) == 100
 
 
-# == By the clock ==
-
-MOST_SECONDS = 0.3  # of the best of five: each takes 0.2 to 30 ms on a quiet core, a busy one has a quiet moment
+# == Micro-benchmarks ==
 
 
-def best_of_five(work: Callable[[], object]) -> float:
-    """Seconds of the shortest run."""
-    seconds = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begun)
-    return min(seconds)
+def test_speed_of_import(benchmark: Any) -> None:
+    benchmark.pedantic(fresh("import gen_engine"), rounds=5)
 
 
-def import_engine() -> object:
-    return runpy.run_path(str(ROOT / "gen_engine.py"))
+def test_speed_of_the_stop_cutter(benchmark: Any) -> None:
+    assert benchmark(truncate_at_stops, WORDS * 20_000, STOPS) == WORDS * 20_000  # 1 MB
 
 
-def cut_text() -> object:
-    return truncate_at_stops(WORDS * 2_000, STOPS)
+def test_speed_of_the_tool_parser(benchmark: Any) -> None:
+    assert len(benchmark(parse_tool_calls, CALL * 50)) == 50
 
 
-def parse_calls() -> object:
-    return parse_tool_calls(CALL * 50)
+def test_speed_of_render(benchmark: Any, shared: Load) -> None:
+    engine = shared(TEXT, "hf")
+    assert "France" in benchmark(engine.render, [{"role": "user", "content": "What is the capital of France?"}])
 
 
-@pytest.mark.parametrize("work", [import_engine, cut_text, parse_calls], ids=lambda work: work.__name__)
-def test_speed_of_a_pure_function_is_milliseconds(work: Callable[[], object]) -> None:
-    assert best_of_five(work) < MOST_SECONDS
+def test_speed_of_a_result(benchmark: Any, shared: Load) -> None:
+    engine = shared(TEXT, "hf")
+    plan = gen_engine.make_plan(GenerationOptions(max_new_tokens=128), engine.checkpoint)
+    ids = tuple(engine.tokenizer("one, two, " * 100)["input_ids"][:128])
+    prompt = gen_engine.prompt_of(gen_engine.TextGenerationRequest(prompt="Count."), plan)
+    result = benchmark(gen_engine.finish, gen_engine.Completion(ids, prompt.token_ids), prompt, plan, "hf")
+    assert result.finish_reason == "length"
 
 
-def test_speed_of_render_finish_and_a_cache_hit_is_milliseconds(echoing: gen_engine.GenerationEngine) -> None:
-    plan = gen_engine.make_plan(GenerationOptions(max_new_tokens=128), echoing.checkpoint)
-    ids = tuple(echoing.tokenizer("one, two, " * 100)["input_ids"][:128])
-    completion = gen_engine.Completion(ids, PROMPT.token_ids)
-    [request] = ids_requests(1)
-    echoing.generate_text_batch([request])
-    assert best_of_five(lambda: echoing.render(chat("Hello")["messages"])) < MOST_SECONDS
-    assert best_of_five(lambda: gen_engine.finish(completion, PROMPT, plan, "hf")) < MOST_SECONDS
-    assert best_of_five(lambda: echoing.generate_text_batch([request])) < MOST_SECONDS
+def test_speed_of_a_cache_hit(benchmark: Any) -> None:
+    with load(TEXT, cache={}) as engine:
+        request = [{"prompt_token_ids": list(range(1, 60))}]
+        engine.generate_text_batch(request, {"max_new_tokens": 4})
+        assert benchmark(engine.generate_text_batch, request, {"max_new_tokens": 4})[0].cached
