@@ -1,7 +1,7 @@
 """Speed, told without a clock: how the work grows, counted. A busy machine counts the same as a quiet one.
 
-The micro-benchmarks give times with `pytest parity/tests/engine/test_speed.py --benchmark-enable`; in the suite each
-runs once.
+The micro-benchmarks (`benchmark`) give times with `pytest parity/tests/engine/test_speed.py --benchmark-enable`, to be
+compared by a person; in the suite each runs once and guards nothing but that the unit still runs.
 """
 
 from __future__ import annotations
