@@ -301,6 +301,7 @@ def lazy_import(module: str) -> Any:
 COMPANIONS = {  # name of a file beside this one, without .py: what needs it
     "adapters": "a LoRA adapter",
     "answer_cache": "a cache of answers",
+    "batch_lines": "a file of requests",
     "escaping": "special_tokens='refuse' or 'escape'",
     "fallback": "backend='auto' or a fallback_backend",
     "forcing": "a replay",

@@ -258,7 +258,18 @@ class AnswerCache(MutableMapping[str, str]):
 
 # == Keys and entries: what an engine keeps in a store ==
 
-MODEL_FILES = (".json", ".txt", ".model", ".py", ".safetensors", ".bin", ".pt", ".gguf")
+MODEL_FILES = (
+    ".json",
+    ".txt",
+    ".jinja",
+    ".model",
+    ".tiktoken",
+    ".py",
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".gguf",
+)
 EDGE = 32 << 20  # bytes
 ENTRY_FORMAT = "2 token_ids prompt_token_ids logprobs top_logprobs"
 DIGEST = 64  # characters of a sha256

@@ -100,9 +100,12 @@ class Generate:
             added["error"].append(error)
             for name in self.columns:
                 added[name].append(self._column(answer, name) if error is None else None)
-        return {**batch, **added}
+        return {**batch, **{name: typed(name, values) for name, values in added.items()}}
 
     def _column(self, answer: Answer, name: str) -> Any:
+        if name == STOP_REASON:  # a text or an id
+            reason = answer.result.stop_reason
+            return reason if reason is None else str(reason)
         if name != CHOICES:
             return plain(getattr(answer.result, name))
         samples = answer.result.samples or (answer.result,)
@@ -170,19 +173,36 @@ class Answer:
 
 
 CHOICES = "choices"
+STOP_REASON = "stop_reason"
 FIELDS = (
     "text",
     "raw_text",
     "token_ids",
     "prompt_token_ids",
     "finish_reason",
-    "stop_reason",
+    STOP_REASON,
     "logprobs",
     "notes",
     "prompt_tokens",
     "completion_tokens",
     CHOICES,
 )
+
+
+def typed(name: str, values: Sequence[Any]) -> Any:
+    """A column as an Arrow array of one type. Ray would guess it from the values of each block, and
+    find another one where all rows failed, or none did."""
+    arrow = ge.lazy_import("pyarrow")
+    ids = arrow.list_(arrow.int64())
+    types = {
+        "token_ids": ids,
+        "prompt_token_ids": ids,
+        "logprobs": arrow.list_(arrow.float64()),
+        "notes": arrow.list_(arrow.string()),
+        "prompt_tokens": arrow.int64(),
+        "completion_tokens": arrow.int64(),
+    }
+    return arrow.array(values, types.get(name, arrow.string()))
 
 
 def open_engine(model: str, settings: Mapping[str, Any]) -> Any:

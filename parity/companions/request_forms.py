@@ -2,7 +2,8 @@
 """Requests as lines and rows hold them, in our own form and in OpenAI's, and results as OpenAI's
 choices: a companion of gen_engine.py.
 
-Copy both into your repository, `make vendor DEST=acme/llm WITH="request_forms"`, and
+Copy both, and what requests may ask for, into your repository, `make vendor DEST=acme/llm
+WITH="request_forms reasoning tool_calls penalties plugin_hooks structured"`, and
 
     wanted = read_body(body)  # of /v1/chat/completions
     options, settings = bind_options(wanted, GenerationOptions())

@@ -497,15 +497,22 @@ def behind(marker: str, ebnf: str) -> str:
     return str(grammar.concat(before, grammar.from_ebnf(fix_hex_escapes(ebnf))))
 
 
+# The clock and the place in xgrammar's source that its messages begin with.
+LOG_PREFIX = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+
+
 @functools.lru_cache(64)
 def grammar_of(structured: StructuredOptions) -> str:
     """The EBNF of a structure, for both backends: each release of vLLM has its own for JSON and
     choices. Raises RequestError."""
     [(form, value)] = structured.forms().items()
-    with ge.wrapping_errors(ge.RequestError, f"xgrammar refused the {form}", "correct it"):
-        ebnf = ebnf_of(form, value)
-        if structured.after:
-            ebnf = behind(structured.after, ebnf)
+    try:
+        with ge.wrapping_errors(ge.RequestError, f"xgrammar refused the {form}", "correct it"):
+            ebnf = ebnf_of(form, value)
+            if structured.after:
+                ebnf = behind(structured.after, ebnf)
+    except ge.RequestError as error:  # the same from run to run
+        raise ge.RequestError(LOG_PREFIX.sub("", error.problem), fix=error.fix) from error
     if len(ebnf) > LONGEST:
         size = f"{len(ebnf)} characters of EBNF"
         problem = f"xgrammar would take minutes for the {form}, {size}"

@@ -55,9 +55,17 @@ def companions() -> dict[str, Path]:
 
 
 def named_with(companion: Path) -> list[str]:
-    """A companion with those that it cannot do without: those of the line in its docstring that copies it."""
+    """The companions in the line of its docstring that copies it: those that it cannot do without."""
     found = re.search(r'make vendor DEST=\S+ WITH="([^"]+)"', " ".join(text_of(companion).split()))
-    return found[1].split() if found else [companion.stem]
+    return found[1].split() if found else []
+
+
+def needed(names: Sequence[str]) -> list[str]:
+    """These companions, those that they cannot do without, those that these cannot do without, ..."""
+    known, found = companions(), list(names)
+    for name in found:  # which grows meanwhile
+        found += [other for other in named_with(known[name]) if other not in found]
+    return list(dict.fromkeys(found))
 
 
 def chosen(names: Sequence[str]) -> list[Path]:
@@ -69,8 +77,7 @@ def chosen(names: Sequence[str]) -> list[Path]:
             close = difflib.get_close_matches(name, known, n=1)
             guess = f"did you mean {close[0]!r}? " if close else ""
             raise VendorError(f"there is no companion {name!r}; {guess}known: {', '.join(known) or 'none'}")
-    needed = [one for name in names for one in (name, *named_with(known[name]))]
-    return [SOURCE, *(known[name] for name in dict.fromkeys(needed))]
+    return [SOURCE, *(known[name] for name in needed(names))]
 
 
 # == Reading a copy ==
