@@ -20,7 +20,7 @@ import pytest
 
 import gen_engine
 from parity.__main__ import main
-from parity.companions import batch_files, batch_lines, ray_data
+from parity.companions import batch_files, batch_lines
 from parity.companions.batch_files import Summary, answer_file
 from parity.environment import vendor
 from parity.models.tasks import drawing, text_tasks
@@ -312,7 +312,7 @@ def test_a_torn_run_goes_on_where_it_stopped_and_a_finished_one_loads_nothing(
         records = log[: log[:kept].rfind(b"\n") + 1].count(b" answer ")
         assert answered(source, engine, chunk=5)[1].answered == 30 - records
         assert target.read_bytes() == whole
-    monkeypatch.setattr(batch_files, "load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(gen_engine, "load", lambda *_: pytest.fail("a model was loaded"))
     settings = {**{f: getattr(engine.config, f) for f in ("max_model_len", "backend")}, "model": str(TEXT)}
     assert answered(source, settings)[1].lines == 30
 
@@ -563,7 +563,7 @@ def test_answer_file_renders_the_template_that_a_line_brings_as_one_call_does(
 def test_answer_file_refuses_a_text_that_no_tokenizer_should_be_given(
     engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_lines, "MOST_TEXT", 5000)
+    monkeypatch.setattr(gen_engine, "MOST_TEXT", 5000)
     data_url = picture_lines(tmp_path)[1]["messages"][0]["content"][0]
     assert len(str(data_url)) < 5000
     asked = [{"prompt": "x" * 6000}, {"prompt": "x", "stop": ["y" * 6000]}, chat(CAPITAL)]
@@ -576,12 +576,12 @@ def test_answer_file_refuses_a_text_that_no_tokenizer_should_be_given(
 DEADLY = """
 # Each run is a fork of this process, in which the line with "deadly" kills it at one place.
 import contextlib, dataclasses, os, signal, sys
-from gen_engine import load
-from parity.companions import batch_files
+import gen_engine
+from parity.companions import batch_files, batch_lines
 
 source, whole, model, *targets = sys.argv[1:]
-engine = load(model, progress=False)
-batch_files.load = lambda config: contextlib.nullcontext(engine)
+engine = gen_engine.load(model, progress=False)
+gen_engine.load = lambda config: contextlib.nullcontext(engine)
 
 def is_deadly(text):
     return "deadly" in text
@@ -610,9 +610,9 @@ def run(out):
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if out.endswith("read.jsonl"):
-        deadly(batch_files.Reader, "item", lambda reader, number, record: str(record))
+        deadly(batch_lines.Reader, "item", lambda reader, number, record: str(record))
     elif out.endswith("prepare.jsonl"):
-        deadly(batch_files, "prompt_of", lambda request, plan: str(request.prompt))
+        deadly(gen_engine, "prompt_of", lambda request, plan: str(request.prompt))
     elif out.endswith("run.jsonl"):
         deadly_model()
     os._exit(batch_files.main([source, out, "--model", model, "--chunk", "12",
@@ -813,7 +813,7 @@ def test_answer_file_interrupted_before_its_first_answer_leaves_nothing_behind(
 def test_answer_file_checks_the_first_lines_before_it_loads_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(batch_files, "load", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(gen_engine, "load", lambda *_: pytest.fail("a model was loaded"))
     asked = [{"id": k, "question": CAPITAL} for k in range(500)]
     source = write(tmp_path / "in.jsonl", asked)
     assert main(command(source, tmp_path / "out.jsonl")[3:]) == 2
@@ -938,7 +938,7 @@ def test_answer_file_writes_errors_without_addresses_and_codec_traces(
             raise gen_engine.RequestError(f"{object()} and {failing} fail")
         return real(request, plan)
 
-    monkeypatch.setattr(batch_files, "prompt_of", failing)
+    monkeypatch.setattr(gen_engine, "prompt_of", failing)
     source = tmp_path / "in.jsonl"
     source.write_bytes(b'{"prompt": "object"}\n\xff{"prompt": "x"}\n{"prompt": "x"}\n')
     target, _ = answered(source, engine)
@@ -1157,27 +1157,12 @@ def test_error_lines_of_a_broken_grammar_are_the_same_from_run_to_run(
         assert "cc:" not in line["error"]["message"] and "[" not in line["error"]["message"]
 
 
-def test_generate_with_and_without_errors_gives_blocks_of_the_same_types(
-    shared: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ray.data.block import BlockAccessor
-
-    monkeypatch.setattr(ray_data, "load", lambda model, **_: shared(TEXT, "hf"))
-    columns = ["text", "finish_reason", "stop_reason", "token_ids", "logprobs", "notes", "prompt_tokens", "choices"]
-    worker = ray_data.Generate(str(TEXT), {"max_new_tokens": 2}, columns=columns)
-    asked: list[list[Any]] = [["1, ", "2, "], [None, None], ["1, ", None]]
-    schemas = [BlockAccessor.batch_to_arrow_block(worker({"prompt": prompts})).schema for prompts in asked]
-    for name in [*columns, "error"]:
-        kinds = {str(schema.field(name).type) for schema in schemas}
-        assert len(kinds) == 1 and kinds != {"null"}, (name, kinds)
-
-
 def test_answer_file_killed_again_and_again_advances_each_time(
     engine: gen_engine.GenerationEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each run is stopped, without notice, when ten more lines are answered."""
     source = write(tmp_path / "in.jsonl", questions(40))
-    finish, made = batch_files.finish, list[int]()
+    finish, made = gen_engine.finish, list[int]()
 
     class Killed(BaseException): ...
 
@@ -1189,7 +1174,7 @@ def test_answer_file_killed_again_and_again_advances_each_time(
 
     runs = 0
     with monkeypatch.context() as patch:
-        patch.setattr(batch_files, "finish", counted)
+        patch.setattr(gen_engine, "finish", counted)
         while runs < 20:
             made.clear()
             try:
@@ -1217,12 +1202,12 @@ KILLER = """
 # Loads the model once; each run of the command is a fork of this process, which is stopped in some way.
 import collections, contextlib, os, random, resource, signal, sys, time
 from pathlib import Path
-from gen_engine import load
+import gen_engine
 from parity.companions import batch_files
 
 source, whole, target, model, stops, seed, *more = sys.argv[1:]
-engine = load(model, progress=False)
-batch_files.load = lambda config: contextlib.nullcontext(engine)
+engine = gen_engine.load(model, progress=False)
+gen_engine.load = lambda config: contextlib.nullcontext(engine)
 chance = random.Random(int(seed))
 log = Path(target + ".run")
 content = Path(source).read_bytes()

@@ -38,12 +38,16 @@ def table(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in rows[0]}
 
 
+def lists(columns: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {name: values if isinstance(values, list) else values.to_pylist() for name, values in columns.items()}
+
+
 @pytest.mark.usefixtures("alone")
 def test_rows_get_what_one_call_gives(backend: str, shared: Load) -> None:
     asked = [task.messages for task in text_tasks(12) if not task.tools][:8]
     rows = [{"id": k, "messages": json.dumps(m) if k % 2 else m, "seed": float(k)} for k, m in enumerate(asked)]
     worker = Generate(str(TEXT), {**MOST, "temperature": 0.7}, load={"backend": backend}, columns=["text", "token_ids"])
-    found = worker(table(rows))
+    found = lists(worker(table(rows)))
     requests = [{"messages": messages, "seed": k} for k, messages in enumerate(asked)]
     expected = shared(TEXT, backend).generate_text_batch(requests, {**MOST, "temperature": 0.7})
     assert found["token_ids"] == [list(result.token_ids) for result in expected]
@@ -63,7 +67,7 @@ def test_pictures_text_and_bad_rows_share_a_batch() -> None:
         {"messages": None, "images": None, "seed": 2.5},
         {"messages": "[" * 100_000, "images": None, "seed": None},
     ]
-    found = Generate(str(VL), MOST)(table(rows))
+    found = lists(Generate(str(VL), MOST)(table(rows)))
     assert found["text"][0] == "A red circle." and "Havana" in found["text"][1] and found["text"][2:] == [None] * 4
     assert found["error"][:2] == [None, None]
     reasons = ("is not JSON", "ImageError: unreadable picture", "seed is 2.5", "nested too deeply")
@@ -77,6 +81,18 @@ def test_columns_are_added_and_never_replaced() -> None:
         Generate(str(TEXT), columns=["txt"])
     with pytest.raises(gen_engine.OptionError, match=r"the rows have columns \['text'\] already"):
         Generate(str(TEXT))({"prompt": ["x"], "text": ["y"]})
+
+
+@pytest.mark.usefixtures("alone")
+def test_generate_with_and_without_errors_gives_blocks_of_the_same_types() -> None:
+    block_of = importlib.import_module("ray.data.block").BlockAccessor.batch_to_arrow_block
+    columns = ["text", "finish_reason", "stop_reason", "token_ids", "logprobs", "notes", "prompt_tokens", "choices"]
+    worker = ray_data.Generate(str(TEXT), {"max_new_tokens": 2}, columns=columns)
+    asked: list[list[Any]] = [["1, ", "2, "], [None, None], ["1, ", None]]
+    schemas = [block_of(worker({"prompt": prompts})).schema for prompts in asked]
+    for name in [*columns, "error"]:
+        kinds = {str(schema.field(name).type) for schema in schemas}
+        assert len(kinds) == 1 and kinds != {"null"}, (name, kinds)
 
 
 @pytest.fixture
