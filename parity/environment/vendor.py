@@ -57,15 +57,20 @@ def companions() -> dict[str, Path]:
 def named_with(companion: Path) -> list[str]:
     """The companions in the line of its docstring that copies it: those that it cannot do without."""
     found = re.search(r'make vendor DEST=\S+ WITH="([^"]+)"', " ".join(text_of(companion).split()))
-    return found[1].split() if found else []
+    return found[1].split() if found else [companion.stem]
 
 
 def needed(names: Sequence[str]) -> list[str]:
-    """These companions, those that they cannot do without, those that these cannot do without, ..."""
-    known, found = companions(), list(names)
-    for name in found:  # which grows meanwhile
-        found += [other for other in named_with(known[name]) if other not in found]
-    return list(dict.fromkeys(found))
+    """These companions, each with those that it cannot do without, those that these cannot do without, ..."""
+    known = companions()
+    found: dict[str, None] = {}
+    left = list(reversed(names))
+    while left:
+        name = left.pop()
+        if name not in found:
+            found[name] = None
+            left += reversed(named_with(known[name]))
+    return list(found)
 
 
 def chosen(names: Sequence[str]) -> list[Path]:
