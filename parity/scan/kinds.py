@@ -1,0 +1,465 @@
+"""What an object is: `.generate` alone says nothing, the class that was loaded does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from parity.scan.evaluator import Evaluator, annotation_names
+from parity.scan.index import END, Class, Scope
+from parity.scan.values import (
+    Argument,
+    Call,
+    Changed,
+    ClassValue,
+    Dict,
+    Effect,
+    Element,
+    Frame,
+    Function,
+    Instance,
+    Item,
+    Items,
+    Literal,
+    Member,
+    Symbol,
+    Unknown,
+    Value,
+    literal_of,
+    options_of,
+    plain,
+)
+
+GENERATES = re.compile(
+    r"(ForCausalLM|CausalLM|ForConditionalGeneration|ForSeq2SeqLM|Seq2SeqLM|ForVision2Seq|ForImageTextToText"
+    r"|ForMultimodalLM|LMHeadModel|WithLMHead|ForSpeechSeq2Seq|ForCausalLMWithValueHead|WithValueHead"
+    r"|ForGeneration|ForTextToWaveform|EncoderDecoderModel|GPTQModel|AWQModel|FastLanguageModel|FastVisionModel"
+    r"|FastModel|ForCausalInference)$"
+)
+CLASSIFIES = re.compile(
+    r"(ForSequenceClassification|ForTokenClassification|ForQuestionAnswering|ForMultipleChoice"
+    r"|ForImageClassification|RewardModel|ForMaskedLM|ForPreTraining|CLIPModel|SiglipModel|ForNextSentencePrediction"
+    r"|ForObjectDetection|ForAudioClassification|ForCTC|ForRewardModel|CrossEncoder)$"
+)
+ENCODES = re.compile(r"(SentenceTransformer|FlagModel|FlagReranker|EmbeddingModel|BGEM3FlagModel|InstructorModel)$")
+TOKENIZES = re.compile(r"(Tokenizer|TokenizerFast|TokenizerBase|TokenizerWrapper|get_tokenizer)$")
+PROCESSES = re.compile(r"(Processor|FeatureExtractor|ProcessorMixin)$")
+NETWORKS = re.compile(r"(^|\.)(PreTrainedModel|GenerationMixin|PushToHubMixin|\w+PreTrainedModel)$")
+CALLS_API = re.compile(
+    r"^(openai|anthropic|litellm|google|vertexai|cohere|mistralai|together|groq|huggingface_hub|ollama|boto3|replicate"
+    r"|dashscope|zhipuai|requests|httpx|aiohttp|reka|azure|langchain_openai|langchain_anthropic|langchain_google\w*|dspy"
+    r"|portkey\w*|fireworks|xai_sdk|grpc|gradio_client|autogen|text_generation)(\.|$)"
+)
+OTHER_ENGINES = re.compile(
+    r"^(sglang|mlx_lm|mlx_vlm|mlx|llama_cpp|ctranslate2|exllama\w*|lmdeploy|tensorrt_llm|onnxruntime\w*|mii|deepspeed\.mii"
+    r"|dashinfer|lightllm|fastertransformer|gpt4all|ctransformers|rwkv|xfastertransformer|nemo|megatron\w*)(\.|$)"
+)
+VLLM = re.compile(r"^vllm\.(.*\.)?(LLM|LLMEngine|AsyncLLMEngine|AsyncLLM|AsyncEngine)$")
+DRAWS = re.compile(r"^diffusers(\.|$)")
+LANGCHAIN = re.compile(r"(^|\.)(HuggingFacePipeline|ChatHuggingFace|VLLM|HuggingFaceLLM)$")
+LANGCHAIN_CHAINS = re.compile(
+    r"(^|\.)(LLMChain|RetrievalQA|ConversationalRetrievalChain|ConversationChain|StuffDocumentsChain|load_qa_chain"
+    r"|create_stuff_documents_chain|create_retrieval_chain|create_history_aware_retriever|ChatHuggingFace)(\.|$)"
+)
+WRITING_TASKS = {
+    "text-generation", "text2text-generation", "image-text-to-text", "image-to-text", "any-to-any",
+    "summarization", "translation", "conversational", "visual-question-answering", "table-question-answering",
+}  # fmt: skip
+PASSES = {  # methods that give back the model, moved or cast
+    "to", "eval", "half", "cuda", "float", "bfloat16", "cpu", "train", "requires_grad_", "merge_and_unload",
+    "double", "type", "to_empty", "bfloat", "npu", "xpu", "to_bettertransformer", "reverse_bettertransformer",
+    "merge_adapter", "unload", "with_structured_output", "bind", "get_base_model", "prepare_for_inference",
+    "share_memory", "unwrap_model", "for_inference", "remote", "options",
+}  # fmt: skip
+WRAPS = re.compile(  # functions that give back the model they are given
+    r"(get_peft_model|prepare_model\w*|PeftModel\w*\.from_pretrained|torch\.compile|DataParallel"
+    r"|DistributedDataParallel|FullyShardedDataParallel|init_inference|dispatch_model|load_checkpoint_and_dispatch"
+    r"|BetterTransformer\.transform|ipex\.optimize|optimize_model|unwrap_model\w*|prepare|extract_model\w*"
+    r"|load_adapter|for_inference|setup_model|HookedTransformer|deepcopy|wrap_model|simple_dispatch_model"
+    r"|set_peft_model_state_dict|convert|tensor_parallel|quantize_?\w*|apply_liger\w*|FSDP|DDP)$"
+)
+LOADERS = {  # functions of other libraries that load several things at once
+    "load_pretrained_model": ("tokenizer", "model", "processor"),
+    "FastLanguageModel.from_pretrained": ("model", "tokenizer"),
+    "FastVisionModel.from_pretrained": ("model", "tokenizer"),
+    "FastModel.from_pretrained": ("model", "tokenizer"),
+    "fastchat.model.load_model": ("model", "tokenizer"),
+    "fastchat.model.model_adapter.load_model": ("model", "tokenizer"),
+    "mlx_lm.load": ("mlx model", "tokenizer"),
+}
+PARTS = {  # attributes of a model that are models themselves
+    "module", "language_model", "llm", "llama_model", "base_model", "model", "pretrained_model", "mistral_model",
+    "lm", "text_model", "llm_model", "opt_model", "t5_model", "_orig_mod", "model_wrapped", "policy_model",
+    "policy", "thinker", "internlm_model", "language_decoder", "lang_encoder", "vicuna_model",
+}  # fmt: skip
+MAX_DEPTH = 40
+RANK = (
+    "model", "vllm", "pipeline", "langchain", "base", "tokenizer", "processor", "classifier", "encoder", "diffusers",
+    "engine", "api", "network", "own",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Load:
+    """One way in which an object is made.   name: the class.   settings: what the loader is given.
+    effects: methods called on it afterwards, in order.   attributes: what was set on it, dotted."""
+
+    name: str
+    call: Call | Instance | None = None
+    settings: Dict = field(default_factory=lambda: Dict({}))
+    effects: tuple[Effect, ...] = ()
+    attributes: dict[str, Value] = field(default_factory=dict)
+    adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Thing:
+    """What an object is.   kind: one of RANK, or "unknown".   loads: the ways it may have been made.
+    argument: the name of the parameter that it comes in by. own: a class of the repository."""
+
+    kind: str
+    loads: tuple[Load, ...] = ()
+    argument: str = ""
+    own: Class | None = None
+    task: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.loads[0].name if self.loads else (self.own.name if self.own else "")
+
+
+UNKNOWN = Thing("unknown")
+
+
+def class_kind(name: str) -> str:
+    """The kind of a class by its dotted name; "" where that says nothing."""
+    last = name.rpartition(".")[2]
+    for kind, pattern in (("diffusers", DRAWS), ("api", CALLS_API), ("engine", OTHER_ENGINES), ("vllm", VLLM)):
+        if pattern.search(name):
+            return kind
+    tables = (
+        ("langchain", LANGCHAIN), ("classifier", CLASSIFIES), ("encoder", ENCODES), ("model", GENERATES),
+        ("tokenizer", TOKENIZES), ("processor", PROCESSES),
+    )  # fmt: skip
+    for kind, pattern in tables:
+        if pattern.search(last):
+            return kind
+    if last in ("AutoModel", "PreTrainedModel"):
+        return "base"
+    if re.search(r"(Diffusion|Flux|Img2Img|Text2Image)\w*Pipeline$", last):
+        return "diffusers"
+    return ""
+
+
+def best(things: Sequence[Thing]) -> Thing:
+    """The likeliest of several, with the loads of all of its kind."""
+    if any(thing.kind == "unknown" for thing in things):
+        things = [thing for thing in things if thing.kind not in ("own", "network")]
+    for kind in RANK:
+        same = [thing for thing in things if thing.kind == kind]
+        if same:
+            loads = list[Load]()
+            for thing in same:
+                loads += [load for load in thing.loads if load.call is None or load.call not in [o.call for o in loads]]
+            argument = next((thing.argument for thing in same if thing.argument), "")
+            return replace(same[0], loads=tuple(loads), argument=argument)
+    return things[0] if things else UNKNOWN
+
+
+class Kinds:
+    """Says what values are. Follows parameters to the calls that fill them."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.active: set[tuple[str, int, str]] = set()
+        self.kept: dict[int, tuple[Value, Thing]] = {}
+
+    def of(self, value: Value) -> Thing:
+        kept = self.kept.get(id(value))
+        if kept is not None and kept[0] is value:
+            return kept[1]
+        key = ("call", id(value.node), "") if isinstance(value, Call) else ("depth", len(self.active), "")
+        if key in self.active or len(self.active) > MAX_DEPTH:
+            return UNKNOWN
+        self.active.add(key)
+        try:
+            found = self.describe(value)
+        finally:
+            self.active.discard(key)
+        if not self.active:
+            self.kept[id(value)] = value, found
+        return found
+
+    def describe(self, value: Value) -> Thing:
+        options = options_of(value)
+        if len(options) > 1:
+            return best([self.of(option) for option in options])
+        value = options[0]
+        visit = getattr(self, f"of_{type(value).__name__}", None)
+        if visit is None:
+            return UNKNOWN
+        found: Thing = visit(value)
+        return found
+
+    def of_Changed(self, value: Changed) -> Thing:
+        thing = self.of(value.base)
+        loads = []
+        for load in thing.loads or (Load(""),):
+            adapters = load.adapters
+            for effect in value.effects:
+                if effect.method in ("load_adapter", "load_lora_weights", "add_adapter", "set_adapter"):
+                    adapters = (*adapters, effect.method)
+            attributes = {**load.attributes, **value.attributes}
+            loads.append(replace(load, effects=(*load.effects, *value.effects), attributes=attributes, adapters=adapters))
+        return replace(thing, loads=tuple(loads))
+
+    def of_Element(self, value: Element) -> Thing:
+        base = plain(value.base)
+        if isinstance(base, Call) and isinstance(base.callee, Member) and base.callee.name in ("values", "items"):
+            return self.of(self.evaluator.item(base.callee.base, None, ""))
+        return UNKNOWN
+
+    def of_Symbol(self, value: Symbol) -> Thing:
+        if CALLS_API.search(value.name) or OTHER_ENGINES.search(value.name):
+            return Thing("api" if CALLS_API.search(value.name) else "engine", (Load(value.name),))
+        return UNKNOWN
+
+    def of_Instance(self, value: Instance) -> Thing:
+        return self.of_class(value.cls, value)
+
+    def of_class(self, cls: Class, call: Call | Instance | None) -> Thing:
+        """An object of a class of the repository, by the bases from outside."""
+        bases = self.evaluator.outer_bases(cls)
+        node = call.node if call is not None else None
+        settings = Dict({})
+        if call is not None and node is not None and call.frame is not None:
+            settings = self.evaluator.keywords(node, call.frame)
+        load = Load(cls.name, call, settings)
+        kinds = [class_kind(base) for base in bases]
+        for kind in ("classifier", "tokenizer", "processor", "diffusers", "vllm"):
+            if kind in kinds:
+                return Thing(kind, (load,), own=cls)
+        if "model" in kinds or any(NETWORKS.search(base) for base in bases):
+            kind = "classifier" if CLASSIFIES.search(cls.name) else "model"
+            return Thing(kind, (load,), own=cls)
+        if any(base.endswith("nn.Module") for base in bases):
+            kind = "model" if GENERATES.search(cls.name) else "network"
+            return Thing(kind, (load,), own=cls)
+        return Thing("own", (load,), own=cls)
+
+    # == Calls ==
+
+    def of_Call(self, value: Call) -> Thing:
+        callee = plain(value.callee)
+        if isinstance(callee, Symbol):
+            return self.of_symbol_call(callee.name, value)
+        if isinstance(callee, Member):
+            return self.of_method_call(callee, value)
+        if isinstance(callee, Call) and isinstance(callee.callee, Member):
+            return self.of(callee.callee.base)  # ray: Worker.options(...).remote(...)
+        if isinstance(callee, Function):
+            return self.of_function(callee.scope)
+        return UNKNOWN
+
+    def of_function(self, scope: Scope) -> Thing:
+        """What a function of the repository is annotated to return."""
+        returns = getattr(scope.node, "returns", None)
+        return self.of_annotation(returns, scope)
+
+    def load_of(self, name: str, value: Call) -> Load:
+        return Load(name, value, self.evaluator.keywords(value.node, value.frame))
+
+    def argument_thing(self, value: Call) -> Thing:
+        """What the first argument of a call is that is a model, a pipeline or an engine."""
+        nodes = [*value.node.args, *(keyword.value for keyword in value.node.keywords)]
+        things = []
+        for node in nodes[:6]:
+            if not isinstance(node, (ast.Constant, ast.Starred)):
+                things.append(self.of(self.evaluator.value(node, value.frame)))
+        return best([thing for thing in things if thing.kind in ("model", "base", "vllm", "pipeline", "langchain")])
+
+    def of_symbol_call(self, name: str, value: Call) -> Thing:
+        owner, _, last = name.rpartition(".")
+        if name in ("transformers.pipeline", "pipeline", "transformers.pipelines.pipeline", "optimum.pipelines.pipeline"):
+            return self.of_pipeline(value)
+        if LANGCHAIN_CHAINS.search(name):
+            inner = self.argument_thing(value)
+            return replace(inner, kind="langchain") if inner.kind in ("langchain", "pipeline") else UNKNOWN
+        if WRAPS.search(name):
+            inner = self.argument_thing(value)
+            if "Peft" in name or last == "get_peft_model":
+                loads = [replace(load, adapters=(*load.adapters, name)) for load in inner.loads]
+                return replace(inner, loads=tuple(loads))
+            if inner.kind != "unknown":
+                return inner
+        if last.startswith("from_") or last in ("load", "init", "load_model"):
+            kind = class_kind(owner)
+            if kind:
+                return Thing(kind, (self.load_of(owner.rpartition(".")[2] if kind != "api" else owner, value),))
+        kind = class_kind(name)
+        if not kind and last.endswith("Pipeline") and last[:1].isupper() and "transformers" in name:
+            return self.of_pipeline(value)
+        return Thing(kind, (self.load_of(last, value),)) if kind else UNKNOWN
+
+    def of_pipeline(self, value: Call) -> Thing:
+        settings = self.evaluator.keywords(value.node, value.frame)
+        task_value = settings.entries.get("task")
+        if task_value is None and value.node.args:
+            task_value = self.evaluator.value(value.node.args[0], value.frame)
+        is_known, task = literal_of(task_value) if task_value is not None else (False, "")
+        task = str(task) if is_known else ""
+        if task and task not in WRITING_TASKS and not task.startswith("translation"):
+            return Thing("classifier", (Load(f"pipeline({task!r})", value, settings),), task=task)
+        return Thing("pipeline", (Load("pipeline", value, settings),), task=task)
+
+    def of_method_call(self, callee: Member, value: Call) -> Thing:
+        """A method of an object that is not of the repository."""
+        base = plain(callee.base)
+        if isinstance(base, ClassValue):
+            if callee.name.startswith("from_") or callee.name in ("remote", "options"):
+                thing = self.of_class(base.cls, value)
+                return thing
+            return UNKNOWN
+        if callee.name in PASSES:
+            if callee.name == "unwrap_model" and value.node.args:
+                return self.argument_thing(value)
+            thing = self.of(callee.base)
+            effect = Effect(callee.name, value.node, value.frame)
+            loads = [replace(load, effects=(*load.effects, effect)) for load in thing.loads]
+            return replace(thing, loads=tuple(loads))
+        if callee.name in ("prepare", "prepare_model", "unwrap_model", "_prepare_deepspeed", "prepare_deepspeed"):
+            return self.argument_thing(value)
+        if callee.name in ("get_tokenizer", "_get_tokenizer"):
+            return Thing("tokenizer", self.of(callee.base).loads)
+        if callee.name == "from_pretrained":
+            return self.of_unknown_loader(callee)
+        return UNKNOWN
+
+    def of_unknown_loader(self, callee: Member) -> Thing:
+        """`cls.from_pretrained(...)` of a class that is chosen at run time."""
+        for option in options_of(callee.base):
+            if isinstance(option, Symbol) and class_kind(option.name):
+                return Thing(class_kind(option.name), (Load(option.name.rpartition(".")[2]),))
+        return UNKNOWN
+
+    # == Parts ==
+
+    def of_Member(self, value: Member) -> Thing:
+        if value.default is not None:
+            thing = self.of(value.default)
+            if thing.kind != "unknown":
+                return thing
+        base = self.of(value.base)
+        if base.kind == "pipeline":
+            return replace(base, kind={"model": "model", "tokenizer": "tokenizer"}.get(value.name, "unknown"))
+        if base.kind in ("model", "base") and value.name in PARTS:
+            return replace(base, kind="model")
+        if base.kind == "processor" and value.name == "tokenizer":
+            loads = [replace(load, attributes=nested(load.attributes, "tokenizer")) for load in base.loads]
+            return replace(base, kind="tokenizer", loads=tuple(loads))
+        if base.kind in ("api", "engine"):
+            return base
+        return UNKNOWN
+
+    def of_Item(self, value: Item) -> Thing:
+        base = plain(value.base)
+        if isinstance(base, Call):
+            return self.of_item_of_call(base, value.key)
+        return UNKNOWN
+
+    def of_item_of_call(self, base: Call, key: Any) -> Thing:
+        callee = plain(base.callee)
+        name = callee.name if isinstance(callee, (Symbol, Member)) else ""
+        for loader, parts in LOADERS.items():
+            if name == loader or name.endswith(f".{loader}"):
+                part = parts[key] if isinstance(key, int) and key < len(parts) else ""
+                return Thing(part, (self.load_of(name.rpartition(".")[2], base),)) if part in RANK else UNKNOWN
+        last = name.rpartition(".")[2]
+        if last in ("prepare", "initialize") and isinstance(key, int) and key < len(base.node.args):
+            return self.of(self.evaluator.value(base.node.args[key], base.frame))
+        if isinstance(callee, Function):
+            returns = getattr(callee.scope.node, "returns", None)
+            if isinstance(returns, ast.Subscript) and isinstance(returns.slice, ast.Tuple) and isinstance(key, int):
+                if key < len(returns.slice.elts):
+                    return self.of_annotation(returns.slice.elts[key], callee.scope)
+        return UNKNOWN
+
+    # == Parameters ==
+
+    def of_Argument(self, value: Argument) -> Thing:
+        key = ("argument", id(value.scope), value.name)
+        if key in self.active:
+            return UNKNOWN
+        self.active.add(key)
+        try:
+            annotation = value.scope.parameters[value.name].annotation
+            hinted = self.of_annotation(annotation, value.scope)
+            given = [self.of(option) for option in self.given(value.scope, value.name)]
+        finally:
+            self.active.discard(key)
+        known = [thing for thing in given if thing.kind != "unknown"]
+        if not known and value.default is not None:
+            known = [thing for thing in [self.of(value.default)] if thing.kind != "unknown"]
+        if hinted.kind not in ("unknown", "own", "network"):
+            same = [thing for thing in known if thing.kind == hinted.kind]
+            return replace(best(same) if same else hinted, argument=value.name)
+        return replace(best(known) if known else hinted, argument=value.name)
+
+    def of_annotation(self, annotation: ast.expr | None, scope: Scope) -> Thing:
+        things = []
+        for name in annotation_names(annotation):
+            found = self.evaluator.named(name, self.evaluator.frame(scope.module.scope), END)
+            if isinstance(found, ClassValue):
+                things.append(self.of_class(found.cls, None))
+            elif isinstance(found, Symbol):
+                kind = class_kind(found.name)
+                if not kind and NETWORKS.search(found.name):
+                    kind = "base"
+                if found.name.endswith("Pipeline") and kind == "":
+                    kind = "pipeline"
+                if kind:
+                    things.append(Thing(kind))
+        return best(things) if things else UNKNOWN
+
+    def calls_of(self, scope: Scope, limit: int = 12) -> Iterator[tuple[Scope, ast.Call]]:
+        """The calls of a function within the repository."""
+        is_constructor = scope.name == "__init__" and scope.owner is not None
+        name = scope.owner.name if is_constructor and scope.owner is not None else scope.name
+        count = 0
+        for caller, call in self.evaluator.repository.callers.get(name, ()):
+            if count >= limit:
+                return
+            if self.is_call_of(scope, caller, call):
+                count += 1
+                yield caller, call
+
+    def is_call_of(self, scope: Scope, caller: Scope, call: ast.Call) -> bool:
+        callee = self.evaluator.value(call.func, self.evaluator.frame(caller))
+        for option in options_of(callee):
+            if isinstance(option, Function) and option.scope is scope:
+                return True
+            if isinstance(option, ClassValue) and scope.owner is not None:
+                return scope.owner is option.cls or scope.owner in list(self.evaluator.ancestors(option.cls))
+        return False
+
+    def given(self, scope: Scope, name: str) -> list[Value]:
+        """What the calls of a function give a parameter."""
+        found = list[Value]()
+        for caller, call in self.calls_of(scope):
+            values = self.evaluator.bind_arguments(scope, call, self.evaluator.frame(caller), None)
+            given = values.get(name)
+            if isinstance(given, tuple):
+                found.append(self.evaluator.value(given[0], given[1]))
+            elif given is not None:
+                found.append(given)
+        return found
+
+
+def nested(attributes: dict[str, Value], name: str) -> dict[str, Value]:
+    """Attributes of an attribute."""
+    return {key[len(name) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{name}.")}
+
+
