@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from parity.scan.evaluator import Evaluator
-from parity.scan.index import END, FUNCTIONS, Module, Repository, Scope, dotted_name, end_of, start_of
-from parity.scan.kinds import UNKNOWN, Kinds, Thing
+from parity.scan.index import FUNCTIONS, Module, Position, Repository, Scope, dotted_name, end_of, start_of
+from parity.scan.kinds import Kinds, Thing
 from parity.scan.values import (
     Call,
     ClassValue,
@@ -18,7 +17,6 @@ from parity.scan.values import (
     Member,
     Symbol,
     Value,
-    literal_of,
     options_of,
     plain,
 )
@@ -35,15 +33,14 @@ HF_SETTINGS = {
     "decoder_input_ids", "inputs",
 }  # fmt: skip
 MODEL_NAMES = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt|vlm|mllm|network|opt|t5)(_|$|\d)", re.IGNORECASE)
+PIPE_NAMES = re.compile(r"pipe|generator|llm|chain", re.IGNORECASE)
 RUNS = re.compile(r"(^|_)(model|llm|lm|llama|policy|backbone|gpt2?|net)$", re.IGNORECASE)
 TRAINING = re.compile(
     r"(compute_loss|training_step|train_step|train_epoch|train_one_epoch|^train$|^forward$|_forward$|prediction_step"
     r"|get_batch_loss|concatenated_forward|loss_fn|^step$|backward)"
 )
-READS = {  # functions that read probabilities out of logits
-    "log_softmax", "softmax", "cross_entropy", "CrossEntropyLoss", "selective_log_softmax", "gather", "logsumexp",
-    "argmax", "topk",
-}  # fmt: skip
+CHOOSES = re.compile(r"argmax|multinomial|topk|sampl|^max$|choice|decode_token|next_token")
+LABELS = re.compile(r"yes|no_token|true_|false_|label|choice|option|candidate|tokens_to_ids|token_id|answer_id|\"[A-D]\"", re.I)
 DECODES = {"decode", "batch_decode"}
 INVOKES = {"invoke", "run", "predict", "batch", "stream", "ainvoke", "arun", "generate", "apply", "complete", "chat"}
 
@@ -117,6 +114,7 @@ class Finder:
         self.evaluator = evaluator
         self.kinds = kinds
         self.found = Sinks()
+        self.pipelines: dict[str, bool] = {}
 
     def find(self) -> Sinks:
         for module in self.repository.modules:
@@ -160,6 +158,8 @@ class Finder:
             return None
         if is_super(function.value) or self.is_pass_through(call, scope):
             return self.note(at, scope, "a wrapper that passes everything on")
+        if thing.own is not None and thing.own is scope.self_class and dotted_name(function.value) == scope.self_name:
+            return self.note(at, scope, f"inside the code of the model class {thing.own.name}")
         own = self.own_method(function, scope)
         if own is not None:
             return self.note(at, scope, f"this repository's own {own.qualname}")
@@ -181,6 +181,10 @@ class Finder:
         for option in options_of(value):
             if isinstance(option, Function):
                 return option.scope
+        cls = self.thing(function.value, scope).own
+        for own in self.evaluator.ancestors(cls) if cls is not None else ():
+            if function.attr in own.methods:
+                return own.methods[function.attr]
         return None
 
     def library_of(self, call: ast.Call, function: ast.Attribute, thing: Thing, scope: Scope) -> str:
@@ -196,7 +200,7 @@ class Finder:
         if self.takes_sampling_params(call, scope):
             return "vllm"
         if function.attr in CHAT - {"beam_search"}:
-            is_remote = self.takes_tokenizer(call, scope) and MODEL_NAMES.search(receiver)
+            is_remote = self.takes_tokenizer(call, scope) and MODEL_NAMES.search(receiver.rpartition(".")[2])
             return "transformers" if is_remote else ""
         if names & HF_SETTINGS or self.takes_inputs(call, scope):
             return "transformers"
@@ -286,15 +290,19 @@ class Finder:
             return None
         if name and "." not in name and name not in scope.bindings and not self.is_variable(name, scope):
             return None
-        if "pipeline" not in scope.module.source.text and "Pipeline" not in scope.module.source.text:
-            if not re.search(r"pipe|generator|llm", name):
-                return None
+        if not self.has_pipelines(scope.module) and not PIPE_NAMES.search(name):
+            return None
         thing = self.thing(call.func, scope)
         if thing.kind == "pipeline" or (thing.kind == "langchain" and call.args):
             return self.make(call, scope, "pipeline", "call", thing)
         if thing.kind == "classifier" and thing.task:
             return self.note(call, scope, f"{LOOK_ALIKES['classifier']}: {thing.name}")
         return None
+
+    def has_pipelines(self, module: Module) -> bool:
+        if module.path not in self.pipelines:
+            self.pipelines[module.path] = re.search(r"pipeline\(|\wPipeline\b", module.source.text) is not None
+        return self.pipelines[module.path]
 
     @staticmethod
     def is_variable(name: str, scope: Scope) -> bool:
@@ -315,26 +323,19 @@ class Finder:
         forwards = [call for call in scope.calls if self.is_forward(call, scope)]
         if not forwards:
             return
-        loops = list[ast.Call]()
-        for call in forwards:
-            if self.is_in_decode_loop(call, scope):
-                loops.append(call)
-        if loops:
-            call = loops[-1]
-            self.found.blocks.append(self.make(call, scope, "loop", "loop", self.forward_thing(call, scope)))
+        loops = [call for call in forwards if self.is_in_decode_loop(call, scope)]
+        if loops and not has_optimizer(scope):
+            thing = self.forward_thing(loops[-1], scope)
+            self.found.blocks.append(self.make(loops[-1], scope, "loop", "loop", thing))
             return
-        self.search_scores(scope, forwards)
-
-    def search_scores(self, scope: Scope, forwards: list[ast.Call]) -> None:
         if is_training(scope):
-            for call in forwards:
-                self.note(call, scope, "training, or a part of a network")
+            self.note(forwards[0], scope, "training, or a part of a network")
             return
-        reader = self.reader_of(scope)
-        if reader:
-            self.found.blocks.append(
-                self.make(forwards[0], scope, "score", "score", self.forward_thing(forwards[0], scope))
-            )
+        thing = self.forward_thing(forwards[0], scope)
+        if scope.name.startswith("test_"):
+            self.note(forwards[0], scope, "a test of a forward pass")
+        elif self.is_read(scope, thing):
+            self.found.blocks.append(self.make(forwards[0], scope, "score", "score", thing))
 
     def forward_thing(self, call: ast.Call, scope: Scope) -> Thing:
         function = call.func
@@ -366,25 +367,45 @@ class Finder:
         return is_fed or "token" in scope.module.source.text and "input_ids" in function_text(scope)
 
     def is_in_decode_loop(self, call: ast.Call, scope: Scope) -> bool:
-        """Whether a forward pass stands in a loop that chooses a token and goes on with it."""
+        """Whether a forward pass stands in a loop that chooses a token and gives it to the model again."""
         position = start_of(call)
-        for node in own_nodes(scope):
-            if isinstance(node, (ast.For, ast.While)) and start_of(node) <= position <= end_of(node):
-                if chooses_token(node) and goes_on(node):
-                    return True
+        for start, end in scope.loops:
+            if start <= position <= end and self.feeds_itself(call, scope, (start, end)):
+                chosen = [other for other in scope.calls if start <= start_of(other) <= end]
+                return any(CHOOSES.search(last_name(other)) for other in chosen)
         return False
 
-    def reader_of(self, scope: Scope) -> bool:
-        """Whether a function reads probabilities or a loss out of a forward pass."""
+    @staticmethod
+    def feeds_itself(call: ast.Call, scope: Scope, loop: tuple[Position, Position]) -> bool:
+        """Whether what a call gives comes back to its arguments within a loop."""
+        arguments = names_in(*call.args, *(keyword.value for keyword in call.keywords))
+        function = dotted_name(call.func).partition(".")[0]
+        bindings = [b for group in scope.bindings.values() for b in group if loop[0] <= b.position <= loop[1]]
+        bindings.sort(key=lambda binding: binding.position)
+        reached = set[str]()
+        for _ in range(2):
+            for binding in bindings:
+                head = binding.name.partition(".")[0]
+                if binding.value is None or head == function:
+                    continue
+                is_output = start_of(binding.value) <= start_of(call) and end_of(call) <= end_of(binding.value)
+                if is_output or names_in(binding.value) & reached:
+                    reached.add(head)
+        return bool(reached & arguments)
+
+    def is_read(self, scope: Scope, thing: Thing) -> bool:
+        """Whether a function reads probabilities or a loss out of a forward pass of a language model."""
         text = function_text(scope)
-        if re.search(r"log_softmax|log_probs?\b|logsoftmax|selective_log_softmax", text) and "logits" in text:
+        if re.search(r"reward|critic|classif|value_model", scope.qualname + thing.argument, re.IGNORECASE):
+            return False
+        if re.search(r"log_?softmax", text, re.IGNORECASE) and re.search(r"gather|\blabels?\b|\[.*\]|max\(", text):
             return True
-        if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels\s*=", text):
+        if re.search(r"\.loss\b|\[.loss.\]", text) and re.search(r"labels", text):
             return True
-        if re.search(r"cross_entropy|CrossEntropyLoss|NLLLoss", text) and "logits" in text:
+        if re.search(r"cross_entropy|CrossEntropyLoss|NLLLoss|logits_to_logp|perplexity", text):
             return True
-        is_last = re.search(r"logits[^\n]{0,40}\[\s*(:|0|\.\.\.|i)?\s*,?\s*(-1|last|seq)", text)
-        return bool(is_last and re.search(r"softmax|argmax|topk|sigmoid|token_id|_id\]", text))
+        is_last = re.search(r"logits[^\n]{0,40}\[[^\]\n]*-1", text)
+        return bool(is_last and LABELS.search(text))
 
     # == Results ==
 
@@ -426,27 +447,16 @@ def is_super(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and dotted_name(node.func) == "super"
 
 
+def has_optimizer(scope: Scope) -> bool:
+    return any(last_name(call) in ("backward", "zero_grad", "clip_grad_norm_") for call in scope.calls)
+
+
 def is_training(scope: Scope) -> bool:
     """Whether a function trains, or is a part of a network."""
-    if TRAINING.search(scope.name):
+    if TRAINING.search(scope.name) or has_optimizer(scope):
         return True
-    for call in scope.calls:
-        last = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if last in ("backward", "zero_grad", "clip_grad_norm_"):
-            return True
     bases = [dotted_name(base) for base in scope.owner.node.bases] if scope.owner is not None else []
     return any(base.endswith(("Trainer", "nn.Module", "PreTrainedModel", "LightningModule")) for base in bases)
-
-
-def own_nodes(scope: Scope) -> Iterator[ast.AST]:
-    """The nodes of a scope, without nested functions and classes."""
-    todo = list(ast.iter_child_nodes(scope.node))
-    while todo:
-        node = todo.pop()
-        if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            continue
-        yield node
-        todo.extend(ast.iter_child_nodes(node))
 
 
 def function_text(scope: Scope) -> str:
@@ -457,24 +467,14 @@ def function_text(scope: Scope) -> str:
     return "\n".join(lines[scope.node.lineno - 1 : scope.node.end_lineno])
 
 
-def chooses_token(loop: ast.AST) -> bool:
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Call):
-            last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if last in ("argmax", "multinomial", "topk", "sample", "max") or "sample" in last:
-                return True
-    return False
+def last_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def goes_on(loop: ast.AST) -> bool:
-    """Whether a loop adds the token that it chose, or gives it to the model with a cache."""
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Call):
-            last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if last in ("cat", "concat", "concatenate", "hstack", "append", "extend"):
-                return True
-            if any(keyword.arg == "past_key_values" for keyword in node.keywords):
-                return True
-    return False
-
-
+def names_in(*nodes: ast.AST) -> set[str]:
+    found = set[str]()
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                found.add(part.id)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ MAX_NESTING = 80  # evaluations within evaluations
 MAX_STEPS = 5000  # evaluations for one question
 BASES = ("assign", "unpack", "element", "unknown", "augment")
 ITEMS = ("item", "update", "pop", "setdefault")
+SETTINGS = re.compile(r"(config|cfg|conf|args|kwargs|params|settings|options|hparams)$")
 CASTS = {"int": int, "float": float, "bool": bool, "str": str}
 SAME = {  # functions that give back what they are given
     "copy.copy", "copy.deepcopy", "deepcopy", "tuple", "list", "typing.cast", "ast.literal_eval",
@@ -311,7 +313,7 @@ class Evaluator:
         scope = frame.scope
         found = Reaching(scope, position).find(self.bases(scope, name))
         if found:
-            value = self.chosen(found, name, frame, position)
+            value = settings_by_name(self.chosen(found, name, frame, position), name)
             since = min(binding.position for binding, _ in found)
         else:
             value = self.outer(name, frame, position)
@@ -488,7 +490,8 @@ class Evaluator:
         if not is_known:
             if binding.kind == "pop":
                 return table
-            return Dict(table.entries, (*table.rest, Unknown(binding.name)))
+            stored = (self.value(binding.value, frame),) if binding.value is not None else ()
+            return Dict(table.entries, (*table.rest, Unknown(binding.name, stored)))
         key = str(key)
         old = self.item(table, key, key)
         if binding.kind == "pop":
@@ -736,13 +739,17 @@ class Evaluator:
             return choose(list(base.items)) if key is None and base.items else Unknown(text)
         if isinstance(base, Argument) and base.is_rest and isinstance(key, str):
             return Option(key)
+        if isinstance(base, Symbol) and key == 0:
+            return base  # LLM, is_there = optional_import("vllm", "LLM")
         return Item(base, key)
 
     def item_of_dict(self, base: Dict, key: Any, text: str) -> Value:
-        if key is None:
-            return choose(list(base.entries.values())) if base.entries and not base.rest else Unknown(text)
-        if str(key) in base.entries:
+        if key is not None and str(key) in base.entries:
             return base.entries[str(key)]
+        stored = [part for rest in base.rest if isinstance(rest, Unknown) for part in rest.parts]
+        if key is None or stored:
+            values = [*(base.entries.values() if key is None else ()), *stored]
+            return choose(values) if values else Unknown(text)
         if not base.rest:
             return ABSENT
         return self.item(base.rest[-1], key, text) if len(base.rest) == 1 else Item(base, key)
@@ -753,6 +760,10 @@ class Evaluator:
         callee = self.value(node.func, frame)
         if isinstance(callee, Symbol):
             found = self.known_function(callee.name, node, frame)
+            if found is not None:
+                return found
+        if "import" in dotted_name(node.func).rpartition(".")[2]:
+            found = self.imported(node, frame)
             if found is not None:
                 return found
         if isinstance(node.func, ast.Attribute):
@@ -780,6 +791,13 @@ class Evaluator:
         if name in ("vars", "asdict", "dataclasses.asdict") and len(node.args) == 1:
             return Element(self.value(node.args[0], frame))
         return None
+
+    def imported(self, node: ast.Call, frame: Frame) -> Value | None:
+        """`import_module("vllm")`, `optional_import("vllm", "LLM")`."""
+        words = [literal_of(self.value(argument, frame))[1] for argument in node.args[:2]]
+        if not words or not all(isinstance(word, str) for word in words):
+            return None
+        return Symbol(".".join(words))
 
     def cast(self, name: str, value: Value, node: ast.Call) -> Value:
         is_known, constant = literal_of(value)
@@ -932,6 +950,19 @@ class Evaluator:
         elif isinstance(given.get("action"), ast.Constant):
             default = {"store_true": Literal(False), "store_false": Literal(True)}.get(given["action"].value)  # type: ignore[attr-defined]
         options.setdefault(dest, Option(dest, default))
+
+
+def settings_by_name(value: Value, name: str) -> Value:
+    """A value that is not known, but called settings: it is a configuration by that name."""
+    if not SETTINGS.search(name.rpartition(".")[2]):
+        return value
+    root = value
+    while isinstance(root, (Item, Element)):
+        root = root.base
+    is_parsed = isinstance(root, Call) and isinstance(root.callee, Member) and root.callee.name.startswith("parse")
+    if isinstance(value, (Item, Element, Unknown)) and not is_parsed:
+        return Option(name, None, is_argument=False)
+    return value
 
 
 def is_placeholder(value: Value) -> bool:

@@ -536,7 +536,7 @@ class Repository:
             return module.functions[name]
         if name in module.classes:
             return module.classes[name]
-        if name in module.scope.bindings:
+        if name in module.scope.bindings and not (name in module.imports and is_only_none(module, name)):
             return module, name
         if name in module.imports and depth < 6:
             return self.find(module.imports[name], module, depth + 1)
@@ -546,6 +546,12 @@ class Repository:
             if found is not None:
                 return found
         return None
+
+
+def is_only_none(module: Module, name: str) -> bool:
+    """Whether a module binds a name to None alone, where its import fails."""
+    values = [binding.value for binding in module.scope.bindings[name]]
+    return all(isinstance(value, ast.Constant) and value.value is None for value in values)
 
 
 def module_name(path: str) -> str:

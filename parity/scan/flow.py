@@ -1,0 +1,310 @@
+"""What becomes of a block's result: slices, decoding, strips and cuts, followed forwards through its function, the
+functions that it is handed to, and the callers that it is returned to."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from parity.scan.blocks import Block, last_name
+from parity.scan.evaluator import Evaluator, source_text
+from parity.scan.index import FUNCTIONS, Position, Scope, dotted_name, end_of, start_of
+from parity.scan.kinds import Kinds
+from parity.scan.values import Frame, Function, options_of, plain
+
+IDS, TEXT = "ids", "text"
+DECODES = {"decode", "batch_decode", "decode_batch", "convert_tokens_to_string", "post_process_generation"}
+STRIPS = {"strip", "rstrip", "lstrip"}
+STRING_METHODS = STRIPS | {"split", "replace", "partition", "rpartition", "removeprefix", "removesuffix", "lower",
+                           "join", "rsplit", "splitlines", "upper"}  # fmt: skip
+KEEPS = {"tolist", "cpu", "numpy", "detach", "to", "clone", "squeeze", "list", "zip", "enumerate", "tuple", "sorted",
+         "reversed", "copy", "flatten", "view", "reshape", "unsqueeze", "tqdm", "map", "next", "iter", "str",
+         "append", "extend", "items", "values", "array", "strip", "get", "text", "ravel", "cast"}  # fmt: skip
+PROMPTS = re.compile(r"prompt|input|question|query|text|context|instruction|message|source|template", re.IGNORECASE)
+ROLES = re.compile(r"assistant|\[/INST\]|ASSISTANT|Response|Answer|model\n|<\|im_start\|>|start_header|GPT|bot", re.I)
+TEXT_KEYS = ("generated_text", "text", "summary_text", "translation_text", "answer", "content")
+MAX_HOPS = 3
+
+
+@dataclass
+class Outcome:
+    """What is done to a result.   decodes: the calls, with their scopes.   slices: "by_len", "by_text".
+    strips: names of methods. cuts: what a text is cut at, as written."""
+
+    decodes: list[tuple[ast.Call, Scope]] = field(default_factory=list)
+    slices: list[str] = field(default_factory=list)
+    strips: list[str] = field(default_factory=list)
+    cuts: list[str] = field(default_factory=list)
+    is_indexed: bool = False
+    is_looped: bool = False
+    seen: set[int] = field(default_factory=set)
+
+
+class Flow:
+    """Follows the result of one block."""
+
+    def __init__(self, block: Block, evaluator: Evaluator, kinds: Kinds) -> None:
+        self.block = block
+        self.evaluator = evaluator
+        self.kinds = kinds
+        self.outcome = Outcome()
+
+    def follow(self) -> Outcome:
+        starts_as = TEXT if self.block.is_remote else IDS
+        self.walk(self.block.scope, {}, (self.block.node, starts_as), 0)
+        return self.outcome
+
+    def walk(self, scope: Scope, names: dict[str, str], origin: tuple[ast.Call | None, str], hops: int) -> None:
+        """One function.   names: what its parameters hold. origin: the call whose result is followed."""
+        if id(scope) in self.outcome.seen or hops > MAX_HOPS:
+            return
+        self.outcome.seen.add(id(scope))
+        Body(self, scope, dict(names), origin, hops).read()
+
+
+@dataclass
+class Body:
+    """One function on the way.   names: dotted name -> IDS or TEXT."""
+
+    flow: Flow
+    scope: Scope
+    names: dict[str, str]
+    origin: tuple[ast.Call | None, str]
+    hops: int
+
+    def read(self) -> None:
+        start = start_of(self.origin[0]) if self.origin[0] is not None else (0, 0)
+        self.bind_names(start)
+        for node in self.nodes(start):
+            self.read_node(node)
+        self.leave()
+
+    def bind_names(self, start: Position) -> None:
+        """Names that hold the result, or a part of it."""
+        thread = self.streamer_name()
+        if thread:
+            self.names[thread] = TEXT
+        bindings = [b for group in self.scope.bindings.values() for b in group if b.position >= start and b.value]
+        for _ in range(2):
+            for binding in sorted(bindings, key=lambda binding: binding.position):
+                assert binding.value is not None
+                if binding.kind in ("call", "pop"):
+                    call = binding.value
+                    if isinstance(call, ast.Call) and last_name(call) in ("append", "extend") and call.args:
+                        self.keep(binding.name, self.stage(call.args[0]))
+                    continue
+                self.keep(binding.name, self.stage(binding.value))
+
+    def streamer_name(self) -> str:
+        """The streamer that a thread writes its text to."""
+        value = self.flow.block.settings.entries.get("streamer")
+        if value is None or self.hops:
+            return ""
+        for node in ast.walk(self.flow.block.node):
+            if isinstance(node, (ast.Name, ast.Attribute)) and "streamer" in dotted_name(node):
+                return dotted_name(node)
+        return "streamer"
+
+    def keep(self, name: str, stage: str) -> None:
+        if stage and self.names.get(name) != TEXT:
+            self.names[name] = stage
+
+    def nodes(self, start: Position) -> Iterator[ast.AST]:
+        todo = list(ast.iter_child_nodes(self.scope.node))
+        found = list[ast.AST]()
+        while todo:
+            node = todo.pop()
+            if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+                continue
+            if isinstance(node, (ast.Call, ast.Subscript, ast.For)) and end_of(node) >= start:
+                found.append(node)
+            todo.extend(ast.iter_child_nodes(node))
+        yield from sorted(found, key=start_of)
+
+    # == What an expression holds ==
+
+    def stage(self, node: ast.AST) -> str:
+        """IDS, TEXT or "" """
+        if node is self.origin[0]:
+            return self.origin[1]
+        visit = getattr(self, f"stage_{type(node).__name__}", None)
+        if visit is not None:
+            found: str = visit(node)
+            return found
+        if isinstance(node, (ast.Compare, ast.Constant, ast.Lambda)):
+            return ""
+        return self.latest(*ast.iter_child_nodes(node))
+
+    def latest(self, *nodes: ast.AST) -> str:
+        stages = [self.stage(node) for node in nodes]
+        return TEXT if TEXT in stages else IDS if IDS in stages else ""
+
+    def stage_Name(self, node: ast.Name) -> str:
+        return self.names.get(node.id, "")
+
+    def stage_Attribute(self, node: ast.Attribute) -> str:
+        name = dotted_name(node)
+        if name in self.names:
+            return self.names[name]
+        if node.attr in ("shape", "device", "dtype", "logits", "loss", "scores"):
+            return ""
+        stage = self.stage(node.value)
+        return TEXT if stage and node.attr in ("text", "generated_text", "completion") else stage
+
+    def stage_Subscript(self, node: ast.Subscript) -> str:
+        stage = self.stage(node.value)
+        is_text = isinstance(node.slice, ast.Constant) and node.slice.value in TEXT_KEYS
+        return TEXT if stage and is_text else stage
+
+    def stage_IfExp(self, node: ast.IfExp) -> str:
+        return self.latest(node.body, node.orelse)
+
+    def stage_ListComp(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> str:
+        for generator in node.generators:
+            if self.stage(generator.iter):
+                for part in ast.walk(generator.target):
+                    if isinstance(part, ast.Name):
+                        self.keep(part.id, self.stage(generator.iter))
+        return self.stage(node.elt)
+
+    stage_GeneratorExp = stage_ListComp  # noqa: N815 - named by ast
+    stage_SetComp = stage_ListComp  # noqa: N815 - named by ast
+
+    def stage_Call(self, node: ast.Call) -> str:
+        name = last_name(node)
+        inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
+        if name in DECODES or (name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES):
+            return TEXT if inside else ""
+        own = self.stage(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        if own and name in STRING_METHODS:
+            return TEXT
+        if own and name in KEEPS:
+            return own
+        if inside and (name in KEEPS or name == "join"):
+            return inside
+        if name in ("len", "range", "isinstance", "print", "type", "max", "min", "sum", "find", "index"):
+            return ""
+        if inside or own:
+            return self.stage_of_function(node, inside or own)
+        return ""
+
+    def stage_of_function(self, node: ast.Call, stage: str) -> str:
+        """What a function makes of a result: of the repository it is followed; of another its name decides."""
+        callee = self.flow.evaluator.value(node.func, self.flow.evaluator.frame(self.scope))
+        for option in options_of(callee):
+            inner = plain(option)
+            if isinstance(inner, Function):
+                self.enter(inner.scope, node, stage)
+                has_decode = any(last_name(call) in DECODES for call in inner.scope.calls)
+                return TEXT if has_decode else stage
+        return TEXT if "decode" in last_name(node) else ""
+
+    def enter(self, scope: Scope, node: ast.Call, stage: str) -> None:
+        """Follow a result into a function of the repository."""
+        values = self.flow.evaluator.bind_arguments(scope, node, Frame(self.scope), None)
+        names = {}
+        for name, given in values.items():
+            inner = self.stage(given[0]) if isinstance(given, tuple) and given[1].scope is self.scope else ""
+            if inner:
+                names[name] = inner
+        if names:
+            self.flow.walk(scope, names, (None, stage), self.hops + 1)
+
+    def leave(self) -> None:
+        """Follow a result that is returned to the callers, until something has decoded it."""
+        stages = [self.stage(node) for node in self.scope.returns]
+        if self.hops >= MAX_HOPS or not any(stages) or self.flow.outcome.decodes and IDS not in stages:
+            return
+        stage = TEXT if TEXT in stages else IDS
+        if stage == TEXT and self.flow.outcome.decodes:
+            return
+        for count, (caller, call) in enumerate(self.flow.kinds.calls_of(self.scope, 4)):
+            if count < 4:
+                self.flow.walk(caller, {}, (call, stage), self.hops + 1)
+
+    # == What is done ==
+
+    def read_node(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Subscript):
+            self.read_subscript(node)
+        elif isinstance(node, ast.For):
+            if self.stage(node.iter):
+                self.flow.outcome.is_looped = True
+        elif isinstance(node, ast.Call):
+            self.read_call(node)
+
+    def read_call(self, node: ast.Call) -> None:
+        outcome = self.flow.outcome
+        name = last_name(node)
+        arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if name in DECODES and self.latest(*arguments):
+            outcome.decodes.append((node, self.scope))
+            outcome.is_looped |= name in ("batch_decode", "decode_batch")
+        elif name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES:
+            outcome.decodes.append((node, self.scope))
+        elif isinstance(node.func, ast.Attribute) and self.stage(node.func.value) == TEXT:
+            self.read_string_method(node, node.func)
+        elif dotted_name(node.func) in ("re.sub", "re.split") and len(node.args) > 1 and self.latest(*node.args[1:]) == TEXT:
+            outcome.cuts.append(source_text(node.args[0], 40))
+        if self.latest(*arguments):
+            self.stage(node)  # enters functions of the repository
+
+    def read_string_method(self, node: ast.Call, function: ast.Attribute) -> None:
+        outcome = self.flow.outcome
+        name = function.attr
+        if name in STRIPS and not node.args:
+            outcome.strips.append(name)
+        elif name in STRIPS:
+            outcome.cuts.append(source_text(node.args[0], 40))
+        elif name in ("replace", "removeprefix") and node.args:
+            if is_prompt(node.args[0]):
+                outcome.slices.append("by_text")
+            else:
+                outcome.cuts.append(source_text(node.args[0], 40))
+        elif name == "removesuffix" and node.args:
+            outcome.cuts.append(source_text(node.args[0], 40))
+
+    def read_subscript(self, node: ast.Subscript) -> None:
+        """`ids[:, n:]`, `text[len(prompt):]`, `text.split(stop)[0]`, `text[:end]`."""
+        outcome = self.flow.outcome
+        inner = node.value
+        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and self.stage(inner.func.value) == TEXT:
+            if inner.func.attr in ("split", "rsplit", "partition", "rpartition") and inner.args:
+                self.read_split(node, inner)
+            return
+        stage = self.stage(inner)
+        if not stage:
+            return
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        last = parts[-1]
+        if not isinstance(last, ast.Slice):
+            outcome.is_indexed |= isinstance(last, ast.Constant) and last.value == 0
+            return
+        if last.lower is not None and not is_zero(last.lower):
+            outcome.slices.append("by_len" if stage == IDS else self.slice_of_text(last.lower))
+        elif last.upper is not None and stage == TEXT:
+            outcome.cuts.append(source_text(last.upper, 40))
+
+    @staticmethod
+    def slice_of_text(lower: ast.expr) -> str:
+        return "by_text"
+
+    def read_split(self, node: ast.Subscript, call: ast.Call) -> None:
+        outcome = self.flow.outcome
+        index = node.slice
+        is_first = is_zero(index)
+        marker = source_text(call.args[0], 40)
+        if not is_first and (is_prompt(call.args[0]) or ROLES.search(marker)):
+            outcome.slices.append("by_text")
+        else:
+            outcome.cuts.append(marker)
+
+
+def is_zero(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 0
+
+
+def is_prompt(node: ast.expr) -> bool:
+    return not isinstance(node, ast.Constant) and PROMPTS.search(ast.unparse(node)) is not None
