@@ -1,5 +1,6 @@
 """The command line, `python -m parity`: prove that a moved call site still gives what it gave.
 
+    python -m parity scan                                                        which call sites a repository has
     python -m parity record --site pkg.old:summarize -- python old_script.py     what the old code does, as goldens
     python -m parity check                                                       the moved code, against them
     python -m parity explain summarize/summarize-001                             why a case differs, step by step
@@ -36,8 +37,10 @@ from parity.report import answers
 from parity.report import commands as judging
 from parity.rollout import report as rollout
 from parity.rollout import schedule
+from parity.scan import commands as scanning
 
 COMMANDS = (
+    scanning.add_scan,
     recording.add_record,
     judging.add_check,
     judging.add_explain,

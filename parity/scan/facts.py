@@ -1011,7 +1011,7 @@ def has_words(value: Value, depth: int) -> bool:
     return False
 
 
-def kind_of(block: Block, facts: dict[str, Fact]) -> str:
+def kind_of(block: Block) -> str:
     """ "text", "vlm", "seq2seq" or "audio"."""
     names = " ".join([load.name for load in block.thing.loads] + [block.thing.task])
     if re.search(r"Whisper|Audio|Speech", names):

@@ -1,0 +1,168 @@
+"""A block as it is reported: where it stands, its facts, and how to record it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from parity.scan.blocks import Block
+from parity.scan.index import FUNCTIONS, Module, Repository, Scope
+from parity.scan.kinds import Kinds
+from parity.scan.origins import Fact
+
+
+@dataclass
+class ScannedBlock:
+    """record: the command that records it. note: what stands in the way of that. key: its name in a baseline."""
+
+    block: Block
+    kind: str
+    facts: dict[str, Fact]
+    record: str = ""
+    note: str = ""
+    site: str = ""
+    target: str = ""
+    key: str = ""
+    group: str | None = None
+    callers: list[str] = field(default_factory=list)
+
+    @property
+    def file(self) -> str:
+        return self.block.module.path
+
+    @property
+    def line(self) -> int:
+        return self.block.line
+
+    @property
+    def function(self) -> str:
+        return self.block.function
+
+    @property
+    def library(self) -> str:
+        return self.block.library
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Recording:
+    """Says how a block is recorded: its site and the command that reaches it."""
+
+    def __init__(self, repository: Repository, kinds: Kinds) -> None:
+        self.repository = repository
+        self.kinds = kinds
+
+    def describe(self, scanned: ScannedBlock) -> None:
+        module = scanned.block.module
+        scope = self.recordable(scanned.block.scope, 0)
+        entry = self.entry(module)
+        if module.source.is_notebook:
+            self.describe_notebook(scanned)
+            return
+        command = f"python {entry}" if entry else "python YOUR_SCRIPT.py"
+        if scope is None:
+            scanned.site = site_name(module.path, "")
+            if scanned.block.scope.qualname:
+                scanned.note = "a generator or a coroutine: record a function around it that returns a value"
+            script = command if scanned.block.scope.qualname else f"python {module.path}"
+            scanned.record = f"python -m parity record --name {scanned.site} -- {script} …"
+            return
+        is_script = entry == scope.module.path
+        where = scope.module.path if is_script else import_name(scope.module)
+        scanned.target = f"{where}:{scope.qualname}"
+        scanned.site = site_name(scope.module.path, scope.qualname)
+        if scope is not scanned.block.scope:
+            scanned.note = f"recorded at {scope.qualname}, the function around it that returns a value"
+        if not entry:
+            entry_package = self.package_entry(module)
+            command = f"-m {entry_package}" if entry_package else command
+        scanned.record = f"python -m parity record --site {scanned.site}={scanned.target} -- {command} …"
+
+    @staticmethod
+    def describe_notebook(scanned: ScannedBlock) -> None:
+        path = scanned.file
+        script = path.removesuffix(".ipynb") + ".py"
+        scanned.site = site_name(path, "")
+        scanned.note = f"a notebook: first `jupyter nbconvert --to script {path}`"
+        scanned.record = f"python -m parity record --name {scanned.site} -- python {script} …"
+
+    def recordable(self, scope: Scope, depth: int) -> Scope | None:
+        """The function that `record` can name: at the top of a file or in a class, and it returns a value once."""
+        while scope.parent is not None and scope.parent.qualname:
+            scope = scope.parent
+        if not scope.qualname:
+            return None
+        if scope.is_generator or not isinstance(scope.node, FUNCTIONS[:1]):
+            for caller, _ in self.kinds.calls_of(scope, 3) if depth < 3 else ():
+                found = self.recordable(caller, depth + 1)
+                if found is not None:
+                    return found
+            return None
+        return scope
+
+    def entry(self, module: Module) -> str:
+        """A script that reaches a module: itself, or one of the repository that imports it; "" where none does."""
+        if is_script(module):
+            return module.path
+        for importer in self.importers(module, 2):
+            if is_script(importer):
+                return importer.path
+        return ""
+
+    def importers(self, module: Module, depth: int) -> Iterator[Module]:
+        tail = module.name.rpartition(".")[2]
+        found = list[Module]()
+        for other in self.repository.modules:
+            if other is not module and any(tail in target.split(".") for target in other.imports.values()):
+                if any(self.reaches(target, other, module) for target in other.imports.values()):
+                    found.append(other)
+        yield from found
+        for other in found[:6] if depth > 1 else ():
+            yield from self.importers(other, depth - 1)
+
+    def reaches(self, target: str, importer: Module, module: Module) -> bool:
+        found = self.repository.find_module(target, importer)
+        found = found or self.repository.find_module(target.rpartition(".")[0], importer)
+        return found is module
+
+    def package_entry(self, module: Module) -> str:
+        """The package above a module that can be run by `python -m`; "" where there is none."""
+        folder = os.path.dirname(module.path)
+        while folder:
+            path = os.path.join(folder, "__main__.py")
+            if os.path.exists(path):
+                return import_name_of(path).removesuffix(".__main__")
+            folder = os.path.dirname(folder)
+        return ""
+
+
+def is_script(module: Module) -> bool:
+    return re.search(r"^if __name__ *== *['\"]__main__['\"]", module.source.text, re.MULTILINE) is not None
+
+
+def import_name(module: Module) -> str:
+    return import_name_of(module.path)
+
+
+def import_name_of(path: str) -> str:
+    """The dotted name that a file is imported by: from the highest folder that is a package."""
+    parts = path.replace(os.sep, "/").removesuffix(".py").split("/")
+    start = len(parts) - 1
+    while start > 0 and os.path.exists("/".join([*parts[:start], "__init__.py"])):
+        start -= 1
+    names = parts[start:]
+    return ".".join(names[:-1] if names[-1] == "__init__" and len(names) > 1 else names)
+
+
+def site_name(path: str, qualname: str) -> str:
+    """A name for the goldens of a block: "llava-generate_until"."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    if stem == "__init__":
+        stem = os.path.basename(os.path.dirname(path))
+    last = qualname.rpartition(".")[2]
+    name = f"{stem}-{last}" if last else stem
+    return re.sub(r"[^\w.-]+", "-", name)
