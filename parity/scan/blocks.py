@@ -118,7 +118,7 @@ class Finder:
 
     def find(self) -> Sinks:
         for module in self.repository.modules:
-            for scope in module.scopes:
+            for scope in module.scopes if module.source.has_sink_words else ():
                 self.search(scope)
         order = {module.path: number for number, module in enumerate(self.repository.modules)}
         self.found.blocks.sort(key=lambda block: (order[block.module.path], block.node.lineno))

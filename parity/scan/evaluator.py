@@ -432,6 +432,8 @@ class Evaluator:
     def with_effects(self, value: Value, name: str, frame: Frame, span: tuple[Position, Position]) -> Value:
         """A value with what a scope does to it by this name, within a span of positions."""
         scope = frame.scope
+        if name not in scope.bindings and name not in scope.below:
+            return value
         reaching = Reaching(scope, span[1])
         attributes: dict[str, Value] = {}
         effects = list[Effect]()
@@ -465,10 +467,8 @@ class Evaluator:
         found = list[Binding]()
         if name in scope.bindings:
             found += [binding for binding in scope.bindings[name] if binding.kind not in BASES]
-        prefix = f"{name}."
-        for other, bindings in scope.bindings.items():
-            if other.startswith(prefix):
-                found += [binding for binding in bindings if binding.kind in BASES]
+        for other in scope.below.get(name, ()):
+            found += [binding for binding in scope.bindings[other] if binding.kind in BASES]
         return sorted(found, key=lambda binding: binding.position)
 
     @staticmethod

@@ -17,8 +17,10 @@ SKIPPED = {  # folders that hold other people's code, or copies of one's own
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".eggs",
 }  # fmt: skip
 SINK_WORDS = re.compile(
-    r"generate|\bchat\b|_chat\b|chat_|\bpipe|pipeline|logits|beam_search|\.loss\b|invoke|log_prob|logprob"
+    r"\.generate\b|generate_stream|stream_generate|generate_batch|\w*chat\w*\(|\.\w*chat\b|[pP]ipeline|\bpipe\w*\("
+    r"|logits|beam_search|_search\(|\.loss\b|\.a?invoke\(|log_?softmax|log_?probs?\b"
 )
+LOADERS = re.compile(r"from_pretrained|\bLLM\(|load_model|load_pretrained_model")
 MAGIC = re.compile(r"^\s*(?:[!%?]|\w+\s*\?)")  # of IPython: no Python
 
 
@@ -34,6 +36,7 @@ class Source:
     cells: Sequence[int] = ()
     problem: str = ""
     has_sink_words: bool = False
+    has_loaders: bool = False
     data: bytes = b""
 
     @property
@@ -111,6 +114,7 @@ def read(path: str) -> Source:
     except ValueError as error:
         source.problem = str(error)
     source.has_sink_words = SINK_WORDS.search(source.text) is not None
+    source.has_loaders = LOADERS.search(source.text) is not None
     return source
 
 

@@ -14,6 +14,10 @@ from parity.scan.files import Source, parse
 Position = tuple[int, int]  # line, column
 END: Position = (10**9, 0)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.comprehension}
+LEAVES = {ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.And, ast.Or, ast.Add, ast.Sub, ast.Mult, ast.Div,
+          ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.Is, ast.IsNot, ast.In, ast.NotIn, ast.Not,
+          ast.USub}  # fmt: skip
 EXITS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
@@ -160,6 +164,17 @@ class Scope:
                 return scope.owner
             scope = scope.parent
         return None
+
+    @cached_property
+    def below(self) -> dict[str, list[str]]:
+        """A dotted name -> the bound names below it: "tokenizer" -> ["tokenizer.padding_side"]."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name in self.bindings:
+            head = name
+            while "." in head:
+                head = head.rpartition(".")[0]
+                found[head].append(name)
+        return found
 
     def arms_at(self, position: Position) -> list[Arm]:
         return [arm for arm in self.arms if arm.contains(position)]
@@ -433,17 +448,26 @@ class Builder:
         todo = [node]
         while todo:
             node = todo.pop()
-            if isinstance(node, ast.Call):
-                scope.calls.append(node)
-                self.pop_effect(node, scope)
-            elif isinstance(node, ast.NamedExpr):
-                self.bind(node.target, node.value, scope, end_of(node))
-            elif isinstance(node, (ast.Yield, ast.YieldFrom)):
-                scope.is_generator = True
-            elif isinstance(node, ast.comprehension):
-                self.bind_elements(node.target, node.iter, scope)
-            if not isinstance(node, (ast.Constant, ast.Name)):
-                todo.extend(ast.iter_child_nodes(node))
+            kind = type(node)
+            if kind is ast.Call:
+                scope.calls.append(node)  # type: ignore[arg-type]
+                self.pop_effect(node, scope)  # type: ignore[arg-type]
+            elif kind in RARE:
+                self.rare_expression(node, scope)
+            for name in node._fields:
+                child = getattr(node, name, None)
+                if type(child) is list:
+                    todo += [item for item in child if isinstance(item, ast.AST) and type(item) not in LEAVES]
+                elif isinstance(child, ast.AST) and type(child) not in LEAVES:
+                    todo.append(child)
+
+    def rare_expression(self, node: ast.AST, scope: Scope) -> None:
+        if isinstance(node, ast.NamedExpr):
+            self.bind(node.target, node.value, scope, end_of(node))
+        elif isinstance(node, (ast.Yield, ast.YieldFrom)):
+            scope.is_generator = True
+        elif isinstance(node, ast.comprehension):
+            self.bind_elements(node.target, node.iter, scope)
 
     def pop_effect(self, node: ast.Call, scope: Scope) -> None:
         function = node.func
@@ -466,9 +490,9 @@ class Repository:
         for source in self.sources:
             name = module_name(source.path)
             self.by_tail[name.rpartition(".")[2]].append((name, source))
-        self.modules: list[Module] = []  # with sink words
+        self.modules: list[Module] = []  # that call or load a model
         for source in self.sources:
-            module = self.module(source) if source.has_sink_words else None
+            module = self.module(source) if source.has_sink_words or source.has_loaders else None
             if module is not None:
                 self.modules.append(module)
 
@@ -481,7 +505,7 @@ class Repository:
 
     @cached_property
     def callers(self) -> dict[str, list[tuple[Scope, ast.Call]]]:
-        """The last name of what is called -> the calls, in modules with sink words."""
+        """The last name of what is called -> the calls, in modules that call or load a model."""
         found: dict[str, list[tuple[Scope, ast.Call]]] = defaultdict(list)
         for scope in self.scopes():
             for call in scope.calls:
@@ -497,6 +521,16 @@ class Repository:
             for cls in module.classes.values():
                 for base in cls.node.bases:
                     found[dotted_name(base).rpartition(".")[2]].append(cls)
+        return found
+
+    @cached_property
+    def importers(self) -> dict[str, list[Module]]:
+        """A part of a dotted name -> the modules that import something of that name."""
+        found: dict[str, list[Module]] = defaultdict(list)
+        for module in self.modules:
+            parts = {part for target in module.imports.values() for part in target.split(".")}
+            for part in parts:
+                found[part].append(module)
         return found
 
     def scopes(self) -> Iterator[Scope]:

@@ -116,10 +116,10 @@ class Recording:
     def importers(self, module: Module, depth: int) -> Iterator[Module]:
         tail = module.name.rpartition(".")[2]
         found = list[Module]()
-        for other in self.repository.modules:
-            if other is not module and any(tail in target.split(".") for target in other.imports.values()):
-                if any(self.reaches(target, other, module) for target in other.imports.values()):
-                    found.append(other)
+        for other in self.repository.importers.get(tail, ())[:20]:
+            targets = [target for target in other.imports.values() if tail in target.split(".")]
+            if other is not module and any(self.reaches(target, other, module) for target in targets):
+                found.append(other)
         yield from found
         for other in found[:6] if depth > 1 else ():
             yield from self.importers(other, depth - 1)
@@ -131,12 +131,11 @@ class Recording:
 
     def package_entry(self, module: Module) -> str:
         """The package above a module that can be run by `python -m`; "" where there is none."""
-        folder = os.path.dirname(module.path)
-        while folder:
-            path = os.path.join(folder, "__main__.py")
+        parts = module.path.replace(os.sep, "/").split("/")[:-1]
+        for end in range(len(parts), 0, -1):
+            path = "/".join([*parts[:end], "__main__.py"])
             if os.path.exists(path):
                 return import_name_of(path).removesuffix(".__main__")
-            folder = os.path.dirname(folder)
         return ""
 
 
@@ -149,12 +148,11 @@ def import_name(module: Module) -> str:
 
 
 def import_name_of(path: str) -> str:
-    """The dotted name that a file is imported by: from the highest folder that is a package."""
+    """The dotted name that a file is imported by: from the highest folder that is a package; folders within it
+    need no __init__.py."""
     parts = path.replace(os.sep, "/").removesuffix(".py").split("/")
-    start = len(parts) - 1
-    while start > 0 and os.path.exists("/".join([*parts[:start], "__init__.py"])):
-        start -= 1
-    names = parts[start:]
+    tops = [end for end in range(1, len(parts)) if os.path.exists("/".join([*parts[:end], "__init__.py"]))]
+    names = parts[tops[0] - 1 :] if tops else parts[-1:]
     return ".".join(names[:-1] if names[-1] == "__init__" and len(names) > 1 else names)
 
 
