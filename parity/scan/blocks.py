@@ -7,7 +7,17 @@ import re
 from dataclasses import dataclass, field
 
 from parity.scan.evaluator import Evaluator
-from parity.scan.index import FUNCTIONS, Module, Position, Repository, Scope, dotted_name, end_of, start_of
+from parity.scan.index import (
+    FUNCTIONS,
+    Module,
+    Position,
+    Repository,
+    Scope,
+    called_name,
+    dotted_name,
+    end_of,
+    start_of,
+)
 from parity.scan.kinds import Kinds, Thing
 from parity.scan.values import (
     Call,
@@ -372,7 +382,7 @@ class Finder:
         for start, end in scope.loops:
             if start <= position <= end and self.feeds_itself(call, scope, (start, end)):
                 chosen = [other for other in scope.calls if start <= start_of(other) <= end]
-                return any(CHOOSES.search(last_name(other)) for other in chosen)
+                return any(CHOOSES.search(called_name(other)) for other in chosen)
         return False
 
     @staticmethod
@@ -448,7 +458,7 @@ def is_super(node: ast.expr) -> bool:
 
 
 def has_optimizer(scope: Scope) -> bool:
-    return any(last_name(call) in ("backward", "zero_grad", "clip_grad_norm_") for call in scope.calls)
+    return any(called_name(call) in ("backward", "zero_grad", "clip_grad_norm_") for call in scope.calls)
 
 
 def is_training(scope: Scope) -> bool:
@@ -465,10 +475,6 @@ def function_text(scope: Scope) -> str:
     if not isinstance(scope.node, FUNCTIONS):
         return scope.module.source.text
     return "\n".join(lines[scope.node.lineno - 1 : scope.node.end_lineno])
-
-
-def last_name(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def names_in(*nodes: ast.AST) -> set[str]:

@@ -895,15 +895,16 @@ class Evaluator:
             found.setdefault(name, (default, around))
 
     def keywords(self, node: ast.Call, frame: Frame) -> Dict:
-        """The keyword arguments of a call, `**` expanded."""
+        """The keyword arguments of a call, `**` expanded. What is named cannot be among those of `**`."""
         found = Dict({})
+        named: dict[str, Value] = {}
         for keyword in node.keywords:
             value = self.value(keyword.value, frame)
             if keyword.arg is None:
                 found = merged(found, value)
             else:
-                found = Dict({**found.entries, keyword.arg: value}, found.rest)
-        return found
+                named[keyword.arg] = value
+        return Dict({**found.entries, **named}, found.rest)
 
     # == Command lines ==
 

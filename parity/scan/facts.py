@@ -5,26 +5,26 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from parity.scan.blocks import CHAT, Block, function_text, last_name
+from parity.scan.blocks import Block, function_text
 from parity.scan.evaluator import Evaluator, source_text
 from parity.scan.flow import Flow, Outcome
-from parity.scan.index import Scope, dotted_name, end_of, start_of
+from parity.scan.index import Scope, called_name, dotted_name, end_of, start_of
 from parity.scan.kinds import Kinds, Load, Thing
 from parity.scan.origins import REMOTE, Fact, fact_of, literal, not_said
 from parity.scan.values import (
+    ABSENT,
     Absent,
     Argument,
     Call,
+    Changed,
     Choice,
     Dict,
     Effect,
     Element,
     Fallback,
-    Frame,
     Function,
     Item,
     Items,
@@ -180,18 +180,21 @@ class Facts:
 
     def config_of(self, value: Value) -> Dict:
         """The settings of a GenerationConfig, a SamplingParams or a dictionary, with what was set on it."""
+        inner = plain(value)
+        if isinstance(inner, Argument) and not inner.is_rest and re.search(r"sampling|generation|config", inner.name):
+            given = self.kinds.given(inner.scope, inner.name)
+            if len(given) == 1 and isinstance(plain(given[0]), Call):
+                value = Changed(given[0], getattr(value, "attributes", {}))
         tables = [self.one_config(option) for option in options_of(value)]
         if len(tables) == 1:
             return tables[0]
         keys = {key for table in tables for key in table.entries}
-        from parity.scan.values import ABSENT
-
         entries = {key: choose([table.entries.get(key, ABSENT) for table in tables]) for key in sorted(keys)}
         rest = tuple(rest for table in tables for rest in table.rest)
         return Dict(entries, rest)
 
     def one_config(self, value: Value) -> Dict:
-        set_later = getattr(value, "attributes", {})
+        set_later = attributes_of(value)
         inner = plain(value)
         if isinstance(inner, Dict):
             table = inner
@@ -201,7 +204,11 @@ class Facts:
             table = Dict({})
         else:
             table = Dict({}, (value,))
-        return Dict({**table.entries, **{key: item for key, item in set_later.items() if "." not in key}}, table.rest)
+        entries = dict(table.entries)
+        for key, item in set_later.items():
+            before = entries.get(key) or (Item(table.rest[0], key) if table.rest else ABSENT)
+            entries[key] = choose([before if isinstance(option, Absent) else option for option in options_of(item)])
+        return Dict(entries, table.rest)
 
     def model_config(self) -> Dict:
         """What was set on `model.generation_config`."""
@@ -224,8 +231,17 @@ class Facts:
                 fact = fact_of(self.settings.entries[name], unsaid)
                 if fact.is_literal and fact.value is None and name != "eos_token_id":
                     return unsaid  # None is what was not given
-                return fact
+                return self.as_written(fact, name)
         return self.rest_fact() or unsaid
+
+    def as_written(self, fact: Fact, name: str) -> Fact:
+        """A computed fact with the text of the call, where the call says it."""
+        if fact.source != "computed" or "…" not in fact.text:
+            return fact
+        for keyword in self.block.node.keywords:
+            if keyword.arg == name and not isinstance(keyword.value, ast.Name):
+                return Fact(None, "computed", source_text(keyword.value, 60))
+        return fact
 
     def rest_fact(self) -> Fact | None:
         """What stands for a setting that may be among `**kwargs`; None where no such are taken."""
@@ -262,8 +278,8 @@ class Facts:
             if self.kinds.of(callee).kind in ("tokenizer", "processor"):
                 return True
             if isinstance(callee, Member):
-                is_own = callee.name in ("to", "cuda", "prepare_inputs", "apply_chat_template", "data")
-                return is_own and (callee.name == "apply_chat_template" or self.is_encoded(callee.base, depth + 1))
+                if callee.name == "apply_chat_template" or self.is_encoded(callee.base, depth + 1):
+                    return True
             text = source_text(inner.node, 200)
             return re.search(r"processor|tokeniz|encode|prepare|collat|inputs", text) is not None
         if isinstance(inner, Unknown):
@@ -283,7 +299,7 @@ class Facts:
         known = [load for load in self.loads if load.call is not None or load.effects]
         if not known:
             argument = self.block.thing.argument
-            return Fact(None, f"arg {argument}", argument) if argument else not_said("whoever loads the model")
+            return not_said(f"whoever makes the argument {argument}" if argument else "whoever loads the model")
         facts = []
         for load in known:
             found = read(load)
@@ -410,15 +426,10 @@ class Facts:
     def quantization_of(self, load: Load) -> Value | Fact | None:
         config = self.from_load(load, "quantization_config")
         if config is not None:
-            for option in options_of(config):
-                inner = plain(option)
-                if isinstance(inner, Call):
-                    settings = self.evaluator.keywords(inner.node, inner.frame).entries
-                    for name in ("load_in_4bit", "load_in_8bit", "bits"):
-                        if name in settings:
-                            fact = fact_of(settings[name], not_said("the library"))
-                            return Fact(name if fact.value is True else fact.value, fact.source, f"{name}: {fact}")
-            return config
+            facts = [self.bits_of(option) for option in options_of(config)]
+            if all(fact == facts[0] for fact in facts):
+                return facts[0]
+            return Fact(None, "computed", " or ".join(dict.fromkeys(str(fact) for fact in facts)))
         for name in ("load_in_4bit", "load_in_8bit", "load_4bit", "load_8bit"):
             value = self.from_load(load, name)
             if value is not None:
@@ -428,10 +439,22 @@ class Facts:
                 return fact
         return self.from_load(load, "quantization")
 
+    def bits_of(self, config: Value) -> Fact:
+        """What a quantization config asks for."""
+        unsaid = not_said("the checkpoint's config.json")
+        inner = plain(config)
+        settings = self.evaluator.keywords(inner.node, inner.frame).entries if isinstance(inner, Call) else {}
+        for name in ("load_in_4bit", "load_in_8bit", "bits"):
+            if name in settings:
+                fact = fact_of(settings[name], unsaid)
+                return Fact(name if fact.value is True else fact.value, fact.source, f"{name}: {fact}")
+        fact = fact_of(config, unsaid)
+        return unsaid if fact.is_literal and fact.value is None else fact
+
     def read_adapters(self) -> Fact:
         def adapters_of(load: Load) -> Value | Fact | None:
             if load.adapters:
-                return literal(list(dict.fromkeys(name.rpartition(".")[2] for name in load.adapters)))
+                return literal(list(dict.fromkeys(adapter_name(name) for name in load.adapters)))
             return self.from_load(load, "enable_lora")
 
         return self.load_fact(adapters_of, not_said("nobody: no adapter is loaded"))
@@ -439,7 +462,7 @@ class Facts:
     # == Tokenizer ==
 
     def is_encoding(self, call: ast.Call, scope: Scope) -> Thing | None:
-        name = dotted_name(call.func).rpartition(".")[2] or last_name(call)
+        name = dotted_name(call.func).rpartition(".")[2] or called_name(call)
         if not re.search(r"tok|proc|encode|apply_chat_template", name, re.IGNORECASE):
             return None
         function = call.func
@@ -494,15 +517,11 @@ class Facts:
     def tokenizer_fact(self, read: Callable[[Load], Value | None], unsaid: Fact) -> Fact:
         thing = self.tokenizer
         if not thing.loads:
-            return Fact(None, f"arg {thing.argument}", thing.argument) if thing.argument and not self.is_local_tokenizer else unsaid
+            return unsaid
         facts = [fact_of(read(load), self.load_rest(load) or unsaid) for load in thing.loads]
         if all(fact == facts[0] for fact in facts):
             return facts[0]
         return Fact(None, "computed", " or ".join(dict.fromkeys(str(fact) for fact in facts)))
-
-    @property
-    def is_local_tokenizer(self) -> bool:
-        return self.tokenizer.kind in ("tokenizer", "processor")
 
     def encoding_setting(self, *names: str) -> Value | None:
         """A setting of the nearest call of a tokenizer that has it."""
@@ -572,7 +591,7 @@ class Facts:
     @cached_property
     def template_call(self) -> tuple[ast.Call, Scope] | None:
         def renders(call: ast.Call) -> bool:
-            return last_name(call) in ("apply_chat_template", "apply_chat_template_batch", "render_chat")
+            return called_name(call) in ("apply_chat_template", "apply_chat_template_batch", "render_chat")
 
         for scopes in (self.around.near, self.around.callers, self.caller_helpers):
             for call, scope in self.around.calls(scopes, renders):
@@ -940,7 +959,7 @@ class Facts:
 
     def takes_list(self) -> bool:
         """Whether what is encoded is a list of several."""
-        for encoding in self.encodings[:2]:
+        for encoding in self.encodings[:1]:
             nodes = [*encoding.node.args[:1]]
             nodes += [k.value for k in encoding.node.keywords if k.arg in ("text", "texts", "images", "prompt")]
             for node in nodes:
@@ -957,6 +976,12 @@ class Facts:
         return self.outcome.is_indexed and not self.outcome.is_looped
 
 
+def adapter_name(function: str) -> str:
+    """ "PeftModel" of "peft.PeftModel.from_pretrained"."""
+    parts = function.removesuffix(".from_pretrained").split(".")
+    return parts[-1]
+
+
 def is_foreign(load: Load) -> bool:
     """Whether a function of another library loads, of which nobody here knows what it sets."""
     return load.name[:1].islower() and load.name != "pipeline"
@@ -965,6 +990,17 @@ def is_foreign(load: Load) -> bool:
 def is_message(value: Value) -> bool:
     inner = plain(value)
     return isinstance(inner, Dict) and "role" in inner.entries
+
+
+def attributes_of(value: Value) -> dict[str, Value]:
+    """What was set on a value, directly."""
+    found: dict[str, Value] = {}
+    while isinstance(value, Changed):
+        for key, item in value.attributes.items():
+            if "." not in key:
+                found.setdefault(key, item)
+        value = value.base
+    return found
 
 
 def layered(under: Dict, over: Dict) -> Dict:

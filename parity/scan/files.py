@@ -16,11 +16,11 @@ SKIPPED = {  # folders that hold other people's code, or copies of one's own
     "site-packages", "dist-packages", "build", "dist", "__pycache__", ".ipynb_checkpoints",
     ".mypy_cache", ".pytest_cache", ".ruff_cache", ".eggs",
 }  # fmt: skip
-SINK_WORDS = re.compile(
-    r"\.generate\b|generate_stream|stream_generate|generate_batch|\w*chat\w*\(|\.\w*chat\b|[pP]ipeline|\bpipe\w*\("
-    r"|logits|beam_search|_search\(|\.loss\b|\.a?invoke\(|log_?softmax|log_?probs?\b"
-)
-LOADERS = re.compile(r"from_pretrained|\bLLM\(|load_model|load_pretrained_model")
+SINK_WORDS = (  # a file without any of them calls no model
+    ".generate", "generate_stream", "stream_generate", "generate_batch", "chat", "ipeline", "pipe(", "logits",
+    "beam_search", "_search(", ".loss", "invoke(", "log_softmax", "logprob", "log_prob",
+)  # fmt: skip
+LOADERS = ("from_pretrained", "LLM(", "load_model", "load_pretrained_model")  # and none of these loads one
 MAGIC = re.compile(r"^\s*(?:[!%?]|\w+\s*\?)")  # of IPython: no Python
 
 
@@ -38,6 +38,11 @@ class Source:
     has_sink_words: bool = False
     has_loaders: bool = False
     data: bytes = b""
+
+    @property
+    def has_words(self) -> bool:
+        """Whether it may call or load a model."""
+        return self.has_sink_words or self.has_loaders
 
     @property
     def is_notebook(self) -> bool:
@@ -102,19 +107,24 @@ def find_files(paths: Sequence[str]) -> Found:
 
 def read(path: str) -> Source:
     """A file as text. What is wrong with it stands in `problem`."""
-    source = Source(path)
     try:
-        source.data = Path(path).read_bytes()
-        if source.is_notebook:
-            source.text, source.lines, source.cells = notebook_code(source.data.decode("utf-8"))
-        else:
-            source.text = source.data.decode("utf-8-sig", errors="replace")
+        return source_of(path, Path(path).read_bytes())
     except OSError as error:
-        source.problem = error.strerror or str(error)
+        return Source(path, problem=error.strerror or str(error))
+
+
+def source_of(path: str, data: bytes) -> Source:
+    """A file by its content."""
+    source = Source(path, data=data)
+    try:
+        if source.is_notebook:
+            source.text, source.lines, source.cells = notebook_code(data.decode("utf-8"))
+        else:
+            source.text = data.decode("utf-8-sig", errors="replace")
     except ValueError as error:
         source.problem = str(error)
-    source.has_sink_words = SINK_WORDS.search(source.text) is not None
-    source.has_loaders = LOADERS.search(source.text) is not None
+    source.has_sink_words = any(word in source.text for word in SINK_WORDS)
+    source.has_loaders = any(word in source.text for word in LOADERS)
     return source
 
 
@@ -163,12 +173,11 @@ def cell_lines(cell: dict[str, object]) -> list[str]:
     """The lines of a cell; one that Python cannot read becomes comments, so that the others keep their lines."""
     source = cell.get("source", "")
     text = "".join(map(str, source)) if isinstance(source, list) else str(source)
+    lines = text.split("\n")
     if text.lstrip().startswith("%%"):  # of another language, or timed
-        head, _, rest = text.lstrip().partition("\n")
-        is_python = head.split()[0] in ("%%time", "%%timeit", "%%capture")
-        body = rest.split("\n") if is_python else [f"# {line}" for line in rest.split("\n")]
-        return [f"# {head}", *body]
-    lines = [plain_line(line) for line in text.split("\n")]
+        if text.split()[0] not in ("%%time", "%%timeit", "%%capture"):
+            return [f"# {line}" for line in lines]
+    lines = [plain_line(line) for line in lines]
     try:
         ast.parse("\n".join(lines))
     except (SyntaxError, ValueError):

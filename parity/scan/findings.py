@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from parity.scan.blocks import function_text, last_name
+from parity.scan.blocks import function_text
 from parity.scan.facts import Facts
 from parity.scan.groups import Group, comparable
-from parity.scan.index import dotted_name, start_of
+from parity.scan.index import called_name, dotted_name, start_of
 from parity.scan.origins import Fact, fact_of, not_said
 from parity.scan.site import ScannedBlock
 from parity.scan.values import Literal, plain
@@ -144,7 +144,7 @@ def doubles_bos(block: ScannedBlock, facts: Facts) -> bool:
         return block.block.form == "generate"
     if block.library != "transformers":
         return False
-    later = [e for e in facts.encodings if last_name(e.node) != "apply_chat_template" and e.thing.kind != "processor"]
+    later = [e for e in facts.encodings if called_name(e.node) != "apply_chat_template" and e.thing.kind != "processor"]
     return bool(later) and all("add_special_tokens" not in encoding.settings.entries for encoding in later)
 
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from parity.scan.blocks import Block, last_name
+from parity.scan.blocks import Block
 from parity.scan.evaluator import Evaluator, source_text
-from parity.scan.index import FUNCTIONS, Position, Scope, dotted_name, end_of, start_of
+from parity.scan.index import FUNCTIONS, Position, Scope, called_name, dotted_name, end_of, start_of
 from parity.scan.kinds import Kinds
 from parity.scan.values import Frame, Function, options_of, plain
 
@@ -92,7 +92,7 @@ class Body:
                 assert binding.value is not None
                 if binding.kind in ("call", "pop"):
                     call = binding.value
-                    if isinstance(call, ast.Call) and last_name(call) in ("append", "extend") and call.args:
+                    if isinstance(call, ast.Call) and called_name(call) in ("append", "extend") and call.args:
                         self.keep(binding.name, self.stage(call.args[0]))
                     continue
                 self.keep(binding.name, self.stage(binding.value))
@@ -173,7 +173,7 @@ class Body:
     stage_SetComp = stage_ListComp  # noqa: N815 - named by ast
 
     def stage_Call(self, node: ast.Call) -> str:
-        name = last_name(node)
+        name = called_name(node)
         inside = self.latest(*node.args, *(keyword.value for keyword in node.keywords))
         if name in DECODES or (name == "map" and node.args and getattr(node.args[0], "attr", "") in DECODES):
             return TEXT if inside else ""
@@ -197,9 +197,9 @@ class Body:
             inner = plain(option)
             if isinstance(inner, Function):
                 self.enter(inner.scope, node, stage)
-                has_decode = any(last_name(call) in DECODES for call in inner.scope.calls)
+                has_decode = any(called_name(call) in DECODES for call in inner.scope.calls)
                 return TEXT if has_decode else stage
-        return TEXT if "decode" in last_name(node) else ""
+        return TEXT if "decode" in called_name(node) else ""
 
     def enter(self, scope: Scope, node: ast.Call, stage: str) -> None:
         """Follow a result into a function of the repository."""
@@ -237,7 +237,7 @@ class Body:
 
     def read_call(self, node: ast.Call) -> None:
         outcome = self.flow.outcome
-        name = last_name(node)
+        name = called_name(node)
         arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
         if name in DECODES and self.latest(*arguments):
             outcome.decodes.append((node, self.scope))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from parity.scan.blocks import last_name
+from parity.scan.index import called_name
 from parity.scan.origins import Fact
 from parity.scan.site import ScannedBlock
 
@@ -40,7 +40,7 @@ def features(block: ScannedBlock) -> frozenset[str]:
     """The names that a function calls, and the keywords that it gives."""
     found = set[str]()
     for call in block.block.scope.calls:
-        name = last_name(call)
+        name = called_name(call)
         if name and name not in COMMON:
             found.add(name)
             found.update(f"{name}({keyword.arg}=)" for keyword in call.keywords if keyword.arg)

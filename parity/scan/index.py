@@ -13,6 +13,7 @@ from parity.scan.files import Source, parse
 
 Position = tuple[int, int]  # line, column
 END: Position = (10**9, 0)
+MAX_OTHERS = 12  # modules that mention no model, and are read for the calls of one function
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 RARE = {ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.comprehension}
 LEAVES = {ast.Constant, ast.Name, ast.Load, ast.Store, ast.Del, ast.And, ast.Or, ast.Add, ast.Sub, ast.Mult, ast.Div,
@@ -486,13 +487,14 @@ class Repository:
 
     def __post_init__(self) -> None:
         self.by_tail: dict[str, list[tuple[str, Source]]] = defaultdict(list)
+        self.called: dict[str, list[tuple[Scope, ast.Call]]] = {}
         self.built: dict[str, Module | None] = {}
         for source in self.sources:
             name = module_name(source.path)
             self.by_tail[name.rpartition(".")[2]].append((name, source))
         self.modules: list[Module] = []  # that call or load a model
         for source in self.sources:
-            module = self.module(source) if source.has_sink_words or source.has_loaders else None
+            module = self.module(source) if source.has_words else None
             if module is not None:
                 self.modules.append(module)
 
@@ -503,14 +505,25 @@ class Repository:
             self.built[source.path] = build_module(source) if source.tree is not None else None
         return self.built[source.path]
 
+    def callers(self, name: str) -> list[tuple[Scope, ast.Call]]:
+        """The calls of what has this last name, in the modules that call or load a model, and in a few others."""
+        if name not in self.called:
+            found = list(self.known_calls.get(name, ()))
+            needle = f"{name}("
+            others = [source for source in self.sources if not source.has_words and needle in source.text]
+            for source in others[:MAX_OTHERS]:
+                module = self.module(source)
+                for scope in module.scopes if module is not None else ():
+                    found += [(scope, call) for call in scope.calls if called_name(call) == name]
+            self.called[name] = found
+        return self.called[name]
+
     @cached_property
-    def callers(self) -> dict[str, list[tuple[Scope, ast.Call]]]:
-        """The last name of what is called -> the calls, in modules that call or load a model."""
+    def known_calls(self) -> dict[str, list[tuple[Scope, ast.Call]]]:
         found: dict[str, list[tuple[Scope, ast.Call]]] = defaultdict(list)
         for scope in self.scopes():
             for call in scope.calls:
-                name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-                found[name].append((scope, call))
+                found[called_name(call)].append((scope, call))
         return found
 
     @cached_property
@@ -586,6 +599,11 @@ def is_only_none(module: Module, name: str) -> bool:
     """Whether a module binds a name to None alone, where its import fails."""
     values = [binding.value for binding in module.scope.bindings[name]]
     return all(isinstance(value, ast.Constant) and value.value is None for value in values)
+
+
+def called_name(call: ast.Call) -> str:
+    """The last name of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def module_name(path: str) -> str:

@@ -18,15 +18,11 @@ from parity.scan.values import (
     Dict,
     Effect,
     Element,
-    Frame,
     Function,
     Instance,
     Item,
-    Items,
-    Literal,
     Member,
     Symbol,
-    Unknown,
     Value,
     literal_of,
     options_of,
@@ -253,7 +249,10 @@ class Kinds:
     # == Calls ==
 
     def of_Call(self, value: Call) -> Thing:
-        callee = plain(value.callee)
+        several = options_of(value.callee)
+        if len(several) > 1:  # model_class = A if ... else B
+            return best([self.of_Call(Call(option, value.node, value.frame)) for option in several])
+        callee = plain(several[0])
         if isinstance(callee, Symbol):
             return self.of_symbol_call(callee.name, value)
         if isinstance(callee, Member):
@@ -298,11 +297,22 @@ class Kinds:
         if last.startswith("from_") or last in ("load", "init", "load_model"):
             kind = class_kind(owner)
             if kind:
-                return Thing(kind, (self.load_of(owner.rpartition(".")[2] if kind != "api" else owner, value),))
+                load = self.load_of(owner.rpartition(".")[2] if kind != "api" else owner, value)
+                return Thing(kind, (self.with_engine_args(load, value),))
         kind = class_kind(name)
         if not kind and last.endswith("Pipeline") and last[:1].isupper() and "transformers" in name:
             return self.of_pipeline(value)
         return Thing(kind, (self.load_of(last, value),)) if kind else UNKNOWN
+
+    def with_engine_args(self, load: Load, value: Call) -> Load:
+        """A load with the settings of the EngineArgs that it is given."""
+        nodes = [*value.node.args, *(keyword.value for keyword in value.node.keywords if keyword.arg == "engine_args")]
+        for node in nodes[:1]:
+            inner = plain(self.evaluator.value(node, value.frame))
+            if isinstance(inner, Call) and isinstance(plain(inner.callee), Symbol):
+                if plain(inner.callee).name.endswith("EngineArgs"):  # type: ignore[attr-defined]
+                    return replace(load, settings=self.evaluator.keywords(inner.node, inner.frame))
+        return load
 
     def of_pipeline(self, value: Call) -> Thing:
         settings = self.evaluator.keywords(value.node, value.frame)
@@ -352,6 +362,10 @@ class Kinds:
             thing = self.of(value.default)
             if thing.kind != "unknown":
                 return thing
+        trainer = plain(value.base)
+        if value.name in ("model", "model_wrapped") and isinstance(trainer, Call):
+            if isinstance(trainer.callee, Symbol) and trainer.callee.name.endswith("Trainer"):
+                return self.argument_thing(trainer)
         base = self.of(value.base)
         if base.kind == "pipeline":
             return replace(base, kind={"model": "model", "tokenizer": "tokenizer"}.get(value.name, "unknown"))
@@ -376,7 +390,8 @@ class Kinds:
         for loader, parts in LOADERS.items():
             if name == loader or name.endswith(f".{loader}"):
                 part = parts[key] if isinstance(key, int) and key < len(parts) else ""
-                return Thing(part, (self.load_of(name.rpartition(".")[2], base),)) if part in RANK else UNKNOWN
+                shown = name.removesuffix(".from_pretrained").rpartition(".")[2]
+                return Thing(part, (self.load_of(shown, base),)) if part in RANK else UNKNOWN
         last = name.rpartition(".")[2]
         if last in ("prepare", "initialize") and isinstance(key, int) and key < len(base.node.args):
             return self.of(self.evaluator.value(base.node.args[key], base.frame))
@@ -429,7 +444,7 @@ class Kinds:
         is_constructor = scope.name == "__init__" and scope.owner is not None
         name = scope.owner.name if is_constructor and scope.owner is not None else scope.name
         count = 0
-        for caller, call in self.evaluator.repository.callers.get(name, ()):
+        for caller, call in self.evaluator.repository.callers(name):
             if count >= limit:
                 return
             if self.is_call_of(scope, caller, call):
